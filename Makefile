@@ -1,0 +1,29 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check clean
+
+# A CPU build of torch is pinned here; `pip install .` alone takes any torch from 2.9 on.
+.venv/core: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+.venv/dev: .venv/core
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo: .venv/core
+	$(BIN)/outpace race
+
+test: .venv/dev
+	$(BIN)/python -m pytest -q
+
+check: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv

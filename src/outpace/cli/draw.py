@@ -1,0 +1,93 @@
+"""What the command line shows: text coloured by forward pass, traces, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from outpace.evaluation.run import Report
+from outpace.llm import LLM, Output
+
+COLOURS = ("bright_cyan", "bright_yellow", "bright_magenta", "bright_green", "bright_blue")
+HOLE = "░"
+
+
+def colour(step: int) -> str:
+    """Colour of what a forward committed; neighbours differ."""
+    return COLOURS[step % len(COLOURS)]
+
+
+def show_pieces(console: Console, pieces: Iterable[str]) -> None:
+    """Print pieces as they come, a colour each."""
+    for step, piece in enumerate(pieces):
+        console.print(Text(piece, style=colour(step)), end="")
+    console.print()
+
+
+def statistics(output: Output) -> str:
+    """One line about how an answer was decoded."""
+    return (
+        f"{len(output.ids)} tokens in {output.forwards} forwards: "
+        f"{output.tokens_per_forward:.2f} tokens per forward, "
+        f"{output.tokens_per_second:.0f} tokens per second ({output.finish_reason})"
+    )
+
+
+def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> None:
+    """Print each forward: the model that ran, its rows, what was kept, the canvas with holes."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in (("step", "right"), ("model", "left"), ("rows", "right")):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("slots", no_wrap=True)
+    table.add_column("kept", justify="right", no_wrap=True)
+    table.add_column("canvas", no_wrap=True, overflow="crop")
+    for index, (step, line) in enumerate(zip(output.steps, canvases(llm, output), strict=True)):
+        line.truncate(width, overflow="ellipsis")
+        slots = f"{step.start}–{step.start + step.rows - 1}"
+        kept = str(step.kept) if step.kept else ""
+        table.add_row(str(index + 1), step.model, str(step.rows), slots, kept, line)
+    console.print(table)
+
+
+def canvases(llm: LLM, output: Output) -> Iterator[Text]:
+    """The output after each step: what stood there, what is new, and the holes in view."""
+    done = 0
+    for index, step in enumerate(output.steps):
+        before = text_of(llm, output.ids[:done])
+        after = text_of(llm, output.ids[: done + step.kept])
+        done += step.kept
+        line = Text(before[-40:], style="dim")
+        line.append(after[len(before) :], style=f"bold {colour(index)}")
+        holes = step.start + step.rows - output.prompt_tokens - done
+        yield line.append(HOLE * max(holes, 0), style="dim")
+
+
+def text_of(llm: LLM, ids: list[int]) -> str:
+    """Text of tokens on one line; their ids where the model has no tokenizer."""
+    if llm.text.tokenizer is None:
+        return " ".join(map(str, ids))
+    return llm.text.decode(ids).replace("\n", "⏎")
+
+
+def report_table(reports: Iterable[tuple[str, Report]], *, scored: bool) -> Table:
+    """Headline metrics side by side, from one run."""
+    table = Table(header_style="bold")
+    table.add_column("model and method", overflow="fold", min_width=24)
+    if scored:
+        table.add_column("accuracy", justify="right", no_wrap=True)
+    for name in ("tokens\nper forward", "tokens\nper second", "tokens", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, report in reports:
+        accuracy = f"{report.accuracy:.1%} ± {report.standard_error:.1%}"
+        table.add_row(
+            name,
+            *([accuracy] if scored else []),
+            f"{report.tokens_per_forward:.2f}",
+            f"{report.tokens_per_second:.0f}",
+            str(report.tokens),
+            f"{report.seconds:.2f}",
+        )
+    return table

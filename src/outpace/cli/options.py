@@ -1,0 +1,122 @@
+"""Fields of a method as flags of a command: `--method x --help` shows those of x."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from typer import Option
+
+from outpace.methods import METHODS, Method
+
+
+def find_method(name: str) -> type[Method]:
+    """A method by name; `ValueError` for an unknown one."""
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; known are {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def field_type(kind: type[Method], name: str) -> tuple[type, bool]:
+    """Plain type of a field, and whether it may be None."""
+    hint = get_type_hints(kind)[name]
+    optional = False
+    if get_origin(hint) in (Union, types.UnionType):
+        optional = type(None) in get_args(hint)
+        hint = next(arg for arg in get_args(hint) if arg is not type(None))
+    return (str if get_origin(hint) is Literal else hint), optional
+
+
+def parse_method(name: str, values: Mapping[str, str]) -> Method:
+    """A method from texts, such as those of `ratio=0.5 window=none`.
+
+    Raises `ValueError` for an unknown option, a missing one, or a value of another type.
+    """
+    kind = find_method(name)
+    known = {option.name for option in fields(kind)}
+    if unknown := sorted(set(values) - known):
+        raise ValueError(
+            f"{name} has no option {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+        )
+    needed = {o.name for o in fields(kind) if o.default is MISSING}
+    if missing := sorted(needed - set(values)):
+        raise ValueError(f"{name} needs {', '.join(f'--{flag(option)}' for option in missing)}")
+    return kind(**{option: parse(kind, option, text) for option, text in values.items()})
+
+
+def parse(kind: type[Method], option: str, text: str) -> Any:
+    """One value from its text; `none` where the option may be None."""
+    plain, optional = field_type(kind, option)
+    if optional and text.lower() == "none":
+        return None
+    try:
+        if plain is bool:
+            return {"true": True, "false": False}[text.lower()]
+        return plain(text)
+    except (KeyError, ValueError):
+        raise ValueError(f"{flag(option)} takes {plain.__name__}, not {text!r}") from None
+
+
+def flag(option: str) -> str:
+    """Name of an option on the command line."""
+    return option.replace("_", "-")
+
+
+def named(args: Sequence[str]) -> str | None:
+    """Value of `--method` in a list of arguments."""
+    for arg, after in zip(args, [*args[1:], None], strict=True):
+        if arg.startswith("--method="):
+            return arg.partition("=")[2]
+        if arg == "--method":
+            return after
+    return None
+
+
+def with_method(function: Callable[..., None], name: str | None) -> Callable[..., None]:
+    """A command whose parameter `method` is made of `--method` and the flags of that method."""
+    own = [] if name is None else [parameter(find_method(name), f) for f in method_fields(name)]
+    known = inspect.signature(function, eval_str=True).parameters.values()
+    choice = Annotated[str | None, Option("--method", help=f"{', '.join(METHODS)}.")]
+    shared = [p.replace(annotation=choice) if p.name == "method" else p for p in known]
+
+    def command(**given: Any) -> None:
+        values = {p.name: given.pop(p.name) for p in own}
+        chosen = given.pop("method")
+        texts = {option: text for option, text in values.items() if text is not None}
+        method = None if chosen is None else parse_method(chosen, texts)
+        function(method=method, **given)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    signature = inspect.Signature([*shared, *own])
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    return command
+
+
+def method_fields(name: str) -> list[Field[Any]]:
+    """Options of a method."""
+    return list(fields(find_method(name)))
+
+
+def parameter(kind: type[Method], described: Field[Any]) -> inspect.Parameter:
+    """A field of a method as a flag."""
+    plain, optional = field_type(kind, described.name)
+    hint = get_type_hints(kind)[described.name]
+    choices = " or ".join(get_args(hint)) if get_origin(hint) is Literal else plain.__name__
+    words = f"{choices} or none" if optional else choices
+    default = "needed" if described.default is MISSING else f"by default {described.default}"
+    flagged = Option(
+        f"--{flag(described.name)}",
+        metavar=plain.__name__.upper(),
+        help=f"{words}; {default.lower()}",
+        rich_help_panel=f"Options of {kind.__name__}",
+    )
+    return inspect.Parameter(
+        described.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[str | None, flagged],
+    )

@@ -1,0 +1,22 @@
+"""What methods are made of: forwards, sequences, reads, acceptance."""
+
+from outpace.decoding.accept import agreement
+from outpace.decoding.forward import CAUSAL, FULL, Decoding, Forward, Mask, Prediction
+from outpace.decoding.sampling import GREEDY, Read, Sample, Sampling
+from outpace.decoding.sequence import Sequence, Step
+
+__all__ = [
+    "CAUSAL",
+    "FULL",
+    "GREEDY",
+    "Decoding",
+    "Forward",
+    "Mask",
+    "Prediction",
+    "Read",
+    "Sample",
+    "Sampling",
+    "Sequence",
+    "Step",
+    "agreement",
+]

@@ -1,0 +1,141 @@
+"""What a method gives a model in one pass, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outpace.decoding.sampling import GREEDY, Read
+
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int64]
+
+Mask = Literal["causal", "full"] | tuple[int, ...]
+"""CAUSAL, FULL, or the lengths of consecutive blocks: each row sees to the end of its block."""
+
+CAUSAL: Mask = "causal"
+FULL: Mask = "full"
+
+
+@dataclass(slots=True, kw_only=True)
+class Forward:
+    """What one sequence gives one model in one forward pass: a write, then a read.
+
+    The n rows are stored in slots `start … start + n - 1`; then every row reads the slots below
+    its stop. There is no commit and no rollback: to keep what was written, start the next forward
+    later; to discard it, start earlier.
+
+    Attributes:
+        ids: n token ids, in slot order.
+        start: row i is stored in slot `start + i`.
+        mask: what rows see of each other.
+        positions: rotary positions; `start, start + 1, …` by default.
+        reach: slots that the last block sees; `start + n` by default.
+        predict: slots whose tokens are wanted; the one after the last row by default.
+        read: how logits become tokens and scores.
+        model: role of the model that runs it.
+    """
+
+    ids: Sequence[int]
+    start: int
+    mask: Mask = CAUSAL
+    positions: Sequence[int] | None = None
+    reach: int | None = None
+    predict: Sequence[int] | None = None
+    read: Read = GREEDY
+    model: str = "target"
+
+    @property
+    def end(self) -> int:
+        """First slot behind the rows."""
+        return self.start + len(self.ids)
+
+    @property
+    def seen(self) -> int:
+        """Number of slots that the last row sees."""
+        return self.end if self.reach is None else self.reach
+
+    def stops(self) -> IntArray:
+        """First slot that each row does not see, `i64[n]`."""
+        if self.mask == CAUSAL:
+            return np.arange(self.start + 1, self.end + 1)
+        if self.mask == FULL:
+            return np.full(len(self.ids), self.seen)
+        assert not isinstance(self.mask, str)
+        ends = self.start + np.cumsum(self.mask)
+        ends[-1] = self.seen
+        return np.repeat(ends, self.mask)
+
+    def predicted_rows(self, shift: int) -> IntArray:
+        """Rows whose logits predict the wanted slots, for a model of this shift.
+
+        Raises `ValueError` naming slot and row where the row is not in the forward.
+        """
+        if self.predict is None:
+            if not shift:
+                raise ValueError(
+                    "predict=None asks for the slot after the last row, which only a model with "
+                    "shift 1 predicts; name the slots"
+                )
+            return np.array([len(self.ids) - 1])
+        rows = np.asarray(self.predict, dtype=np.int64) - (self.start + shift)
+        if rows.size and (rows.min() < 0 or rows.max() >= len(self.ids)):
+            slot = next(s for s in self.predict if not 0 <= s - shift - self.start < len(self.ids))
+            raise ValueError(
+                f"slot {slot} is predicted by the row of slot {slot - shift}, "
+                f"but this forward holds slots {self.start} to {self.end - 1}"
+            )
+        return rows
+
+    def predicted_slots(self) -> Sequence[int]:
+        """The wanted slots."""
+        return (self.end,) if self.predict is None else self.predict
+
+    def check(self, vocab: int, slots: int, written: int) -> None:
+        """Raise `ValueError` for what a model of this vocabulary and memory cannot run.
+
+        `slots` is the room of the sequence, `written` how far it has been filled.
+        """
+        if not self.ids:
+            raise ValueError("a forward needs at least one row")
+        if min(self.ids) < 0 or max(self.ids) >= vocab:
+            bad = next(token for token in self.ids if not 0 <= token < vocab)
+            raise ValueError(f"token id {bad} lies outside the vocabulary of {vocab}")
+        if not 0 <= self.start <= written:
+            raise ValueError(
+                f"rows start at slot {self.start}, but only {written} slots have been written"
+            )
+        if self.end > slots:
+            raise ValueError(f"rows end at slot {self.end - 1}, but {slots} slots were reserved")
+        if self.seen > max(written, self.end):
+            raise ValueError(f"reach {self.reach} reads slots that were never written")
+        if self.positions is not None and len(self.positions) != len(self.ids):
+            raise ValueError(f"{len(self.positions)} positions for {len(self.ids)} rows")
+        if not isinstance(self.mask, str) and sum(self.mask) != len(self.ids):
+            raise ValueError(f"block lengths {self.mask} do not add up to {len(self.ids)} rows")
+
+
+@dataclass(slots=True, kw_only=True)
+class Prediction:
+    """What comes back: one entry for each of the r slots that were asked for.
+
+    Attributes:
+        tokens: `[r]` token ids, on the host.
+        confidence, entropy, margin: `f32[r]` on the host, where the read asks for them:
+            probability of the token, entropy in nats, lead of the most probable token.
+        logits: `[r, vocab]` on the device, where the read keeps them.
+    """
+
+    tokens: list[int]
+    confidence: FloatArray | None = None
+    entropy: FloatArray | None = None
+    margin: FloatArray | None = None
+    logits: Tensor | None = None
+
+
+Decoding = Generator[Forward, Prediction, None]

@@ -1,0 +1,233 @@
+"""How logits become tokens and scores: for the rows of many sequences at once.
+
+Shapes: R rows of one read group, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Score = Literal["confidence", "entropy", "margin"]
+Keys = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """A request's choice of randomness; temperature 0 is greedy.
+
+    `top_p` keeps every token unless those that are more probable already hold more than this
+    mass; `top_k` keeps the k most probable. Raises `ValueError` for values that mean nothing.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"temperature must be 0 or a positive number, not {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie above 0 and be at most 1, not {self.top_p}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1 (or None for all), not {self.top_k}")
+
+
+@dataclass(slots=True)
+class Readout:
+    """What a read makes of `R` rows; everything `[R]` on the device."""
+
+    tokens: Tensor
+    scores: dict[Score, Tensor]
+
+
+Reader = Callable[[Tensor, slice], Readout]
+"""Turns logits `[r, V]` of a slice of a group's rows into a readout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """How the logits of a forward become tokens. Reads of one type are run together.
+
+    `scores` names what else is wanted, since each score is another pass over the vocabulary.
+    `keep` leaves the raw logits on the device as `Prediction.logits`.
+    """
+
+    keep: bool = False
+    scores: tuple[Score, ...] = ()
+
+    @classmethod
+    def group(
+        cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
+    ) -> Reader:
+        """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(Read):
+    """Greedy or sampled tokens. Noise is a function of (seed, slot, step), never of the batch."""
+
+    sampling: Sampling = Sampling()
+    step: int = 0
+
+    @classmethod
+    def group(
+        cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
+    ) -> Reader:
+        """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
+        wanted = {score for read in reads for score in read.scores}
+        choose = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
+
+        def read(logits: Tensor, rows: slice) -> Readout:
+            tokens = choose(logits, rows)
+            return Readout(tokens, scores(logits, tokens, wanted) if wanted else {})
+
+        return read
+
+
+GREEDY = Sample()
+
+
+Chooser = Callable[[Tensor, slice], Tensor]
+"""Chooses a token `[r]` from each row of logits `[r, V]`, which are a slice of a group's rows."""
+
+
+def chooser(
+    samplings: Sequence[Sampling],
+    steps: Sequence[int],
+    slots: Sequence[Sequence[int]],
+    device: torch.device,
+) -> Chooser:
+    """Spread each request's settings, and the noise of its step, over the slots that it wants."""
+    if all(sampling.temperature == 0 for sampling in samplings):
+        return lambda logits, rows: logits.argmax(-1)
+    counts = [len(wanted) for wanted in slots]
+
+    def spread(values: list[float], kind: type) -> Tensor:
+        return torch.from_numpy(np.repeat(np.array(values, dtype=kind), counts)).to(device)
+
+    keys = [
+        noise_keys(sampling.seed, step, wanted)
+        for sampling, step, wanted in zip(samplings, steps, slots, strict=True)
+    ]
+    return Noisy(
+        temperature=spread([s.temperature for s in samplings], np.float32),
+        top_p=spread([s.top_p for s in samplings], np.float32),
+        top_k=spread([s.top_k or 2**31 for s in samplings], np.int64),
+        keys=torch.from_numpy(np.concatenate(keys).astype(np.int64)).to(device),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Noisy:
+    """A chooser of rows with settings of their own, each a tensor `[R]`."""
+
+    temperature: Tensor
+    top_p: Tensor
+    top_k: Tensor
+    keys: Tensor
+
+    def __call__(self, logits: Tensor, rows: slice) -> Tensor:
+        """Token of each row of `logits [r, V]`, which are the rows `rows` of the group."""
+        tokens = logits.argmax(-1)
+        # Rows are picked by index, so that a greedy neighbour costs nothing and changes nothing.
+        warm = (self.temperature[rows] > 0).nonzero().squeeze(-1)
+        if len(warm):
+            scaled = logits[warm].float() / self.temperature[rows][warm, None]
+            scaled = keep_top_k(scaled, self.top_k[rows][warm])
+            noised = scaled + gumbel(self.keys[rows][warm], scaled.shape[-1])
+            tokens[warm] = nucleus(scaled, noised, self.top_p[rows][warm])
+        return tokens
+
+
+def keep_top_k(logits: Tensor, top_k: Tensor) -> Tensor:
+    """Logits `[R, V]` with everything below the k-th largest at minus infinity; ties survive."""
+    if bool((top_k >= logits.shape[-1]).all()):
+        return logits
+    most = min(int(top_k.max()), logits.shape[-1])
+    ranked = logits.topk(most, -1).values
+    edge = ranked.gather(-1, (top_k.clamp(max=most) - 1)[:, None])
+    return logits.masked_fill(logits < edge, -torch.inf)
+
+
+def nucleus(logits: Tensor, noised: Tensor, top_p: Tensor) -> Tensor:
+    """Arg-max of `noised [R, V]` over the nucleus of `logits` (Holtzman et al., 2020), `[R]`.
+
+    A token is in the nucleus unless the tokens that are more probable hold more than `top_p`.
+    Nothing is sorted: the best candidate is tried first and nearly always inside; where it is
+    not, all tokens that are no more probable are outside too.
+    """
+    tokens = noised.argmax(-1)
+    open_rows = (top_p < 1).nonzero().squeeze(-1)
+    probabilities = logits.softmax(-1) if len(open_rows) else logits
+    while len(open_rows):
+        level = logits[open_rows].gather(-1, tokens[open_rows, None])
+        above = torch.where(logits[open_rows] > level, probabilities[open_rows], 0).sum(-1)
+        outside = above > top_p[open_rows]
+        open_rows, level = open_rows[outside], level[outside]
+        left = noised[open_rows].masked_fill(logits[open_rows] <= level, -torch.inf)
+        noised = noised.index_copy(0, open_rows, left)
+        tokens[open_rows] = left.argmax(-1)
+    return tokens
+
+
+def scores(logits: Tensor, tokens: Tensor, wanted: set[Score]) -> dict[Score, Tensor]:
+    """Scores `f32[R]` of `tokens [R]` under raw `logits [R, V]`."""
+    log_probabilities = logits.float().log_softmax(-1)
+    result: dict[Score, Tensor] = {}
+    if "confidence" in wanted:
+        result["confidence"] = log_probabilities.gather(-1, tokens[:, None]).squeeze(-1).exp()
+    if "entropy" in wanted:
+        result["entropy"] = -(log_probabilities.exp() * log_probabilities.clamp(min=-1e4)).sum(-1)
+    if "margin" in wanted:
+        best = log_probabilities.topk(2, -1).values.exp()
+        result["margin"] = best[:, 0] - best[:, 1]
+    return result
+
+
+WORD = 0xFFFFFFFF
+
+
+def mix(x: Keys) -> Keys:
+    """The splitmix64 finalizer (Steele et al., 2014), on 64-bit words."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def noise_keys(seed: int, step: int, slots: Sequence[int]) -> Keys:
+    """One key of 62 bits for each slot of a request at a step."""
+    with np.errstate(over="ignore"):
+        key = mix(np.array([seed % 2**64], dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15))
+        key = mix(key + np.uint64(step % 2**64))
+        return mix(key + np.asarray(slots, dtype=np.uint64)) >> np.uint64(2)
+
+
+def scramble(x: Tensor) -> Tensor:
+    """A bijection of 32-bit words (lowbias32, Wellons, 2018) held in int64."""
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & WORD
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & WORD
+    return x ^ (x >> 16)
+
+
+def gumbel(keys: Tensor, vocab: int) -> Tensor:
+    """Standard Gumbel noise `f32[R, vocab]`, a function of key and column alone.
+
+    Adding it to log-probabilities and taking the arg-max samples from them; the same noise added
+    to two distributions couples their samples.
+    """
+    columns = torch.arange(vocab, device=keys.device) * 0x9E3779B1 & WORD
+    low, high = keys[:, None] & WORD, keys[:, None] >> 32
+    uniform = (scramble(scramble(columns ^ low) ^ high).float() + 0.5) * 2.0**-32
+    # An exponential as -log(1 - u) keeps full precision where it is small, which is where the
+    # winners of the arg-max come from.
+    return -(-(-uniform).log1p()).log()

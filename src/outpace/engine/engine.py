@@ -1,0 +1,295 @@
+"""Many sequences, one ragged pass: who waits for which model, and who goes on."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from outpace.decoding import CAUSAL, Decoding, Forward, Prediction, Sampling, Step
+from outpace.decoding import Sequence as Request
+from outpace.engine.cache import Table
+from outpace.engine.runner import Runner
+from outpace.methods import Method
+
+
+class DecodingError(RuntimeError):
+    """A method failed on a request; names the method and where it was."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job:
+    """A request on its way: its method's generator, its memory, and the forward it waits for.
+
+    `forward` is what is left of `whole`, of which a long prefill may have run in part;
+    `seconds` is what that took. `began` and `ended` are readings of `time.perf_counter`.
+    """
+
+    seq: Request
+    method: Method
+    runners: Mapping[str, Runner]
+    listener: Callable[[Request], None] | None = None
+    decoding: Decoding | None = None
+    tables: dict[str, Table] = field(default_factory=dict)
+    forward: Forward | None = None
+    whole: Forward | None = None
+    seconds: float = 0.0
+    began: float = 0.0
+    ended: float = 0.0
+    error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the request has ended, well or not."""
+        return self.seq.finish_reason is not None or self.error is not None
+
+
+class Engine:
+    """Runs requests of any methods together: drafts first, the target last.
+
+    `max_rows` bounds the rows of a pass (a longer causal prefill is cut, which no method
+    notices), `max_sequences` the requests that run at a time; others queue in order.
+    """
+
+    def __init__(self, *, max_rows: int = 2048, max_sequences: int = 256) -> None:
+        if max_rows < 1 or max_sequences < 1:
+            raise ValueError(
+                f"max_rows and max_sequences must be at least 1, not {max_rows} and {max_sequences}"
+            )
+        self.max_rows = max_rows
+        self.max_sequences = max_sequences
+        self.runners: list[Runner] = []
+        self.waiting: dict[str, deque[Job]] = {}
+        self.queue: deque[Job] = deque()
+        self.running: list[Job] = []
+
+    def add(self, runner: Runner) -> None:
+        """Add a model; the first one added runs last in every turn."""
+        self.runners.insert(0, runner)
+        self.waiting[runner.name] = deque()
+
+    def submit(
+        self,
+        method: Method,
+        prompt: Sequence[int],
+        *,
+        runners: Mapping[str, Runner],
+        max_tokens: int,
+        sampling: Sampling | None = None,
+        eos: frozenset[int] | None = None,
+        listener: Callable[[Request], None] | None = None,
+    ) -> Job:
+        """Queue a request; `runners` gives the model of each role.
+
+        `listener` is called after every forward that committed tokens and at the end. Raises
+        `ValueError` for a request that could never run.
+        """
+        target = runners["target"].config
+        seq = Request(
+            prompt=list(prompt),
+            max_tokens=max_tokens,
+            sampling=sampling or Sampling(),
+            eos=frozenset(target.eos) if eos is None else eos,
+            mask_id=-1 if target.mask_id is None else target.mask_id,
+        )
+        check_request(method, seq, runners)
+        job = Job(seq=seq, method=method, runners=runners, listener=listener)
+        self.queue.append(job)
+        return job
+
+    def step(self) -> bool:
+        """One pass of the first model anyone waits for, over all who wait for it.
+
+        False where nothing is left to do.
+        """
+        self.admit()
+        runner = next((r for r in self.runners if self.waiting[r.name]), None)
+        if runner is None:
+            return False
+        work = self.take(runner)
+        began = time.perf_counter()
+        forwards = [forward for _, forward in work]
+        tables = [job.tables[forward.model] for job, forward in work]
+        predictions = runner.run(forwards, tables)
+        seconds = time.perf_counter() - began
+        for (job, forward), prediction in zip(work, predictions, strict=True):
+            job.seconds += seconds
+            if forward is job.forward:
+                self.resume(job, prediction)
+        return True
+
+    def cancel(self, job: Job) -> None:
+        """End a request where it is; its pages are free at once."""
+        if job.done:
+            return
+        job.seq.finish_reason = "cancelled"
+        if job.decoding is None:
+            self.queue.remove(job)
+            self.tell(job)
+            return
+        assert job.forward is not None
+        self.waiting[job.runners[job.forward.model].name].remove(job)
+        self.finish(job)
+
+    def admit(self) -> None:
+        """Let requests in, in order, while their slots can be reserved in every model."""
+        while self.queue and len(self.running) < self.max_sequences:
+            job = self.queue[0]
+            if not self.reserve(job):
+                return
+            self.queue.popleft()
+            self.running.append(job)
+            job.began = time.perf_counter()
+            job.decoding = job.method.decode(job.seq)
+            self.advance(job, None)
+
+    def reserve(self, job: Job) -> bool:
+        """Reserve the slots of a request in all of its models, or in none."""
+        slots = job.method.slots(len(job.seq.prompt), job.seq.max_tokens)
+        for role, runner in job.runners.items():
+            table = runner.cache.reserve(slots)
+            if table is None:
+                self.release(job)
+                return False
+            job.tables[role] = table
+        return True
+
+    def release(self, job: Job) -> None:
+        """Free the slots of a request."""
+        for role, table in job.tables.items():
+            job.runners[role].cache.release(table)
+        job.tables.clear()
+
+    def take(self, runner: Runner) -> list[tuple[Job, Forward]]:
+        """Forwards for the next pass, in order of waiting, up to `max_rows` rows.
+
+        A long causal forward is cut; what is left of it waits behind the others.
+        """
+        waiting = self.waiting[runner.name]
+        work: list[tuple[Job, Forward]] = []
+        room = self.max_rows
+        while waiting and room > 0:
+            job = waiting[0]
+            assert job.forward is not None
+            cut = cut_at(job.forward, room, runner.config.shift)
+            if len(job.forward.ids) <= room or (cut == 0 and not work):
+                work.append((waiting.popleft(), job.forward))
+            elif cut:
+                head, job.forward = halves(job.forward, cut)
+                work.append((job, head))
+                waiting.rotate(-1)
+                break
+            else:
+                break
+            room -= len(job.forward.ids)
+        return work
+
+    def resume(self, job: Job, prediction: Prediction) -> None:
+        """Give a method what it waited for, and note the step that it made of it."""
+        whole, before = job.whole, len(job.seq)
+        assert whole is not None
+        self.advance(job, prediction)
+        kept = len(job.seq) - before
+        job.seq.trace.append(
+            Step(whole.model, whole.start, len(whole.ids), whole.seen, kept, job.seconds)
+        )
+        job.seconds = 0.0
+        if job.done:
+            self.finish(job)
+        elif kept:
+            self.tell(job)
+
+    def advance(self, job: Job, prediction: Prediction | None) -> None:
+        """Run a method to its next forward and queue that; an error ends this request alone."""
+        assert job.decoding is not None
+        try:
+            forward = next(job.decoding) if prediction is None else job.decoding.send(prediction)
+            table = job.tables[forward.model]
+            config = job.runners[forward.model].config
+            forward.check(config.vocab, table.size, table.written)
+            forward.predicted_rows(config.shift)
+        except StopIteration:
+            if job.seq.finish_reason is None:
+                job.error = DecodingError(f"{job.method!r} returned before the request had ended")
+            return
+        except Exception as error:
+            failure = DecodingError(f"{job.method!r} failed at slot {len(job.seq)}: {error}")
+            failure.__cause__ = error
+            job.error = failure
+            return
+        if job.done:
+            return
+        job.forward = job.whole = forward
+        self.waiting[job.runners[forward.model].name].append(job)
+
+    def finish(self, job: Job) -> None:
+        """Close a request's method and give its pages back."""
+        assert job.decoding is not None
+        job.decoding.close()
+        job.ended = time.perf_counter()
+        self.running.remove(job)
+        self.release(job)
+        self.tell(job)
+
+    @staticmethod
+    def tell(job: Job) -> None:
+        """Call the listener of a request."""
+        if job.listener is not None:
+            job.listener(job.seq)
+
+
+def cut_at(forward: Forward, room: int, shift: int) -> int:
+    """Rows of a forward that may run ahead of the rest; 0 where it may not be cut."""
+    if forward.mask != CAUSAL or forward.reach is not None:
+        return 0
+    predicted = forward.predicted_rows(shift)
+    return min(room, int(predicted.min()) if len(predicted) else len(forward.ids) - 1)
+
+
+def halves(forward: Forward, cut: int) -> tuple[Forward, Forward]:
+    """A causal forward as two: the first `cut` rows, which nobody reads, and the rest."""
+    positions = forward.positions
+    head = replace(
+        forward,
+        ids=forward.ids[:cut],
+        positions=None if positions is None else positions[:cut],
+        predict=(),
+    )
+    tail = replace(
+        forward,
+        ids=forward.ids[cut:],
+        start=forward.start + cut,
+        positions=None if positions is None else positions[cut:],
+    )
+    return head, tail
+
+
+def check_request(method: Method, seq: Request, runners: Mapping[str, Runner]) -> None:
+    """Raise `ValueError` for a request that the models of its roles could never serve."""
+    name = type(method).__name__
+    target = runners["target"].config
+    if not seq.prompt:
+        raise ValueError("the prompt is empty: give at least one token")
+    if seq.max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1, not {seq.max_tokens}")
+    if method.bidirectional != target.bidirectional:
+        kinds = {True: "a diffusion model", False: "a causal model"}
+        raise ValueError(
+            f"{name} decodes {kinds[method.bidirectional]}, "
+            f"but {runners['target'].name} is {kinds[target.bidirectional]}"
+        )
+    slots = method.slots(len(seq.prompt), seq.max_tokens)
+    for runner in runners.values():
+        bad = [token for token in seq.prompt if not 0 <= token < runner.vocab]
+        if bad:
+            raise ValueError(
+                f"prompt token {bad[0]} lies outside the vocabulary of {runner.name}, "
+                f"which has {runner.vocab} tokens"
+            )
+        limit = min(runner.config.max_length, len(runner.cache))
+        if slots > limit:
+            raise ValueError(
+                f"a prompt of {len(seq.prompt)} tokens and max_tokens={seq.max_tokens} need "
+                f"{slots} slots, but {runner.name} has {limit}: shorten one of them"
+            )

@@ -1,0 +1,49 @@
+"""Fixed-k semi-autoregressive decoding of a diffusion model, APD's baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outpace.decoding import FULL, Decoding, Forward, Sequence
+from outpace.methods.method import Method, at_least_one
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftToRight(Method):
+    """Take the leftmost k holes of each forward (Israel et al., 2025, figures 2, 4 and 6).
+
+    `tokens=1` decodes exactly left to right. `window` keeps the keys of all but the last tokens
+    (None feeds everything again), `lookahead` is how many masks are shown (None shows all up to
+    the limit).
+    """
+
+    bidirectional = True
+
+    tokens: int = 1
+    window: int | None = None
+    lookahead: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least_one(tokens=self.tokens, window=self.window, lookahead=self.lookahead)
+        if self.lookahead is not None and self.lookahead < self.tokens:
+            raise ValueError(
+                f"lookahead {self.lookahead} shows fewer holes than the tokens={self.tokens} "
+                "that are taken; make it at least as large"
+            )
+
+    def decode(self, seq: Sequence) -> Decoding:
+        """Show what was not yet kept and the holes behind it; keep the first k tokens."""
+        start, step, alive = 0, 0, True
+        while alive:
+            n = len(seq)
+            end = min(n + (self.lookahead or seq.max_tokens), seq.limit)
+            out = yield Forward(
+                ids=seq.ids[start:] + [seq.mask_id] * (end - n),
+                start=start,
+                mask=FULL,
+                predict=range(n, min(n + self.tokens, end)),
+                read=seq.read(step),
+            )
+            start = 0 if self.window is None else max(n - self.window + 1, 0)
+            step += 1
+            alive = seq.commit(out.tokens)

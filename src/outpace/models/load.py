@@ -1,0 +1,208 @@
+"""Checkpoint folders, hub names and embedded models to a `Transformer`, and back to a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from outpace.models.config import ModelConfig
+from outpace.models.families import FAMILIES, Family
+from outpace.models.families.family import part_sizes
+from outpace.models.transformer import Transformer
+
+ZOO = Path(__file__).parent.parent / "zoo"
+FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
+PICKLED = ("*.bin", "*.pt", "*.pth")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve(name: str | Path) -> Path:
+    """Folder of a checkpoint: a path, a model of the zoo, or a hub name (downloaded once).
+
+    Raises `ValueError` when there is no such folder, zoo model or hub repository.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    if (ZOO / name / "config.json").is_file():
+        return ZOO / name
+    if str(name).count("/") != 1 or str(name).startswith((".", "/")):
+        raise ValueError(
+            f"no model {str(name)!r}: give a folder with a config.json, a hub name such as "
+            f"'Qwen/Qwen3-0.6B', or one of {', '.join(zoo_names()) or 'the zoo (empty)'}"
+        )
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=FILES))
+    except Exception as error:
+        raise ValueError(f"the hub did not give {str(name)!r}: {error}") from error
+
+
+def zoo_names() -> list[str]:
+    """Names of the models that ship inside the package."""
+    return sorted(path.parent.name for path in ZOO.glob("*/config.json"))
+
+
+def family_of(config: Mapping[str, Any], path: Path) -> Family:
+    """Family that reads this `config.json`; `ValueError` for an unknown architecture."""
+    names = config.get("architectures") or []
+    known = {name: family for family in FAMILIES.values() for name in family.architectures}
+    for name in names:
+        if name in known:
+            return known[name]
+    raise ValueError(
+        f"{path}: architectures {names} is not supported; known are {', '.join(sorted(known))}"
+    )
+
+
+def load_config(name: str | Path, **changes: Any) -> ModelConfig:
+    """Configuration of a checkpoint, with fields of its `config.json` changed on request."""
+    path = resolve(name) / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: a checkpoint folder needs its config.json")
+    return translate({**json.loads(path.read_text()), **changes}, path)
+
+
+def translate(published: Mapping[str, Any], path: Path = Path("config.json")) -> ModelConfig:
+    """Published configuration fields as a `ModelConfig`; `path` is for the error's text."""
+    try:
+        return family_of(published, path).config(published)
+    except KeyError as error:
+        raise ValueError(f"{path}: the field {error} is missing") from error
+
+
+def load_model(
+    name: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    max_length: int | None = None,
+) -> Transformer:
+    """Load a model in its published format; `max_length` limits its rotary tables.
+
+    Raises `ValueError` naming file and tensor where one is missing or has another shape.
+    """
+    folder = resolve(name)
+    changes = {} if max_length is None else {"max_position_embeddings": max_length}
+    config = load_config(folder, **changes)
+    with torch.device("meta"):
+        model = Transformer(config)
+    with ExitStack() as stack:
+        state = read_parameters(model, folder, Weights(folder, stack).read, dtype, device)
+    model.load_state_dict(state, strict=True, assign=True)
+    model.cos, model.sin = (table.to(device, dtype) for table in model.rotary())
+    return model.eval().requires_grad_(False)
+
+
+class Weights:
+    """The tensors of a folder's safetensors files, opened lazily, by published name."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.files: dict[str, tuple[Path, Any]] = {}
+        for path in shards(folder):
+            try:
+                opened = stack.enter_context(safe_open(path, framework="pt"))
+            except SafetensorError as error:
+                raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
+            for name in opened.keys():  # noqa: SIM118 - a safetensors file is no mapping
+                self.files[name] = path, opened
+
+    def read(self, name: str) -> tuple[Path, Tensor]:
+        """One tensor and the file it came from; `KeyError` if no file has it."""
+        path, opened = self.files[name]
+        return path, opened.get_tensor(name)
+
+
+def shards(folder: Path) -> list[Path]:
+    """The safetensors files of a folder; `ValueError` if there is none or one is missing."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            raise ValueError(f"{index} names {', '.join(missing)}, which {folder} does not have")
+        return [folder / name for name in names]
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    if pickled := sorted(path.name for kind in PICKLED for path in folder.glob(kind)):
+        raise ValueError(
+            f"{folder} has only pickled weights ({', '.join(pickled)}), which can run code when "
+            "they are opened; convert them to model.safetensors first"
+        )
+    raise ValueError(f"{folder} has no model.safetensors")
+
+
+def read_parameters(
+    model: Transformer,
+    folder: Path,
+    read: Callable[[str], tuple[Path, Tensor]],
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> dict[str, Tensor]:
+    """Every parameter of `model`, put together from published tensors."""
+    family = FAMILIES[model.config.family]
+    state = {}
+    for name, parameter in model.named_parameters():
+        sources = family.published(name)
+        sizes = part_sizes(model.config, name) if len(sources) > 1 else (parameter.shape[0],)
+        parts = []
+        for source, size in zip(sources, sizes, strict=True):
+            try:
+                path, part = read(source)
+            except KeyError:
+                raise ValueError(f"{folder}: no tensor {source!r} in its weights") from None
+            wanted = (size, *parameter.shape[1:])
+            if tuple(part.shape) != wanted:
+                raise ValueError(
+                    f"{path}: tensor {source!r} has shape {tuple(part.shape)}, "
+                    f"but config.json means {wanted}"
+                )
+            parts.append(part.to(device, dtype))
+        state[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return state
+
+
+def save_model(
+    model: Transformer, folder: str | Path, *, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write `config.json` and `model.safetensors` in the format of the model's family."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    family = FAMILIES[model.config.family]
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        names = family.published(name)
+        sizes = part_sizes(model.config, name) if len(names) > 1 else (parameter.shape[0],)
+        parts = parameter.detach().to("cpu", dtype).split(sizes)
+        tensors |= {n: part.contiguous() for n, part in zip(names, parts, strict=True)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    kind = {"torch_dtype": str(dtype).removeprefix("torch.")}
+    config = {**model.config.source, **kind}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
+    """Tokenizer of a checkpoint, or None where it has none (then only token ids work).
+
+    A tokenizer whose class is remote code (Dream) is read from its vocabulary and merges as the
+    Qwen2 tokenizer that it is.
+    """
+    folder = resolve(name)
+    # The plain classes never look for code of the repository, as AutoTokenizer would.
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    elif (folder / "vocab.json").is_file():
+        tokenizer = Qwen2TokenizerFast.from_pretrained(folder)
+    else:
+        return None
+    if tokenizer.chat_template is None and (folder / "config.json").is_file():
+        tokenizer.chat_template = FAMILIES[load_config(folder).family].template
+    return tokenizer

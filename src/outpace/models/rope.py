@@ -1,0 +1,74 @@
+"""Rotary position embedding (RoFormer, Su et al., 2021), half-split, with published scalings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.models.config import Rope
+
+
+def frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
+    """Angle per position of each pair `f64[head_dim / 2]`, and the factor on cosine and sine.
+
+    Raises `ValueError` for a scaling that no supported checkpoint uses.
+    """
+    inverse = rope.theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    scaling = rope.scaling
+    if scaling is None:
+        return inverse, 1.0
+    match scaling.get("rope_type", scaling.get("type")):
+        case "linear":
+            return inverse / scaling["factor"], 1.0
+        case "llama3":
+            return llama3(inverse, scaling), 1.0
+        case "yarn":
+            return yarn(inverse, scaling, rope.theta, head_dim)
+        case kind:
+            raise ValueError(
+                f"rope_scaling type {kind!r} is not supported; known are linear, llama3 and yarn"
+            )
+
+
+def llama3(inverse: Tensor, scaling: Mapping[str, Any]) -> Tensor:
+    """Llama 3.1's rule: long waves are stretched, short ones kept, a ramp between."""
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return kept * inverse + (1 - kept) * inverse / scaling["factor"]
+
+
+def yarn(
+    inverse: Tensor, scaling: Mapping[str, Any], theta: float, head_dim: int
+) -> tuple[Tensor, float]:
+    """YaRN (Peng et al., 2023): a ramp over the pairs between kept and stretched waves."""
+    factor = scaling["factor"]
+    length = scaling["original_max_position_embeddings"]
+
+    def pair(turns: float) -> float:
+        return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first = max(math.floor(pair(scaling.get("beta_fast", 32))), 0)
+    last = min(math.ceil(pair(scaling.get("beta_slow", 1))), head_dim - 1)
+    steps = torch.arange(head_dim // 2, dtype=torch.float64)
+    stretched = ((steps - first) / max(last - first, 0.001)).clamp(0, 1)
+    attention = scaling.get("attention_factor") or 0.1 * math.log(factor) + 1.0
+    return inverse * (1 - stretched) + inverse / factor * stretched, attention
+
+
+def tables(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
+    """Cosine and signed sine `f32[length, head_dim]` such that `rotate` is three operations."""
+    inverse, factor = frequencies(rope, head_dim)
+    # Angles are rounded to float32 before the cosine, as published checkpoints were trained.
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * inverse.float()
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate heads `x [T, heads, head_dim]` by tables of their rows `[T, 1, head_dim]`."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

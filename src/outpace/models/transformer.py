@@ -1,0 +1,121 @@
+"""The one decoder that every family is: RMSNorm, rotary, grouped attention, gated MLP.
+
+Shapes: T rows (tokens fed in one pass, of any number of sequences), H heads, K key/value heads,
+D head size.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outpace.models.config import ModelConfig
+from outpace.models.rope import rotate, tables
+
+
+class Attend(Protocol):
+    """Attention over whatever memory the caller keeps."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store `k, v [T, K, D]` for this layer and attend with `q [T, H, D]`: `[T, H, D]`."""
+        ...
+
+
+class Attention(nn.Module):
+    """Projections of one layer; what a row sees is the business of `attend`."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.heads, self.kv_heads = config.heads, config.kv_heads
+        width = config.heads * config.head_dim
+        rows = width + 2 * config.kv_heads * config.head_dim
+        self.qkv = nn.Linear(config.dim, rows, bias=config.qkv_bias)
+        self.out = nn.Linear(width, config.dim, bias=config.out_bias)
+        self.qk_norm = config.qk_norm
+        if config.qk_norm:
+            self.q_norm = nn.RMSNorm(config.head_dim, config.norm_eps)
+            self.k_norm = nn.RMSNorm(config.head_dim, config.norm_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """Attend with rows `x [T, dim]`."""
+        qkv = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
+        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 1)
+        if self.qk_norm:
+            q, k = qk.split((self.heads, self.kv_heads), 1)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1)
+        q, k = rotate(qk, cos, sin).split((self.heads, self.kv_heads), 1)
+        return self.out(attend(self.layer, q, k, v).reshape(x.shape[0], -1))
+
+
+class MLP(nn.Module):
+    """SwiGLU (Shazeer, 2020) with gate and up projection in one matrix."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.dim, 2 * config.mlp, bias=config.mlp_bias)
+        self.down = nn.Linear(config.mlp, config.dim, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map rows `x [T, dim]`."""
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    """One layer: attention and MLP, each normed before and added after."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.attention = Attention(config, layer)
+        self.mlp_norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """Map rows `x [T, dim]`."""
+        x = x + self.attention(self.attention_norm(x), cos, sin, attend)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Transformer(nn.Module):
+    """A decoder of any family: ids and positions in, hidden states out.
+
+    It knows neither cache nor mask nor method; `attend` brings them.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab, config.dim)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.norm = nn.RMSNorm(config.dim, config.norm_eps)
+        if not config.tied:
+            self.unembedding = nn.Linear(config.dim, config.vocab, bias=False)
+        for matrix in (p for p in self.parameters() if p.dim() == 2):
+            nn.init.normal_(matrix, std=0.02)
+        for name, table in zip(("cos", "sin"), self.rotary(), strict=True):
+            self.register_buffer(name, table, persistent=False)
+
+    def rotary(self) -> tuple[Tensor, Tensor]:
+        """Rotary tables for every position that the model was made for."""
+        return tables(self.config.rope, self.config.head_dim, self.config.max_length)
+
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states after the final norm, `[T, dim]`, of rows `ids i64[T]`."""
+        x = self.embedding(ids)
+        cos, sin = (t[positions].to(x.dtype).unsqueeze(1) for t in (self.cos, self.sin))
+        for block in self.blocks:
+            x = block(x, cos, sin, attend)
+        return self.norm(x)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits `[..., vocab]` of hidden states `[..., dim]`."""
+        weight = self.embedding.weight if self.config.tied else self.unembedding.weight
+        return F.linear(hidden, weight)

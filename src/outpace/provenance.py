@@ -1,0 +1,54 @@
+"""Where a result came from: revision, versions, machine, command."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import transformers
+
+from outpace.version import __version__
+
+
+def provenance() -> dict[str, Any]:
+    """What decides the numbers of a run, for the JSON that they are written to."""
+    return {
+        "outpace": __version__,
+        "revision": revision(),
+        "command": ["outpace" if Path(sys.argv[0]).stem == "__main__" else Path(sys.argv[0]).name]
+        + sys.argv[1:],
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": numpy.__version__,
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def revision() -> str | None:
+    """Commit of the source tree, `+` where it was changed; None outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def processor() -> str:
+    """Name of the CPU."""
+    described = Path("/proc/cpuinfo")
+    if described.is_file():
+        for line in described.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,208 @@
+"""Grade-school word problems with worked solutions in GSM8K's format, without end and by seed.
+
+A template is data: wordings of a question and, for each step, one equation over named quantities
+with wordings of its sentence. Every equation comes from one small table, so a problem is made by
+looking up equations that agree with the quantities known so far.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import product
+from random import Random
+from typing import Any
+from zlib import crc32
+
+Equation = tuple[int, int, int]
+
+SPLITS = ("train", "test", "unseen")
+TEST_EVERY = 50  # one question of so many belongs to the test split
+TOTAL = 70  # sums end here: a small model can learn every equation
+
+HE = "Tom Ben Sam Max Leo Dan Tim Jack Adam Paul Mark Luke Omar Ivan Hugo Noah Eric Finn Carl Ravi"
+SHE = "Amy Eva Mia Zoe Ann Lucy Kate Emma Sara Nina Rosa Lena Jane Ella Lily Maya Ruth Vera Iris"
+PRONOUNS = dict.fromkeys(HE.split(), ("he", "his", "him"))
+PRONOUNS |= dict.fromkeys(SHE.split(), ("she", "her", "her"))
+NAMES = tuple(PRONOUNS)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question and its worked answer, which ends in `#### ` and the result."""
+
+    question: str
+    answer: str
+
+    @property
+    def final(self) -> str:
+        """The result: what stands after `#### `."""
+        return self.answer.rpartition("#### ")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One equation over the names of quantities (or literal numbers), and wordings for it."""
+
+    left: str
+    op: str
+    right: str
+    result: str
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A kind of story: what it is about, how it asks, and the steps that solve it."""
+
+    things: tuple[str, ...]
+    questions: tuple[str, ...]
+    steps: tuple[Step, ...]
+    constants: dict[str, int]
+    search: tuple[Step, ...]
+
+
+def problems(split: str, count: int, *, seed: int = 0, start: int = 0) -> list[Problem]:
+    """Problems `start` to `start + count` of a split; each depends on its index alone."""
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
+    if count < 0 or start < 0:
+        raise ValueError(f"count and start must not be negative, got {count} and {start}")
+    return [_problem(split, Random(f"{split}/{seed}/{i}")) for i in range(start, start + count)]
+
+
+def drill(rng: Random) -> str:
+    """A line of six to eight bare equations, drawn as the training problems draw theirs."""
+    equations: list[str] = []
+    count = rng.randint(6, 8)
+    while len(equations) < count:
+        template = rng.choice(_templates()["train"])
+        values = _quantities(template, rng)
+        equations += [
+            _annotate(_term(step, values), values[step.result]) for step in template.steps
+        ]
+    return "".join(f" {equation}" for equation in equations[:count])
+
+
+def score(text: str, problem: Problem) -> bool:
+    """Whether the first `#### number` of a text is the problem's result: GSM8K's rule."""
+    found = re.search(r"#### (\-?[0-9\.\,]+)", text)
+    return found is not None and found[1].replace(",", "") == problem.final
+
+
+def _problem(split: str, rng: Random) -> Problem:
+    """Draw until the question falls into the split, which a hash of its text alone decides."""
+    unseen = split == "unseen"
+    templates = _templates()["unseen" if unseen else "train"]
+    while True:
+        template = rng.choice(templates)
+        values = _quantities(template, rng)
+        fields: dict[str, int | str] = {**values, **_cast(template, rng)}
+        question = rng.choice(template.questions).format_map(fields)
+        if unseen or _is_test(question) == (split == "test"):
+            return Problem(question, _answer(template, values, fields, rng))
+
+
+def _is_test(question: str) -> bool:
+    """Whether a question is kept for testing: no list to store, the same in every process."""
+    return crc32(question.encode()) % TEST_EVERY == 0
+
+
+def _answer(
+    template: Template, values: dict[str, int], fields: dict[str, int | str], rng: Random
+) -> str:
+    """The worked solution: a sentence for each step, then the last result."""
+    sentences = []
+    for step in template.steps:
+        term = _term(step, values)
+        fields["eq"] = f"{term}={_annotate(term, values[step.result])}"
+        sentences.append(rng.choice(step.sentences).format_map(fields))
+    return f"{' '.join(sentences)}\n#### {values[template.steps[-1].result]}"
+
+
+def _term(step: Step, values: dict[str, int]) -> str:
+    """The left side of a step in numbers, such as `4*6`."""
+    return f"{values[step.left]}{step.op}{values[step.right]}"
+
+
+def _annotate(term: str, result: int) -> str:
+    """GSM8K's calculator annotation with the result after it: `<<4*6=24>>24`."""
+    return f"<<{term}={result}>>{result}"
+
+
+def _cast(template: Template, rng: Random) -> dict[str, str]:
+    """The people and things of one story, with the pronouns of the main person."""
+    name, friend = rng.sample(NAMES, 2)
+    thing, other = rng.sample(template.things, 2)
+    he, his, him = PRONOUNS[name]
+    people = {"name": name, "friend": friend, "he": he, "his": his, "him": him}
+    return people | {"He": he.title(), "His": his.title(), "thing": thing, "other": other}
+
+
+def _quantities(template: Template, rng: Random) -> dict[str, int]:
+    """Numbers for all names of a template such that every step is an equation of the table."""
+    while True:
+        values = dict(template.constants)
+        for step in template.search:
+            known = values.get(step.left), values.get(step.right), values.get(step.result)
+            if not (found := _equations().get((step.op, *known))):
+                break
+            values[step.left], values[step.right], values[step.result] = rng.choice(found)
+        else:
+            return values
+
+
+def _facts() -> Iterator[tuple[str, Equation]]:
+    """Every equation of the stories: sums up to `TOTAL`, small products, and their inverses."""
+    numbers = range(2, TOTAL)
+    for x, y in product(numbers, numbers):
+        if x + y <= TOTAL:
+            yield "+", (x, y, x + y)
+            yield "-", (x + y, x, y)
+    for x, y in product(range(2, 13), (*range(2, 13), 20)):
+        if min(x, y) < 10 and x * y <= 100:
+            yield "*", (x, y, x * y)
+            yield "/", (x * y, x, y)
+
+
+@cache
+def _equations() -> dict[tuple[str, int | None, int | None, int | None], list[Equation]]:
+    """The equations by operation and any choice of known numbers (`None`: not known)."""
+    index = defaultdict(list)
+    for op, equation in _facts():
+        for x, y, z in product(*((number, None) for number in equation)):
+            index[op, x, y, z].append(equation)
+    return dict(index)
+
+
+def _template(entry: dict[str, Any]) -> Template:
+    """Read one template."""
+    steps = tuple(_step(*step) for step in entry["steps"])
+    # Products and quotients fit least often, so they are drawn first, and from the end: a factor
+    # is small, while any sum or product may be asked to give it.
+    scarce = [step for step in reversed(steps) if step.op in "*/"]
+    names = {name for step in steps for name in (step.left, step.right, step.result)}
+    return Template(
+        things=tuple(entry["things"]),
+        questions=tuple(entry["questions"]),
+        steps=steps,
+        constants={name: int(name) for name in names if name.isdigit()},
+        search=(*scarce, *(step for step in steps if step.op in "+-")),
+    )
+
+
+def _step(equation: str, *sentences: str) -> Step:
+    """Read a step such as `t=a*b` with its wordings."""
+    result, term = equation.split("=")
+    left, op, right = re.split(r"([-+*/])", term)
+    return Step(left, op, right, result, sentences)
+
+
+@cache
+def _templates() -> dict[str, tuple[Template, ...]]:
+    """The templates of each kind, read from the data file next to this module."""
+    stories = json.loads(files(__package__).joinpath("stories.json").read_text("utf-8"))
+    return {kind: tuple(map(_template, entries)) for kind, entries in stories.items()}
