@@ -1,0 +1,120 @@
+"""Attention for training: each row sees at most two ranges of keys on one flat axis of packed rows.
+
+Shapes: T rows, H query heads, K key heads, D head size. `ranges` is i32[T, 2, 2]: half-open.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Span = tuple[int, int]
+
+
+def causal(length: int) -> Tensor:
+    """Ranges of one document whose row i sees the rows up to itself."""
+    ranges = torch.zeros(length, 2, 2, dtype=torch.int32)
+    ranges[:, 0, 1] = torch.arange(1, length + 1)
+    return ranges
+
+
+def full(length: int) -> Tensor:
+    """Ranges of one document whose rows all see one another."""
+    ranges = torch.zeros(length, 2, 2, dtype=torch.int32)
+    ranges[:, 0, 1] = length
+    return ranges
+
+
+def dense(ranges: Tensor, keys: int) -> Tensor:
+    """The boolean mask [T, keys] that the ranges mean; True where a row sees a key."""
+    slots = torch.arange(keys, device=ranges.device)
+    inside = (slots >= ranges[:, :, :1]) & (slots < ranges[:, :, 1:])
+    return inside.any(dim=1)
+
+
+def documents(ranges: Tensor) -> list[Span]:
+    """The independent pieces of the rows: cut wherever no row sees across."""
+    table = ranges.cpu().numpy()
+    rows = np.arange(len(table))
+    filled = table[:, :, 1] > table[:, :, 0]
+    first = np.minimum(rows, np.where(filled, table[:, :, 0], len(table)).min(axis=1))
+    last = np.maximum(rows, np.where(filled, table[:, :, 1], 0).max(axis=1) - 1)
+    bridges = np.zeros(len(table) + 1, dtype=np.int64)
+    np.add.at(bridges, first, 1)
+    np.add.at(bridges, last, -1)
+    ends = np.flatnonzero(np.cumsum(bridges)[:-1] == 0) + 1
+    return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Neighbouring documents of one length and kind, attended in one call."""
+
+    count: int
+    length: int
+    causal: bool
+    mask: Tensor | None  # bool[length, length]; None where full or causal
+
+
+class RangesAttention:
+    """The `attend` of a packed batch: one scaled-dot-product call a piece, without padding."""
+
+    def __init__(self, ranges: Tensor) -> None:
+        """Cut the rows into pieces once; every layer uses them."""
+        self.pieces = [
+            merged
+            for _, run in groupby(_pieces(ranges), key=_kind)
+            for merged in [_merge(list(run))]
+        ]
+        self.rows = [piece.count * piece.length for piece in self.pieces]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend q [T, H, D] over k, v [T, K, D]."""
+        kind = q.device.type
+        if kind == "cpu" and torch.is_autocast_enabled(kind):
+            # The CPU's attention is several times slower in bfloat16 than in float32.
+            with torch.autocast(kind, enabled=False):
+                return self(layer, q.float(), k.float(), v.float())
+        cut = (tensor.split(self.rows) for tensor in (q, k, v))
+        return torch.cat([_attend(p, *qkv) for p, *qkv in zip(self.pieces, *cut, strict=True)])
+
+
+def _pieces(ranges: Tensor) -> list[Piece]:
+    table = ranges.cpu()
+    return [_piece(table[start:stop] - start, ranges.device) for start, stop in documents(table)]
+
+
+def _piece(ranges: Tensor, device: torch.device) -> Piece:
+    length = len(ranges)
+    mask = dense(ranges, length)
+    if bool(mask.all()):
+        return Piece(1, length, causal=False, mask=None)
+    if torch.equal(mask, torch.ones_like(mask).tril()):
+        return Piece(1, length, causal=True, mask=None)
+    return Piece(1, length, causal=False, mask=mask.to(device))
+
+
+def _kind(piece: Piece) -> tuple[int, bool, int]:
+    return piece.length, piece.causal, 0 if piece.mask is None else id(piece)
+
+
+def _merge(run: Sequence[Piece]) -> Piece:
+    first = run[0]
+    return Piece(len(run), first.length, first.causal, first.mask)
+
+
+def _attend(piece: Piece, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    heads, groups = q.shape[1], q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
+    q, k, v = (
+        tensor.view(piece.count, piece.length, heads, -1).transpose(1, 2) for tensor in (q, k, v)
+    )
+    out = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=piece.mask, is_causal=piece.causal
+    )
+    return out.transpose(1, 2).flatten(0, 1)

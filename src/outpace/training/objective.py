@@ -1,0 +1,66 @@
+"""Objective: how an example becomes rows, and how rows are scored."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from numpy.random import Generator
+from torch import Tensor
+from torch.nn import functional
+
+from outpace.attention.ranges import RangesAttention
+from outpace.models.config import ModelConfig
+from outpace.models.transformer import Transformer
+from outpace.training.data import Example
+from outpace.training.rows import UNSCORED, Rows
+
+
+@dataclass(slots=True)
+class Loss:
+    """A sum over rows, and the metrics reported with it.
+
+    Attributes:
+        total: Weighted sum over the rows; the trainer divides it by their mass.
+        metrics: Name to (sum, count); their quotient over all processes is what is reported.
+    """
+
+    total: Tensor
+    metrics: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Models:
+    """The model that is trained and those that only look on, by role."""
+
+    trained: Transformer
+    others: Mapping[str, Transformer] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """A way to make rows; the options of a subclass are its fields."""
+
+    def bind(self, config: ModelConfig) -> Self:
+        """The objective with what it must know of the model; refuses one that does not fit."""
+        return self
+
+    def rows(self, example: Example, rng: Generator) -> Rows:
+        """Rows of one example; all chance comes from `rng`."""
+        raise NotImplementedError
+
+    def loss(self, models: Models, rows: Rows) -> Loss:
+        """Weighted cross-entropy of the scored rows."""
+        attend = RangesAttention(rows.ranges)
+        return cross_entropy(models.trained, models.trained(rows.ids, rows.positions, attend), rows)
+
+
+def cross_entropy(model: Transformer, hidden: Tensor, rows: Rows) -> Loss:
+    """Weighted cross-entropy, with logits made for the scored rows only."""
+    scored = torch.nonzero(rows.labels != UNSCORED).squeeze(1)
+    labels = rows.labels[scored]
+    logits = model.head(hidden[scored]).float()
+    losses = functional.cross_entropy(logits, labels, reduction="none")
+    hits = (logits.detach().argmax(dim=-1) == labels).sum()
+    counts = torch.tensor(float(len(scored)), device=hidden.device)
+    return Loss((losses * rows.weights[scored]).sum(), {"accuracy": (hits.float(), counts)})

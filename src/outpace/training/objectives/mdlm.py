@@ -1,0 +1,244 @@
+"""Masked diffusion: all rows see one another, masked ones are scored.
+
+By default the objective of MDLM (Sahoo et al., 2024) as LLaDA (Nie et al., 2025) and Dream (Ye et
+al., 2025) fine-tune with it. The options add rows that a small model needs in order to keep the
+arithmetic of the causal model that it was adapted from.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from outpace.attention.ranges import full
+from outpace.models.config import ModelConfig
+from outpace.training.data import Example
+from outpace.training.objective import Objective
+from outpace.training.objectives.sft import SFT
+from outpace.training.rows import UNSCORED, Rows
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MDLM(Objective):
+    """Masked diffusion over the response.
+
+    An example becomes one of four kinds of rows. *Uniform*, what `suffix`, `anchored` and `causal`
+    leave: every token is masked with one random probability t and weighs 1/t. *Suffix*: all is
+    masked from some slot on, which is what decoding from left to right meets. *Anchored*: many
+    short suffixes share one clean copy of the example, of which each sees what lies before it;
+    several times as many predictions a row, though the clean tokens do not see the masks.
+    *Causal*: next-token rows.
+
+    Attributes:
+        canvas: Smallest and largest length that the response is padded to with end tokens, drawn
+            for each example; by default it is not padded.
+        least: Smallest share of masked tokens in a uniform row.
+        suffix: Share of examples that become suffix rows.
+        anchored: Share of examples that become anchored rows.
+        causal: Share of examples that become causal rows.
+        starts: Share of suffixes that start on a marked token (see `Data.mark`).
+        short: Share of suffixes that end after a random few masks instead of at the end of the
+            canvas, as a limited lookahead does.
+        shortest: Fewest masks of a short suffix.
+        anchors: Suffixes of one anchored example.
+        longest: Most masks of an anchored suffix.
+        scored: Share of anchored examples whose clean copy is causal and scored as well.
+        peak: Weight of the first masked token of a suffix beyond that of one far from it.
+        floor: Weight of a masked token far from the start of a suffix.
+        decay: Slots over which that falls to a third.
+        suffix_weight: Weight of the rows of a suffix that stands alone.
+        end_weight: Weight of the end tokens that only pad.
+        mark_weight: Weight of marked tokens.
+        shift: 1 where row p - 1 scores slot p, 0 where row p does; taken from the model.
+        mask_id: The token of a hole; taken from the model.
+    """
+
+    canvas: tuple[int, int] | None = None
+    least: float = 1e-3
+    suffix: float = 0.0
+    anchored: float = 0.0
+    causal: float = 0.0
+    starts: float = 0.0
+    short: float = 0.5
+    shortest: int = 2
+    anchors: int = 6
+    longest: int = 16
+    scored: float = 0.0
+    peak: float = 2.5
+    floor: float = 0.15
+    decay: float = 4.0
+    suffix_weight: float = 1.0
+    end_weight: float = 1.0
+    mark_weight: float = 1.0
+    shift: int | None = None
+    mask_id: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("suffix", "anchored", "causal", "starts", "short", "scored"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a share between 0 and 1, not {getattr(self, name)}")
+        if self.suffix + self.anchored + self.causal > 1:
+            raise ValueError(
+                f"suffix {self.suffix}, anchored {self.anchored} and causal {self.causal} are "
+                "shares of the same examples; together they must not exceed 1"
+            )
+        if not 0 < self.least < 1:
+            raise ValueError(f"least must lie between 0 and 1, not {self.least}")
+        if self.canvas is not None and not 1 <= self.canvas[0] <= self.canvas[1]:
+            raise ValueError(f"canvas takes a smallest and a largest length, not {self.canvas}")
+        for name in ("shortest", "anchors", "longest", "decay"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+
+    def bind(self, config: ModelConfig) -> Self:
+        """Take shift and mask token from the model."""
+        mask_id = config.mask_id if self.mask_id is None else self.mask_id
+        if mask_id is None:
+            raise ValueError(
+                f"{config.architecture} has no mask token; adapt it to a family that has one, or "
+                "set mask_id"
+            )
+        if (self.causal or self.scored) and config.shift != 1:
+            raise ValueError("causal rows need a model of shift 1; set causal and scored to 0")
+        return replace(self, shift=config.shift, mask_id=mask_id)
+
+    def rows(self, example: Example, rng: Generator) -> Rows:
+        """One example as rows of one of the four kinds."""
+        kind = rng.random()
+        if kind < self.causal:
+            return self._causal(example, rng)
+        canvas, worth = self._canvas(example, rng)
+        # Slot 0 has no row before it, so a shifted model is never asked for it.
+        first = self.shift if not example.prompt else 0
+        if kind < self.causal + self.suffix:
+            return self._suffix(example, canvas, worth, self._starts(example, 1, rng)[0], rng)
+        if kind < self.causal + self.suffix + self.anchored:
+            return self._anchored(example, canvas, worth, rng)
+        share = self.least + (1 - self.least) * rng.random()
+        masked = rng.random(len(canvas)) < share
+        masked[:first] = False
+        weights = np.where(masked, worth / share, 0.0)
+        return self._rows(example.prompt, canvas, masked, weights, float(worth[first:].sum()))
+
+    def _causal(self, example: Example, rng: Generator) -> Rows:
+        return SFT(mark_weight=self.mark_weight).rows(example, rng)
+
+    def _canvas(self, example: Example, rng: Generator) -> tuple[list[int], Floats]:
+        """The padded response and what each token of it is worth."""
+        response, length = example.response, len(example.response)
+        worth = [self.mark_weight if mark else 1.0 for mark in example.marks]
+        if self.canvas is not None and example.ended:
+            low, high = (max(length, bound) for bound in self.canvas)
+            length = int(rng.integers(low, high + 1))
+        padding = length - len(response)
+        canvas = [*response, *[response[-1]] * padding]
+        return canvas, np.array([*worth, *[self.end_weight] * padding])
+
+    def _starts(self, example: Example, count: int, rng: Generator) -> list[int]:
+        """Response slots at which suffixes start, in order."""
+        first = self.shift if not example.prompt and len(example.response) > 1 else 0
+        anywhere = range(first or 0, len(example.response))
+        marked = [place for place in anywhere if example.marks[place]] or anywhere
+        chosen = {
+            int(rng.choice(marked if rng.random() < self.starts else anywhere))
+            for _ in range(count)
+        }
+        return sorted(chosen)
+
+    def _suffix(
+        self, example: Example, canvas: list[int], worth: Floats, start: int, rng: Generator
+    ) -> Rows:
+        """Mask from one slot on, and weigh what lies near it."""
+        masks = len(canvas) - start
+        if rng.random() < self.short:
+            masks = self._few(masks, rng)
+        canvas, worth = canvas[: start + masks], worth[: start + masks]
+        masked = np.arange(len(canvas)) >= start
+        weights = np.zeros(len(canvas))
+        weights[start:] = self.suffix_weight * worth[start:] * self._near(masks)
+        return self._rows(example.prompt, canvas, masked, weights, float(weights.sum()))
+
+    def _anchored(self, example: Example, canvas: list[int], worth: Floats, rng: Generator) -> Rows:
+        """A clean copy, and after it short suffixes that see what lies before them, and themselves.
+
+        The clean copy is cut where suffixes start, and no row sees past its cut: keys that a
+        suffix sees know nothing of what it must fill.
+        """
+        assert self.shift is not None and self.mask_id is not None, "bind the objective first"
+        clean = self._causal(example, rng)
+        prompt, total = len(example.prompt), len(clean)
+        starts = [s for s in self._starts(example, self.anchors, rng) if s + prompt >= self.shift]
+        if rng.random() >= self.scored:
+            cuts = np.array([*[prompt + start - self.shift for start in starts], total])
+            ends = cuts[np.searchsorted(cuts, np.arange(total), side="right")]
+            clean.ranges[:, 0, 1] = torch.from_numpy(ends)
+            clean.labels.fill_(UNSCORED)
+            clean.weights.zero_()
+            clean.mass = 0.0
+        parts = [clean]
+        tokens = np.array([*example.prompt, *canvas])
+        for start in starts:
+            masks = self._few(min(self.longest, len(canvas) - start), rng)
+            weights = worth[start : start + masks] * self._near(masks)
+            slots = np.arange(start - self.shift, start + masks) + prompt
+            masked = slots >= prompt + start
+            block = self._holes(tokens[slots], masked, np.pad(weights, (self.shift, 0)))
+            block.positions = torch.from_numpy(slots)
+            block.ranges[:, 0] = torch.tensor([0, slots[0]])
+            block.ranges[:, 1] = torch.tensor([total, total + len(slots)])
+            parts.append(block)
+            total += len(slots)
+        return Rows(
+            **{
+                name: torch.cat([getattr(part, name) for part in parts])
+                for name in ("ids", "positions", "ranges", "labels", "weights")
+            },
+            mass=sum(part.mass for part in parts),
+        )
+
+    def _few(self, most: int, rng: Generator) -> int:
+        """A number of masks, small ones as likely as large ones."""
+        least = min(self.shortest, most)
+        return int(least * (most / least) ** rng.random())
+
+    def _near(self, masks: int) -> Floats:
+        """Weights that fall with the distance from the first mask."""
+        return self.floor + self.peak * np.exp(-np.arange(masks) / self.decay)
+
+    def _rows(
+        self,
+        prompt: Sequence[int],
+        canvas: Sequence[int],
+        masked: Bools,
+        weights: Floats,
+        mass: float,
+    ) -> Rows:
+        """Prompt and canvas with holes, all of which see one another."""
+        given = len(prompt)
+        tokens = np.array([*prompt, *canvas])
+        rows = self._holes(tokens, np.pad(masked, (given, 0)), np.pad(weights, (given, 0)))
+        rows.mass = mass
+        return rows
+
+    def _holes(self, tokens: Ints, masked: Bools, weights: Floats) -> Rows:
+        """Replace masked tokens by holes and put each label on the row that scores it."""
+        assert self.shift is not None and self.mask_id is not None, "bind the objective first"
+        targets = np.where(masked, tokens, UNSCORED)
+        labels = np.append(targets[self.shift :], [UNSCORED] * self.shift)
+        scale = np.append(weights[self.shift :], [0.0] * self.shift)
+        return Rows(
+            ids=torch.from_numpy(np.where(masked, self.mask_id, tokens)),
+            positions=torch.arange(len(tokens)),
+            ranges=full(len(tokens)),
+            labels=torch.from_numpy(labels),
+            weights=torch.from_numpy(scale.astype(np.float32)),
+            mass=float(scale.sum()),
+        )

@@ -1,0 +1,79 @@
+"""Optimizers and the schedule of their learning rate."""
+
+from dataclasses import dataclass
+
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optim:
+    """How weights are updated.
+
+    Attributes:
+        optimizer: `adamw`, or `muon` (Jordan et al., 2024) for matrices and AdamW for the rest.
+        lr: Largest learning rate; Muon's updates are scaled to AdamW's size, so one serves both.
+        warmup: Steps over which the rate rises from zero.
+        decay: Share of the steps, at the end, over which it falls to zero.
+        weight_decay: Decoupled decay of matrices.
+        betas: Of AdamW.
+        momentum: Of Muon.
+        clip: Largest norm of the gradient; 0 leaves it alone.
+    """
+
+    optimizer: str = "adamw"
+    lr: float = 3e-4
+    warmup: int = 50
+    decay: float = 0.35
+    weight_decay: float = 0.02
+    betas: tuple[float, float] = (0.9, 0.98)
+    momentum: float = 0.95
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("adamw", "muon"):
+            raise ValueError(f"optimizer {self.optimizer!r} is unknown; choose adamw or muon")
+        if not 0 <= self.decay <= 1:
+            raise ValueError(f"decay is a share between 0 and 1, not {self.decay}")
+        if self.lr <= 0 or self.warmup < 0:
+            raise ValueError(f"lr {self.lr} must be positive and warmup {self.warmup} not negative")
+
+    def build(self, model: nn.Module) -> list[Optimizer]:
+        """Optimizers over the trainable parameters of a model."""
+        tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+        matrices, others, vectors = [], [], []
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            if parameter.ndim < 2:
+                vectors.append(parameter)
+            elif id(parameter) in tables or "unembedding" in name or self.optimizer == "adamw":
+                others.append(parameter)
+            else:
+                matrices.append(parameter)
+        groups = [
+            {"params": others, "weight_decay": self.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        filled = [group for group in groups if group["params"]]
+        built: list[Optimizer] = [AdamW(filled, lr=self.lr, betas=self.betas)] if filled else []
+        if matrices:
+            built.append(
+                Muon(
+                    matrices,
+                    lr=self.lr,
+                    weight_decay=self.weight_decay,
+                    momentum=self.momentum,
+                    adjust_lr_fn="match_rms_adamw",
+                )
+            )
+        if not built:
+            raise ValueError("the model has no trainable parameters")
+        return built
+
+    def rate(self, step: int, steps: int) -> float:
+        """Learning rate of a step, counted from zero."""
+        rise = min((step + 1) / (self.warmup + 1), 1.0)
+        falling = self.decay * steps
+        fall = min((steps - step) / (falling + 1), 1.0) if falling else 1.0
+        return self.lr * min(rise, fall)

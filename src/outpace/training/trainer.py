@@ -1,0 +1,251 @@
+"""The loop: rows in, gradients averaged over processes, a checkpoint now and then."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+from numpy.random import default_rng
+from torch import Tensor, nn
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from outpace.models.load import load_model, load_tokenizer, resolve, save_model
+from outpace.models.transformer import Transformer
+from outpace.training import checkpoint, report
+from outpace.training.data import Data, Examples
+from outpace.training.objective import Models, Objective
+from outpace.training.optim import Optim
+from outpace.training.report import Report
+from outpace.training.rows import Rows, pack
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """How long and in what portions a run trains.
+
+    Attributes:
+        steps: Updates of the weights.
+        batch: Examples an update, over all processes.
+        accumulation: Portions in which a process feeds its share of them.
+        seed: Of the data order, the noise and fresh weights.
+        precision: `no` (the dtype of the weights) or `bf16` (autocast).
+        log_every: Steps between lines of the log.
+        save_every: Steps between checkpoints.
+    """
+
+    steps: int = 1000
+    batch: int = 32
+    accumulation: int = 1
+    seed: int = 0
+    precision: str = "no"
+    log_every: int = 20
+    save_every: int = 200
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "accumulation", "log_every", "save_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.precision not in ("no", "bf16"):
+            raise ValueError(f"precision {self.precision!r} is unknown; choose no or bf16")
+
+    def share(self, processes: int) -> int:
+        """Examples of one portion of one process; refuses a batch that does not divide."""
+        size, rest = divmod(self.batch, processes * self.accumulation)
+        if rest:
+            raise ValueError(
+                f"batch {self.batch} does not divide into {processes} processes with "
+                f"accumulation {self.accumulation}"
+            )
+        return size
+
+
+class Scored(nn.Module):
+    """Model and objective as one module, so that what wraps it sees the whole loss."""
+
+    def __init__(self, objective: Objective, models: Models, precision: str) -> None:
+        super().__init__()
+        self.objective, self.models, self.precision = objective, models, precision
+        self.trained = models.trained
+
+    def forward(self, rows: Rows) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        """The weighted sum over rows, and the metrics."""
+        # Accelerate would fix the precision for all trainers of the process.
+        with torch.autocast(rows.ids.device.type, torch.bfloat16, self.precision == "bf16"):
+            loss = self.objective.loss(self.models, rows)
+        return loss.total, loss.metrics
+
+
+class Trainer:
+    """Train one model on one objective; killed at any moment, it goes on from its checkpoint."""
+
+    def __init__(
+        self,
+        model: str | Transformer,
+        objective: Objective,
+        *,
+        data: str | Data,
+        out: str | Path,
+        tokenizer: str | Path | None = None,
+        optim: Optim | None = None,
+        loop: Loop | None = None,
+        others: Mapping[str, Transformer] | None = None,
+        source: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Refuse what does not fit together, before any work.
+
+        Args:
+            model: A folder, a name, or a model in memory (then `tokenizer` names its folder).
+            others: Models by role that the objective looks at and that are not trained.
+            source: What the provenance says of the model; its name or configuration by default.
+            options: Fields of `Loop` and `Optim`, by name.
+        """
+        self.loop, self.optim = _options(loop or Loop(), optim or Optim(), options)
+        if isinstance(model, Transformer) and tokenizer is None:
+            raise ValueError("a model in memory needs tokenizer, the folder of its tokenizer")
+        self.tokenizer = resolve(tokenizer if tokenizer is not None else str(model))
+        self.data = Data(path=data) if isinstance(data, str) else data
+        self.model = model if isinstance(model, Transformer) else load_model(model)
+        longest = min(self.data.longest, self.model.config.max_length)
+        cut = replace(self.data, longest=longest)
+        self.examples = Examples(cut, _tokenizer(self.tokenizer), self.loop.seed)
+        self.objective = objective.bind(self.model.config)
+        self.out = Path(out)
+        named = {"init": model} if isinstance(model, str) else dict(self.model.config.source)
+        self.settings = self._settings(source or named)
+        report.refuse_other(self.out, self.settings)
+        self.accelerator = _accelerator()
+        self.loop.share(self.accelerator.num_processes)
+        optimizers = self.optim.build(self.model.requires_grad_(True).train())
+        device = self.accelerator.device
+        frozen = {role: m.requires_grad_(False).to(device) for role, m in (others or {}).items()}
+        self.scored, *self.optimizers = self.accelerator.prepare(
+            Scored(self.objective, Models(self.model, frozen), self.loop.precision), *optimizers
+        )
+
+    def fit(self, steps: int | None = None) -> float:
+        """Train up to a number of steps; the loss of the last logged ones."""
+        steps = steps or self.loop.steps
+        folder = self.out / "checkpoints"
+        path = checkpoint.newest(folder)
+        first = 0 if path is None else checkpoint.load(path, self.model, self.optimizers)
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        log = Report(self.out, self.accelerator, first, steps, self.settings, size)
+        for step in range(first, steps):
+            log.add(*self._step(step, steps))
+            if (step + 1) % self.loop.log_every == 0 or step + 1 == steps:
+                log.write(step + 1, self.optim.rate(step, steps))
+            if (step + 1) % self.loop.save_every == 0 or step + 1 == steps:
+                if self.accelerator.is_main_process:
+                    checkpoint.save(folder, self.model, self.optimizers, step + 1)
+                self.accelerator.wait_for_everyone()
+        return log.loss
+
+    def export(self, folder: str | Path) -> None:
+        """Write the model in its family's published format, with its tokenizer."""
+        if self.accelerator.is_main_process:
+            save_model(self.model, folder)
+            for name in TOKENIZER_FILES:
+                if (self.tokenizer / name).is_file():
+                    shutil.copyfile(self.tokenizer / name, Path(folder) / name)
+        self.accelerator.wait_for_everyone()
+
+    def close(self) -> None:
+        """Leave the group of processes."""
+        self.accelerator.end_training()
+
+    def _step(self, step: int, steps: int) -> tuple[Tensor, Tensor, dict[str, Any], int]:
+        """One update; the summed loss, its mass, metrics and rows of this process."""
+        rate = self.optim.rate(step, steps)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        batches = self._batches(step)
+        mass = torch.tensor(sum(rows.mass for rows in batches), device=self.accelerator.device)
+        everyone = self.accelerator.reduce(mass.clone(), reduction="mean")
+        total = torch.zeros((), device=self.accelerator.device)
+        metrics: dict[str, Any] = {}
+        for rows in batches[:-1]:
+            with self.accelerator.no_sync(self.scored):
+                total += self._backward(rows, everyone, metrics)
+        total += self._backward(batches[-1], everyone, metrics)
+        if self.optim.clip:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.optim.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        return total, mass, metrics, sum(len(rows) for rows in batches)
+
+    def _backward(self, rows: Rows, mass: Tensor, metrics: dict[str, Any]) -> Tensor:
+        # Gradients are averaged over processes, so dividing by the mean mass gives one big batch's.
+        loss: Tensor
+        loss, parts = self.scored(rows.to(self.accelerator.device))
+        self.accelerator.backward(loss / mass)
+        for name, (value, count) in parts.items():
+            old = metrics.get(name, (0.0, 0.0))
+            metrics[name] = old[0] + value.detach(), old[1] + count
+        return loss.detach()
+
+    def _batches(self, step: int) -> list[Rows]:
+        """The rows of this process in a step: a function of the seed, the step and its rank."""
+        processes, rank = self.accelerator.num_processes, self.accelerator.process_index
+        numbers = range(step * self.loop.batch + rank, (step + 1) * self.loop.batch, processes)
+        parts = [
+            self.objective.rows(self.examples[n], default_rng([self.loop.seed, n, 2]))
+            for n in numbers
+        ]
+        size = self.loop.share(processes)
+        return [pack(parts[i : i + size]) for i in range(0, len(parts), size)]
+
+    def _settings(self, model: Mapping[str, Any]) -> dict[str, Any]:
+        """All that decides the run, for the log, the provenance and the check of a resume."""
+        return {
+            "model": dict(model),
+            "objective": {"name": type(self.objective).__name__.lower(), **asdict(self.objective)},
+            "data": asdict(self.data),
+            "optim": asdict(self.optim),
+            "train": asdict(self.loop),
+            "out": str(self.out),
+        }
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        raise ValueError(f"{folder} has no tokenizer.json; give tokenizer, a folder that has one")
+    return tokenizer
+
+
+def _options(loop: Loop, optim: Optim, options: Mapping[str, Any]) -> tuple[Loop, Optim]:
+    known: Sequence[str] = [*asdict(loop), *asdict(optim)]
+    if unknown := sorted(set(options) - set(known)):
+        raise ValueError(f"unknown options {', '.join(unknown)}; known are {', '.join(known)}")
+    return (
+        replace(loop, **{k: v for k, v in options.items() if hasattr(loop, k)}),
+        replace(optim, **{k: v for k, v in options.items() if hasattr(optim, k)}),
+    )
+
+
+def _accelerator() -> Accelerator:
+    kwargs = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+    cpu = not torch.accelerator.is_available()
+    accelerator = Accelerator(cpu=cpu, kwargs_handlers=[kwargs])
+    if accelerator.num_processes > 1 and cpu:
+        # Threads of several processes would wait for one another at every operation.
+        torch.set_num_threads(1)
+    return accelerator

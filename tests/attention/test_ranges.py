@@ -1,0 +1,79 @@
+"""Ranges equal the boolean mask that they mean."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from outpace.attention.ranges import RangesAttention, causal, dense, documents, full
+
+
+def two_ranges() -> torch.Tensor:
+    """Four context rows, causal, then two blocks of two that see a prefix and themselves."""
+    ranges = torch.zeros(8, 2, 2, dtype=torch.int32)
+    ranges[:4] = causal(4)
+    ranges[4:6] = torch.tensor([[0, 2], [4, 6]])
+    ranges[6:8] = torch.tensor([[0, 3], [6, 8]])
+    return ranges
+
+
+def packed() -> torch.Tensor:
+    """Documents of several kinds and lengths side by side."""
+    parts = [causal(3), causal(3), full(3), full(5), two_ranges(), two_ranges(), causal(1)]
+    starts = torch.tensor([0, *[len(part) for part in parts[:-1]]]).cumsum(0)
+    return torch.cat([part + int(start) for part, start in zip(parts, starts, strict=True)])
+
+
+def brute(ranges: torch.Tensor) -> torch.Tensor:
+    """The mask of the ranges, an entry at a time."""
+    rows = range(len(ranges))
+    return torch.tensor(
+        [[any(a <= key < b for a, b in ranges[row].tolist()) for key in rows] for row in rows]
+    )
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor):
+    """One masked call over all rows."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
+    q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)[0].transpose(0, 1)
+
+
+def test_the_dense_mask_is_what_the_ranges_say():
+    ranges = packed()
+    assert torch.equal(dense(ranges, len(ranges)), brute(ranges))
+
+
+def test_documents_are_cut_where_no_row_sees_across():
+    spans = documents(packed())
+    assert spans == [(0, 3), (3, 6), (6, 9), (9, 14), (14, 22), (22, 30), (30, 31)]
+
+
+def test_a_row_that_sees_only_later_or_earlier_keys_joins_them():
+    ranges = torch.zeros(4, 2, 2, dtype=torch.int32)
+    ranges[0, 0] = torch.tensor([1, 2])
+    ranges[3, 0] = torch.tensor([2, 3])
+    assert documents(ranges) == [(0, 2), (2, 4)]
+
+
+def test_neighbours_of_one_length_and_kind_share_a_call():
+    pieces = RangesAttention(packed()).pieces
+    assert [(piece.count, piece.length) for piece in pieces[:3]] == [(2, 3), (1, 3), (1, 5)]
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_attention_equals_one_masked_call_and_so_do_gradients(kv_heads: int):
+    torch.manual_seed(0)
+    ranges = packed()
+    q = torch.randn(len(ranges), 4, 8, requires_grad=True)
+    k, v = (torch.randn(len(ranges), kv_heads, 8, requires_grad=True) for _ in "kv")
+    got = RangesAttention(ranges)(0, q, k, v)
+    want = attention(q, k, v, brute(ranges))
+    assert torch.allclose(got, want, atol=1e-5)
+    weights = torch.randn_like(want)
+    for ours, theirs in zip(
+        torch.autograd.grad((got * weights).sum(), (q, k, v)),
+        torch.autograd.grad((want * weights).sum(), (q, k, v)),
+        strict=True,
+    ):
+        assert torch.allclose(ours, theirs, atol=1e-5)

@@ -1,0 +1,99 @@
+"""Examples by number: from the story, and from JSON lines."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from outpace.models.load import ZOO, load_tokenizer
+from outpace.training.data import Data, Examples, touched
+
+TOKENIZER = load_tokenizer(ZOO / "vocabulary")
+RESULT = r"(?<==)\d+(?=>>)"
+END = TOKENIZER.eos_token_id
+
+
+def lines(path: Path, *records: object) -> str:
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return str(path)
+
+
+def test_marks_are_the_tokens_that_a_regular_expression_touches():
+    offsets = [(0, 2), (2, 3), (3, 5), (5, 7)]
+    assert touched(re.compile(r"\d+"), "a=12>>3", offsets) == [False, True, True, True]
+    assert touched(re.compile(r"(?<==)\d+"), "a=12>>3", offsets) == [False, True, True, False]
+
+
+def test_a_story_example_is_a_function_of_seed_and_number():
+    data = Data(path="story:train", drills=0.5, mark=RESULT)
+    first, again = (Examples(data, TOKENIZER, seed=3) for _ in range(2))
+    assert [first[n] for n in (5, 1, 9)] == [again[n] for n in (5, 1, 9)]
+    assert Examples(data, TOKENIZER, seed=4)[5] != first[5]
+
+
+def test_story_answers_end_and_their_results_are_marked():
+    example = Examples(Data(path="story:train", mark=RESULT), TOKENIZER)[0]
+    assert example.ended and example.response[-1] == END
+    text = TOKENIZER.decode(example.response)
+    results = [part.split(">>")[0].split("=")[1] for part in text.split("<<")[1:]]
+    pairs = zip(example.response, example.marks, strict=True)
+    assert TOKENIZER.decode([token for token, mark in pairs if mark]) == "".join(results)
+    assert TOKENIZER.decode(example.prompt).endswith("\n")
+
+
+def test_drills_are_bare_and_do_not_end():
+    example = Examples(Data(path="story:train", drills=1.0), TOKENIZER)[0]
+    assert not example.prompt and not example.ended and END not in example.response
+
+
+def test_both_shapes_of_json_lines_are_read_in_a_new_order_each_epoch(tmp_path: Path):
+    plain = {"prompt": "1+1", "response": "2"}
+    chat = {"messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]}
+    examples = Examples(Data(path=lines(tmp_path / "a", plain, chat)), TOKENIZER)
+    assert examples[0] == examples[1]
+    assert TOKENIZER.decode(examples[0].prompt) == "1+1\n"
+    assert examples[0].response[-1] == END
+    records = [{"prompt": "p", "response": str(n)} for n in range(8)]
+    examples = Examples(Data(path=lines(tmp_path / "b", *records)), TOKENIZER)
+    epochs = [
+        [TOKENIZER.decode(examples[n].response[:-1]) for n in range(e, e + 8)] for e in (0, 8)
+    ]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == [str(n) for n in range(8)]
+    assert epochs[0] != epochs[1]
+
+
+def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path):
+    record = {"prompt": "1 2 3", "response": "4 5 6 7 8 9"}
+    data = Data(path=lines(tmp_path / "a", record), longest=8)
+    example = Examples(data, TOKENIZER)[0]
+    assert len(example.prompt) + len(example.response) == 8
+    assert not example.ended and END not in example.response
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"prompt": "no response"}, "a:1 needs prompt and response"),
+        ({"messages": [{"role": "user", "content": "?"}]}, "messages that end"),
+        ([1], "found list"),
+    ],
+)
+def test_malformed_lines_are_named(tmp_path: Path, record: object, message: str):
+    with pytest.raises(ValueError, match=message):
+        Examples(Data(path=lines(tmp_path / "a", record)), TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": "absent.jsonl"}, "no data at"),
+        ({"path": "story:test"}, "not for training"),
+        ({"path": "a.jsonl", "drills": 0.5}, "drills belong"),
+        ({"path": "story:train", "drills": 2.0}, "share"),
+        ({"path": "story:train", "mark": "("}, "no regular expression"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, object], message: str):
+    with pytest.raises(ValueError, match=message):
+        Examples(Data(**options), TOKENIZER)

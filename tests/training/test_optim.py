@@ -1,0 +1,38 @@
+"""Which optimizer updates what, and how fast."""
+
+import pytest
+from torch.optim import AdamW, Muon
+
+from helpers import published
+from outpace.models.load import translate
+from outpace.models.transformer import Transformer
+from outpace.training.optim import Optim
+
+
+def test_the_rate_rises_stays_and_falls_to_nothing():
+    optim = Optim(lr=1.0, warmup=4, decay=0.5)
+    rates = [round(optim.rate(step, 20), 3) for step in range(20)]
+    assert rates[:5] == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert rates[5:10] == [1.0] * 5
+    assert rates[-1] == pytest.approx(1 / 11, abs=1e-3)
+    assert sorted(rates[10:], reverse=True) == rates[10:]
+
+
+def test_muon_takes_the_matrices_of_the_blocks_only():
+    model = Transformer(translate(published()))
+    adamw, muon = Optim(optimizer="muon").build(model)
+    assert isinstance(adamw, AdamW) and isinstance(muon, Muon)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    own = {names[id(p)] for group in muon.param_groups for p in group["params"]}
+    assert own == {
+        n for n, p in model.named_parameters() if n.startswith("blocks") and p.dim() == 2
+    }
+    rest = {names[id(p)] for group in adamw.param_groups for p in group["params"]}
+    assert rest | own == set(names.values())
+
+
+def test_frozen_models_and_unknown_optimizers_are_refused():
+    with pytest.raises(ValueError, match="choose adamw or muon"):
+        Optim(optimizer="sgd")
+    with pytest.raises(ValueError, match="no trainable"):
+        Optim().build(Transformer(translate(published())).requires_grad_(False))

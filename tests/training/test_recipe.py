@@ -1,0 +1,81 @@
+"""Recipes are checked before anything is built."""
+
+from pathlib import Path
+
+import pytest
+
+from outpace.training.objectives import SFT
+from outpace.training.recipe import read, train
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPE = """
+[model]
+init = "some-model"
+[objective]
+name = "sft"
+[data]
+path = "story:train"
+[train]
+steps = 10
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def test_a_recipe_names_everything_else_by_default(recipe: Path):
+    read_back = read(recipe)
+    assert read_back.objective == SFT() and read_back.out == "runs/mine"
+    assert read_back.train.steps == 10 and read_back.train.batch == 32
+
+
+def test_overrides_are_dotted_or_bare(recipe: Path):
+    changed = read(recipe, ["optim.lr=0.5", "steps=3", "out=/tmp/x", "prompt_weight=0.2"])
+    assert changed.optim.lr == 0.5 and changed.train.steps == 3 and changed.out == "/tmp/x"
+    assert changed.objective == SFT(prompt_weight=0.2)
+    assert read(recipe, ["objective.name=mdlm", "suffix=0.5"]).objective.suffix == 0.5
+    assert read(recipe, ["objective.name=mdlm", "canvas=[2, 3]"]).objective.canvas == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("steps", "write key=value"),
+        ("speed=1", "'speed' is unknown; known are out"),
+        ("optim.speed=1", r"\[optim\]: unknown speed; known are optimizer, lr"),
+        ("objective.name=grpo", "objective 'grpo' is unknown; known are mdlm, sft"),
+        ("other.lr=1", "unknown other; known are model, data, optim, train, objective, out"),
+        ("train.steps.more=1", "is no section"),
+        ("optim.lr=-1", "must be positive"),
+    ],
+)
+def test_unknown_keys_are_refused(recipe: Path, override: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        read(recipe, [override])
+
+
+def test_files_that_are_no_recipes_are_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="no recipe at"):
+        read(tmp_path / "absent.toml")
+    (tmp_path / "broken.toml").write_text("[model")
+    with pytest.raises(ValueError, match="is not TOML"):
+        read(tmp_path / "broken.toml")
+    (tmp_path / "empty.toml").write_text('[objective]\nname = "sft"\n[data]\npath = "a"\n')
+    with pytest.raises(ValueError, match="needs init, or config and tokenizer"):
+        read(tmp_path / "empty.toml")
+
+
+def test_processes_that_do_not_fit_are_refused(recipe: Path):
+    with pytest.raises(ValueError, match="at least 1"):
+        train(recipe, processes=0)
+    with pytest.raises(ValueError, match="does not divide into 3"):
+        train(recipe, processes=3)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_recipes_of_the_project_are_read(path: Path):
+    assert read(path).out == f"runs/{path.stem}"

@@ -1,0 +1,29 @@
+"""Packing lays documents side by side and moves their ranges along."""
+
+import pytest
+import torch
+
+from outpace.attention.ranges import causal, full
+from outpace.training.rows import Rows, pack
+
+
+def document(ids: list[int], ranges: torch.Tensor) -> Rows:
+    size = len(ids)
+    labels = torch.tensor(ids) + 100
+    return Rows(
+        torch.tensor(ids), torch.arange(size), ranges, labels, torch.ones(size), float(size)
+    )
+
+
+def test_documents_are_sorted_by_length_and_their_ranges_moved():
+    packed = pack([document([1, 2, 3], full(3)), document([4, 5], causal(2))])
+    assert packed.ids.tolist() == [4, 5, 1, 2, 3]
+    assert packed.positions.tolist() == [0, 1, 0, 1, 2]
+    assert packed.ranges[:, 0].tolist() == [[0, 1], [0, 2], [2, 5], [2, 5], [2, 5]]
+    assert packed.labels.tolist() == [104, 105, 101, 102, 103]
+    assert packed.mass == 5
+
+
+def test_nothing_to_pack_is_refused():
+    with pytest.raises(ValueError, match="no rows"):
+        pack([])
