@@ -60,7 +60,7 @@ class Text:
         special = [str(token) for token in tokenizer.added_tokens_decoder.values()]
         if not any(mark in message["content"] for message in messages for mark in special):
             text = self.render(messages)
-            return tokenizer(text, add_special_tokens=False).input_ids  # type: ignore[no-any-return]
+            return tokenizer(text, add_special_tokens=False).input_ids
         # Contents are cut out of the rendered template, so that only its own marks are special.
         stand_ins = [f"\u27ea{index}\u27eb" for index in range(len(messages))]
         rest = self.render([{**m, "content": s} for m, s in zip(messages, stand_ins, strict=True)])

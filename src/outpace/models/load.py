@@ -13,7 +13,10 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2TokenizerFast,  # type: ignore[attr-defined]
+)
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.models.config import ModelConfig

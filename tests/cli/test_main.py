@@ -1,0 +1,166 @@
+"""Commands as a user types them, on the models of the zoo."""
+
+import json
+import re
+
+import pytest
+
+from outpace.cli.main import COMMANDS, main
+
+STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
+
+
+@pytest.fixture
+def outpace(capsys):
+    """Run a command line: exit status, output, errors."""
+
+    def run(*args):
+        with pytest.raises(SystemExit) as ended:
+            main(args)
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_generate_streams_an_answer_and_one_line_of_statistics(outpace):
+    status, out, _ = outpace("generate", "tiny-aux", STORY, "--max-tokens", "96")
+    assert status == 0
+    assert "#### " in out
+    assert re.search(r"\d+ tokens in \d+ forwards: [\d.]+ tokens per forward", out)
+
+
+def test_generate_takes_the_flags_of_its_method(outpace):
+    status, out, _ = outpace(
+        *("generate", "tiny-dream", STORY, "--max-tokens", "64", "--temperature", "0"),
+        *("--method", "apd", "--verifier", "tiny-aux", "--ratio", "0.5", "--window", "none"),
+    )
+    assert status == 0
+    per_forward = float(re.search(r"([\d.]+) tokens per forward", out)[1])
+    assert per_forward > 1.5
+
+
+def test_same_seed_same_text(outpace):
+    args = ("generate", "tiny-dream", STORY, "--max-tokens", "24", "--temperature", "1")
+    texts = [outpace(*args, "--seed", seed)[1].rsplit("\n", 2)[0] for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_help_shows_the_flags_of_the_named_method_only(outpace):
+    _, out, _ = outpace("generate", "--method", "apd", "--help")
+    assert "--ratio" in out and "--verifier" in out
+    _, out, _ = outpace("generate", "--method", "left_to_right", "--help")
+    assert "--lookahead" in out and "--ratio" not in out
+
+
+def test_trace_shows_every_forward_with_its_holes(outpace):
+    status, out, _ = outpace(
+        *("trace", "tiny-dream", STORY, "--max-tokens", "32"),
+        *("--method", "apd", "--verifier", "tiny-aux"),
+    )
+    assert status == 0
+    assert "target" in out and "verifier" in out and "░" in out
+
+
+def test_evaluate_writes_headline_metrics_with_provenance(outpace, tmp_path):
+    path = tmp_path / "result.json"
+    status, out, _ = outpace(
+        *("evaluate", "tiny-aux", "--task", "story", "--limit", "8", "--batch", "4"),
+        *("--json", str(path)),
+    )
+    assert status == 0 and "±" in out
+    written = json.loads(path.read_text())
+    (result,) = written["results"]
+    assert written["provenance"]["torch"]
+    assert result["problems"] == 8 and result["accuracy"] >= 0.5
+    assert 0.9 < result["tokens_per_forward"] < 1 < result["tokens_per_second"]
+
+
+def test_evaluate_reads_gsm8k_from_a_file(outpace, tmp_path):
+    path = tmp_path / "test.jsonl"
+    path.write_text(json.dumps({"question": STORY, "answer": "5*7-9 = 26\n#### 26"}) + "\n")
+    status, out, _ = outpace("evaluate", "tiny-aux", "--task", "gsm8k", "--data", str(path))
+    assert status == 0 and "100.0%" in out
+
+
+def test_race_compares_methods_on_the_same_problems(outpace):
+    entries = ("tiny-dream left_to_right tokens=4", "tiny-dream apd verifier=tiny-aux ratio=0.5")
+    status, out, _ = outpace("race", "--limit", "2", "--entry", entries[0], "--entry", entries[1])
+    assert status == 0
+    assert "left_to_right tokens=4" in out and "ratio=0.5" in out and "accuracy" in out
+
+
+def test_race_takes_a_prompt(outpace):
+    status, out, _ = outpace("race", STORY, "--entry", "tiny-aux autoregressive")
+    assert status == 0 and "accuracy" not in out
+
+
+def test_models_and_methods_are_listed(outpace):
+    _, out, _ = outpace("models")
+    assert "tiny-dream" in out and "DreamModel" in out
+    _, out, _ = outpace("methods")
+    assert "autoregressive" in out and "--lookahead" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("generate", "no-such-model", "x"), "no-such-model"),
+        (("generate", "tiny-aux", ""), "empty"),
+        (("generate", "tiny-aux", "x", "--method", "nonsense"), "autoregressive"),
+        (("generate", "tiny-aux", "x", "--method", "apd"), "--verifier"),
+        (("generate", "tiny-aux", "x", "--method", "apd", "--verifier", "tiny-aux"), "diffusion"),
+        (("generate", "tiny-aux", "x", "--max-tokens", "0"), "max_tokens"),
+        (("generate", "tiny-aux", "x", "--max-tokens", "100000"), "slots"),
+        (("generate", "tiny-aux", "x", "--temperature", "-1"), "temperature"),
+        (("generate", "tiny-aux", "x", "--temperature", "nan"), "temperature"),
+        (("generate", "tiny-aux", "x", "--top-p", "0"), "top_p"),
+        (("generate", "tiny-aux", "x", "--dtype", "int4"), "bfloat16"),
+        (("generate", "tiny-dream", "x", "--method", "left_to_right", "--window", "0"), "window"),
+        (("generate", "tiny-dream", "x", "--method", "left_to_right", "--tokens", "a"), "int"),
+        (
+            (
+                *("generate", "tiny-dream", "x", "--method", "apd"),
+                *("--verifier", "tiny-aux", "--ratio", "1.5"),
+            ),
+            "ratio",
+        ),
+        (("evaluate", "tiny-aux", "--task", "nonsense"), "story"),
+        (("evaluate", "tiny-aux", "--limit", "0"), "limit"),
+        (("evaluate", "tiny-aux", "--task", "gsm8k"), "--data"),
+        (("race", "x", "--entry", "tiny-aux"), "MODEL METHOD"),
+        (("race", "x", "--entry", "tiny-dream apd verifier=tiny-aux size=3"), "size"),
+        (("train", "no-such.toml"), "no-such.toml"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(outpace, args, says):
+    status, _, err = outpace(*args)
+    assert status == 2
+    assert err.startswith("outpace: ") and err.count("\n") == 1 and says in err
+
+
+def test_the_command_line_is_frozen(outpace):
+    """A new flag is a decision: it is added here and to the documentation."""
+    assert {name: flags(outpace(name, "--help")[1]) for name in COMMANDS} == {
+        "generate": SAMPLING
+        | {"--method", "--top-k", "--stop", "--raw", "--dtype", "--device", "--help"},
+        "race": {
+            *("--entry", "--limit", "--max-tokens", "--temperature", "--seed"),
+            *("--dtype", "--device", "--json", "--help"),
+        },
+        "trace": SAMPLING | {"--method", "--raw", "--dtype", "--device", "--help"},
+        "evaluate": SAMPLING
+        | {"--method", "--task", "--data", "--limit", "--batch"}
+        | {"--dtype", "--device", "--json", "--help"},
+        "train": {"--processes", "--help"},
+        "models": {"--help"},
+        "methods": {"--help"},
+    }
+
+
+SAMPLING = {"--max-tokens", "--temperature", "--top-p", "--seed"}
+
+
+def flags(text):
+    """Flags that a help page describes."""
+    return set(re.findall(r"^│ \*?\s*(--[a-z-]+)", text, re.MULTILINE))
