@@ -218,6 +218,8 @@ class LLM:
             self.text.agrees(self.texts[name], self.config.vocab, runner.config.vocab)
             if runner.config.bidirectional:
                 raise ValueError(f"{role} must be a causal model, but {name} is a diffusion model")
+            # What only the longer of two embeddings has is padding, and never to be said.
+            self.target.vocab = min(self.target.vocab, runner.config.vocab)
         return runners
 
     def sampling(

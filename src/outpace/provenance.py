@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -17,19 +18,23 @@ from outpace.version import __version__
 
 
 def provenance() -> dict[str, Any]:
-    """What decides the numbers of a run, for the JSON that they are written to."""
+    """What decides the numbers of a run, for the JSON that they are written to.
+
+    Absolute paths of the command are cut to their last part.
+    """
     return {
         "outpace": __version__,
         "revision": revision(),
-        "command": ["outpace" if Path(sys.argv[0]).stem == "__main__" else Path(sys.argv[0]).name]
-        + sys.argv[1:],
+        "command": [Path(word).name if os.path.isabs(word) else word for word in sys.argv],
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "numpy": numpy.__version__,
         "processor": processor(),
+        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "load": [round(load, 2) for load in os.getloadavg()],
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 

@@ -66,6 +66,8 @@ class Text:
         rest = self.render([{**m, "content": s} for m, s in zip(messages, stand_ins, strict=True)])
         ids: list[int] = []
         for stand_in, message in zip(stand_ins, messages, strict=True):
+            if stand_in not in rest:
+                continue  # a template may leave messages out
             before, _, rest = rest.partition(stand_in)
             ids += tokenizer(before, add_special_tokens=False).input_ids
             ids += self.plain(message["content"])

@@ -35,7 +35,7 @@ class Forward:
         start: row i is stored in slot `start + i`.
         mask: what rows see of each other.
         positions: rotary positions; `start, start + 1, …` by default.
-        reach: slots that the last block sees; `start + n` by default.
+        reach: slots that the last block of a FULL or block mask sees; `start + n` by default.
         predict: slots whose tokens are wanted; the one after the last row by default.
         read: how logits become tokens and scores.
         model: role of the model that runs it.
@@ -58,7 +58,7 @@ class Forward:
     @property
     def seen(self) -> int:
         """Number of slots that the last row sees."""
-        return self.end if self.reach is None else self.reach
+        return self.end if self.reach is None or self.mask == CAUSAL else self.reach
 
     def stops(self) -> IntArray:
         """First slot that each row does not see, `i64[n]`."""
@@ -96,10 +96,11 @@ class Forward:
         """The wanted slots."""
         return (self.end,) if self.predict is None else self.predict
 
-    def check(self, vocab: int, slots: int, written: int) -> None:
-        """Raise `ValueError` for what a model of this vocabulary and memory cannot run.
+    def check(self, *, vocab: int, length: int, slots: int, written: int) -> None:
+        """Raise `ValueError` for what a model cannot run.
 
-        `slots` is the room of the sequence, `written` how far it has been filled.
+        `vocab` and `length` are the model's, `slots` is the room of the sequence, `written` how
+        far it has been filled.
         """
         if not self.ids:
             raise ValueError("a forward needs at least one row")
@@ -114,10 +115,25 @@ class Forward:
             raise ValueError(f"rows end at slot {self.end - 1}, but {slots} slots were reserved")
         if self.seen > max(written, self.end):
             raise ValueError(f"reach {self.reach} reads slots that were never written")
-        if self.positions is not None and len(self.positions) != len(self.ids):
-            raise ValueError(f"{len(self.positions)} positions for {len(self.ids)} rows")
-        if not isinstance(self.mask, str) and sum(self.mask) != len(self.ids):
-            raise ValueError(f"block lengths {self.mask} do not add up to {len(self.ids)} rows")
+        if self.seen < self.end:
+            raise ValueError(f"reach {self.reach} hides rows, which end at slot {self.end - 1}")
+        self._check_rows(length)
+
+    def _check_rows(self, length: int) -> None:
+        """Raise `ValueError` where positions or block lengths do not fit the rows."""
+        if self.positions is not None:
+            if len(self.positions) != len(self.ids):
+                raise ValueError(f"{len(self.positions)} positions for {len(self.ids)} rows")
+            if min(self.positions) < 0 or max(self.positions) >= length:
+                bad = next(place for place in self.positions if not 0 <= place < length)
+                raise ValueError(f"position {bad} lies outside the model's length of {length}")
+        if not isinstance(self.mask, str) and (
+            sum(self.mask) != len(self.ids) or min(self.mask) < 1
+        ):
+            raise ValueError(
+                f"block lengths {self.mask} do not add up to {len(self.ids)} rows, "
+                "or one is not positive"
+            )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -229,5 +229,5 @@ def gumbel(keys: Tensor, vocab: int) -> Tensor:
     low, high = keys[:, None] & WORD, keys[:, None] >> 32
     uniform = (scramble(scramble(columns ^ low) ^ high).float() + 0.5) * 2.0**-32
     # An exponential as -log(1 - u) keeps full precision where it is small, which is where the
-    # winners of the arg-max come from.
-    return -(-(-uniform).log1p()).log()
+    # winners of the arg-max come from. Rounding may have made u a one, whose log is infinite.
+    return -(-(-uniform.clamp(max=1 - 2.0**-24)).log1p()).log()

@@ -115,7 +115,8 @@ class Engine:
         seconds = time.perf_counter() - began
         for (job, forward), prediction in zip(work, predictions, strict=True):
             job.seconds += seconds
-            if forward is job.forward:
+            # A listener may have cancelled it meanwhile.
+            if forward is job.forward and not job.done:
                 self.resume(job, prediction)
         return True
 
@@ -129,7 +130,9 @@ class Engine:
             self.tell(job)
             return
         assert job.forward is not None
-        self.waiting[job.runners[job.forward.model].name].remove(job)
+        waiting = self.waiting[job.runners[job.forward.model].name]
+        if job in waiting:
+            waiting.remove(job)
         self.finish(job)
 
     def admit(self) -> None:
@@ -143,6 +146,8 @@ class Engine:
             job.began = time.perf_counter()
             job.decoding = job.method.decode(job.seq)
             self.advance(job, None)
+            if job.done:
+                self.finish(job)
 
     def reserve(self, job: Job) -> bool:
         """Reserve the slots of a request in all of its models, or in none."""
@@ -189,12 +194,12 @@ class Engine:
         """Give a method what it waited for, and note the step that it made of it."""
         whole, before = job.whole, len(job.seq)
         assert whole is not None
+        # Read before the method goes on: it may have fed the sequence's own list, which grows.
+        step = Step(whole.model, whole.start, len(whole.ids), whole.seen, 0, job.seconds)
+        job.seconds = 0.0
         self.advance(job, prediction)
         kept = len(job.seq) - before
-        job.seq.trace.append(
-            Step(whole.model, whole.start, len(whole.ids), whole.seen, kept, job.seconds)
-        )
-        job.seconds = 0.0
+        job.seq.trace.append(replace(step, kept=kept))
         if job.done:
             self.finish(job)
         elif kept:
@@ -207,7 +212,12 @@ class Engine:
             forward = next(job.decoding) if prediction is None else job.decoding.send(prediction)
             table = job.tables[forward.model]
             config = job.runners[forward.model].config
-            forward.check(config.vocab, table.size, table.written)
+            forward.check(
+                vocab=config.vocab,
+                length=config.max_length,
+                slots=table.size,
+                written=table.written,
+            )
             forward.predicted_rows(config.shift)
         except StopIteration:
             if job.seq.finish_reason is None:

@@ -1,9 +1,6 @@
 """What a run writes about itself: where it came from, and a line of metrics now and then."""
 
 import json
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +12,7 @@ from accelerate import Accelerator
 from rich.console import Console
 from torch import Tensor
 
-from outpace.version import __version__
+from outpace.provenance import provenance
 
 RUN = "run.json"
 FREE = {"out", "train.steps", "train.log_every", "train.save_every", "train.accumulation"}
@@ -41,7 +38,7 @@ class Report:
         self.sums: dict[str, list[Tensor]] = {}
         if accelerator.is_main_process:
             out.mkdir(parents=True, exist_ok=True)
-            facts = {**provenance(accelerator), "parameters": parameters, "settings": settings}
+            facts = {**origin(accelerator), "parameters": parameters, "settings": settings}
             (out / RUN).write_text(json.dumps(facts, indent=2) + "\n")
             _rewind(self.metrics, first)
             self.console.print(json.dumps(settings), soft_wrap=True)
@@ -98,30 +95,15 @@ def refuse_other(out: Path, settings: Mapping[str, Any]) -> None:
         )
 
 
-def provenance(accelerator: Accelerator) -> dict[str, Any]:
-    """Versions and machine, as far as they decide the numbers."""
+def origin(accelerator: Accelerator) -> dict[str, Any]:
+    """Provenance of a run, with the device and the number of processes."""
     device = accelerator.device
     return {
-        "outpace": __version__,
-        "revision": _revision(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
+        **provenance(),
         "accelerate": accelerate.__version__,
-        "arguments": sys.argv[1:],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "processes": accelerator.num_processes,
-        "threads": torch.get_num_threads(),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-
-
-def _revision() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
 
 
 def _rewind(path: Path, step: int) -> None:

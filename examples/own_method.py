@@ -1,0 +1,54 @@
+"""A decoding method in a file of one's own: draft by copying, verify in one pass."""
+
+from dataclasses import dataclass
+
+from outpace import LLM
+from outpace.decoding import Decoding, Forward, Sequence, agreement
+from outpace.methods import Autoregressive, Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptLookup(Method):
+    """Guess that what followed the last few tokens before follows them again (Saxena, 2023)."""
+
+    tokens: int = 6
+    match: int = 2
+
+    def __post_init__(self) -> None:
+        if min(self.tokens, self.match) < 1:
+            raise ValueError("tokens and match must be at least 1")
+
+    def decode(self, seq: Sequence) -> Decoding:
+        """Feed the last token and a draft; keep what the model says as well, and one token more."""
+        read, drafted = seq.read(), []
+        out = yield Forward(ids=seq.ids, start=0, read=read)
+        while seq.commit(out.tokens[: agreement(drafted, out.tokens) + 1]):
+            n = len(seq)
+            drafted = self.draft(seq.ids, seq.limit - n - 1)
+            out = yield Forward(
+                ids=[seq.ids[-1], *drafted],
+                start=n - 1,
+                predict=range(n, n + len(drafted) + 1),
+                read=read,
+            )
+
+    def draft(self, ids: list[int], room: int) -> list[int]:
+        """What stood behind the most recent earlier copy of the last tokens."""
+        tail = ids[-self.match :]
+        for end in range(len(ids) - 1, self.match - 1, -1):
+            if ids[end - self.match : end] == tail:
+                return ids[end : end + min(self.tokens, room)]
+        return []
+
+
+def main() -> None:
+    """The same text in fewer forwards."""
+    story = "Ann makes 7 bikes a day for 4 days. 2 of the bikes are broken. How many are good?"
+    llm = LLM("tiny-ar")
+    for method in (Autoregressive(), PromptLookup(match=1)):
+        (output,) = llm.generate(story, method=method, max_tokens=128)
+        print(f"{method}: {output.forwards} forwards\n{output.text}")
+
+
+if __name__ == "__main__":
+    main()

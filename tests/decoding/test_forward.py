@@ -1,0 +1,151 @@
+"""A forward is a write and then a read: which slots each row sees, which rows predict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outpace.decoding import CAUSAL, FULL, Forward
+
+ROWS = [7, 7, 7, 7, 7]
+PLAIN = Forward(ids=ROWS, start=10)
+
+
+def test_end_is_the_slot_behind_the_rows() -> None:
+    """And by default all that is seen."""
+    assert (PLAIN.end, PLAIN.seen) == (15, 15)
+    assert replace(PLAIN, mask=FULL, reach=20).seen == 20
+
+
+def test_causal_rows_see_up_to_themselves() -> None:
+    """The default mask."""
+    assert PLAIN.stops().tolist() == [11, 12, 13, 14, 15]
+
+
+def test_full_rows_see_all_rows() -> None:
+    """Every slot below the end."""
+    assert replace(PLAIN, mask=FULL).stops().tolist() == [15] * 5
+
+
+def test_full_rows_see_as_far_as_they_reach() -> None:
+    """Slots behind the rows that an earlier forward has filled."""
+    assert replace(PLAIN, mask=FULL, reach=20).stops().tolist() == [20] * 5
+
+
+def test_reach_means_nothing_to_causal_rows() -> None:
+    """Each stops at itself; nobody sees further."""
+    reaching = replace(PLAIN, reach=20)
+    assert reaching.stops().tolist() == [11, 12, 13, 14, 15]
+    assert reaching.seen == 15
+
+
+def test_blocks_see_to_their_own_end() -> None:
+    """Lengths of consecutive blocks."""
+    assert replace(PLAIN, mask=(2, 3)).stops().tolist() == [12, 12, 15, 15, 15]
+
+
+def test_only_the_last_block_reaches_further() -> None:
+    """What is behind the rows lies behind the earlier blocks too."""
+    assert replace(PLAIN, mask=(2, 3), reach=18).stops().tolist() == [12, 12, 18, 18, 18]
+
+
+@given(st.integers(0, 50), st.integers(1, 12))
+def test_causal_is_blocks_of_one_and_full_is_one_block(start: int, rows: int) -> None:
+    """One integer a row is all that a mask is."""
+    forward = Forward(ids=[0] * rows, start=start)
+    singles, single = replace(forward, mask=(1,) * rows), replace(forward, mask=(rows,))
+    assert forward.stops().tolist() == singles.stops().tolist()
+    assert replace(forward, mask=FULL).stops().tolist() == single.stops().tolist()
+
+
+@given(st.integers(0, 50), st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_a_row_sees_itself_and_never_a_later_block(start: int, lengths: list[int]) -> None:
+    """Whatever the blocks."""
+    forward = Forward(ids=[0] * sum(lengths), start=start, mask=tuple(lengths))
+    stops = forward.stops()
+    first = start
+    for length in lengths:
+        for slot in range(first, first + length):
+            assert stops[slot - start] == first + length > slot
+        first += length
+
+
+def test_row_before_predicts_where_the_model_shifts() -> None:
+    """Every causal model, and Dream: row p - 1 predicts slot p."""
+    assert replace(PLAIN, predict=[11, 15]).predicted_rows(shift=1).tolist() == [0, 4]
+
+
+def test_row_itself_predicts_where_it_does_not() -> None:
+    """LLaDA: row p predicts slot p."""
+    assert replace(PLAIN, predict=[10, 14]).predicted_rows(shift=0).tolist() == [0, 4]
+
+
+def test_next_slot_is_predicted_by_default() -> None:
+    """By the last row."""
+    assert PLAIN.predicted_rows(shift=1).tolist() == [4]
+    assert list(PLAIN.predicted_slots()) == [15]
+
+
+def test_default_means_nothing_without_shift() -> None:
+    """The slot behind the last row has no row of its own."""
+    with pytest.raises(ValueError, match="only a model with shift 1 predicts; name the slots"):
+        PLAIN.predicted_rows(shift=0)
+
+
+def test_nothing_may_be_predicted() -> None:
+    """A forward that only fills the cache."""
+    nothing = replace(PLAIN, predict=())
+    assert nothing.predicted_rows(shift=1).tolist() == []
+    assert list(nothing.predicted_slots()) == []
+
+
+@pytest.mark.parametrize(
+    ("shift", "slot", "row"), [(1, 10, 9), (1, 16, 15), (0, 9, 9), (0, 15, 15)]
+)
+def test_slot_whose_row_is_not_fed_is_named(shift: int, slot: int, row: int) -> None:
+    """With the row that would predict it, and what the forward does hold."""
+    wanted = f"slot {slot} is predicted by the row of slot {row}, .* holds slots 10 to 14"
+    with pytest.raises(ValueError, match=wanted):
+        replace(PLAIN, predict=[11, slot]).predicted_rows(shift)
+
+
+def check(forward: Forward, *, vocab: int = 8, slots: int = 40, written: int = 10) -> None:
+    """Check a forward against a small model and memory."""
+    forward.check(vocab=vocab, length=100, slots=slots, written=written)
+
+
+def test_rows_right_behind_what_was_written_are_fine() -> None:
+    """And over it: nothing is rolled back."""
+    check(PLAIN)
+    check(replace(PLAIN, start=0))
+    check(replace(PLAIN, start=35), written=35)
+    check(replace(PLAIN, start=3, mask=FULL, reach=10))
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (replace(PLAIN, ids=[]), "at least one row"),
+        (replace(PLAIN, ids=[7, 8]), "token id 8 lies outside the vocabulary of 8"),
+        (replace(PLAIN, ids=[7, -1]), "token id -1 lies outside"),
+        (replace(PLAIN, start=11), "start at slot 11, but only 10 slots have been written"),
+        (replace(PLAIN, start=-1), "start at slot -1"),
+        (replace(PLAIN, ids=ROWS * 7), "end at slot 44, but 40 slots were reserved"),
+        (replace(PLAIN, mask=FULL, reach=16), "reach 16 reads slots that were never written"),
+        (replace(PLAIN, positions=[1, 2]), "2 positions for 5 rows"),
+        (replace(PLAIN, mask=(2, 2)), r"block lengths \(2, 2\) do not add up to 5 rows"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_forward_that_cannot_run_is_refused(forward: Forward, message: str) -> None:
+    """With what is wrong with it."""
+    with pytest.raises(ValueError, match=message):
+        check(forward)
+
+
+def test_masks_have_names() -> None:
+    """Methods write CAUSAL and FULL."""
+    assert PLAIN.mask == CAUSAL != FULL

@@ -1,0 +1,275 @@
+"""Logits to tokens and scores: laws, filters, and noise that knows no neighbours."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from helpers import chi_square
+from outpace.decoding import GREEDY, Sample, Sampling
+from outpace.decoding.sampling import gumbel, keep_top_k, noise_keys, nucleus
+
+CPU = torch.device("cpu")
+LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.9, 0.5, 0.0, -0.3, -0.5, -1.0, -1.2, -2.0, -4.0])
+DRAWS = 24_000
+LIKELY = 1e-3
+
+
+def draw(
+    logits: Tensor, sampling: Sampling, slots: range, *, step: int = 0, chunk: int = 10**6
+) -> Tensor:
+    """Tokens that one request draws from logits `[r, V]` of these slots."""
+    read = Sample.group([Sample(sampling=sampling, step=step)], [slots], CPU)
+    rows = [slice(i, min(i + chunk, len(slots))) for i in range(0, len(slots), chunk)]
+    return torch.cat([read(logits[part], part).tokens for part in rows])
+
+
+def many(sampling: Sampling, logits: Tensor = LOGITS) -> Tensor:
+    """Draws from the same logits at many slots."""
+    return draw(logits.expand(DRAWS, -1), sampling, range(DRAWS))
+
+
+def law(sampling: Sampling, logits: Tensor = LOGITS) -> Tensor:
+    """The distribution that these settings mean, by sorting."""
+    logits = logits.double() / sampling.temperature
+    ranked, order = logits.sort(descending=True)
+    if sampling.top_k is not None:
+        ranked[sampling.top_k :] = -torch.inf
+    mass = ranked.softmax(-1)
+    mass[mass.cumsum(-1) - mass > sampling.top_p] = 0
+    return torch.zeros_like(mass).scatter(-1, order, mass / mass.sum())
+
+
+SAMPLINGS = [
+    Sampling(temperature=1.0),
+    Sampling(temperature=0.6, seed=1),
+    Sampling(temperature=2.0, seed=2),
+    Sampling(temperature=1.0, top_p=0.7, seed=3),
+    Sampling(temperature=0.8, top_p=0.9, seed=4),
+    Sampling(temperature=1.0, top_k=4, seed=5),
+    Sampling(temperature=1.3, top_k=6, top_p=0.8, seed=6),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_draws_follow_the_law(sampling: Sampling) -> None:
+    """Chi-square of 24,000 draws over a vocabulary of 12."""
+    assert chi_square(many(sampling), law(sampling)) > LIKELY
+
+
+@pytest.mark.parametrize(
+    ("drawn", "wrong"),
+    [
+        (Sampling(temperature=1.0), Sampling(temperature=1.1)),
+        (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.97)),
+        (Sampling(temperature=1.0, top_p=0.7), Sampling(temperature=1.0, top_p=0.8)),
+        (Sampling(temperature=1.0, top_k=4), Sampling(temperature=1.0, top_k=5)),
+        (Sampling(temperature=0.6), Sampling(temperature=0.36)),
+    ],
+    ids=str,
+)
+def test_the_test_above_sees_a_wrong_law(drawn: Sampling, wrong: Sampling) -> None:
+    """Draws of one law are not taken for another."""
+    assert chi_square(many(drawn), law(wrong)) < LIKELY
+
+
+def test_law_holds_over_seeds_and_over_steps() -> None:
+    """Not only over the slots of one request."""
+    half = Sampling(temperature=1.0, top_p=0.9)
+    seeds = [Sample(sampling=Sampling(temperature=1.0, top_p=0.9, seed=s)) for s in range(DRAWS)]
+    steps = [Sample(sampling=half, step=step) for step in range(DRAWS)]
+    logits = LOGITS.expand(DRAWS, -1)
+    for reads in (seeds, steps):
+        read = Sample.group(reads, [[17]] * DRAWS, CPU)
+        assert chi_square(read(logits, slice(0, DRAWS)).tokens, law(half)) > LIKELY
+
+
+def test_draws_of_neighbouring_slots_are_independent() -> None:
+    """Pairs follow the product of the law."""
+    fair = torch.zeros(4)
+    tokens = many(Sampling(temperature=1.0), fair)
+    pairs = tokens[::2] * 4 + tokens[1::2]
+    assert chi_square(pairs, torch.full((16,), 1 / 16)) > LIKELY
+
+
+def test_zero_temperature_takes_the_most_probable() -> None:
+    """The first of equals."""
+    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 1.0]])
+    read = Sample.group([GREEDY], [[4, 5]], CPU)
+    assert read(logits, slice(0, 2)).tokens.tolist() == [1, 0]
+
+
+def test_low_temperature_comes_to_the_same() -> None:
+    """Without a special case."""
+    logits = torch.randn(200, 12, generator=torch.Generator().manual_seed(0))
+    cold = draw(logits, Sampling(temperature=1e-4), range(200))
+    assert torch.equal(cold, logits.argmax(-1))
+
+
+rows = st.lists(st.integers(-30, 30), min_size=2, max_size=20, unique=True)
+
+
+@given(rows, st.integers(1, 25))
+def test_top_k_keeps_the_k_largest(values: list[int], k: int) -> None:
+    """As sorting does."""
+    logits = torch.tensor([values]) / 8
+    kept = keep_top_k(logits, torch.tensor([k]))
+    largest = set(sorted(values, reverse=True)[:k])
+    expected = [v / 8 if v in largest else -np.inf for v in values]
+    assert kept[0].tolist() == expected
+
+
+def test_top_k_keeps_ties_and_each_row_has_its_own() -> None:
+    """No order is made up between equals; a row without limit keeps all."""
+    logits = torch.tensor([[1.0, 2.0, 1.0, 0.0]] * 3)
+    kept = keep_top_k(logits, torch.tensor([2, 1, 2**31])).isfinite()
+    assert kept.tolist() == [
+        [True, True, True, False],
+        [False, True, False, False],
+        [True, True, True, True],
+    ]
+
+
+@given(rows, st.integers(1, 100), st.integers(0, 2**32))
+@settings(max_examples=200)
+def test_nucleus_is_the_one_of_a_sort(values: list[int], percent: int, seed: int) -> None:
+    """The arg-max of the noise over the tokens that a sort and a running sum would keep."""
+    logits, top_p = torch.tensor([values]) / 8, percent / 100
+    noised = logits + gumbel(torch.tensor([seed]), len(values))
+    ranked, order = logits.double().sort(descending=True)
+    mass = ranked.softmax(-1)
+    above = mass.cumsum(-1) - mass
+
+    def best(edge: float) -> int:
+        inside = torch.zeros(1, len(values), dtype=torch.bool).scatter(-1, order, above <= edge)
+        return int(noised.masked_fill(~inside, -torch.inf).argmax())
+
+    # Where a sum meets the edge to the last bit, both sides of it are right.
+    chosen = int(nucleus(logits, noised, torch.tensor([top_p])))
+    assert chosen in {best(top_p - 1e-6), best(top_p + 1e-6)}
+
+
+def test_nucleus_keeps_the_token_that_crosses_the_edge() -> None:
+    """Half of the mass is above the second token, all of it above the third."""
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    noised = torch.tensor([[0.0, 1.0, 2.0]])
+    assert int(nucleus(logits, noised, torch.tensor([0.6]))) == 1
+    assert int(nucleus(logits, noised, torch.tensor([0.4]))) == 0
+    assert int(nucleus(logits, noised, torch.tensor([1.0]))) == 2
+
+
+settings_of_a_request = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.5]),
+    top_p=st.sampled_from([0.5, 0.9, 1.0]),
+    top_k=st.sampled_from([None, 1, 3, 50]),
+    seed=st.integers(-5, 2**40),
+)
+requests = st.lists(
+    st.tuples(settings_of_a_request, st.integers(0, 60), st.integers(0, 9), st.integers(0, 4)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(requests, st.integers(1, 7))
+def test_neighbours_and_chunks_change_no_draw(batch: list[tuple], chunk: int) -> None:
+    """Noise depends on (seed, slot, step), not on the place in the batch or how it is cut."""
+    slots = [range(first, first + count) for _, first, count, _ in batch]
+    reads = [Sample(sampling=sampling, step=step) for sampling, *_, step in batch]
+    total = sum(map(len, slots))
+    logits = torch.randn(total, 12, generator=torch.Generator().manual_seed(0))
+    read = Sample.group(reads, slots, CPU)
+    parts = [slice(i, min(i + chunk, total)) for i in range(0, total, chunk)]
+    together = [token for part in parts for token in read(logits[part], part).tokens.tolist()]
+    alone, first = [], 0
+    for (sampling, *_, step), wanted in zip(batch, slots, strict=True):
+        own = logits[first : first + len(wanted)]
+        alone += draw(own, sampling, wanted, step=step).tolist() if len(wanted) else []
+        first += len(wanted)
+    assert together == alone
+
+
+@given(st.integers(0, 10**6), st.integers(0, 1000), st.integers(0, 1000))
+def test_seed_step_and_slot_all_change_the_noise(seed: int, step: int, slot: int) -> None:
+    """And nothing else does."""
+    key = noise_keys(seed, step, [slot])
+    assert key == noise_keys(seed, step, [slot + 1, slot])[1:]
+    others = (noise_keys(seed + 1, step, [slot]), noise_keys(seed, step + 1, [slot]))
+    assert all(key != other for other in (*others, noise_keys(seed, step, [slot + 1])))
+
+
+@given(st.integers(0, 61), st.integers(0, 2**62 - 1))
+def test_every_bit_of_a_key_changes_its_noise(bit: int, key: int) -> None:
+    """In all columns but a few at the most."""
+    noise, other = gumbel(torch.tensor([key, key ^ (1 << bit)]), 12)
+    assert int((noise == other).sum()) <= 1
+
+
+def test_noise_of_a_column_does_not_depend_on_the_vocabulary() -> None:
+    """So that two models of one tokenizer share it, padded or not."""
+    keys = torch.from_numpy(noise_keys(1, 2, range(50)).astype(np.int64))
+    assert torch.equal(gumbel(keys, 30), gumbel(keys, 40)[:, :30])
+
+
+def test_noise_is_finite_and_of_the_right_size() -> None:
+    """Mean 0.5772 and variance pi^2 / 6 of the standard Gumbel law."""
+    keys = torch.from_numpy(noise_keys(0, 0, range(2000)).astype(np.int64))
+    noise = gumbel(keys, 100).double()
+    assert bool(noise.isfinite().all())
+    assert abs(float(noise.mean()) - 0.57722) < 0.01
+    assert abs(float(noise.var()) - np.pi**2 / 6) < 0.03
+
+
+def test_noise_is_finite_at_the_largest_of_all_words() -> None:
+    """A token that alone is left by top-k must win, so its noise may not be minus infinity."""
+    key = torch.tensor([354322316450070530])  # its first column is the word 2 ** 32 - 1
+    assert bool(gumbel(key, 3).isfinite().all())
+
+
+def test_scores_are_those_of_the_raw_logits() -> None:
+    """Whatever the temperature: probability of the token, entropy in nats, lead of the best."""
+    logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]).log() + 3
+    read = Sample(
+        sampling=Sampling(temperature=0.5, top_k=1), scores=("confidence", "entropy", "margin")
+    )
+    out = Sample.group([read], [[0, 1]], CPU)(logits, slice(0, 2))
+    assert out.tokens.tolist() == [0, 2]
+    entropy = [-sum(p * np.log(p) for p in row) for row in ([0.5, 0.3, 0.2], [0.1, 0.1, 0.8])]
+    assert out.scores["confidence"].tolist() == pytest.approx([0.5, 0.8], abs=1e-5)
+    assert out.scores["entropy"].tolist() == pytest.approx(entropy, abs=1e-5)
+    assert out.scores["margin"].tolist() == pytest.approx([0.2, 0.7], abs=1e-5)
+
+
+def test_entropy_counts_impossible_tokens_as_nothing() -> None:
+    """A mask that may not be said has probability zero."""
+    read = Sample.group([Sample(scores=("entropy",))], [[0]], CPU)
+    out = read(torch.tensor([[1.0, 1.0, -1e30]]), slice(0, 1))
+    assert float(out.scores["entropy"][0]) == pytest.approx(np.log(2), abs=1e-6)
+
+
+def test_only_wanted_scores_are_made() -> None:
+    """Each is another pass over the vocabulary."""
+    read = Sample.group([GREEDY, Sample(scores=("margin",))], [[0], [0]], CPU)
+    assert set(read(torch.zeros(2, 5), slice(0, 2)).scores) == {"margin"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -0.1}, "temperature .* not -0.1"),
+        ({"temperature": float("inf")}, "temperature .* not inf"),
+        ({"temperature": float("nan")}, "temperature .* not nan"),
+        ({"top_p": 0.0}, "top_p .* not 0.0"),
+        ({"top_p": 1.01}, "top_p .* not 1.01"),
+        ({"top_k": 0}, "top_k .* not 0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(options: dict, message: str) -> None:
+    """With the value."""
+    with pytest.raises(ValueError, match=message):
+        Sampling(**options)

@@ -1,0 +1,91 @@
+"""Committing is the only way for a token to become output."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outpace.decoding import Sampling, Sequence
+
+EOS = 9
+
+
+def sequence(max_tokens: int = 5) -> Sequence:
+    """A request with a prompt of three tokens."""
+    return Sequence(prompt=[1, 2, 3], max_tokens=max_tokens, eos=frozenset([EOS]))
+
+
+def test_new_sequence_is_its_prompt() -> None:
+    """Which is not the caller's list."""
+    seq = sequence()
+    assert (seq.ids, len(seq), seq.tokens, seq.limit) == ([1, 2, 3], 3, [], 8)
+    assert seq.commit([4]) and seq.prompt == [1, 2, 3]
+
+
+def test_committed_tokens_are_output() -> None:
+    """And more may come."""
+    seq = sequence()
+    assert seq.commit([4, 5])
+    assert (seq.ids, seq.tokens, seq.finish_reason) == ([1, 2, 3, 4, 5], [4, 5], None)
+
+
+def test_end_of_sequence_ends_and_is_no_output() -> None:
+    """Nor is what comes behind it."""
+    seq = sequence()
+    assert not seq.commit([4, EOS, 5])
+    assert (seq.tokens, seq.finish_reason) == ([4], "stop")
+
+
+def test_limit_cuts() -> None:
+    """Exactly at the last token that fits."""
+    seq = sequence()
+    assert not seq.commit([4, 4, 4, 4, 4, 4])
+    assert (seq.tokens, seq.finish_reason) == ([4] * 5, "length")
+
+
+def test_end_of_sequence_behind_the_limit_is_not_seen() -> None:
+    """The answer was cut before it."""
+    seq = sequence(max_tokens=1)
+    assert not seq.commit([4, EOS])
+    assert seq.finish_reason == "length"
+
+
+def test_end_of_sequence_in_the_prompt_does_not_count() -> None:
+    """A prompt ends no answer."""
+    seq = Sequence(prompt=[EOS, EOS], max_tokens=5, eos=frozenset([EOS]))
+    assert seq.commit([4])
+
+
+def test_nothing_is_added_to_an_ended_sequence() -> None:
+    """Nor to a cancelled one."""
+    seq = sequence()
+    seq.finish_reason = "cancelled"
+    assert not seq.commit([4])
+    assert (seq.tokens, seq.finish_reason) == ([], "cancelled")
+
+
+def test_nothing_committed_changes_nothing() -> None:
+    """A forward may bring no token."""
+    seq = sequence()
+    assert seq.commit([]) and seq.tokens == []
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=8), st.integers(1, 12))
+def test_groups_do_not_matter(groups: list[list[int]], max_tokens: int) -> None:
+    """However tokens come, output is their run up to end-of-sequence or the limit."""
+    seq = sequence(max_tokens)
+    for group in groups:
+        seq.commit(group)
+    tokens = [token for group in groups for token in group]
+    ended = tokens.index(EOS) if EOS in tokens else len(tokens)
+    assert seq.tokens == tokens[: min(ended, max_tokens)]
+    reason = "length" if max_tokens <= ended and max_tokens <= len(tokens) else None
+    assert seq.finish_reason == (reason or ("stop" if EOS in tokens else None))
+
+
+def test_read_carries_the_sampling_of_the_request() -> None:
+    """With the noise of a step."""
+    seq = Sequence(prompt=[1], max_tokens=2, sampling=Sampling(temperature=0.5, seed=3))
+    read = seq.read(4, keep=True, scores=("entropy",))
+    assert (read.sampling, read.step, read.keep) == (seq.sampling, 4, True)
+    assert read.scores == ("entropy",)

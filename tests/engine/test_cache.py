@@ -1,0 +1,81 @@
+"""Pages are handed out once and come back."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import published
+from outpace.engine.cache import PAGE, Cache, Table, cache_slots
+from outpace.models.load import translate
+
+CONFIG = translate(published())
+
+
+def cache(pages: int = 8) -> Cache:
+    """A small cache."""
+    return Cache(CONFIG, pages * PAGE, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def test_size_is_rounded_up_to_whole_pages() -> None:
+    """And so is a reservation."""
+    small = Cache(CONFIG, PAGE + 1, dtype=torch.float32, device=torch.device("cpu"))
+    assert len(small) == 2 * PAGE
+    assert small.keys[0].shape == (2 * PAGE, CONFIG.kv_heads, CONFIG.head_dim)
+    table = small.reserve(3)
+    assert table is not None and (len(table.pages), table.size, len(table.slots)) == (1, 3, 3)
+
+
+def test_nothing_is_given_where_memory_is_short() -> None:
+    """And nothing is taken."""
+    memory = cache(2)
+    assert memory.reserve(PAGE) is not None
+    assert memory.reserve(PAGE + 1) is None
+    assert memory.reserve(PAGE) is not None
+
+
+def test_neighbouring_pages_are_preferred() -> None:
+    """Their slots are a view, not a copy."""
+    memory = cache(8)
+    tables = [memory.reserve(PAGE) for _ in range(8)]
+    for index in (0, 2, 5, 6):
+        memory.release(tables[index])
+    table = memory.reserve(2 * PAGE)
+    assert table is not None and table.pages == [5, 6] and table.contiguous
+    assert table.window(20) == slice(5 * PAGE, 5 * PAGE + 20)
+
+
+def test_pages_that_lie_apart_are_used_where_nothing_else_is_left() -> None:
+    """By their slots, one by one."""
+    memory = cache(4)
+    tables = [memory.reserve(PAGE) for _ in range(4)]
+    for table in tables[::2]:
+        memory.release(table)
+    table = memory.reserve(2 * PAGE)
+    assert table is not None and table.pages == [0, 2] and not table.contiguous
+    expected = [*range(PAGE), *range(2 * PAGE, 2 * PAGE + 4)]
+    assert list(table.window(PAGE + 4)) == expected
+
+
+@given(st.lists(st.one_of(st.integers(1, 5 * PAGE), st.integers(-9, -1)), max_size=40))
+def test_no_page_is_held_twice(turns: list[int]) -> None:
+    """A positive number reserves slots, a negative one gives a table back."""
+    memory = cache(8)
+    held: list[Table] = []
+    for turn in turns:
+        if turn > 0:
+            table = memory.reserve(turn)
+            count = -(-turn // PAGE)
+            assert (table is None) == (count > 8 - sum(len(t.pages) for t in held))
+            held += [table] if table else []
+        elif held:
+            memory.release(held.pop(turn % len(held)))
+        pages = [page for table in held for page in table.pages]
+        assert len(pages) == len(set(pages)) == 8 - memory.free.sum()
+
+
+def test_budget_counts_keys_and_values_of_all_layers() -> None:
+    """In bytes of the dtype."""
+    slot = 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim * 2
+    assert cache_slots(CONFIG, torch.bfloat16, 10 * slot + slot - 1) == 10

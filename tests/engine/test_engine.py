@@ -1,0 +1,401 @@
+"""Who may enter, who waits, who ends, and what an error costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from helpers import VOCAB, causal_model, engine_of, finish, pages_in_use, runner, tokens
+from outpace.decoding import FULL, Decoding, Forward, Sequence
+from outpace.engine.cache import PAGE
+from outpace.engine.engine import DecodingError, Engine, Job
+from outpace.methods import APD, Autoregressive, LeftToRight, Method
+from workload import MODELS, Request, alone, new_engine, result, serve
+
+AR = Autoregressive()
+LTR = LeftToRight(window=4)
+VERIFIED = APD(verifier="causal", ratio=0.6, lookahead=6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scripted(Method):
+    """Yields the forwards that it was given, after `good` tokens of plain decoding."""
+
+    forwards: tuple[Forward, ...] = field(default=(), hash=False)
+    good: int = 0
+    error: str = ""
+
+    def decode(self, seq: Sequence) -> Decoding:
+        """Decode well at first, then do as told."""
+        out = None
+        for _ in range(self.good):
+            start = 0 if out is None else len(seq) - 1
+            out = yield Forward(ids=seq.ids[start:], start=start)
+            seq.commit(out.tokens)
+        for forward in self.forwards:
+            out = yield forward
+        if self.error:
+            raise RuntimeError(self.error)
+
+
+# Tokens and traces.
+
+
+def test_trace_has_every_forward_as_it_was_fed() -> None:
+    """Rows and seen slots of prefill and steps."""
+    _, _, steps = alone(Request(method=AR, prompt=(3, 1, 4, 1), max_tokens=3))
+    assert [(step.start, step.rows, step.seen) for step in steps] == [
+        (0, 4, 4),
+        (4, 1, 5),
+        (5, 1, 6),
+    ]
+
+
+def test_trace_says_what_was_kept_and_by_which_model() -> None:
+    """Its tokens are all tokens."""
+    output, _, steps = alone(Request(method=VERIFIED, max_tokens=20))
+    assert sum(step.kept for step in steps) == len(output)
+    assert {step.model for step in steps} == {"target", "verifier"}
+    assert all(step.kept == 0 for step in steps[:-1] if step.model == "target")
+
+
+def test_trace_shares_out_the_time_of_a_request() -> None:
+    """Each pass is counted once."""
+    engine = new_engine()
+    job = Request(method=VERIFIED, max_tokens=20).submit(engine)
+    finish(engine)
+    seconds = [step.seconds for step in job.seq.trace]
+    assert min(seconds) > 0 and sum(seconds) <= job.ended - job.began
+
+
+def test_trace_has_the_time_of_cut_prefills_too() -> None:
+    """The sum of their passes."""
+    engine = new_engine(max_rows=3)
+    job = Request(method=AR, prompt=(1,) * 30, max_tokens=1).submit(engine)
+    finish(engine)
+    (step,) = job.seq.trace
+    assert 0 < step.seconds <= job.ended - job.began
+    assert (step.rows, step.kept) == (30, 1)
+
+
+def test_listener_hears_of_tokens_and_of_the_end() -> None:
+    """Once a forward that committed something, and once at the end."""
+    heard = []
+    engine = new_engine()
+    job = Request(method=VERIFIED, max_tokens=20).submit(
+        engine, lambda seq: heard.append((len(seq.tokens), seq.finish_reason))
+    )
+    finish(engine)
+    kept = [step.kept for step in job.seq.trace if step.kept]
+    assert [count for count, _ in heard] == [sum(kept[: i + 1]) for i in range(len(kept))]
+    assert [reason for _, reason in heard] == [None] * (len(kept) - 1) + ["length"]
+
+
+def test_one_pass_serves_all_who_wait() -> None:
+    """Ten requests of one kind take as many passes as one."""
+    engine = new_engine()
+    target = runner(engine, "causal")
+    sizes: list[int] = []
+    run = target.run
+    target.run = lambda forwards, tables: (sizes.append(len(forwards)), run(forwards, tables))[1]
+    serve(engine, [Request(method=AR, prompt=(i + 1,), max_tokens=1) for i in range(10)])
+    assert sizes == [10]
+
+
+def test_drafts_run_before_the_target() -> None:
+    """A late request catches up: all are checked before the target runs once for both."""
+    engine = new_engine()
+    order: list[tuple[str, int]] = []
+    for each in engine.runners:
+
+        def noted(forwards, tables, run=each.run, name=each.name):
+            order.append((name, len(forwards)))
+            return run(forwards, tables)
+
+        each.run = noted
+    method = APD(verifier="causal", ratio=1.0, lookahead=2)
+    serve(engine, [Request(method=method, max_tokens=6, arrives=turn) for turn in (0, 1)])
+    assert order[:4] == [("diffusion", 1), ("causal", 1), ("diffusion", 2), ("causal", 2)]
+
+
+def test_a_long_prefill_keeps_nobody_waiting() -> None:
+    """What is left of it waits behind the others in every pass."""
+    engine = new_engine(max_rows=5)
+    long = Request(method=AR, prompt=(1,) * 60, max_tokens=1).submit(engine)
+    short = Request(method=AR, prompt=(2,), max_tokens=4).submit(engine)
+    while not short.done:
+        engine.step()
+    assert not long.done and tokens(short)
+    finish(engine)
+    assert tokens(long)
+
+
+# Admission.
+
+
+def test_requests_wait_for_memory_in_order() -> None:
+    """Three of 32 slots each in a cache that holds one of them."""
+    engine = new_engine(slots=3 * PAGE)
+    batch = [Request(method=AR, prompt=(i + 1,) * 20, max_tokens=12) for i in range(3)]
+    ended: list[int] = []
+    jobs = [
+        request.submit(engine, lambda seq, i=i: ended.append(i) if seq.finish_reason else None)
+        for i, request in enumerate(batch)
+    ]
+    engine.step()
+    assert len(engine.running) == 1 and len(engine.queue) == 2
+    finish(engine)
+    assert [result(job) for job in jobs] == [alone(request) for request in batch]
+    assert ended == [0, 1, 2]
+    assert pages_in_use(engine) == 0
+
+
+def test_a_small_request_does_not_overtake_a_large_one() -> None:
+    """First come, first served."""
+    engine = new_engine(slots=3 * PAGE)
+    sizes = (20, 20, 1)
+    jobs = [Request(method=AR, prompt=(1,) * n, max_tokens=4).submit(engine) for n in sizes]
+    engine.step()
+    assert [job in engine.running for job in jobs] == [True, False, False]
+    finish(engine)
+
+
+def test_memory_is_reserved_in_all_models_or_in_none() -> None:
+    """A verifier without room holds nothing back of the target."""
+    engine = new_engine(slots=3 * PAGE)
+    verifier = runner(engine, "causal").cache
+    held = verifier.reserve(3 * PAGE)
+    assert held is not None
+    job = Request(method=VERIFIED).submit(engine)
+    assert not engine.step()
+    assert runner(engine, "diffusion").cache.free.all()
+    verifier.release(held)
+    finish(engine)
+    assert tokens(job)
+
+
+def test_number_of_running_requests_is_limited() -> None:
+    """Others queue."""
+    engine = new_engine(max_sequences=2)
+    jobs = [Request(method=AR, max_tokens=3).submit(engine) for _ in range(5)]
+    running = []
+    while engine.step():
+        running.append(len(engine.running))
+    assert max(running) == 2 and all(job.done for job in jobs)
+
+
+# Cancellation.
+
+
+def test_cancelling_a_queued_request_takes_it_out() -> None:
+    """It never runs."""
+    engine = new_engine(max_sequences=1)
+    first, second = (Request(method=AR).submit(engine) for _ in range(2))
+    engine.step()
+    engine.cancel(second)
+    assert second.seq.finish_reason == "cancelled" and not engine.queue
+    finish(engine)
+    assert result(first) == alone(Request(method=AR)) and second.seq.trace == []
+
+
+@pytest.mark.parametrize("method", [AR, LTR, VERIFIED], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("turns", [1, 2, 5])
+def test_cancelling_a_running_request_frees_its_pages_at_once(method: Method, turns: int) -> None:
+    """Whatever it waits for; its neighbour goes on."""
+    engine = new_engine()
+    heard: list[str | None] = []
+    request = Request(method=method, max_tokens=30)
+    job = request.submit(engine, lambda seq: heard.append(seq.finish_reason))
+    for _ in range(turns):
+        engine.step()
+    engine.cancel(job)
+    assert pages_in_use(engine) == 0
+    assert (job.seq.finish_reason, heard[-1]) == ("cancelled", "cancelled")
+    other = Request(method=AR)
+    assert serve(engine, [other]) == [alone(other)]
+
+
+def test_cancelling_amid_a_cut_prefill_forgets_the_rest() -> None:
+    """What is left of the forward never runs."""
+    engine = new_engine(max_rows=5)
+    job = Request(method=AR, prompt=(1,) * 30).submit(engine)
+    engine.step()
+    engine.cancel(job)
+    assert pages_in_use(engine) == 0 and not engine.step()
+
+
+def test_cancelling_from_the_listener_ends_it_with_what_it_has() -> None:
+    """So do stop strings."""
+    engine = new_engine()
+
+    def stop(seq: Sequence) -> None:
+        if len(seq.tokens) >= 4:
+            engine.cancel(job)
+
+    job = Request(method=AR).submit(engine, stop)
+    finish(engine)
+    assert (len(job.seq.tokens), job.seq.finish_reason) == (4, "cancelled")
+    assert pages_in_use(engine) == 0
+
+
+def test_one_listener_may_cancel_another_request() -> None:
+    """Even one that is in the same pass."""
+    engine = new_engine()
+    jobs: list[Job] = []
+
+    def stop(seq: Sequence) -> None:
+        engine.cancel(jobs[1])
+
+    jobs.append(Request(method=AR).submit(engine, stop))
+    jobs.append(Request(method=AR).submit(engine))
+    finish(engine)
+    assert result(jobs[0]) == alone(Request(method=AR))
+    assert jobs[1].seq.finish_reason == "cancelled"
+    assert pages_in_use(engine) == 0 and not engine.running
+
+
+def test_cancelling_what_has_ended_changes_nothing() -> None:
+    """The reason stays."""
+    engine = new_engine()
+    job = Request(method=AR, max_tokens=2).submit(engine)
+    finish(engine)
+    engine.cancel(job)
+    assert job.seq.finish_reason == "length"
+
+
+# Errors.
+
+
+def fails_alone(method: Method) -> DecodingError:
+    """The error of a request whose neighbours end well and whose pages come back."""
+    engine = new_engine()
+    neighbour = Request(method=AR)
+    jobs = [request.submit(engine) for request in (neighbour, Request(method=method), neighbour)]
+    finish(engine)
+    assert result(jobs[0]) == result(jobs[2]) == alone(neighbour)
+    assert isinstance(jobs[1].error, DecodingError)
+    assert jobs[1].seq.finish_reason is None and jobs[1].done
+    assert not engine.running
+    assert pages_in_use(engine) == 0
+    return jobs[1].error
+
+
+@pytest.mark.parametrize("good", [0, 1, 3])
+def test_error_in_a_method_fails_its_request_alone(good: int) -> None:
+    """With the name of the method and the slot where it was, before its first forward or later."""
+    error = fails_alone(Scripted(good=good, error="this went wrong"))
+    assert "Scripted(" in str(error) and f"at slot {5 + good}" in str(error)
+    assert "this went wrong" in str(error)
+    assert isinstance(error.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("good", [0, 2])
+def test_method_that_returns_too_early_fails(good: int) -> None:
+    """Its request had not ended."""
+    assert "returned before the request had ended" in str(fails_alone(Scripted(good=good)))
+
+
+BAD_FORWARDS = {
+    "start": (Forward(ids=[1, 2], start=9), "only 5 slots have been written"),
+    "reach": (Forward(ids=[1], start=5, mask=FULL, reach=40), "reach 40 reads slots"),
+    "token": (Forward(ids=[99], start=5), "token id 99 lies outside the vocabulary"),
+    "room": (Forward(ids=[1] * 99, start=0), "17 slots were reserved"),
+    "wanted": (Forward(ids=[1], start=5, predict=[3]), "slot 3 is predicted by .* slot 2"),
+    "positions": (Forward(ids=[1], start=5, positions=[5, 6]), "2 positions for 1 rows"),
+    "position": (Forward(ids=[1], start=5, positions=[10_000]), "position.*10000|10000.*position"),
+    "lengths": (Forward(ids=[1, 2, 3], start=5, mask=(-1, 4)), r"lengths? \(-1, 4\)"),
+    "model": (Forward(ids=[1], start=5, model="nobody"), "nobody"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FORWARDS)
+def test_forward_that_cannot_run_fails_its_request_alone(kind: str) -> None:
+    """The engine finds it before the pass in which it would spoil the others."""
+    forward, message = BAD_FORWARDS[kind]
+    error = fails_alone(Scripted(good=1, forwards=(forward,)))
+    with pytest.raises(DecodingError, match=message):
+        raise error
+
+
+def test_reading_a_slot_never_written_is_a_value_error() -> None:
+    """As the cause of the request's error."""
+    error = fails_alone(Scripted(good=1, forwards=(Forward(ids=[1], start=8),)))
+    assert isinstance(error.__cause__, ValueError)
+    assert "start at slot 8, but only 5 slots have been written" in str(error.__cause__)
+
+
+def test_failed_request_makes_room_for_the_next() -> None:
+    """Also where memory is short."""
+    engine = new_engine(slots=2 * PAGE)
+    failing = Request(method=Scripted(error="no"), prompt=(1,) * 10, max_tokens=20)
+    waiting = Request(method=AR, prompt=(1,) * 10, max_tokens=20)
+    failing.submit(engine)
+    job = waiting.submit(engine)
+    finish(engine)
+    assert result(job) == alone(waiting)
+
+
+# Requests that could never run.
+
+
+def refuse(request: Request, message: str, engine: Engine | None = None) -> None:
+    """Submitting raises, and nothing is queued."""
+    engine = engine or new_engine()
+    with pytest.raises(ValueError, match=message):
+        request.submit(engine)
+    assert not engine.queue
+
+
+def test_empty_prompt_is_refused() -> None:
+    """There is nothing to predict from."""
+    refuse(Request(method=AR, prompt=()), "the prompt is empty")
+
+
+@pytest.mark.parametrize("count", [0, -3])
+def test_answer_without_tokens_is_refused(count: int) -> None:
+    """At least one."""
+    refuse(Request(method=AR, max_tokens=count), f"max_tokens must be at least 1, not {count}")
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB])
+def test_prompt_outside_the_vocabulary_is_refused(token: int) -> None:
+    """Naming token, model and its size."""
+    message = f"prompt token {token} lies outside the vocabulary of causal, .* {VOCAB} tokens"
+    refuse(Request(method=AR, prompt=(1, token)), message)
+
+
+def test_prompt_outside_the_vocabulary_of_another_role_is_refused() -> None:
+    """The verifier reads it too."""
+    small = causal_model(vocab_size=10)
+    engine = engine_of(("diffusion", MODELS["diffusion"]), ("causal", small))
+    refuse(Request(method=VERIFIED, prompt=(12,)), "vocabulary of causal, which has 10", engine)
+
+
+def test_request_longer_than_the_model_is_refused() -> None:
+    """Naming both lengths and what to do."""
+    message = r"prompt of 100 tokens and max_tokens=61 need 161 slots, but causal has 160: shorten"
+    refuse(Request(method=AR, prompt=(1,) * 100, max_tokens=61), message)
+    longest = Request(method=AR, prompt=(1,) * 100, max_tokens=60)
+    assert serve(new_engine(), [longest])[0][1] in ("length", "stop")
+
+
+def test_request_longer_than_the_cache_is_refused() -> None:
+    """It would wait forever."""
+    refuse(Request(method=AR, prompt=(1,) * 40), "causal has 48", new_engine(slots=48))
+
+
+def test_methods_refuse_the_other_kind_of_model() -> None:
+    """Each way."""
+    engine = new_engine()
+    for method, target in ((AR, "diffusion"), (LTR, "causal")):
+        name = type(method).__name__
+        with pytest.raises(ValueError, match=f"{name} decodes .*, but {target} is a"):
+            engine.submit(method, [1], runners={"target": runner(engine, target)}, max_tokens=1)
+
+
+@pytest.mark.parametrize("limits", [{"max_rows": 0}, {"max_sequences": 0}])
+def test_engine_that_could_run_nothing_is_refused(limits: dict[str, int]) -> None:
+    """Naming both limits."""
+    with pytest.raises(ValueError, match="must be at least 1"):
+        Engine(**limits)

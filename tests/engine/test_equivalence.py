@@ -1,0 +1,160 @@
+"""What never differs: together or alone, whole or cut, paged or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import engine_of, finish, pages_in_use, runner
+from outpace.decoding import FULL, Forward, Sampling
+from outpace.engine import naive
+from outpace.engine.cache import PAGE
+from outpace.engine.engine import cut_at, halves
+from outpace.methods import APD, Autoregressive, LeftToRight
+from workload import MODELS, Request, alone, new_engine, random_request, requests, result, serve
+
+KINDS = [
+    Autoregressive(),
+    LeftToRight(tokens=2, window=4, lookahead=6),
+    APD(verifier="causal", ratio=0.6, window=4, lookahead=9),
+]
+LONG = tuple(range(1, 23)) * 3
+SAMPLED = Sampling(temperature=1.5, top_p=0.9, seed=3)
+
+
+@given(st.lists(requests, min_size=2, max_size=5))
+@settings(max_examples=40)
+def test_requests_together_equal_each_alone(batch: list[Request]) -> None:
+    """Tokens, reason of the end and trace, whenever they arrive."""
+    engine = new_engine()
+    assert serve(engine, batch) == [alone(request) for request in batch]
+    assert pages_in_use(engine) == 0
+
+
+@given(st.lists(requests, min_size=1, max_size=4), st.sampled_from([1, 5, 13]))
+@settings(max_examples=25)
+def test_cut_prefills_change_nothing(batch: list[Request], max_rows: int) -> None:
+    """A pass of few rows cuts long causal forwards; not even the trace shows it."""
+    assert serve(new_engine(max_rows=max_rows), batch) == [alone(request) for request in batch]
+
+
+@given(requests)
+@settings(max_examples=40)
+def test_engine_equals_the_contract_answered_literally(request: Request) -> None:
+    """One sequence, no pages, no batch: the same tokens by the same forwards."""
+    seq = request.sequence()
+    models = {role: MODELS[name] for role, name in request.roles.items()}
+    forwards = naive.decode(request.method, seq, models)
+    output, reason, steps = alone(request)
+    assert (output, reason) == (seq.tokens, seq.finish_reason)
+    assert [(step.model, step.start) for step in steps] == [(f.model, f.start) for f in forwards]
+
+
+def test_a_hundred_mixed_requests_equal_each_alone() -> None:
+    """Three methods arriving at random, in a cache that holds few of them at a time."""
+    rng = Random(0)
+    batch = [random_request(rng) for _ in range(100)]
+    engine = new_engine(slots=400, max_rows=64)
+    assert serve(engine, batch) == [alone(request) for request in batch]
+    assert pages_in_use(engine) == 0
+    assert not engine.running and not engine.queue
+    assert {type(request.method) for request in batch} == {type(method) for method in KINDS}
+
+
+@pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
+def test_a_long_prompt_is_cut_and_nobody_notices(method) -> None:
+    """66 tokens of a causal model in passes of 5 rows, with another request between them."""
+    request = Request(method=method, prompt=LONG, sampling=SAMPLED)
+    other = Request(method=Autoregressive(), max_tokens=20)
+    engine = new_engine(max_rows=5)
+    passes: dict[str, list[int]] = {}
+    for each in engine.runners:
+        spy(each, passes.setdefault(each.name, []))
+    assert serve(engine, [request, other]) == [alone(request), alone(other)]
+    # Rows that are all read are not cut from one another: nine proposals are checked whole.
+    assert max(passes["causal"]) <= (9 if isinstance(method, APD) else 5)
+
+
+def spy(runner, passes: list[int]) -> None:
+    """Write down the rows of each pass of a runner."""
+    run = runner.run
+
+    def counted(forwards, tables):
+        passes.append(sum(len(forward.ids) for forward in forwards))
+        return run(forwards, tables)
+
+    runner.run = counted
+
+
+@given(st.integers(1, 12), st.booleans(), st.data())
+def test_a_cut_forward_is_the_same_in_two(rows: int, moved: bool, data: st.DataObject) -> None:
+    """Ids, slots and positions of both parts make the whole; only the second is read."""
+    ids = list(range(rows))
+    places = [2 * row + 5 for row in ids] if moved else None
+    wanted = sorted(data.draw(st.sets(st.integers(4, 3 + rows), max_size=3)))
+    whole = Forward(ids=ids, start=3, positions=places, predict=wanted)
+    cut = cut_at(whole, data.draw(st.integers(1, 12)), shift=1)
+    assert 0 <= cut < rows
+    assert not wanted or cut <= wanted[0] - 4
+    if cut:
+        head, tail = halves(whole, cut)
+        assert [*head.ids, *tail.ids] == ids
+        assert (head.start, head.end, tail.end) == (3, tail.start, whole.end)
+        assert places is None or [*head.positions, *tail.positions] == places
+        assert list(head.predicted_slots()) == [] and list(tail.predicted_slots()) == wanted
+
+
+@pytest.mark.parametrize("change", [{"mask": FULL}, {"mask": (2, 4)}, {"reach": 9}])
+def test_only_causal_forwards_are_cut(change: dict) -> None:
+    """Others see rows that would not be there yet."""
+    whole = Forward(ids=[1] * 6, start=3)
+    assert cut_at(whole, 4, shift=1) == 4
+    assert cut_at(replace(whole, **change), 4, shift=1) == 0
+
+
+def test_bidirectional_forwards_are_never_cut() -> None:
+    """Their rows see one another: a forward of more than `max_rows` runs whole."""
+    request = Request(method=LeftToRight(), prompt=LONG, max_tokens=2)
+    engine = new_engine(max_rows=5)
+    passes: list[int] = []
+    spy(runner(engine, "diffusion"), passes)
+    serve(engine, [request])
+    assert passes == [68, 68]
+
+
+@pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
+def test_scattered_pages_change_nothing(method) -> None:
+    """A sequence whose pages lie apart attends to the same keys."""
+    request = Request(method=method, prompt=LONG, max_tokens=20, sampling=SAMPLED)
+    engine = engine_of(*MODELS.items(), slots=16 * PAGE)
+    for each in engine.runners:
+        tables = [each.cache.reserve(PAGE) for _ in range(16)]
+        for table in tables[::2]:
+            each.cache.release(table)
+    job = request.submit(engine)
+    engine.admit()
+    assert job.tables and not any(table.contiguous for table in job.tables.values())
+    finish(engine)
+    assert result(job) == alone(request)
+
+
+@pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
+def test_stale_memory_changes_nothing(method) -> None:
+    """Pages come from earlier requests with all that these have left in them."""
+    request = Request(method=method, prompt=LONG[:20], max_tokens=20, sampling=SAMPLED)
+    engine = new_engine(slots=3 * PAGE)
+    for each in engine.runners:
+        each.cache.memory.fill_(float("nan"))
+    assert serve(engine, [request, request, request]) == [alone(request)] * 3
+
+
+def test_same_seed_same_text_and_another_seed_another() -> None:
+    """For the same prompt in one batch."""
+    first = Request(method=KINDS[2], sampling=Sampling(temperature=2.0, seed=1), max_tokens=20)
+    second = Request(method=KINDS[2], sampling=Sampling(temperature=2.0, seed=2), max_tokens=20)
+    a, b, c = serve(new_engine(), [first, second, first])
+    assert a == c and a[0] != b[0]

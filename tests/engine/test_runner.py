@@ -1,0 +1,189 @@
+"""A pass over many forwards: what is written, what is seen, what is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import MASK, VOCAB, causal_model, diffusion_model, whole
+from outpace.decoding import CAUSAL, FULL, Forward, Sample, Sampling
+from outpace.engine.cache import PAGE, Table
+from outpace.engine.naive import Memory, answer
+from outpace.engine.runner import NEVER, Runner
+from outpace.methods.apd import Mixture
+from outpace.models.transformer import Transformer
+
+CAUSAL_MODEL, DIFFUSION_MODEL = causal_model(seed=1), diffusion_model(seed=1)
+ROOM = 40
+KEPT = Sample(keep=True)
+
+
+def table_of(runner: Runner, slots: int = ROOM) -> Table:
+    """Memory of a sequence."""
+    table = runner.cache.reserve(slots)
+    assert table is not None
+    return table
+
+
+def new_runner(model: Transformer = CAUSAL_MODEL, **options: int) -> Runner:
+    """A runner of a tiny model."""
+    return Runner("tiny", model, slots=32 * PAGE, **options)
+
+
+@st.composite
+def forward_runs(draw) -> list[Forward]:
+    """Forwards of one sequence, each writing where it may and seeing what was written."""
+    forwards: list[Forward] = []
+    written = 0
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, min(written, ROOM - 6)))
+        lengths = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=2)))
+        rows = sum(lengths)
+        mask = draw(st.sampled_from([CAUSAL, FULL, lengths]))
+        written = max(written, start + rows)
+        reach = draw(st.sampled_from([None, start + rows, written]))
+        first = draw(st.integers(0, 50))
+        forwards.append(
+            Forward(
+                ids=draw(st.lists(st.integers(0, VOCAB - 1), min_size=rows, max_size=rows)),
+                start=start,
+                mask=mask,
+                reach=reach,
+                positions=draw(st.sampled_from([None, list(range(first, first + rows))])),
+                predict=range(start + 1, start + rows + 1),
+                read=KEPT,
+            )
+        )
+    return forwards
+
+
+@given(st.lists(forward_runs(), min_size=1, max_size=3))
+@settings(max_examples=80)
+def test_any_forwards_equal_the_contract_answered_literally(runs: list[list[Forward]]) -> None:
+    """Masks, reaches, positions, rewritten slots; sequences side by side in one pass."""
+    runner = new_runner(read_rows=4)
+    tables = [table_of(runner) for _ in runs]
+    memories = [Memory(CAUSAL_MODEL) for _ in runs]
+    for turn in range(max(map(len, runs))):
+        active = [index for index, run in enumerate(runs) if turn < len(run)]
+        forwards = [runs[index][turn] for index in active]
+        for index, forward in zip(active, forwards, strict=True):
+            forward.check(vocab=VOCAB, length=1000, slots=ROOM, written=tables[index].written)
+        predictions = runner.run(forwards, [tables[index] for index in active])
+        for index, forward, prediction in zip(active, forwards, predictions, strict=True):
+            expected = answer(forward, memories[index])
+            torch.testing.assert_close(prediction.logits, expected.logits, atol=1e-4, rtol=1e-4)
+
+
+def test_predictions_come_back_in_the_order_of_the_forwards() -> None:
+    """Whatever they ask for: tokens, scores, logits, or nothing."""
+    runner = new_runner()
+    prompts = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
+    reads = [
+        Sample(keep=True),
+        Sample(sampling=Sampling(temperature=0.5, seed=1), scores=("confidence",)),
+        Sample(scores=("entropy", "margin")),
+    ]
+    forwards = [
+        Forward(ids=ids, start=0, read=read) for ids, read in zip(prompts, reads, strict=True)
+    ]
+    forwards.insert(1, Forward(ids=[9], start=0, predict=()))
+    kept, nothing, confident, scored = runner.run(forwards, [table_of(runner) for _ in forwards])
+    logits = [whole(CAUSAL_MODEL, ids, causal=True)[-1] for ids in prompts]
+    assert nothing.tokens == []
+    assert kept.tokens == [int(logits[0].argmax())]
+    assert kept.logits is not None and torch.allclose(kept.logits[0], logits[0], atol=1e-4)
+    assert (kept.confidence, kept.entropy, kept.margin) == (None, None, None)
+    assert confident.confidence == pytest.approx(
+        [float(logits[1].softmax(-1)[confident.tokens[0]])], abs=1e-4
+    )
+    assert confident.logits is None and confident.entropy is None
+    law = logits[2].softmax(-1)
+    assert scored.entropy == pytest.approx([float(-(law * law.log()).sum())], abs=1e-3)
+    best = law.topk(2).values
+    assert scored.margin == pytest.approx([float(best[0] - best[1])], abs=1e-4)
+
+
+def test_reads_of_different_types_share_a_pass() -> None:
+    """Each gets the rows that it asked for, in whatever order they stand."""
+    runner = new_runner(vocab=VOCAB - 1)
+    opposite = torch.full((2, VOCAB), 0.0).index_fill(1, torch.tensor([11]), 1e6)
+    mixture = Mixture(guess=opposite, ratio=0.5, sampling=Sampling(), step=0)
+    forwards = [
+        Forward(ids=[1, 2], start=0, predict=[1, 2], read=read)
+        for read in (KEPT, mixture, Sample(), replace(mixture, ratio=0.0))
+    ]
+    first, mixed, plain, own = runner.run(forwards, [table_of(runner) for _ in forwards])
+    logits = whole(CAUSAL_MODEL, [1, 2], causal=True)[:, : VOCAB - 1]
+    assert mixed.tokens == [11, 11]
+    assert first.tokens == plain.tokens == own.tokens == logits.argmax(-1).tolist() != [11, 11]
+    assert first.logits is not None and torch.allclose(first.logits, logits, atol=1e-4)
+
+
+def test_a_pass_that_reads_nothing_predicts_nothing() -> None:
+    """As the head of a cut prefill."""
+    runner = new_runner()
+    (prediction,) = runner.run([Forward(ids=[1, 2], start=0, predict=())], [table_of(runner)])
+    assert prediction.tokens == []
+
+
+@pytest.mark.parametrize("read_rows", [1, 2, 5])
+def test_reading_few_rows_at_a_time_changes_nothing(read_rows: int) -> None:
+    """Logits of a large vocabulary are never whole in memory."""
+    read = Sample(
+        sampling=Sampling(temperature=1.0, seed=4), keep=True, scores=("confidence", "entropy")
+    )
+    forwards = [
+        Forward(ids=list(range(rows)), start=0, mask=FULL, predict=range(1, rows + 1), read=read)
+        for rows in (3, 1, 6)
+    ]
+    results = []
+    for size in (256, read_rows):
+        runner = new_runner(DIFFUSION_MODEL, read_rows=size)
+        results.append(runner.run(forwards, [table_of(runner) for _ in forwards]))
+    for one, many in zip(*results, strict=True):
+        assert one.tokens == many.tokens
+        torch.testing.assert_close(one.logits, many.logits)
+        assert one.confidence == pytest.approx(many.confidence, abs=1e-5)
+        assert one.entropy == pytest.approx(many.entropy, abs=1e-5)
+
+
+def test_mask_is_never_said() -> None:
+    """Not even where the model wants nothing else; its logit stays a finite number."""
+    model = diffusion_model(seed=1)
+    model.unembedding.weight[MASK] = 100 * model.unembedding.weight[:MASK].sum(0)
+    runner = new_runner(model)
+    forward = Forward(ids=[1, MASK, MASK], start=0, mask=FULL, predict=[1, 2, 3], read=KEPT)
+    (prediction,) = runner.run([forward], [table_of(runner)])
+    assert MASK not in prediction.tokens
+    assert prediction.logits is not None
+    assert prediction.logits[:, MASK].tolist() == pytest.approx([NEVER] * 3)
+
+
+def test_rows_of_the_embedding_that_are_no_tokens_are_never_said() -> None:
+    """A tokenizer with fewer tokens than the embedding has rows."""
+    runner = new_runner(vocab=10)
+    forwards = [Forward(ids=[token], start=0, read=KEPT) for token in range(VOCAB)]
+    out = runner.run(forwards, [table_of(runner, 1) for _ in forwards])
+    assert all(prediction.tokens[0] < 10 for prediction in out)
+    assert all(prediction.logits.shape == (1, 10) for prediction in out)
+
+
+def test_written_slots_are_remembered() -> None:
+    """The furthest ever, not the last."""
+    runner = new_runner()
+    table = table_of(runner)
+    runner.run([Forward(ids=[1, 2, 3], start=0)], [table])
+    runner.run([Forward(ids=[4], start=1)], [table])
+    assert table.written == 3
+
+
+def test_time_in_the_model_is_counted() -> None:
+    """For the share of host and model."""
+    runner = new_runner()
+    runner.run([Forward(ids=[1], start=0)], [table_of(runner)])
+    assert runner.seconds > 0

@@ -1,0 +1,192 @@
+"""Tiny models, tokenizers and small tools of the tests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from torch import Tensor
+from torch.nn import functional as F
+
+from outpace.decoding import Decoding, Forward, Prediction, Sequence
+from outpace.engine.engine import Engine, Job
+from outpace.engine.runner import Runner
+from outpace.methods import Method
+from outpace.models.load import translate
+from outpace.models.transformer import Transformer
+
+VOCAB, MASK = 24, 23
+"""Vocabulary of the tiny models, and the mask of those that are bidirectional."""
+
+
+def published(architecture: str = "Qwen2ForCausalLM", **changes: Any) -> dict[str, Any]:
+    """A tiny `config.json`."""
+    return {
+        "architectures": [architecture],
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "max_position_embeddings": 160,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": False,
+        **changes,
+    }
+
+
+def random_model(config: dict[str, Any], *, seed: int = 0, std: float = 0.5) -> Transformer:
+    """A model of random weights, large enough that its outputs vary."""
+    torch.manual_seed(seed)
+    model = Transformer(translate(config))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 1.0, std=std)
+    return model.eval().requires_grad_(False)
+
+
+def causal_model(*, seed: int = 0, **changes: Any) -> Transformer:
+    """A tiny autoregressive model."""
+    return random_model(published(**changes), seed=seed)
+
+
+def diffusion_model(*, seed: int = 0, **changes: Any) -> Transformer:
+    """A tiny bidirectional model with a mask token."""
+    fields = {"mask_token_id": MASK, **changes}
+    return random_model(published("DreamModel", **fields), seed=seed)
+
+
+def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:
+    """Logits `[n, vocab]` of all rows of a canvas, by attention without a cache."""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(
+            q[None], k[None], v[None], is_causal=causal, enable_gqa=True
+        )
+        return out[0].transpose(0, 1)
+
+    with torch.inference_mode():
+        return model.head(model(torch.tensor(ids), torch.arange(len(ids)), attend)).float()
+
+
+def engine_of(*models: tuple[str, Transformer], slots: int = 2048, **limits: int) -> Engine:
+    """An engine with a runner for each named model; the first is the target."""
+    engine = Engine(**limits)
+    for name, model in models:
+        engine.add(Runner(name, model, slots=slots))
+    return engine
+
+
+def runner(engine: Engine, name: str) -> Runner:
+    """The runner of that name."""
+    return next(runner for runner in engine.runners if runner.name == name)
+
+
+def finish(engine: Engine) -> None:
+    """Step until nothing is left to do."""
+    for _ in range(10_000):
+        if not engine.step():
+            return
+    raise AssertionError("a request never ends")
+
+
+def tokens(job: Job) -> list[int]:
+    """Output of a request; raises what its method raised."""
+    if job.error is not None:
+        raise job.error
+    return job.seq.tokens
+
+
+def pages_in_use(engine: Engine) -> int:
+    """Pages that some request holds."""
+    return sum(int((~runner.cache.free).sum()) for runner in engine.runners)
+
+
+def script(method: Method, seq: Sequence, answers: list[Prediction | list[int]]) -> list[Forward]:
+    """Drive a method by hand: the forwards that it asks for, one after each answer.
+
+    An answer is a prediction, or its tokens alone. The method must end with the last one.
+    """
+    decoding = method.decode(seq)
+    *earlier, last = [Prediction(tokens=a) if isinstance(a, list) else a for a in answers]
+    forwards = [as_it_stands(next(decoding))]
+    forwards += [as_it_stands(decoding.send(answer)) for answer in earlier]
+    assert ends(decoding, last)
+    return forwards
+
+
+def as_it_stands(forward: Forward) -> Forward:
+    """A copy, since a method may feed the growing list of its sequence."""
+    return replace(forward, ids=list(forward.ids))
+
+
+def ends(decoding: Decoding, answer: Prediction) -> bool:
+    """Whether a method returns on this answer."""
+    try:
+        decoding.send(answer)
+    except StopIteration:
+        return True
+    return False
+
+
+def one_hot(tokens: list[int], vocab: int = VOCAB) -> Tensor:
+    """Logits that all but name these tokens."""
+    return 10 * F.one_hot(torch.tensor(tokens), vocab).float()
+
+
+def chi_square(drawn: Tensor, law: Tensor) -> float:
+    """Probability that draws from `law [V]` deviate from it at least as far as `drawn [n]`.
+
+    Tokens that are expected fewer than five times are counted as one.
+    """
+    counts = torch.bincount(drawn, minlength=len(law)).double()
+    if bool(counts[law == 0].any()):
+        return 0.0
+    expected = law.double() * len(drawn)
+    rare = expected < 5
+    if bool(rare.any()):
+        counts = torch.cat((counts[~rare], counts[rare].sum()[None]))
+        expected = torch.cat((expected[~rare], expected[rare].sum()[None]))
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    distance = ((counts - expected) ** 2 / expected).sum()
+    freedom = torch.tensor((len(counts) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom, distance / 2))
+
+
+SPECIALS = ("<|endoftext|>", "<|mask|>", "<|im_start|>", "<|im_end|>")
+END = 256
+"""Id of the end-of-sequence of `save_tokenizer`; the mask follows."""
+
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def save_tokenizer(
+    folder: Path, *, first: str = "", specials: tuple[str, ...] = SPECIALS, chat: str | None = CHAT
+) -> None:
+    """Write a tokenizer of the 256 bytes and four special tokens; `first` is token 0."""
+    folder.mkdir(parents=True, exist_ok=True)
+    alphabet = sorted(ByteLevel.alphabet(), key=lambda byte: (byte != first, byte))
+    tokenizer = Tokenizer(BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in specials])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": specials[0],
+        "clean_up_tokenization_spaces": False,
+    }
+    if chat is not None:
+        config["chat_template"] = chat
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -1,0 +1,310 @@
+"""APD: its forwards, and what the paper says of its coupling."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from helpers import (
+    MASK,
+    VOCAB,
+    causal_model,
+    chi_square,
+    diffusion_model,
+    engine_of,
+    finish,
+    one_hot,
+    runner,
+    script,
+    tokens,
+    whole,
+)
+from outpace.decoding import CAUSAL, FULL, Forward, Prediction, Sample, Sampling, Sequence
+from outpace.engine.engine import Engine, Job
+from outpace.methods import APD
+from outpace.methods.apd import Mixture
+
+CPU = torch.device("cpu")
+DRAWS = 20_000
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.2, top_p=0.95, seed=1),
+    Sampling(temperature=1.0, seed=2),
+    Sampling(temperature=1.5, top_k=3, seed=3),
+    Sampling(temperature=0.8, top_p=0.6, top_k=5, seed=4),
+]
+
+
+def sequence(max_tokens: int = 6, **options: object) -> Sequence:
+    """A request with a prompt of three tokens."""
+    return Sequence(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, **options)
+
+
+def guess(*proposed: int) -> Prediction:
+    """What the target proposes, with logits that say so."""
+    return Prediction(tokens=list(proposed), logits=one_hot(list(proposed)))
+
+
+def shape(forward: Forward) -> tuple[str, int, list[int], list[int]]:
+    """Model, start, rows and wanted slots of a forward."""
+    wanted = list(forward.predicted_slots())
+    return forward.model, forward.start, list(forward.ids), wanted
+
+
+def test_propose_all_then_check_all() -> None:
+    """One pass of each model; the first proposal is not checked, since it is always kept."""
+    forwards = script(APD(verifier="v"), sequence(3), [guess(4, 5, 6), [5, 6]])
+    assert [shape(forward) for forward in forwards] == [
+        ("target", 0, [1, 2, 3, MASK, MASK, MASK], [3, 4, 5]),
+        ("verifier", 0, [1, 2, 3, 4, 5], [4, 5]),
+    ]
+    assert [forward.mask for forward in forwards] == [FULL, CAUSAL]
+
+
+def test_leading_agreement_is_kept() -> None:
+    """Then the next round starts behind it; the verifier is fed what it does not hold."""
+    seq = sequence()
+    forwards = script(
+        APD(verifier="v", window=None),
+        seq,
+        [guess(4, 5, 6, 7, 8, 9), [5, 0, 7, 8, 9], guess(10, 11, 12, 13), [11, 12, 13]],
+    )
+    assert shape(forwards[2]) == (
+        "target",
+        0,
+        [1, 2, 3, 4, 5, MASK, MASK, MASK, MASK],
+        [5, 6, 7, 8],
+    )
+    assert shape(forwards[3]) == ("verifier", 5, [10, 11, 12], [6, 7, 8])
+    assert (seq.tokens, seq.finish_reason) == ([4, 5, 10, 11, 12, 13], "length")
+
+
+def test_wholly_accepted_lookahead_leaves_its_last_token_to_the_verifier() -> None:
+    """It was proposed, but no row of the verifier held it."""
+    forwards = script(
+        APD(verifier="v", lookahead=3),
+        sequence(),
+        [guess(4, 5, 6), [5, 6], guess(7, 8, 9), [8, 9]],
+    )
+    assert shape(forwards[1])[2:] == ([1, 2, 3, 4, 5], [4, 5])
+    assert shape(forwards[3]) == ("verifier", 5, [6, 7, 8], [7, 8])
+
+
+def test_single_hole_needs_no_verifier() -> None:
+    """Its proposal is kept in any case."""
+    forwards = script(APD(verifier="v", lookahead=1), sequence(2), [guess(4), guess(5)])
+    assert [forward.model for forward in forwards] == ["target", "target"]
+
+
+def test_window_keeps_keys_of_older_tokens() -> None:
+    """The last group and `window - 1` tokens before it are fed again."""
+    answers = [guess(4, 5), [5], guess(6, 7), [7], guess(8, 9), [9]]
+    forwards = script(APD(verifier="v", window=2, lookahead=2), sequence(), answers)
+    targets = [forward for forward in forwards if forward.model == "target"]
+    assert [shape(forward)[1:3] for forward in targets] == [
+        (0, [1, 2, 3, MASK, MASK]),
+        (2, [3, 4, 5, MASK, MASK]),
+        (4, [5, 6, 7, MASK, MASK]),
+    ]
+
+
+def test_end_of_sequence_ends_it() -> None:
+    """What was accepted behind it is dropped."""
+    seq = sequence(eos=frozenset([5]))
+    script(APD(verifier="v"), seq, [guess(4, 5, 6, 7, 8, 9), [5, 6, 7, 8, 9]])
+    assert (seq.tokens, seq.finish_reason) == ([4], "stop")
+
+
+def test_paper_coupling_checks_with_the_noise_of_the_proposal() -> None:
+    """The same sampling at the same step; the released code takes the arg-max instead."""
+    sampling = Sampling(temperature=0.9, top_p=0.8, seed=3)
+    answers = [guess(4, 5, 6, 7, 8, 9), [0, 0, 0, 0, 0], guess(5, 6, 7, 8, 9), [6, 7, 8, 9]]
+    for coupling, expected in (("gumbel", sampling), ("argmax", Sampling())):
+        forwards = script(
+            APD(verifier="v", coupling=coupling), sequence(sampling=sampling), answers
+        )
+        proposed, checked = forwards[2].read, forwards[3].read
+        assert isinstance(proposed, Sample) and isinstance(checked, Mixture)
+        assert (proposed.sampling, proposed.step, proposed.keep) == (sampling, 1, True)
+        assert (checked.sampling, checked.step) == (expected, 1)
+        assert torch.equal(checked.guess, one_hot([6, 7, 8, 9]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ratio": -0.1}, "ratio must lie between 0 and 1, not -0.1"),
+        ({"ratio": 1.1}, "ratio must lie between 0 and 1, not 1.1"),
+        ({"ratio": float("nan")}, "ratio must lie between 0 and 1, not nan"),
+        ({"window": 0}, "window must be at least 1, not 0"),
+        ({"lookahead": 0}, "lookahead must be at least 1, not 0"),
+        ({"coupling": "none"}, "coupling must be 'gumbel' or 'argmax', not 'none'"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:
+    """With the value."""
+    with pytest.raises(ValueError, match=message):
+        APD(verifier="v", **options)
+
+
+def proposals(logits: Tensor, sampling: Sampling, slots: range, step: int = 0) -> Tensor:
+    """Tokens that the target's read draws."""
+    read = Sample.group([Sample(sampling=sampling, step=step)], [slots], CPU)
+    return read(logits, slice(0, len(slots))).tokens
+
+
+def targets(
+    guess: Tensor, checked: Tensor, ratio: float, sampling: Sampling, slots: range, step: int = 0
+) -> Tensor:
+    """Tokens that the verifier's read draws from the mixture."""
+    mixture = Mixture(guess=guess, ratio=ratio, sampling=sampling, step=step)
+    return Mixture.group([mixture], [slots], CPU)(checked, slice(0, len(slots))).tokens
+
+
+def random_logits(seed: int, rows: int, vocab: int = 12) -> Tensor:
+    """Logits of a small vocabulary."""
+    return 2 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_ratio_one_accepts_everything(sampling: Sampling) -> None:
+    """At any temperature, top-p and top-k: the two laws, and so the two samples, are the same."""
+    marginal, verifier = random_logits(0, 500), random_logits(1, 500)
+    proposed = proposals(marginal, sampling, range(500))
+    assert torch.equal(targets(marginal, verifier, 1.0, sampling, range(500)), proposed)
+    assert not torch.equal(targets(marginal, verifier, 0.5, sampling, range(500)), proposed)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 0.7, 0.95])
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_proposals_are_rejected_no_more_often_than_the_paper_says(
+    ratio: float, temperature: float
+) -> None:
+    """P(x != y) is at most twice the total variation of the two laws, and no less than it."""
+    marginal, verifier = random_logits(2, 1), random_logits(3, 1)
+    sampling = Sampling(temperature=temperature, seed=7)
+    slots = range(DRAWS)
+    x = proposals(marginal.expand(DRAWS, -1), sampling, slots)
+    y = targets(marginal.expand(DRAWS, -1), verifier.expand(DRAWS, -1), ratio, sampling, slots)
+    p = (marginal / temperature).softmax(-1)
+    q = (torch.lerp(verifier, marginal, ratio) / temperature).softmax(-1)
+    variation = float((p - q).abs().sum()) / 2
+    rejected = float((x != y).float().mean())
+    error = 3 * (0.25 / DRAWS) ** 0.5
+    assert variation - error <= rejected <= 2 * variation + error
+    assert chi_square(y, q[0]) > 1e-3
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_ratio_zero_checks_with_the_verifier_alone(sampling: Sampling) -> None:
+    """Its targets are what the verifier itself would sample."""
+    marginal, verifier = random_logits(4, 300), random_logits(5, 300)
+    own = proposals(verifier, sampling, range(300))
+    assert torch.equal(targets(marginal, verifier, 0.0, sampling, range(300)), own)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(12, 10), (10, 12)])
+def test_vocabularies_are_cut_to_the_shorter(ours: int, theirs: int) -> None:
+    """Columns behind it are no tokens of both."""
+    marginal, verifier = random_logits(6, 50, ours), random_logits(7, 50, theirs)
+    drawn = targets(marginal, verifier, 0.4, Sampling(), range(50))
+    expected = (0.4 * marginal[:, :10] + 0.6 * verifier[:, :10]).argmax(-1)
+    assert torch.equal(drawn, expected)
+
+
+rounds = st.lists(
+    st.tuples(st.sampled_from(SAMPLINGS), st.floats(0, 1), st.integers(0, 40), st.integers(1, 6)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(rounds, st.integers(1, 8))
+@settings(max_examples=60)
+def test_neighbours_and_chunks_change_no_target(batch: list[tuple], chunk: int) -> None:
+    """Mixtures of many requests are read together, in pieces."""
+    slots = [range(first, first + count) for _, _, first, count in batch]
+    guesses = [random_logits(10 + i, len(wanted)) for i, wanted in enumerate(slots)]
+    checked = [random_logits(20 + i, len(wanted)) for i, wanted in enumerate(slots)]
+    reads = [
+        Mixture(guess=guess, ratio=ratio, sampling=sampling, step=index)
+        for index, ((sampling, ratio, *_), guess) in enumerate(zip(batch, guesses, strict=True))
+    ]
+    read, logits = Mixture.group(reads, slots, CPU), torch.cat(checked)
+    parts = [slice(i, min(i + chunk, len(logits))) for i in range(0, len(logits), chunk)]
+    together = torch.cat([read(logits[part], part).tokens for part in parts])
+    alone = [
+        targets(r.guess, own, r.ratio, r.sampling, wanted, r.step)
+        for r, own, wanted in zip(reads, checked, slots, strict=True)
+    ]
+    assert torch.equal(together, torch.cat(alone))
+
+
+DIFFUSION, VERIFIER = diffusion_model(seed=1), causal_model(seed=1)
+PROMPT = [3, 1, 4, 1, 5, 9]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """A target and a verifier."""
+    return engine_of(("target", DIFFUSION), ("verifier", VERIFIER), slots=8192)
+
+
+def submit(engine: Engine, method: APD, sampling: Sampling, max_tokens: int = 24) -> Job:
+    """Queue the prompt."""
+    runners = {role: runner(engine, role) for role in ("target", "verifier")}
+    return engine.submit(method, PROMPT, runners=runners, max_tokens=max_tokens, sampling=sampling)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_ratio_one_takes_the_whole_lookahead_in_the_engine(
+    engine: Engine, sampling: Sampling
+) -> None:
+    """Eight tokens a forward, whatever the verifier says."""
+    job = submit(engine, APD(verifier="v", ratio=1.0, lookahead=8, window=4), sampling)
+    finish(engine)
+    assert len(tokens(job)) == 24
+    assert [step.kept for step in job.seq.trace if step.model == "verifier"] == [8, 8, 8]
+
+
+def test_ratio_zero_keeps_only_what_the_verifier_would_decode(engine: Engine) -> None:
+    """Every kept token but the first of a group is the verifier's own next one."""
+    checked = 0
+    for lookahead in (2, 5, 30):
+        job = submit(engine, APD(verifier="v", ratio=0.0, lookahead=lookahead), Sampling(), 60)
+        finish(engine)
+        tokens(job)
+        first = len(PROMPT)
+        for step in job.seq.trace:
+            for slot in range(first + 1, first + step.kept):
+                own = whole(VERIFIER, job.seq.ids[:slot], causal=True)[-1].argmax()
+                assert job.seq.ids[slot] == own
+                checked += 1
+            first += step.kept
+    assert checked > 10
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 2.5}, {"temperature": 4.0, "top_p": 0.8}], ids=str
+)
+def test_first_token_follows_the_marginal_of_the_diffusion_model(
+    engine: Engine, options: dict
+) -> None:
+    """It is always kept, so its law is that of the target, whatever the verifier says."""
+    method = APD(verifier="v", ratio=0.3)
+    jobs = [
+        submit(engine, method, Sampling(seed=seed, **options), max_tokens=3) for seed in range(4000)
+    ]
+    finish(engine)
+    logits = whole(DIFFUSION, PROMPT + [MASK] * 3, causal=False)[len(PROMPT) - 1].clone()
+    logits[MASK] = -torch.inf
+    law = (logits / options["temperature"]).softmax(-1)
+    ranked, order = law.sort(descending=True)
+    ranked[ranked.cumsum(-1) - ranked > options.get("top_p", 1.0)] = 0
+    law = torch.zeros(VOCAB).scatter(-1, order, ranked / ranked.sum())
+    first = torch.tensor([tokens(job)[0] for job in jobs])
+    assert chi_square(first, law) > 1e-3
+    assert len(first.unique()) > 4

@@ -1,0 +1,95 @@
+"""The leftmost k holes of each forward."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers import MASK, script
+from outpace.decoding import FULL, Forward, Sampling, Sequence
+from outpace.methods import LeftToRight
+
+
+def sequence(max_tokens: int = 5) -> Sequence:
+    """A request with a prompt of three tokens."""
+    return Sequence(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK)
+
+
+def shape(forward: Forward) -> tuple[int, list[int], list[int]]:
+    """Where a forward starts, what it feeds and what it wants."""
+    return forward.start, list(forward.ids), list(forward.predicted_slots())
+
+
+def test_whole_canvas_and_one_token_by_default() -> None:
+    """All masks up to the limit are shown, and everything is fed again."""
+    seq = sequence(max_tokens=3)
+    forwards = script(LeftToRight(), seq, [[4], [5], [6]])
+    assert [shape(forward) for forward in forwards] == [
+        (0, [1, 2, 3, MASK, MASK, MASK], [3]),
+        (0, [1, 2, 3, 4, MASK, MASK], [4]),
+        (0, [1, 2, 3, 4, 5, MASK], [5]),
+    ]
+    assert all(forward.mask == FULL for forward in forwards)
+    assert (seq.tokens, seq.finish_reason) == ([4, 5, 6], "length")
+
+
+def test_last_group_asks_for_no_more_than_is_left() -> None:
+    """Two and two and one."""
+    forwards = script(LeftToRight(tokens=2), sequence(), [[4, 4], [5, 5], [6]])
+    assert [shape(forward)[2] for forward in forwards] == [[3, 4], [5, 6], [7]]
+
+
+def test_lookahead_limits_the_masks_shown() -> None:
+    """And never passes the limit."""
+    forwards = script(LeftToRight(lookahead=2), sequence(max_tokens=3), [[4], [5], [6]])
+    assert [shape(forward)[1][3:] for forward in forwards] == [
+        [MASK, MASK],
+        [4, MASK, MASK],
+        [4, 5, MASK],
+    ]
+
+
+def test_window_feeds_the_last_group_and_older_tokens_again() -> None:
+    """`window - 1` tokens before the last group; the first forward fills everything."""
+    forwards = script(
+        LeftToRight(tokens=2, window=2, lookahead=2), sequence(6), [[4, 5], [6, 7], [8, 9]]
+    )
+    assert [shape(forward)[:2] for forward in forwards] == [
+        (0, [1, 2, 3, MASK, MASK]),
+        (2, [3, 4, 5, MASK, MASK]),
+        (4, [5, 6, 7, MASK, MASK]),
+    ]
+
+
+def test_window_of_one_feeds_only_the_row_that_predicts_before_the_group() -> None:
+    """The shifted model needs it."""
+    forwards = script(LeftToRight(window=1), sequence(2), [[4], [5]])
+    assert shape(forwards[1]) == (3, [4, MASK], [4])
+
+
+def test_end_of_sequence_ends_it() -> None:
+    """In the middle of a group."""
+    seq = Sequence(prompt=[1], max_tokens=9, mask_id=MASK, eos=frozenset([7]))
+    script(LeftToRight(tokens=3), seq, [[4, 7, 5]])
+    assert (seq.tokens, seq.finish_reason) == ([4], "stop")
+
+
+def test_noise_is_fresh_in_every_forward() -> None:
+    """By the step of the read."""
+    seq = Sequence(prompt=[1], max_tokens=2, mask_id=MASK, sampling=Sampling(temperature=1.0))
+    forwards = script(LeftToRight(), seq, [[4], [5]])
+    assert [forward.read for forward in forwards] == [seq.read(0), seq.read(1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": 0}, "tokens must be at least 1, not 0"),
+        ({"window": 0}, "window must be at least 1, not 0"),
+        ({"lookahead": -1}, "lookahead must be at least 1, not -1"),
+        ({"tokens": 4, "lookahead": 3}, "lookahead 3 shows fewer holes than the tokens=4"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, int], message: str) -> None:
+    """With the value, and what would do."""
+    with pytest.raises(ValueError, match=message):
+        LeftToRight(**options)

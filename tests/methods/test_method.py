@@ -1,0 +1,39 @@
+"""What every method has in common."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+
+import pytest
+
+from outpace.methods import APD, METHODS, Autoregressive, LeftToRight, Method
+
+
+@pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
+def test_options_are_frozen_and_keyword_only(kind: type[Method]) -> None:
+    """Their fields are the flags of the command line."""
+    assert is_dataclass(kind)
+    assert all(option.kw_only for option in fields(kind))
+    method = kind(**dict.fromkeys(kind.roles, "other"))
+    with pytest.raises(FrozenInstanceError):
+        method.anything = 1  # type: ignore[attr-defined]
+    assert type(method).__name__ in repr(method)
+
+
+@pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
+def test_roles_are_text_fields_that_name_models(kind: type[Method]) -> None:
+    """The engine loads what they name."""
+    named = {option.name: option.type for option in fields(kind)}
+    assert all(named[role] in ("str", str) for role in kind.roles)
+    method = kind(**dict.fromkeys(kind.roles, "other"))
+    assert method.models() == dict.fromkeys(kind.roles, "other")
+
+
+def test_memory_of_a_request_is_prompt_and_answer() -> None:
+    """No token of it is ever behind that."""
+    assert Autoregressive().slots(prompt=7, max_tokens=5) == 12
+
+
+def test_methods_say_which_models_they_decode() -> None:
+    """Diffusion models or causal ones."""
+    assert APD.bidirectional and LeftToRight.bidirectional and not Autoregressive.bidirectional

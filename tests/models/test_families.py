@@ -1,0 +1,143 @@
+"""Every family's logits are those of transformers, from checkpoints that transformers wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from helpers import whole
+from outpace.models.families import FAMILIES
+from outpace.models.load import load_config, load_model
+
+IDS = [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12] * 4
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "rope_theta": 500_000.0,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 10_000.0,
+}
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
+
+MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES, tie_word_embeddings=False)),
+    "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config(**SIZES, tie_word_embeddings=True)),
+    "qwen2-yarn": (Qwen2ForCausalLM, Qwen2Config(**SIZES, rope_parameters=YARN)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=False)),
+    "qwen3-wide-heads": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=32)),
+    "qwen3-biased": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=16, attention_bias=True)),
+    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
+    "llama-biased": (LlamaForCausalLM, LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
+    "llama-llama3": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
+    "llama-linear": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LINEAR)),
+    "llama-yarn": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=YARN)),
+}
+
+
+def random_weights(name: str) -> PreTrainedModel:
+    """A model of transformers with weights large enough for every part to matter."""
+    kind, config = MODELS[name]
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 0.5, std=0.2)
+    model.tie_weights()
+    return model
+
+
+@torch.inference_mode()
+def reference(model: PreTrainedModel) -> torch.Tensor:
+    """Logits of transformers."""
+    return model(torch.tensor([IDS]), use_cache=False).logits[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Written by `save_pretrained`, loaded by `load_model`."""
+    theirs = random_weights(name)
+    theirs.save_pretrained(tmp_path)
+    ours = whole(load_model(tmp_path), IDS, causal=True)
+    torch.testing.assert_close(ours, reference(theirs), atol=2e-4, rtol=2e-4)
+    assert load_config(tmp_path).family == name.partition("-")[0]
+
+
+@pytest.mark.parametrize("name", ["qwen2-tied", "qwen3", "llama"])
+def test_shards_are_read_as_one(name: str, tmp_path: Path) -> None:
+    """A checkpoint cut into many files by `max_shard_size`."""
+    theirs = random_weights(name)
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    ours = whole(load_model(tmp_path), IDS, causal=True)
+    torch.testing.assert_close(ours, reference(theirs), atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen2-yarn", "llama-llama3", "llama-linear"])
+def test_old_spelling_of_rotary_fields_means_the_same(name: str, tmp_path: Path) -> None:
+    """`rope_theta` and `rope_scaling` as checkpoints before transformers 5 have them."""
+    random_weights(name).save_pretrained(tmp_path)
+    new = whole(load_model(tmp_path), IDS, causal=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    scaling = config.pop("rope_parameters")
+    config["rope_theta"] = scaling.pop("rope_theta")
+    config["rope_scaling"] = {**scaling, "type": scaling.pop("rope_type")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(whole(load_model(tmp_path), IDS, causal=True), new)
+
+
+@pytest.mark.parametrize("scaling", [LINEAR, LLAMA3, YARN], ids=lambda s: s["rope_type"])
+def test_scaling_changes_the_logits(scaling: dict, tmp_path: Path) -> None:
+    """Without its scaling the same checkpoint is another model, so the tests above see it."""
+    kind = {"linear": "llama-linear", "llama3": "llama-llama3", "yarn": "llama-yarn"}
+    theirs = random_weights(kind[scaling["rope_type"]])
+    theirs.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    theta = config.pop("rope_parameters")["rope_theta"]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rope_theta": theta}))
+    ours = whole(load_model(tmp_path), IDS, causal=True)
+    assert (ours - reference(theirs)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_close(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Half precision keeps the order of magnitude of an error that its mantissa allows."""
+    random_weights("llama").save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype=dtype)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    exact = whole(load_model(tmp_path), IDS, causal=True)
+    rounded = whole(model, IDS, causal=True)
+    assert 0 < (rounded - exact).abs().mean() < 0.03 * exact.abs().mean()
+
+
+def test_every_causal_family_is_compared() -> None:
+    """A new family belongs into the table above, or into a golden test as Dream does."""
+    compared = {name.partition("-")[0] for name in MODELS}
+    assert compared | {"dream"} == set(FAMILIES)

@@ -1,0 +1,52 @@
+"""Logits of the Dream authors' model code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from helpers import whole
+from outpace.models.load import load_model
+from outpace.models.transformer import Transformer
+
+FOLDER = Path(__file__).parent.parent / "golden" / "dream"
+CASES = json.loads((FOLDER / "cases.json").read_text())["logits"]
+EXPECTED = load_file(FOLDER / "expected.safetensors")
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    """The tiny checkpoint in Dream's format."""
+    return load_model(FOLDER / "model")
+
+
+def close(ours: Tensor, official: Tensor) -> None:
+    """Equal to the tolerance of the golden vectors."""
+    torch.testing.assert_close(ours, official, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c["padding"]], ids=lambda c: c["id"])
+def test_logits_of_a_canvas(model: Transformer, case: dict) -> None:
+    """Raw logits, not shifted."""
+    close(whole(model, case["input_ids"], causal=False), EXPECTED[case["id"]])
+
+
+def test_logits_of_a_padded_batch(model: Transformer) -> None:
+    """Our rows need no padding: each row of the official batch is its canvas run alone."""
+    (case,) = (c for c in CASES if c["padding"])
+    batch = zip(case["input_ids"], case["attention_mask"], EXPECTED[case["id"]], strict=True)
+    for ids, mask, official in batch:
+        first = mask.index(1)
+        assert 1 in mask and all(mask[first:])
+        close(whole(model, ids[first:], causal=False), official[first:])
+    assert len(case["input_ids"]) == 2
+
+
+def test_every_case_is_here() -> None:
+    """Four logits."""
+    assert len(CASES) == 4

@@ -1,0 +1,210 @@
+"""Checkpoint folders: what loads, what is written back, and what each broken one is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers import causal_model, diffusion_model, published, whole
+from outpace.models import load
+from outpace.models.load import load_config, load_model, resolve, save_model, translate
+
+IDS = [3, 1, 4, 1, 5, 9, 2, 6]
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small checkpoint."""
+    save_model(causal_model(), tmp_path, dtype=torch.float32)
+    return tmp_path
+
+
+def change(folder: Path, **fields: object) -> None:
+    """Change fields of a `config.json`; None takes one out."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def rewrite(folder: Path, drop: str = "", **tensors: torch.Tensor) -> None:
+    """Change tensors of a `model.safetensors`."""
+    path = folder / "model.safetensors"
+    kept = {**load_file(path), **tensors}
+    kept.pop(drop, None)
+    save_file(kept, path)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("make", [causal_model, diffusion_model])
+def test_saved_model_loads_as_it_was(make, tied: bool, tmp_path: Path) -> None:
+    """Configuration and logits survive the published format."""
+    model = make(tie_word_embeddings=tied)
+    save_model(model, tmp_path, dtype=torch.float32)
+    loaded = load_model(tmp_path)
+    assert loaded.config == model.config
+    assert torch.equal(whole(loaded, IDS, causal=True), whole(model, IDS, causal=True))
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert "model.layers.0.self_attn.q_proj.bias" in names
+    assert ("lm_head.weight" in names) is not tied
+
+
+def test_weights_are_written_as_bfloat16_unless_asked(tmp_path: Path) -> None:
+    """And `config.json` says so."""
+    save_model(causal_model(), tmp_path)
+    kinds = {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()}
+    assert kinds == {torch.bfloat16}
+    assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_loading_draws_no_gradients_and_has_the_wanted_dtype(folder: Path) -> None:
+    """Rotary tables too."""
+    model = load_model(folder, dtype=torch.bfloat16)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert model.cos.dtype == torch.bfloat16
+
+
+def test_max_length_limits_the_rotary_tables(folder: Path) -> None:
+    """Shorter tables, the same logits."""
+    model = load_model(folder, max_length=len(IDS))
+    assert model.config.max_length == len(model.cos) == len(IDS)
+    assert torch.equal(whole(model, IDS, causal=True), whole(load_model(folder), IDS, causal=True))
+
+
+def test_missing_folder_names_what_could_be_given() -> None:
+    """Neither a folder nor a zoo model nor a hub name."""
+    with pytest.raises(ValueError, match="no model 'no-such-model': give a folder"):
+        resolve("no-such-model")
+
+
+def test_hub_failure_names_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No network, no such repository, no right to read it: the hub's own words follow."""
+
+    def refuse(*args: object, **options: object) -> str:
+        raise OSError("offline")
+
+    monkeypatch.setattr(load, "snapshot_download", refuse)
+    with pytest.raises(ValueError, match="did not give 'someone/something': offline"):
+        load_model("someone/something")
+
+
+def test_missing_config_names_the_file(folder: Path) -> None:
+    """A folder of weights alone."""
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"config\.json does not exist"):
+        load_model(folder)
+
+
+def test_unknown_architecture_names_it_and_the_known_ones(folder: Path) -> None:
+    """And the file that has it."""
+    change(folder, architectures=["MambaForCausalLM"])
+    with pytest.raises(ValueError, match=r"config\.json: .*MambaForCausalLM.*Qwen2ForCausalLM"):
+        load_model(folder)
+
+
+def test_missing_field_names_it(folder: Path) -> None:
+    """A required field of `config.json`."""
+    change(folder, hidden_size=None)
+    with pytest.raises(ValueError, match=r"config\.json: the field 'hidden_size' is missing"):
+        load_model(folder)
+
+
+def test_missing_tensor_names_it(folder: Path) -> None:
+    """One tensor less."""
+    rewrite(folder, drop=DOWN)
+    with pytest.raises(ValueError, match=f"{folder}.*no tensor '{DOWN}'"):
+        load_model(folder)
+
+
+def test_wrong_shape_names_tensor_file_and_both_shapes(folder: Path) -> None:
+    """A tensor that `config.json` means to be larger."""
+    rewrite(folder, **{DOWN: torch.zeros(32, 40)})
+    wanted = rf"model\.safetensors: tensor '{DOWN}' has shape \(32, 40\).*\(32, 48\)"
+    with pytest.raises(ValueError, match=wanted):
+        load_model(folder)
+
+
+def test_wrong_number_of_rows_in_a_stacked_tensor_is_refused(folder: Path) -> None:
+    """Parts of a fused matrix are checked one by one, not only their sum."""
+    weights = load_file(folder / "model.safetensors")
+    key, value = (f"model.layers.0.self_attn.{kind}_proj.weight" for kind in "kv")
+    rewrite(
+        folder, **{key: weights[key][:-1], value: torch.cat((weights[value], weights[key][:1]))}
+    )
+    with pytest.raises(ValueError, match=r"k_proj\.weight' has shape \(15, 32\)"):
+        load_model(folder)
+
+
+def test_pickled_weights_alone_are_refused(folder: Path) -> None:
+    """They are never opened."""
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"never read")
+    with pytest.raises(ValueError, match=r"only pickled weights \(pytorch_model\.bin\)"):
+        load_model(folder)
+
+
+def test_no_weights_at_all(folder: Path) -> None:
+    """Only a `config.json`."""
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"has no model\.safetensors"):
+        load_model(folder)
+
+
+def test_missing_shard_is_named(folder: Path) -> None:
+    """An index that names a file which is not there."""
+    index = {"weight_map": {DOWN: "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"names model-00002-of-00002\.safetensors, which"):
+        load_model(folder)
+
+
+def test_unreadable_weights_are_named(folder: Path) -> None:
+    """A file cut short by a broken download."""
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a readable safetensors"):
+        load_model(folder)
+
+
+def test_sliding_window_is_refused(folder: Path) -> None:
+    """Layers that see a window only would need another mask."""
+    change(folder, use_sliding_window=True)
+    with pytest.raises(ValueError, match="use_sliding_window"):
+        load_config(folder)
+
+
+def test_diffusion_model_without_mask_is_refused() -> None:
+    """A mask token is what it decodes."""
+    with pytest.raises(ValueError, match="mask_token_id"):
+        translate(published("DreamModel"))
+
+
+def test_mask_outside_the_vocabulary_is_refused() -> None:
+    """It could not be fed."""
+    with pytest.raises(ValueError, match="mask token 24 lies outside the vocabulary of 24"):
+        translate(published("DreamModel", mask_token_id=24))
+
+
+def test_heads_that_cannot_be_shared_are_refused() -> None:
+    """Query heads share key heads evenly."""
+    with pytest.raises(ValueError, match="4 attention heads cannot share 3"):
+        translate(published(num_key_value_heads=3))
+
+
+def test_unknown_rotary_scaling_is_refused(folder: Path) -> None:
+    """It would change every logit."""
+    change(folder, rope_scaling={"type": "longrope", "factor": 2.0})
+    with pytest.raises(ValueError, match="'longrope' is not supported"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "eos"), [(None, ()), (7, (7,)), ([7, 9], (7, 9))], ids=["none", "one", "two"]
+)
+def test_end_of_sequence_is_read(field: object, eos: tuple[int, ...]) -> None:
+    """None, one id or a list of them."""
+    assert translate(published(eos_token_id=field)).eos == eos

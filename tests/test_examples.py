@@ -1,0 +1,122 @@
+"""Examples run, and documentation shows only what works."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from outpace import LLM
+from outpace.cli.main import build, parse_entry
+from outpace.cli.options import named, parse_method
+from outpace.methods import METHODS, Autoregressive
+from outpace.training import recipe
+from outpace.zoo.story import problems
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """Fenced blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """Lines of a page's shell blocks, in words."""
+    for block in blocks(path, "sh"):
+        yield from (shlex.split(line) for line in block.splitlines())
+
+
+def headings(path: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And prints something."""
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_own_method_gives_the_text_of_one_token_a_forward(temperature: float) -> None:
+    """In fewer forwards."""
+    lookup = runpy.run_path(str(ROOT / "examples" / "own_method.py"))["PromptLookup"]
+    stories = [problem.question for problem in problems("test", 6)]
+    llm = LLM("tiny-aux")
+    plain, fast = (
+        llm.generate(stories, method=method, max_tokens=96, temperature=temperature, seed=1)
+        for method in (Autoregressive(), lookup(match=1))
+    )
+    assert [output.ids for output in plain] == [output.ids for output in fast]
+    assert sum(o.forwards for o in fast) < sum(o.forwards for o in plain)
+
+
+@page
+def test_snippets_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a page one after the other; tests among them are called."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": path.stem}
+    for block in blocks(path, "python"):
+        exec(compile(block, path.name, "exec", dont_inherit=True), names)
+    for test in [value for name, value in names.items() if name.startswith("test_")]:
+        test()
+
+
+def test_page_on_methods_shows_the_example() -> None:
+    """Word for word."""
+    shown = blocks(ROOT / "docs" / "adding-a-method.md", "python")[0]
+    body = shown[shown.index("@dataclass") :]
+    assert body in (ROOT / "examples" / "own_method.py").read_text()
+
+
+@page
+def test_commands_are_accepted(path: Path) -> None:
+    """Every `outpace` has such a command, flags and method; every `make` such a target."""
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for program, *words in commands(path):
+        if program == "make":
+            assert set(words) <= set(targets)
+        if program != "outpace":
+            continue
+        command = typer.main.get_command(build(named(words))).commands[words[0]]
+        given = command.make_context(words[0], words[1:]).params
+        for entry in given.get("entry") or ():
+            _, name, values = parse_entry(entry)
+            parse_method(name, values)
+        if method := given.get("method"):
+            fields = METHODS[method].__dataclass_fields__
+            parse_method(method, {k: v for k, v in given.items() if k in fields and v is not None})
+        if "recipe" in given:
+            recipe.read(ROOT / given["recipe"], given["overrides"] or ())
+
+
+def test_recipe_shown_is_one(tmp_path: Path) -> None:
+    """Its sections and keys are known."""
+    (shown,) = blocks(ROOT / "docs" / "training.md", "toml")
+    (tmp_path / "shown.toml").write_text(shown)
+    assert recipe.read(tmp_path / "shown.toml").objective
+
+
+@page
+def test_links_lead_somewhere(path: Path) -> None:
+    """To a file of the repository, and to a heading in it."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        file = path.parent / name if name else path
+        assert file.exists(), target
+        assert not anchor or anchor in headings(file), target

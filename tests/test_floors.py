@@ -1,0 +1,92 @@
+"""What may import what: arrows point down, and the lowest floor knows only itself."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from source import MODULES
+
+SHARED = {"version", "provenance"}
+BELOW_LLM = {"attention", "decoding", "engine", "methods", "models", "text"}
+
+FLOORS: dict[str, set[str]] = {
+    "attention": set(),
+    "decoding": set(),
+    "models": set(),
+    "text": set(),
+    "version": set(),
+    "zoo": set(),
+    "provenance": {"version"},
+    "methods": {"decoding"},
+    "engine": {"attention", "decoding", "methods", "models"},
+    "training": {"attention", "models", "zoo", *SHARED},
+    "llm": BELOW_LLM,
+    "__init__": {"llm", "version"},
+    "evaluation": {"llm", "zoo", *BELOW_LLM, *SHARED},
+    "cli": {"evaluation", "llm", "training", "zoo", *BELOW_LLM, *SHARED},
+    "__main__": {"cli"},
+}
+"""What each part of the package may import, itself aside; a new part needs its own line."""
+
+
+def part(module: str) -> str:
+    """Folder or file directly under the package: `engine` of `engine/cache.py`."""
+    return module.split("/")[0].removesuffix(".py")
+
+
+def imported(module: str, tree: ast.Module) -> set[str]:
+    """Parts of the package that a module imports, anywhere in it; a relative import is a fault."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno} imports relatively"
+            whole = node.module == "outpace"
+            names |= {f"outpace.{a.name}" for a in node.names} if whole else {node.module or ""}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    ours = (name.split(".") for name in names)
+    return {path[1] if len(path) > 1 else "__init__" for path in ours if path[0] == "outpace"}
+
+
+def upward(module: str, tree: ast.Module) -> set[str]:
+    """Parts that a module imports and may not."""
+    return imported(module, tree) - FLOORS[part(module)] - {part(module)}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_arrows_point_down(module: str) -> None:
+    """Each import is of its own part, or of one that it may know."""
+    assert not upward(module, MODULES[module])
+
+
+def test_every_part_has_its_floor() -> None:
+    """And no line is left over."""
+    assert {part(module) for module in MODULES} == set(FLOORS)
+
+
+def test_there_is_no_way_round() -> None:
+    """Following the arrows never comes back."""
+
+    def below(name: str) -> set[str]:
+        return FLOORS[name].union(*(below(each) for each in FLOORS[name]))
+
+    assert all(name not in below(name) for name in FLOORS)
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("methods/apd.py", "from outpace.models.config import ModelConfig"),
+        ("methods/apd.py", "from outpace import engine"),
+        ("methods/apd.py", "import outpace.engine.cache as cache"),
+        ("decoding/forward.py", "def f():\n    from outpace.attention.dense import attention"),
+        ("training/trainer.py", "from outpace.methods import APD"),
+        ("engine/engine.py", "from outpace import LLM"),
+        ("models/load.py", "if True:\n    import outpace"),
+    ],
+)
+def test_an_arrow_that_points_up_is_seen(module: str, line: str) -> None:
+    """However it is written."""
+    assert upward(module, ast.parse(line))

@@ -1,0 +1,136 @@
+"""Names that users rely on, and registries that must be whole."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import outpace
+import outpace.decoding
+import outpace.methods
+from outpace.methods import METHODS, Method
+from outpace.models.families import FAMILIES, Family
+from source import MODULES, ROOT
+
+DOCS = Path(__file__).parent.parent / "docs"
+PUBLIC = [outpace, outpace.decoding, outpace.methods]
+
+
+def import_order(name: str) -> tuple[bool, bool, str]:
+    """Constants, classes, functions, as sorted imports stand."""
+    return not name.isupper(), not name[0].isupper(), name
+
+
+@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
+def test_public_names_are_listed_and_sorted(module: ModuleType) -> None:
+    """`__all__` is exactly what the module offers."""
+    offered = {
+        name
+        for name, value in vars(module).items()
+        if not (name.startswith("_") or inspect.ismodule(value) or name == "annotations")
+    }
+    listed = [name for name in module.__all__ if not name.startswith("_")]
+    assert set(listed) == offered
+    assert module.__all__ == sorted(module.__all__, key=import_order)
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_version_is_public() -> None:
+    """In the form that packaging wants."""
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", outpace.__version__)
+    assert "__version__" in outpace.__all__
+
+
+def test_every_method_of_the_folder_is_registered() -> None:
+    """Under the name of its file, in order."""
+    found = {}
+    for path in (ROOT / "methods").glob("*.py"):
+        module = import_module(f"outpace.methods.{path.stem}")
+        for value in vars(module).values():
+            if inspect.isclass(value) and issubclass(value, Method) and value is not Method:
+                found[value.__module__.rpartition(".")[2]] = value
+    assert found == METHODS
+    assert list(METHODS) == sorted(METHODS)
+    assert len(METHODS) >= 3
+
+
+def test_every_family_of_the_folder_is_registered() -> None:
+    """Under its own name, with architectures of its own."""
+    found = {}
+    for path in (ROOT / "models" / "families").glob("*.py"):
+        module = import_module(f"outpace.models.families.{path.stem}")
+        families = (value for value in vars(module).values() if isinstance(value, Family))
+        found |= {family.name: family for family in families}
+    assert found == FAMILIES
+    names = [name for family in FAMILIES.values() for name in family.architectures]
+    assert len(names) == len(set(names))
+
+
+def test_every_method_has_its_section_and_its_row_in_the_docs() -> None:
+    """The table of `docs/methods.md` is the registry, in any order."""
+    text = (DOCS / "methods.md").read_text()
+    known = {spelling: name for name, kind in METHODS.items() for spelling in (name, kind.__name__)}
+    cells = re.findall(r"^\|\s*\[?`(\w+)`", text, flags=re.MULTILINE)
+    assert sorted(known[cell] for cell in cells if cell in known) == sorted(METHODS)
+    headings = " ".join(re.findall(r"^#{2,3} .*$", text, flags=re.MULTILINE))
+    for name, kind in METHODS.items():
+        assert name in headings or kind.__name__ in headings
+
+
+FAMILY_NAMES = re.compile("dream|llada|llama|mistral|olmo|qwen|sdar|wedlm", re.IGNORECASE)
+ELSEWHERE = {
+    "cli/main.py": "names of published checkpoints in examples",
+    "models/load.py": "the tokenizer class that stands in for remote code, a name in a message",
+    "models/rope.py": "the published name of a rotary scaling",
+    "zoo/tokenizer.py": "the split of text that it shares",
+}
+"""Files outside `models/families/` that may name a family, and why."""
+
+
+def code(tree: ast.Module) -> set[str]:
+    """Identifiers and strings of a module; neither comments nor docstrings."""
+    found = set()
+    documentation = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if id(node) not in documentation:
+                found.add(text)
+            case ast.Name(id=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Attribute(attr=name) | ast.arg(arg=name) | ast.alias(name=name):
+                found.add(name)
+    return found
+
+
+def names_a_family(tree: ast.Module) -> set[str]:
+    """What in a module's code names a family."""
+    return {text for text in code(tree) if FAMILY_NAMES.search(text)}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if not m.startswith("models/families/")])
+def test_families_are_named_in_their_own_folder_only(module: str) -> None:
+    """Whatever else a family needs belongs into its file."""
+    found = names_a_family(MODULES[module])
+    assert not found or module in ELSEWHERE
+
+
+def test_exceptions_are_still_needed() -> None:
+    """A file that names no family any more leaves the list."""
+    assert all(names_a_family(MODULES[module]) for module in ELSEWHERE)
+
+
+def test_a_family_in_code_is_seen_and_one_in_words_is_not() -> None:
+    """Comments and docstrings may explain."""
+    assert not names_a_family(ast.parse('"""As Dream does."""\nx = 1  # Llama too'))
+    for line in ("is_dream = 1", "x.llama_config", "x = 'Qwen/Qwen3'", "def f(llada): ..."):
+        assert names_a_family(ast.parse(line))
