@@ -129,12 +129,26 @@ def test_empty_prompt_is_refused(text: Text, prompt) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [{"role": "user"}, {"content": None}, {"content": ["parts"]}, "text", 3.5]
+    "message",
+    [
+        {"role": "user"},
+        {"content": "hi"},
+        {"role": "user", "content": None},
+        {"role": "user", "content": ["parts"]},
+        "text",
+        3.5,
+    ],
 )
 def test_malformed_message_is_refused(text: Text, message) -> None:
     """With what it was."""
     with pytest.raises(ValueError, match="is no chat message"):
         text.encode([{"role": "user", "content": "hi"}, message])
+
+
+def test_special_token_in_a_role_is_refused(text: Text) -> None:
+    """A role is rendered as it stands."""
+    with pytest.raises(ValueError, match="is no role: it holds a special token"):
+        text.encode([{"role": "user<|mask|>", "content": "hi"}])
 
 
 def test_text_without_a_tokenizer_is_refused() -> None:

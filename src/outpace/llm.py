@@ -13,7 +13,7 @@ from outpace.decoding import Sampling, Step
 from outpace.decoding import Sequence as Request
 from outpace.decoding.sequence import FinishReason
 from outpace.engine.cache import cache_slots
-from outpace.engine.engine import Engine, Job
+from outpace.engine.engine import Engine, Job, check_method
 from outpace.engine.runner import Runner
 from outpace.methods import Autoregressive, LeftToRight, Method
 from outpace.models.families import FAMILIES
@@ -212,6 +212,7 @@ class LLM:
 
         Raises `ValueError` where they do not share a tokenizer with the target.
         """
+        check_method(method, self.target)
         runners = {"target": self.target}
         for role, name in method.models().items():
             runner = runners[role] = self.load(name)

@@ -51,13 +51,17 @@ class Text:
         tokenizer = self.tokenizer
         assert tokenizer is not None
         for message in messages:
-            if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            if not isinstance(message, dict) or not all(
+                isinstance(message.get(key), str) for key in ("role", "content")
+            ):
                 raise ValueError(
                     f"{message!r} is no chat message: give {{'role': …, 'content': text}}"
                 )
         if tokenizer.chat_template is None:
             raise ValueError(f"{self.name} has no chat template: give text or token ids")
         special = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+        if marked := [m["role"] for m in messages if any(mark in m["role"] for mark in special)]:
+            raise ValueError(f"{marked[0]!r} is no role: it holds a special token")
         if not any(mark in message["content"] for message in messages for mark in special):
             text = self.render(messages)
             return tokenizer(text, add_special_tokens=False).input_ids

@@ -325,6 +325,24 @@ def test_reading_a_slot_never_written_is_a_value_error() -> None:
     assert "start at slot 8, but only 5 slots have been written" in str(error.__cause__)
 
 
+def test_error_in_a_pass_fails_all_who_were_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves the engine as it was before them."""
+    engine = new_engine()
+    jobs = [Request(method=AR).submit(engine) for _ in range(2)]
+
+    def broken(forwards: object, tables: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs[0].runners["target"], "run", broken)
+        finish(engine)
+    assert all("out of memory" in str(job.error) for job in jobs)
+    assert pages_in_use(engine) == 0 and not engine.running
+    job = Request(method=AR).submit(engine)
+    finish(engine)
+    assert result(job) == alone(Request(method=AR))
+
+
 def test_failed_request_makes_room_for_the_next() -> None:
     """Also where memory is short."""
     engine = new_engine(slots=2 * PAGE)

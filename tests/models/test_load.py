@@ -92,6 +92,21 @@ def test_hub_failure_names_the_repository(monkeypatch: pytest.MonkeyPatch) -> No
         load_model("someone/something")
 
 
+def test_broken_config_names_the_file(folder: Path) -> None:
+    """And not only the column."""
+    (folder / "config.json").write_text('{"architectures": [')
+    with pytest.raises(ValueError, match=r"config\.json is no JSON"):
+        load_model(folder)
+
+
+def test_shorter_length_is_not_written_back(folder: Path, tmp_path: Path) -> None:
+    """It limits this run, not the checkpoint."""
+    model = load_model(folder, max_length=16)
+    assert model.config.max_length == len(model.cos) == 16
+    save_model(model, tmp_path / "again")
+    assert load_config(tmp_path / "again").max_length > 16
+
+
 def test_missing_config_names_the_file(folder: Path) -> None:
     """A folder of weights alone."""
     (folder / "config.json").unlink()

@@ -111,7 +111,12 @@ class Engine:
         began = time.perf_counter()
         forwards = [forward for _, forward in work]
         tables = [job.tables[forward.model] for job, forward in work]
-        predictions = runner.run(forwards, tables)
+        try:
+            predictions = runner.run(forwards, tables)
+        except Exception as error:
+            for job, _ in work:
+                self.fail(job, error)
+            return True
         seconds = time.perf_counter() - began
         for (job, forward), prediction in zip(work, predictions, strict=True):
             job.seconds += seconds
@@ -129,10 +134,7 @@ class Engine:
             self.queue.remove(job)
             self.tell(job)
             return
-        assert job.forward is not None
-        waiting = self.waiting[job.runners[job.forward.model].name]
-        if job in waiting:
-            waiting.remove(job)
+        self.withdraw(job)
         self.finish(job)
 
     def admit(self) -> None:
@@ -224,14 +226,25 @@ class Engine:
                 job.error = DecodingError(f"{job.method!r} returned before the request had ended")
             return
         except Exception as error:
-            failure = DecodingError(f"{job.method!r} failed at slot {len(job.seq)}: {error}")
-            failure.__cause__ = error
-            job.error = failure
+            job.error = failure(job, error)
             return
         if job.done:
             return
         job.forward = job.whole = forward
         self.waiting[job.runners[forward.model].name].append(job)
+
+    def fail(self, job: Job, error: Exception) -> None:
+        """End a request whose forward could not be run."""
+        job.error = failure(job, error)
+        self.withdraw(job)
+        self.finish(job)
+
+    def withdraw(self, job: Job) -> None:
+        """Let a request wait for no model."""
+        assert job.forward is not None
+        waiting = self.waiting[job.runners[job.forward.model].name]
+        if job in waiting:
+            waiting.remove(job)
 
     def finish(self, job: Job) -> None:
         """Close a request's method and give its pages back."""
@@ -247,6 +260,13 @@ class Engine:
         """Call the listener of a request."""
         if job.listener is not None:
             job.listener(job.seq)
+
+
+def failure(job: Job, error: Exception) -> DecodingError:
+    """What a request's method ran into, and where."""
+    wrapped = DecodingError(f"{job.method!r} failed at slot {len(job.seq)}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def cut_at(forward: Forward, room: int, shift: int) -> int:
@@ -275,20 +295,23 @@ def halves(forward: Forward, cut: int) -> tuple[Forward, Forward]:
     return head, tail
 
 
+def check_method(method: Method, target: Runner) -> None:
+    """Raise `ValueError` for a method that decodes models of the other kind."""
+    if method.bidirectional != target.config.bidirectional:
+        kinds = {True: "diffusion model", False: "causal model"}
+        raise ValueError(
+            f"{type(method).__name__} decodes {kinds[method.bidirectional]}s, "
+            f"but {target.name} is a {kinds[target.config.bidirectional]}"
+        )
+
+
 def check_request(method: Method, seq: Request, runners: Mapping[str, Runner]) -> None:
     """Raise `ValueError` for a request that the models of its roles could never serve."""
-    name = type(method).__name__
-    target = runners["target"].config
+    check_method(method, runners["target"])
     if not seq.prompt:
         raise ValueError("the prompt is empty: give at least one token")
     if seq.max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, not {seq.max_tokens}")
-    if method.bidirectional != target.bidirectional:
-        kinds = {True: "a diffusion model", False: "a causal model"}
-        raise ValueError(
-            f"{name} decodes {kinds[method.bidirectional]}, "
-            f"but {runners['target'].name} is {kinds[target.bidirectional]}"
-        )
     slots = method.slots(len(seq.prompt), seq.max_tokens)
     for runner in runners.values():
         bad = [token for token in seq.prompt if not 0 <= token < runner.vocab]

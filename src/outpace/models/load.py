@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,7 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import (
-    PreTrainedTokenizerFast,
-    Qwen2TokenizerFast,  # type: ignore[attr-defined]
-)
+from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast  # type: ignore[attr-defined]
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.models.config import ModelConfig
@@ -72,7 +70,15 @@ def load_config(name: str | Path, **changes: Any) -> ModelConfig:
     path = resolve(name) / "config.json"
     if not path.is_file():
         raise ValueError(f"{path} does not exist: a checkpoint folder needs its config.json")
-    return translate({**json.loads(path.read_text()), **changes}, path)
+    return translate({**read_json(path), **changes}, path)
+
+
+def read_json(path: Path) -> Any:
+    """Content of a JSON file; `ValueError` naming the file where it is broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
 
 
 def translate(published: Mapping[str, Any], path: Path = Path("config.json")) -> ModelConfig:
@@ -95,8 +101,9 @@ def load_model(
     Raises `ValueError` naming file and tensor where one is missing or has another shape.
     """
     folder = resolve(name)
-    changes = {} if max_length is None else {"max_position_embeddings": max_length}
-    config = load_config(folder, **changes)
+    config = load_config(folder)
+    if max_length is not None:
+        config = replace(config, max_length=min(max_length, config.max_length))
     with torch.device("meta"):
         model = Transformer(config)
     with ExitStack() as stack:
@@ -129,7 +136,7 @@ def shards(folder: Path) -> list[Path]:
     """The safetensors files of a folder; `ValueError` if there is none or one is missing."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        names = sorted(set(read_json(index)["weight_map"].values()))
         if missing := [name for name in names if not (folder / name).is_file()]:
             raise ValueError(f"{index} names {', '.join(missing)}, which {folder} does not have")
         return [folder / name for name in names]

@@ -21,17 +21,20 @@ def frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
     scaling = rope.scaling
     if scaling is None:
         return inverse, 1.0
-    match scaling.get("rope_type", scaling.get("type")):
-        case "linear":
-            return inverse / scaling["factor"], 1.0
-        case "llama3":
-            return llama3(inverse, scaling), 1.0
-        case "yarn":
-            return yarn(inverse, scaling, rope.theta, head_dim)
-        case kind:
-            raise ValueError(
-                f"rope_scaling type {kind!r} is not supported; known are linear, llama3 and yarn"
-            )
+    try:
+        match scaling.get("rope_type", scaling.get("type")):
+            case "linear":
+                return inverse / scaling["factor"], 1.0
+            case "llama3":
+                return llama3(inverse, scaling), 1.0
+            case "yarn":
+                return yarn(inverse, scaling, rope.theta, head_dim)
+            case kind:
+                raise ValueError(
+                    f"rope_scaling {kind!r} is not supported; known are linear, llama3 and yarn"
+                )
+    except KeyError as error:
+        raise ValueError(f"rope_scaling {dict(scaling)} needs the field {error}") from error
 
 
 def llama3(inverse: Tensor, scaling: Mapping[str, Any]) -> Tensor:
