@@ -3,7 +3,7 @@ BIN := .venv/bin
 
 .PHONY: demo test check clean
 
-# A CPU build of torch is pinned here; `pip install .` alone takes any torch from 2.9 on.
+# The release of torch that the tests run with; `pip install .` alone takes any from 2.9 on.
 .venv/core: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet torch==2.13.0

@@ -162,7 +162,7 @@ class LLM:
         max_rows: int = 2048,
         max_sequences: int = 256,
     ) -> None:
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         self.max_length = max_length
         self.cache_gib = cache_gib
@@ -259,6 +259,8 @@ class LLM:
         ids = self.text.encode(prompt, raw=raw)
         method = method or self.method
         runners = self.bind(method)
+        if not isinstance(max_tokens, int | None):
+            raise ValueError(f"max_tokens must be a whole number, not {max_tokens!r}")
         if max_tokens is None:
             room = min(runner.config.max_length for runner in runners.values()) - len(ids)
             max_tokens = max(min(DEFAULT_MAX_TOKENS, room), 1)
@@ -308,6 +310,17 @@ def as_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or not prompts or isinstance(prompts[0], int | dict):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """A device by name; by default a GPU where there is one."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        raise ValueError(f"no device {str(device)!r}: {error}") from error
+    return torch.device(device)
 
 
 def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:

@@ -34,15 +34,15 @@ class Text:
             if not prompt:
                 raise ValueError("the prompt is empty: give some text")
             if raw or self.tokenizer.chat_template is None:
-                return self.plain(prompt)
+                return self.plain(prompt, begin=True)
             return self.chat([{"role": "user", "content": prompt}])
         return self.chat(prompt)
 
-    def plain(self, text: str) -> list[int]:
-        """Token ids of text in which nothing is special."""
+    def plain(self, text: str, *, begin: bool = False) -> list[int]:
+        """Token ids of text in which nothing is special, behind the model's usual beginning."""
         assert self.tokenizer is not None
         ids: list[int] = self.tokenizer(
-            text, add_special_tokens=False, split_special_tokens=True
+            text, add_special_tokens=begin, split_special_tokens=True
         ).input_ids
         return ids
 

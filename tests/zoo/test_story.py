@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from outpace.zoo.story import SPLITS, Problem, drill, problems, score
+from outpace.zoo.story import SPLITS, Problem, drill, problems
 from outpace.zoo.tokenizer import SPECIALS, build_tokenizer, save_tokenizer, story_texts
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
@@ -108,28 +108,6 @@ def test_drills_are_true_equations() -> None:
         assert re.fullmatch(rf"( {EQUATION.pattern})+", line)
         for equation in equations:
             assert_true_equation(*equation)
-
-
-@pytest.mark.parametrize(
-    ("text", "right"),
-    [
-        ("So 1,0 are left.\n#### 15", True),
-        ("#### 15 and then #### 16", True),
-        ("#### 1,5", True),
-        ("#### 16 and then #### 15", False),
-        ("#### -15", False),
-        ("####15", False),
-        ("15", False),
-        ("", False),
-    ],
-)
-def test_score_reads_the_first_result(text: str, right: bool) -> None:
-    assert score(text, Problem("", "#### 15")) is right
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_reference_answers_score(split: str) -> None:
-    assert all(score(problem.answer, problem) for problem in problems(split, 50))
 
 
 def test_bad_requests_are_refused() -> None:

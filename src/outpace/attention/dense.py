@@ -57,19 +57,20 @@ class DenseAttention:
 
 def attention(q: Tensor, keys: Tensor, values: Tensor, segment: Segment) -> Tensor:
     """Attention of one segment's rows `q [n, H, D]` over a layer's slots: `[n, H, D]`."""
-    k, v = keys[segment.slots].transpose(0, 1), values[segment.slots].transpose(0, 1)
+    k = keys[segment.slots].transpose(0, 1).unsqueeze(0)
+    v = values[segment.slots].transpose(0, 1).unsqueeze(0)
     n, heads, size = q.shape
     if n == 1:
         # The heads that share a key head become its rows, and no key is read twice.
-        grouped = q.view(1, len(k), heads // len(k), size)
-        out = F.scaled_dot_product_attention(grouped, k[None], v[None], attn_mask=segment.mask)
+        grouped = q.view(1, k.shape[1], -1, size)
+        out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=segment.mask)
         return out.view(1, heads, size)
     out = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None],
-        k[None],
-        v[None],
+        q.transpose(0, 1).unsqueeze(0),
+        k,
+        v,
         attn_mask=segment.mask,
         is_causal=segment.causal,
-        enable_gqa=heads != len(k),
+        enable_gqa=heads != k.shape[1],
     )
     return out[0].transpose(0, 1)

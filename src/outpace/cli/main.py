@@ -34,7 +34,7 @@ RACE = (
 )
 
 ModelName = Annotated[str, typer.Argument(help="Folder, hub name, or model of the zoo.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Most tokens of an answer (256 by default).")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens of an answer; 256 unless given.")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; the family's by default.")]
 TopP = Annotated[float | None, typer.Option(help="Mass of the nucleus; the family's by default.")]
 TopK = Annotated[int | None, typer.Option(help="Sample from the k most probable tokens.")]
@@ -85,6 +85,7 @@ def trace(
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     top_p: TopP = None,
+    top_k: TopK = None,
     seed: Seed = 0,
     raw: Raw = False,
     dtype: Dtype = None,
@@ -93,7 +94,13 @@ def trace(
     """Answer a prompt and print every forward: model, rows, kept tokens, canvas with holes."""
     llm = LLM(model, method, dtype=dtype, device=device)
     (output,) = llm.generate(
-        prompt, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, raw=raw
+        prompt,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        raw=raw,
     )
     show_trace(console, llm, output, width=max(console.width - 44, 20))
     console.print(statistics(output), style="dim")
@@ -118,31 +125,25 @@ def race(
 
     Without a prompt they solve held-out story problems, so that the table has an accuracy.
     """
-    racers = [parse_entry(text) for text in entry or RACE]
+    racers = line_up(entry or RACE, dtype, device)
     questions = questions_of("story", limit)
     options: Options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     first = questions[0].prompt if prompt is None else prompt
     console.print(first, style="bold")
-    loaded: dict[str, LLM] = {}
     reports: list[tuple[str, Report]] = []
-    for model, name, values in racers:
-        options["method"] = parse_method(name, values)
-        if model not in loaded:
-            loaded[model] = LLM(model, options["method"], dtype=dtype, device=device)
-        llm = loaded[model]
-        title = " ".join([model, name, *(f"{key}={value}" for key, value in values.items())])
+    for title, (llm, method) in racers.items():
+        options["method"] = method
+        llm.generate(first, **options)  # a warm-up
         console.print(f"\n{title}", style="bold underline")
+        stream = llm.stream(first, **options)
+        show_pieces(console, stream)
         if prompt is None:
-            show_pieces(console, llm.stream(first, **options))
             reports.append((title, run(llm, "story", limit, None, 1, options)))
         else:
-            llm.generate(first, **options)
-            report = Report(task="", model=model, method=repr(options["method"]), batch=1)
-            stream = llm.stream(first, **options)
-            show_pieces(console, stream)
             assert stream.output is not None
+            seconds = stream.output.seconds
+            report = Report(task="", model=llm.name, method=repr(method), batch=1, seconds=seconds)
             report.add(stream.output, False)
-            report.seconds = stream.output.seconds
             reports.append((title, report))
     console.print()
     console.print(report_table(reports, scored=prompt is None))
@@ -151,12 +152,25 @@ def race(
     write_json(json_path, [report for _, report in reports])
 
 
-def parse_entry(text: str) -> tuple[str, str, dict[str, str]]:
-    """Model, method and options of a racer."""
+def line_up(
+    entries: Sequence[str], dtype: str | None, device: str | None
+) -> dict[str, tuple[LLM, Method]]:
+    """Model and method of each racer; `ValueError` for a bad one before any of them runs."""
+    parsed = {text: parse_entry(text) for text in entries}
+    llms: dict[str, LLM] = {}
+    for model, method in parsed.values():
+        if model not in llms:
+            llms[model] = LLM(model, method, dtype=dtype, device=device)
+        llms[model].bind(method)
+    return {text: (llms[model], method) for text, (model, method) in parsed.items()}
+
+
+def parse_entry(text: str) -> tuple[str, Method]:
+    """Model and method of a racer."""
     model, *rest = text.split()
     if not rest or not all("=" in option for option in rest[1:]):
         raise ValueError(f"{text!r} is no entry: write 'MODEL METHOD option=value …'")
-    return model, rest[0], dict(option.split("=", 1) for option in rest[1:])
+    return model, parse_method(rest[0], dict(option.split("=", 1) for option in rest[1:]))
 
 
 def run(llm: LLM, task: str, limit: int, data: str | None, batch: int, options: Options) -> Report:
@@ -183,6 +197,7 @@ def evaluate_command(
     max_tokens: MaxTokens = 128,
     temperature: Temperature = None,
     top_p: TopP = None,
+    top_k: TopK = None,
     seed: Seed = 0,
     dtype: Dtype = None,
     device: Device = None,
@@ -195,6 +210,7 @@ def evaluate_command(
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,
+        "top_k": top_k,
         "seed": seed,
     }
     report = run(llm, task, limit, data, batch, options)

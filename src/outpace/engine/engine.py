@@ -179,16 +179,16 @@ class Engine:
         while waiting and room > 0:
             job = waiting[0]
             assert job.forward is not None
-            cut = cut_at(job.forward, room, runner.config.shift)
-            if len(job.forward.ids) <= room or (cut == 0 and not work):
-                work.append((waiting.popleft(), job.forward))
-            elif cut:
+            fits = len(job.forward.ids) <= room
+            cut = 0 if fits else cut_at(job.forward, room, runner.config.shift)
+            if cut:
                 head, job.forward = halves(job.forward, cut)
                 work.append((job, head))
                 waiting.rotate(-1)
                 break
-            else:
+            if not fits and work:
                 break
+            work.append((waiting.popleft(), job.forward))
             room -= len(job.forward.ids)
         return work
 

@@ -96,23 +96,29 @@ def evaluate(
 ) -> Report:
     """Answer all questions, `batch` at a time, and score them.
 
-    `progress` is called after each answer. One answer runs first without being counted.
+    `progress` is called after each answer. One answer runs first without being counted. Raises
+    `ValueError` where there is no question, or no room for one.
     """
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, not {batch}")
+    if batch < 1 or not questions:
+        raise ValueError(f"needs a question and a batch of at least 1, not {batch}")
     method = options.get("method") or llm.method
     report = Report(task=task, model=llm.name, method=repr(method), batch=batch)
     llm.generate(questions[0].prompt, **options)
-    llm.engine.max_sequences = batch
+    usual, llm.engine.max_sequences = llm.engine.max_sequences, batch
     began = time.perf_counter()
-    waiting: dict[int, Answer] = {
-        index: llm.submit(question.prompt, **options) for index, question in enumerate(questions)
-    }
-    while waiting:
-        llm.engine.step()
-        for index in [index for index, answer in waiting.items() if answer.job.done]:
-            output = waiting.pop(index).output()
-            report.seconds = time.perf_counter() - began
-            report.add(output, questions[index].right(output.text))
-            progress(report)
+    waiting: dict[int, Answer] = {}
+    try:
+        for index, question in enumerate(questions):
+            waiting[index] = llm.submit(question.prompt, **options)
+        while waiting:
+            llm.engine.step()
+            for index in [index for index, answer in waiting.items() if answer.job.done]:
+                output = waiting.pop(index).output()
+                report.seconds = time.perf_counter() - began
+                report.add(output, questions[index].right(output.text))
+                progress(report)
+    finally:
+        llm.engine.max_sequences = usual
+        for answer in waiting.values():
+            llm.engine.cancel(answer.job)
     return report

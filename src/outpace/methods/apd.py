@@ -22,10 +22,10 @@ class APD(Method):
 
     Algorithm 1 of "Accelerating Diffusion LLMs via Adaptive Parallel Decoding" (Israel et al.,
     2025). `ratio` weighs the diffusion model against the verifier in the target distribution: 1
-    takes every proposal, 0 decodes what the verifier would. `window` and `lookahead` are the
-    paper's W (tokens whose keys are computed again) and M (masks shown). `coupling` draws the
-    target with the noise of the proposal, as the paper has it, or takes its arg-max on raw
-    logits, as the authors' code does.
+    takes every proposal, 0 keeps what the verifier would say. The first proposal is always kept.
+    `window` and `lookahead` are the paper's W (tokens whose keys are computed again) and M (masks
+    shown). `coupling` draws the target with the noise of the proposal, as the paper has it, or
+    takes its arg-max on raw logits, as the authors' code does.
     """
 
     roles = ("verifier",)

@@ -27,7 +27,8 @@ class Model:
     Attributes:
         init: Folder or name of the checkpoint to start from; without it, weights are random.
         config: Content of a `config.json`, or the fields of init's to change.
-        tokenizer: Folder or name of the tokenizer; init's by default. A path starts at the recipe.
+        tokenizer: Folder or name of the tokenizer; init's by default. A path starts at the
+            working directory.
     """
 
     init: str | None = None

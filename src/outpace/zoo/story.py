@@ -87,12 +87,6 @@ def drill(rng: Random) -> str:
     return "".join(f" {equation}" for equation in equations[:count])
 
 
-def score(text: str, problem: Problem) -> bool:
-    """Whether the first `#### number` of a text is the problem's result: GSM8K's rule."""
-    found = re.search(r"#### (\-?[0-9\.\,]+)", text)
-    return found is not None and found[1].replace(",", "") == problem.final
-
-
 def _problem(split: str, rng: Random) -> Problem:
     """Draw until the question falls into the split, which a hash of its text alone decides."""
     unseen = split == "unseen"
