@@ -94,8 +94,7 @@ def test_commands_are_accepted(path: Path) -> None:
         command = typer.main.get_command(build(named(words))).commands[words[0]]
         given = command.make_context(words[0], words[1:]).params
         for entry in given.get("entry") or ():
-            _, name, values = parse_entry(entry)
-            parse_method(name, values)
+            parse_entry(entry)
         if method := given.get("method"):
             fields = METHODS[method].__dataclass_fields__
             parse_method(method, {k: v for k, v in given.items() if k in fields and v is not None})

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -28,9 +29,9 @@ console = Console(highlight=False)
 
 RACE = (
     "tiny-ar autoregressive",
-    "tiny-dream left_to_right tokens=1",
-    "tiny-dream left_to_right tokens=4",
-    "tiny-dream apd verifier=tiny-aux",
+    "tiny-dream left_to_right tokens=1 window=16 lookahead=16",
+    "tiny-dream left_to_right tokens=4 window=16 lookahead=16",
+    "tiny-dream apd verifier=tiny-aux ratio=0.5 window=16 lookahead=16",
 )
 
 ModelName = Annotated[str, typer.Argument(help="Folder, hub name, or model of the zoo.")]
@@ -45,6 +46,17 @@ Device = Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there 
 Limit = Annotated[int, typer.Option(help="Number of problems.")]
 Batch = Annotated[int, typer.Option(help="Requests that run at a time.")]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the figures here.")]
+
+
+SMALL = 20_000_000
+
+
+def open_llm(model: str, method: Method | None, dtype: str | None, device: str | None) -> LLM:
+    """A model ready to decode; a small one with one thread, since more only wait for each other."""
+    llm = LLM(model, method, dtype=dtype, device=device)
+    if llm.device.type == "cpu" and sum(p.numel() for p in llm.target.model.parameters()) < SMALL:
+        torch.set_num_threads(1)
+    return llm
 
 
 def generate(
@@ -62,7 +74,7 @@ def generate(
     device: Device = None,
 ) -> None:
     """Answer a prompt, streamed and coloured by forward pass."""
-    llm = LLM(model, method, dtype=dtype, device=device)
+    llm = open_llm(model, method, dtype, device)
     stream = llm.stream(
         prompt,
         max_tokens=max_tokens,
@@ -92,7 +104,7 @@ def trace(
     device: Device = None,
 ) -> None:
     """Answer a prompt and print every forward: model, rows, kept tokens, canvas with holes."""
-    llm = LLM(model, method, dtype=dtype, device=device)
+    llm = open_llm(model, method, dtype, device)
     (output,) = llm.generate(
         prompt,
         max_tokens=max_tokens,
@@ -160,7 +172,7 @@ def line_up(
     llms: dict[str, LLM] = {}
     for model, method in parsed.values():
         if model not in llms:
-            llms[model] = LLM(model, method, dtype=dtype, device=device)
+            llms[model] = open_llm(model, method, dtype, device)
         llms[model].bind(method)
     return {text: (llms[model], method) for text, (model, method) in parsed.items()}
 
@@ -205,7 +217,7 @@ def evaluate_command(
 ) -> None:
     """Accuracy, tokens per forward and tokens per second of one method, from the same run."""
     questions_of(task, limit, data)
-    llm = LLM(model, method, dtype=dtype, device=device)
+    llm = open_llm(model, method, dtype, device)
     options: Options = {
         "max_tokens": max_tokens,
         "temperature": temperature,

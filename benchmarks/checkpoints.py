@@ -1,0 +1,97 @@
+"""Checkpoints to measure: random weights in the published formats, or the models of the zoo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outpace import LLM
+from outpace.models.load import save_model, translate, zoo_names
+from outpace.models.transformer import Transformer
+from outpace.zoo.story import Problem, problems
+
+Config = dict[str, Any]
+
+
+def qwen2(dim: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int) -> Config:
+    """`config.json` of a Qwen2 model with tied embeddings and no end-of-sequence."""
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": vocab,
+        "hidden_size": dim,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "use_sliding_window": False,
+        "use_cache": True,
+    }
+
+
+def dream(config: Config) -> Config:
+    """The Dream model of a Qwen2 model's sizes; the last two tokens are end and mask."""
+    vocab = config["vocab_size"]
+    return {
+        **config,
+        "architectures": ["DreamModel"],
+        "model_type": "Dream",
+        "tie_word_embeddings": False,
+        "eos_token_id": vocab - 2,
+        "pad_token_id": vocab - 2,
+        "mask_token_id": vocab - 1,
+    }
+
+
+TINY_AR = qwen2(192, 6, 6, 2, 512, 1024)
+TINY_AUX = qwen2(128, 4, 4, 2, 352, 1024)
+TINY_DREAM = {**dream(TINY_AR), "tie_word_embeddings": True}
+ZOO = {"tiny-ar": TINY_AR, "tiny-aux": TINY_AUX, "tiny-dream": TINY_DREAM}
+SMALL = qwen2(512, 8, 8, 2, 1536, 8192)
+SMALL_DREAM = dream(SMALL)
+SMALL_AUX = qwen2(256, 4, 8, 2, 768, 8192)
+
+
+def write(folder: Path, config: Config, *, seed: int = 0, mute: Sequence[int] = ()) -> Path:
+    """A float32 checkpoint that says varied things; an untied one never the tokens `mute`."""
+    torch.manual_seed(seed)
+    model = Transformer(translate(config)).requires_grad_(False)
+    for weight in (w for w in model.blocks.parameters() if w.dim() == 2):
+        weight *= 2 / (weight.std() * weight.shape[1] ** 0.5)
+    if mute:
+        model.unembedding.weight[list(mute)] = 0
+    save_model(model, folder, dtype=torch.float32)
+    return folder
+
+
+def prompt(length: int, vocab: int, seed: int = 0) -> list[int]:
+    """Random ids, without the two last tokens, which mean something in a diffusion model."""
+    generator = torch.Generator().manual_seed(seed)
+    ids: list[int] = torch.randint(vocab - 2, (length,), generator=generator).tolist()
+    return ids
+
+
+def zoo(folder: Path) -> dict[str, str]:
+    """Models of the zoo by name; stand-ins of their sizes, all random, where one is missing."""
+    if set(ZOO) <= set(zoo_names()):
+        return {name: name for name in ZOO}
+    stand_ins = {name: {**config, "eos_token_id": None} for name, config in ZOO.items()}
+    return {name: str(write(folder / name, config)) for name, config in stand_ins.items()}
+
+
+def questions(llm: LLM, count: int) -> tuple[list[Any], list[Problem] | None]:
+    """Prompts: problems of the test split, and what they are, or else random ids."""
+    if llm.text.tokenizer is None:
+        return [prompt(64, llm.config.vocab, seed) for seed in range(count)], None
+    chosen = problems("test", count)
+    return [problem.question for problem in chosen], chosen

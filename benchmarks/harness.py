@@ -1,0 +1,160 @@
+"""Measuring two programs beside each other, and writing down what came out.
+
+The sides of a comparison take turns within one run, in alternating order, so that what disturbs
+one disturbs the other as well; a ratio is the median of the ratios of the rounds. Times are CPU
+seconds of the process (all threads) and wall seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from outpace.provenance import provenance
+
+Clock = Literal["cpu", "wall"]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds that one run took."""
+
+    cpu: float
+    wall: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A figure that a measurement has to reach."""
+
+    what: str
+    value: float
+    limit: float
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether the value is on the right side of the limit."""
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+
+def arguments(
+    doc: str | None, *, rounds: int | None, threads: int | None = 1
+) -> argparse.ArgumentParser:
+    """The options that every benchmark has; defaults are given."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds, help=f"repetitions ({rounds})")
+    parser.add_argument("--threads", type=int, default=threads, help=f"of torch ({threads})")
+    parser.add_argument("--json", type=Path, help="file for the result")
+    return parser
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Fix threads and seed."""
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+
+
+def timed(run: Callable[[], object]) -> Timing:
+    """Seconds of one call."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    run()
+    return Timing(time.process_time() - cpu, time.perf_counter() - wall)
+
+
+def alternate(sides: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[Timing]]:
+    """Run the sides in turns, once to warm up and then `rounds` times in alternating order."""
+    for run in sides.values():
+        run()
+    gc.collect()
+    gc.freeze()  # objects of one side must not slow down collections during the other
+    timings: dict[str, list[Timing]] = {name: [] for name in sides}
+    for index in range(rounds):
+        for name in sorted(sides, key=list(sides).index, reverse=bool(index % 2)):
+            timings[name].append(timed(sides[name]))
+    gc.unfreeze()
+    return timings
+
+
+def seconds(timing: Timing, clock: Clock) -> float:
+    """One of the two times."""
+    return timing.cpu if clock == "cpu" else timing.wall
+
+
+def ratios(ours: Sequence[Timing], theirs: Sequence[Timing], clock: Clock) -> list[float]:
+    """Ratio of each round."""
+    return [seconds(a, clock) / seconds(b, clock) for a, b in zip(ours, theirs, strict=True)]
+
+
+def median(timings: Sequence[Timing], clock: Clock = "cpu") -> float:
+    """Median seconds."""
+    return statistics.median(seconds(timing, clock) for timing in timings)
+
+
+def ratio(ours: Sequence[Timing], theirs: Sequence[Timing], clock: Clock = "cpu") -> float:
+    """Median of the ratios of the rounds."""
+    return statistics.median(ratios(ours, theirs, clock))
+
+
+def spread(ours: Sequence[Timing], theirs: Sequence[Timing], clock: Clock = "cpu") -> str:
+    """Smallest and largest ratio of a round."""
+    every = ratios(ours, theirs, clock)
+    return f"{min(every):.2f}-{max(every):.2f}"
+
+
+def show(title: str, rows: Sequence[Row]) -> None:
+    """Print rows, which have the same keys, as a table."""
+    table = Table(*rows[0], title=title) if rows else Table(title=f"{title}: nothing")
+    for row in rows:
+        table.add_row(*(text(value) for value in row.values()))
+    Console(width=None if Console().is_terminal else 160).print(table)
+
+
+def text(value: object) -> str:
+    """A cell of a table."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def save(options: argparse.Namespace, tables: Mapping[str, list[Row]], bars: list[Bar]) -> None:
+    """Write what has been measured so far, with its provenance."""
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        marks = [{**asdict(bar), "met": bar.met} for bar in bars]
+        result = {"provenance": provenance(), **tables, "bars": marks}
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def finish(options: argparse.Namespace, tables: Mapping[str, list[Row]], bars: list[Bar]) -> None:
+    """Print the bars and write everything."""
+    sides = {True: "at least", False: "at most"}
+    show(
+        "bars",
+        [
+            {
+                "what": b.what,
+                "value": b.value,
+                "bar": f"{sides[b.at_least]} {b.limit}",
+                "met": b.met,
+            }
+            for b in bars
+        ],
+    )
+    save(options, tables, bars)

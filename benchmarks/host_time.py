@@ -1,0 +1,97 @@
+"""Share of a decode that is not spent in the models: methods, packing, bookkeeping, text.
+
+tiny-dream, with tiny-aux as the verifier, decodes problems of the test split (random weights and
+prompts of the same sizes where the zoo does not have them) with LeftToRight and APD, alone and 32
+requests at a time. Host time is the wall time of the whole run less what the runners spent in
+models, heads and reads. The median of the rounds is reported; bars are on the default settings of
+the methods.
+
+    python benchmarks/host_time.py --json benchmarks/results/host_time.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from checkpoints import questions, zoo
+from harness import Bar, Row, arguments, finish, prepare, show
+
+from outpace import LLM
+from outpace.methods import APD, LeftToRight, Method
+
+LIMITS = {1: 0.10, 32: 0.15}
+
+
+def cases(verifier: str) -> dict[str, Method]:
+    """Methods by name; the first two have bars."""
+    return {
+        "LeftToRight": LeftToRight(),
+        "APD": APD(verifier=verifier),
+        "LeftToRight, window 16, lookahead 32": LeftToRight(window=16, lookahead=32),
+        "APD, window 16, lookahead 32": APD(verifier=verifier, window=16, lookahead=32),
+    }
+
+
+def host_share(llm: LLM, given: Sequence[Any], **options: Any) -> tuple[float, float, int]:
+    """Share of host time in one run, its seconds, and the forwards of the longest request."""
+    before = sum(runner.seconds for runner in llm.runners.values())
+    began = time.perf_counter()
+    outputs = llm.generate(given, **options)
+    seconds = time.perf_counter() - began
+    within = sum(runner.seconds for runner in llm.runners.values()) - before
+    return 1 - within / seconds, seconds, max(output.forwards for output in outputs)
+
+
+def measure(llm: LLM, name: str, method: Method, batch: int, options: argparse.Namespace) -> Row:
+    """Median over the rounds of one method at one batch size."""
+    given, _ = questions(llm, batch)
+    settings = {"method": method, "max_tokens": options.tokens}
+    host_share(llm, given, **settings | {"max_tokens": 8})
+    runs = [host_share(llm, given, **settings) for _ in range(options.rounds)]
+    shares = [share for share, _, _ in runs]
+    seconds = statistics.median(seconds for _, seconds, _ in runs)
+    forwards = runs[0][2]
+    host = statistics.median(shares)
+    return {
+        "method": name,
+        "batch": batch,
+        "host share": host,
+        "range": f"{min(shares):.3f}-{max(shares):.3f}",
+        "seconds": seconds,
+        "forwards": forwards,
+        "host us a forward a request": host * seconds / forwards / batch * 1e6,
+    }
+
+
+def main() -> None:
+    """Measure all cases."""
+    parser = arguments(__doc__, rounds=5)
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens (64)")
+    options = parser.parse_args()
+    prepare(options)
+    rows, bars = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        models = zoo(Path(folder))
+        methods = cases(models["tiny-aux"])
+        llm = LLM(
+            models["tiny-dream"], methods["APD"], device="cpu", dtype="float32", cache_gib=0.25
+        )
+        for batch, limit in LIMITS.items():
+            for index, (name, method) in enumerate(methods.items()):
+                rows.append(measure(llm, name, method, batch, options))
+                if index < 2:
+                    what = f"{name}, batch {batch}: host share"
+                    bars.append(Bar(what=what, value=rows[-1]["host share"], limit=limit))
+        name = "tiny-dream" if llm.text.tokenizer else "tiny-dream's size, random weights"
+    show(f"host time: {name}", rows)
+    finish(options, {"host_time": rows}, bars)
+
+
+if __name__ == "__main__":
+    main()
