@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from outpace import LLM
+from outpace.evaluation.tasks import TASKS, Question
 from outpace.models.load import save_model, translate, zoo_names
 from outpace.models.transformer import Transformer
-from outpace.zoo.story import Problem, problems
 
 Config = dict[str, Any]
 
@@ -89,9 +89,9 @@ def zoo(folder: Path) -> dict[str, str]:
     return {name: str(write(folder / name, config)) for name, config in stand_ins.items()}
 
 
-def questions(llm: LLM, count: int) -> tuple[list[Any], list[Problem] | None]:
+def questions(llm: LLM, count: int) -> tuple[list[Any], list[Question] | None]:
     """Prompts: problems of the test split, and what they are, or else random ids."""
     if llm.text.tokenizer is None:
         return [prompt(64, llm.config.vocab, seed) for seed in range(count)], None
-    chosen = problems("test", count)
-    return [problem.question for problem in chosen], chosen
+    chosen = TASKS["story"](count, None)
+    return [question.prompt for question in chosen], chosen

@@ -37,7 +37,6 @@ from outpace.llm import Options
 from outpace.methods import APD, Autoregressive, LeftToRight, Method
 from outpace.models.load import translate
 from outpace.models.transformer import Transformer
-from outpace.zoo.story import score
 
 UNTIED = {"tie_word_embeddings": False}  # with tied random weights every token predicts itself
 QWEN_1B = {**qwen2(1536, 28, 12, 2, 8960, 151_936), "max_position_embeddings": 4096}
@@ -178,7 +177,9 @@ def speed(models: dict[str, str], scale: Scale, budget: Budget) -> list[Row]:
                 "tokens/s a request": statistics.mean(o.tokens_per_second for o in outputs),
                 "tokens per forward": tokens / forwards if forwards else 0.0,
                 "ms a forward": seconds / max(output.forwards for output in outputs) * 1e3,
-                "solved": sum(score(o.text, p) for o, p in pairs) / batch if chosen else None,
+                "solved": sum(question.right(o.text) for o, question in pairs) / batch
+                if chosen
+                else None,
             }
         )
     return rows

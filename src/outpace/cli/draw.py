@@ -78,7 +78,7 @@ def report_table(reports: Iterable[tuple[str, Report]], *, scored: bool) -> Tabl
     table.add_column("model and method", overflow="fold", min_width=24)
     if scored:
         table.add_column("accuracy", justify="right", no_wrap=True)
-    for name in ("tokens\nper forward", "tokens\nper second", "tokens", "seconds"):
+    for name in ("tokens\nper forward", "tokens\nper second", "tokens"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, report in reports:
         accuracy = f"{report.accuracy:.1%} ± {report.standard_error:.1%}"
@@ -88,6 +88,5 @@ def report_table(reports: Iterable[tuple[str, Report]], *, scored: bool) -> Tabl
             f"{report.tokens_per_forward:.2f}",
             f"{report.tokens_per_second:.0f}",
             str(report.tokens),
-            f"{report.seconds:.2f}",
         )
     return table

@@ -54,7 +54,7 @@ SMALL = 20_000_000
 def open_llm(model: str, method: Method | None, dtype: str | None, device: str | None) -> LLM:
     """A model ready to decode; a small one with one thread, since more only wait for each other."""
     llm = LLM(model, method, dtype=dtype, device=device)
-    if llm.device.type == "cpu" and sum(p.numel() for p in llm.target.model.parameters()) < SMALL:
+    if llm.device.type == "cpu" and llm.target.parameters < SMALL:
         torch.set_num_threads(1)
     return llm
 

@@ -137,5 +137,6 @@ class Transformer(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[..., vocab]` of hidden states `[..., dim]`."""
-        weight = self.embedding.weight if self.config.tied else self.unembedding.weight
-        return F.linear(hidden, weight)
+        if self.config.tied:
+            return F.linear(hidden, self.embedding.weight)
+        return self.unembedding(hidden)

@@ -1,0 +1,52 @@
+"""How matrices lie in a CPU's memory; shapes, values and results stay as they are.
+
+Which layout is fast depends on the number of rows that a product usually has: one where a causal
+model decodes a single sequence, dozens where a diffusion model shows its masks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from outpace.models.transformer import Transformer
+
+LARGE = 2**18
+"""Elements from which on a packed product gains more than its call costs."""
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose float32 weight is packed into oneDNN's blocks, for inference."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 32)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map rows `x [T, in]`."""
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+
+def lay_out(model: Transformer) -> None:
+    """Choose the layout for the rows that this kind of model is fed, where that is known to help.
+
+    A product with one or two rows streams a matrix stored by column 1.5 times as fast. With 16 to
+    100 rows, packed blocks take 0.55 to 0.8 of the time.
+    """
+    weight = model.embedding.weight
+    if weight.device.type != "cpu":
+        return
+    for module in list(model.modules()):
+        for name, linear in list(module.named_children()):
+            if not isinstance(linear, nn.Linear):
+                continue
+            if not model.config.bidirectional:
+                linear.weight.data = linear.weight.data.t().contiguous().t()
+            elif weight.dtype == torch.float32 and linear.weight.numel() >= LARGE and packs():
+                setattr(module, name, PackedLinear(linear))
+
+
+def packs() -> bool:
+    """Whether this build of PyTorch has oneDNN's packed products."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
