@@ -36,6 +36,7 @@ import matplotlib.pyplot as plt
 SLICE = 50
 RATIOS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 FIXED = (1, 2, 4, 8)
+LABELS = {"R=0.0": "R=0 … 0.5", "R=0.1": "", "R=0.3": "", "R=0.5": "", "AR": ""}
 
 
 def settings(window: int, lookahead: int) -> dict[str, tuple[str, Method]]:
@@ -103,10 +104,11 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
             errors = [100 * p["standard_error"] for p in points]
             pane.errorbar(x, y, yerr=errors, label=title, markersize=5, capsize=2, **style)
             for point, left, height in zip(points, x, y, strict=True):
-                short = point["name"].split()[0]
+                short = LABELS.get(point["name"], point["name"].split()[0])
                 pane.annotate(short, (left, height), (4, 4), textcoords="offset points", size=7)
         pane.set_xlabel(label)
         pane.grid(alpha=0.3)
+        pane.margins(x=0.09)
     panes[0].set_ylabel("accuracy on held-out story problems (%)")
     panes[0].legend(fontsize=8, loc="lower left")
     figure.suptitle("tiny-dream: adaptive parallel decoding against fixed k, one at a time, CPU")
