@@ -36,7 +36,8 @@ import matplotlib.pyplot as plt
 SLICE = 50
 RATIOS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 FIXED = (1, 2, 4, 8)
-LABELS = {"R=0.0": "R=0 … 0.5", "R=0.1": "", "R=0.3": "", "R=0.5": "", "AR": ""}
+HIDDEN = ("R=0.1", "R=0.3", "R=0.5", "AR", "K=1 uncached", "R=0.5 uncached")
+LABELS = {"R=0.0": "R=0 … 0.5", **dict.fromkeys(HIDDEN, "")}
 
 
 def settings(window: int, lookahead: int) -> dict[str, tuple[str, Method]]:
