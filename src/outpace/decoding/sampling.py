@@ -213,10 +213,10 @@ def noise_keys(seed: int, step: int, slots: Sequence[int]) -> Keys:
 
 
 def scramble(x: Tensor) -> Tensor:
-    """A bijection of 32-bit words (lowbias32, Wellons, 2018) held in int64."""
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & WORD
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & WORD
-    return x ^ (x >> 16)
+    """A bijection of 32-bit words (lowbias32, Wellons, 2018) held in int64, in place."""
+    x.bitwise_xor_(x >> 16).mul_(0x7FEB352D).bitwise_and_(WORD)
+    x.bitwise_xor_(x >> 15).mul_(0x846CA68B).bitwise_and_(WORD)
+    return x.bitwise_xor_(x >> 16)
 
 
 def gumbel(keys: Tensor, vocab: int) -> Tensor:
@@ -227,7 +227,8 @@ def gumbel(keys: Tensor, vocab: int) -> Tensor:
     """
     columns = torch.arange(vocab, device=keys.device) * 0x9E3779B1 & WORD
     low, high = keys[:, None] & WORD, keys[:, None] >> 32
-    uniform = (scramble(scramble(columns ^ low) ^ high).float() + 0.5) * 2.0**-32
+    uniform = scramble(scramble(columns ^ low).bitwise_xor_(high)).float()
     # An exponential as -log(1 - u) keeps full precision where it is small, which is where the
     # winners of the arg-max come from. Rounding may have made u a one, whose log is infinite.
-    return -(-(-uniform.clamp(max=1 - 2.0**-24)).log1p()).log()
+    uniform.add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
