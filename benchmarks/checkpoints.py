@@ -67,7 +67,7 @@ def write(folder: Path, config: Config, *, seed: int = 0, mute: Sequence[int] = 
     torch.manual_seed(seed)
     model = Transformer(translate(config)).requires_grad_(False)
     for weight in (w for w in model.blocks.parameters() if w.dim() == 2):
-        weight *= 2 / (weight.std() * weight.shape[1] ** 0.5)
+        weight.mul_(2 / (weight.std() * weight.shape[1] ** 0.5))
     if mute:
         model.unembedding.weight[list(mute)] = 0
     save_model(model, folder, dtype=torch.float32)
