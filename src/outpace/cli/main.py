@@ -145,7 +145,8 @@ def race(
     reports: list[tuple[str, Report]] = []
     for title, (llm, method) in racers.items():
         options["method"] = method
-        llm.generate(first, **options)  # a warm-up
+        if prompt is not None:
+            llm.generate(first, **options)  # a warm-up, as an evaluation has its own
         console.print(f"\n{title}", style="bold underline")
         stream = llm.stream(first, **options)
         show_pieces(console, stream)

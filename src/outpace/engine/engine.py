@@ -115,7 +115,8 @@ class Engine:
             predictions = runner.run(forwards, tables)
         except Exception as error:
             for job, _ in work:
-                self.fail(job, error)
+                if not job.done:
+                    self.fail(job, error)
             return True
         seconds = time.perf_counter() - began
         for (job, forward), prediction in zip(work, predictions, strict=True):

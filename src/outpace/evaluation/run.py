@@ -99,8 +99,10 @@ def evaluate(
     `progress` is called after each answer. One answer runs first without being counted. Raises
     `ValueError` where there is no question, or no room for one.
     """
-    if batch < 1 or not questions:
-        raise ValueError(f"needs a question and a batch of at least 1, not {batch}")
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, not {batch}")
+    if not questions:
+        raise ValueError("there is no question to evaluate on")
     method = options.get("method") or llm.method
     report = Report(task=task, model=llm.name, method=repr(method), batch=batch)
     llm.generate(questions[0].prompt, **options)
