@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -37,10 +39,10 @@ def law(sampling: Sampling, logits: Tensor = LOGITS) -> Tensor:
     """The distribution that these settings mean, by sorting."""
     logits = logits.double() / sampling.temperature
     ranked, order = logits.sort(descending=True)
-    if sampling.top_k is not None:
-        ranked[sampling.top_k :] = -torch.inf
     mass = ranked.softmax(-1)
-    mass[mass.cumsum(-1) - mass > sampling.top_p] = 0
+    outside = mass.cumsum(-1) - mass > sampling.top_p
+    outside[sampling.top_k or len(mass) :] = True
+    mass[outside] = 0
     return torch.zeros_like(mass).scatter(-1, order, mass / mass.sum())
 
 
@@ -243,6 +245,25 @@ def test_scores_are_those_of_the_raw_logits() -> None:
     assert out.scores["confidence"].tolist() == pytest.approx([0.5, 0.8], abs=1e-5)
     assert out.scores["entropy"].tolist() == pytest.approx(entropy, abs=1e-5)
     assert out.scores["margin"].tolist() == pytest.approx([0.2, 0.7], abs=1e-5)
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, Sampling(top_k=3), Sampling(top_p=0.5)], ids=str)
+def test_drawn_scores_are_those_of_the_law(sampling: Sampling) -> None:
+    expected = law(replace(sampling, temperature=sampling.temperature or 1.0))
+    read = Sample(sampling=sampling, drawn=True, scores=("confidence", "entropy", "margin"))
+    raw = Sample(scores=("confidence",))
+    readout = Sample.group([read, raw], [[7], [8]], CPU)(LOGITS.repeat(2, 1), slice(0, 2))
+    token = int(readout.tokens[0])
+    kept = expected[expected > 0]
+    best = expected.topk(2).values
+    assert float(readout.scores["confidence"][0]) == pytest.approx(float(expected[token]), abs=1e-6)
+    assert float(readout.scores["entropy"][0]) == pytest.approx(
+        float(-(kept * kept.log()).sum()), abs=1e-5
+    )
+    assert float(readout.scores["margin"][0]) == pytest.approx(float(best[0] - best[1]), abs=1e-6)
+    assert float(readout.scores["confidence"][1]) == pytest.approx(
+        float(LOGITS.double().softmax(-1).max()), abs=1e-6
+    )
 
 
 def test_entropy_counts_impossible_tokens_as_nothing() -> None:

@@ -1,6 +1,7 @@
-"""What methods are made of: forwards, sequences, reads, acceptance."""
+"""What methods are made of: forwards, sequences, canvases, reads, orders, acceptance."""
 
 from outpace.decoding.accept import agreement
+from outpace.decoding.canvas import Canvas
 from outpace.decoding.forward import CAUSAL, FULL, Decoding, Forward, Mask, Prediction
 from outpace.decoding.sampling import GREEDY, Read, Sample, Sampling
 from outpace.decoding.sequence import Sequence, Step
@@ -9,6 +10,7 @@ __all__ = [
     "CAUSAL",
     "FULL",
     "GREEDY",
+    "Canvas",
     "Decoding",
     "Forward",
     "Mask",

@@ -24,7 +24,8 @@ class Sampling:
     """A request's choice of randomness; temperature 0 is greedy.
 
     `top_p` keeps every token unless those that are more probable already hold more than this
-    mass; `top_k` keeps the k most probable. Raises `ValueError` for values that mean nothing.
+    mass; `top_k` keeps the k most probable; a token must pass both, each on the whole
+    distribution. Raises `ValueError` for values that mean nothing.
     """
 
     temperature: float = 0.0
@@ -74,10 +75,15 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample(Read):
-    """Greedy or sampled tokens. Noise is a function of (seed, slot, step), never of the batch."""
+    """Greedy or sampled tokens. Noise is a function of (seed, slot, step), never of the batch.
+
+    Scores are those of the raw logits, or where `drawn` of the distribution that the tokens are
+    drawn from: divided by the temperature (unless it is 0), cut to top-p and top-k.
+    """
 
     sampling: Sampling = Sampling()
     step: int = 0
+    drawn: bool = False
 
     @classmethod
     def group(
@@ -86,10 +92,14 @@ class Sample(Read):
         """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         wanted = {score for read in reads for score in read.scores}
         choose = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
+        judged = [read.sampling if read.drawn else Sampling() for read in reads]
+        cut = Cut.of(judged, slots, device) if any(read.drawn for read in reads) else None
 
         def read(logits: Tensor, rows: slice) -> Readout:
             tokens = choose(logits, rows)
-            return Readout(tokens, scores(logits, tokens, wanted) if wanted else {})
+            if not wanted:
+                return Readout(tokens, {})
+            return Readout(tokens, scores(cut(logits, rows) if cut else logits, tokens, wanted))
 
         return read
 
@@ -110,42 +120,68 @@ def chooser(
     """Spread each request's settings, and the noise of its step, over the slots that it wants."""
     if all(sampling.temperature == 0 for sampling in samplings):
         return lambda logits, rows: logits.argmax(-1)
-    counts = [len(wanted) for wanted in slots]
-
-    def spread(values: list[float], kind: type) -> Tensor:
-        return torch.from_numpy(np.repeat(np.array(values, dtype=kind), counts)).to(device)
-
     keys = [
         noise_keys(sampling.seed, step, wanted)
         for sampling, step, wanted in zip(samplings, steps, slots, strict=True)
     ]
     return Noisy(
-        temperature=spread([s.temperature for s in samplings], np.float32),
-        top_p=spread([s.top_p for s in samplings], np.float32),
-        top_k=spread([s.top_k or 2**31 for s in samplings], np.int64),
+        cut=Cut.of(samplings, slots, device),
         keys=torch.from_numpy(np.concatenate(keys).astype(np.int64)).to(device),
     )
 
 
 @dataclass(slots=True, kw_only=True)
-class Noisy:
-    """A chooser of rows with settings of their own, each a tensor `[R]`."""
+class Cut:
+    """The settings of a group's rows, each a tensor `[R]`."""
 
     temperature: Tensor
     top_p: Tensor
     top_k: Tensor
+
+    @classmethod
+    def of(
+        cls, samplings: Sequence[Sampling], slots: Sequence[Sequence[int]], device: torch.device
+    ) -> Self:
+        """Spread each request's settings over the slots that it wants."""
+        counts = [len(wanted) for wanted in slots]
+
+        def spread(values: list[float], kind: type) -> Tensor:
+            return torch.from_numpy(np.repeat(np.array(values, dtype=kind), counts)).to(device)
+
+        return cls(
+            temperature=spread([s.temperature for s in samplings], np.float32),
+            top_p=spread([s.top_p for s in samplings], np.float32),
+            top_k=spread([s.top_k or 2**31 for s in samplings], np.int64),
+        )
+
+    def __call__(self, logits: Tensor, rows: slice) -> Tensor:
+        """Logits `[r, V]` of the rows `rows` of the group, as their tokens are drawn."""
+        temperature, top_p, top_k = (t[rows] for t in (self.temperature, self.top_p, self.top_k))
+        if bool((temperature > 0).any()):
+            logits = logits.float() / torch.where(temperature > 0, temperature, 1)[:, None]
+        if bool((top_p < 1).any()):
+            logits = keep_top_p(logits, top_p)
+        return keep_top_k(logits, top_k)
+
+
+@dataclass(slots=True, kw_only=True)
+class Noisy:
+    """A chooser of rows with settings and noise of their own."""
+
+    cut: Cut
     keys: Tensor
 
     def __call__(self, logits: Tensor, rows: slice) -> Tensor:
         """Token of each row of `logits [r, V]`, which are the rows `rows` of the group."""
         tokens = logits.argmax(-1)
         # Rows are picked by index, so that a greedy neighbour costs nothing and changes nothing.
-        warm = (self.temperature[rows] > 0).nonzero().squeeze(-1)
+        temperature = self.cut.temperature[rows]
+        warm = (temperature > 0).nonzero().squeeze(-1)
         if len(warm):
-            scaled = logits[warm].float() / self.temperature[rows][warm, None]
-            scaled = keep_top_k(scaled, self.top_k[rows][warm])
-            noised = scaled + gumbel(self.keys[rows][warm], scaled.shape[-1])
-            tokens[warm] = nucleus(scaled, noised, self.top_p[rows][warm])
+            scaled = logits[warm].float() / temperature[warm, None]
+            noised = keep_top_k(scaled, self.cut.top_k[rows][warm])
+            noised = noised + gumbel(self.keys[rows][warm], scaled.shape[-1])
+            tokens[warm] = nucleus(scaled, noised, self.cut.top_p[rows][warm])
         return tokens
 
 
@@ -157,6 +193,14 @@ def keep_top_k(logits: Tensor, top_k: Tensor) -> Tensor:
     ranked = logits.topk(most, -1).values
     edge = ranked.gather(-1, (top_k.clamp(max=most) - 1)[:, None])
     return logits.masked_fill(logits < edge, -torch.inf)
+
+
+def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
+    """Logits `[R, V]` with everything outside the nucleus at minus infinity."""
+    ranked = logits.sort(-1, descending=True).values
+    mass = ranked.softmax(-1)
+    kept = (mass.cumsum(-1) - mass <= top_p[:, None]).sum(-1, keepdim=True)
+    return logits.masked_fill(logits < ranked.gather(-1, kept - 1), -torch.inf)
 
 
 def nucleus(logits: Tensor, noised: Tensor, top_p: Tensor) -> Tensor:

@@ -74,6 +74,13 @@ class Sequence:
                 self.finish_reason = "length"
         return self.finish_reason is None
 
-    def read(self, step: int = 0, *, keep: bool = False, scores: tuple[Score, ...] = ()) -> Sample:
+    def read(
+        self,
+        step: int = 0,
+        *,
+        keep: bool = False,
+        scores: tuple[Score, ...] = (),
+        drawn: bool = False,
+    ) -> Sample:
         """The request's own sampling, with the noise of a step."""
-        return Sample(sampling=self.sampling, step=step, keep=keep, scores=scores)
+        return Sample(sampling=self.sampling, step=step, keep=keep, scores=scores, drawn=drawn)
