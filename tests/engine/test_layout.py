@@ -28,6 +28,7 @@ def model(*, bidirectional: bool) -> Transformer:
         mlp=1024,
         max_length=64,
         qkv_bias=True,
+        tied=not bidirectional,
         bidirectional=bidirectional,
         mask_id=7 if bidirectional else None,
     )
@@ -60,10 +61,11 @@ def test_large_matrices_of_diffusion_models_are_packed() -> None:
 def test_matrices_of_causal_models_are_stored_by_column() -> None:
     """With the values and the shape that they had."""
     laid_out = model(bidirectional=False)
-    before = laid_out.blocks[0].mlp.down.weight.clone()
+    matrices = laid_out.blocks[0].mlp.down, laid_out.embedding
+    before = [matrix.weight.clone() for matrix in matrices]
     lay_out(laid_out)
-    after = laid_out.blocks[0].mlp.down.weight
-    assert torch.equal(before, after) and after.stride() == (1, after.shape[0])
+    for old, new in zip(before, (matrix.weight for matrix in matrices), strict=True):
+        assert torch.equal(old, new) and new.stride() == (1, new.shape[0])
 
 
 def is_linear(module: torch.nn.Module) -> bool:

@@ -37,14 +37,22 @@ def lay_out(model: Transformer) -> None:
     weight = model.embedding.weight
     if weight.device.type != "cpu":
         return
+    if not model.config.bidirectional and model.config.tied and weight.numel() >= LARGE:
+        # As the head; looking a row up gets dearer, but costs nothing beside the product.
+        by_column(model.embedding)
     for module in list(model.modules()):
         for name, linear in list(module.named_children()):
             if not isinstance(linear, nn.Linear):
                 continue
             if not model.config.bidirectional:
-                linear.weight.data = linear.weight.data.t().contiguous().t()
+                by_column(linear)
             elif weight.dtype == torch.float32 and linear.weight.numel() >= LARGE and packs():
                 setattr(module, name, PackedLinear(linear))
+
+
+def by_column(module: nn.Linear | nn.Embedding) -> None:
+    """Store a matrix by column."""
+    module.weight.data = module.weight.data.t().contiguous().t()
 
 
 def packs() -> bool:

@@ -55,10 +55,10 @@ class Runner:
         batch = pack(forwards, tables, self.config.shift, self.device)
         began = time.perf_counter()
         attend = DenseAttention(self.cache.keys, self.cache.values, batch.write, batch.segments)
-        hidden = self.model(batch.ids, batch.positions, attend)
+        hidden = self.model(batch.ids, batch.positions, attend, batch.predict)
         for forward, table in zip(forwards, tables, strict=True):
             table.written = max(table.written, forward.end)
-        predictions = self.read(hidden[batch.predict], forwards, batch)
+        predictions = self.read(hidden, forwards, batch)
         self.seconds += time.perf_counter() - began
         return predictions
 
