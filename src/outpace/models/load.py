@@ -222,9 +222,7 @@ def read_parameters(
     return state
 
 
-def save_model(
-    model: Stack, folder: str | Path, *, dtype: torch.dtype = torch.bfloat16
-) -> None:
+def save_model(model: Stack, folder: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write `config.json` and `model.safetensors` in the format of the model's family."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

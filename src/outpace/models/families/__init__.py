@@ -6,6 +6,8 @@ from outpace.models.families.family import Family
 from outpace.models.families.llama import LLAMA
 from outpace.models.families.qwen import QWEN2, QWEN3
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (DFLASH, DREAM, LLAMA, QWEN2, QWEN3)}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (DFLASH, DREAM, LLAMA, QWEN2, QWEN3)
+}
 
 __all__ = ["FAMILIES", "Family"]
