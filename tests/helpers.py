@@ -19,6 +19,8 @@ from outpace.decoding import Decoding, Forward, Prediction, Sequence
 from outpace.engine.engine import Engine, Job
 from outpace.engine.runner import Runner
 from outpace.methods import Method
+from outpace.models.config import DraftConfig
+from outpace.models.draft import FeatureDraft
 from outpace.models.load import translate
 from outpace.models.transformer import Transformer
 
@@ -61,6 +63,28 @@ def diffusion_model(*, seed: int = 0, **changes: Any) -> Transformer:
     """A tiny bidirectional model with a mask token."""
     fields = {"mask_token_id": MASK, **changes}
     return random_model(published("DreamModel", **fields), seed=seed)
+
+
+def published_draft(**changes: Any) -> dict[str, Any]:
+    """A tiny `config.json` of a draft for models of two layers."""
+    return {
+        **published("DFlashDraftModel"),
+        "head_dim": 8,
+        "block_size": 5,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 1]},
+        **changes,
+    }
+
+
+def feature_draft(target: Transformer, *, seed: int = 0, **changes: Any) -> FeatureDraft:
+    """A tiny draft of random weights that reads the features of `target`."""
+    torch.manual_seed(seed)
+    config = translate(published_draft(**changes))
+    assert isinstance(config, DraftConfig)
+    draft = FeatureDraft(config, target)
+    for parameter in draft.parameters():
+        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 1.0, std=0.5)
+    return draft.eval().requires_grad_(False)
 
 
 def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:

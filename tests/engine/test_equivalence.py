@@ -83,9 +83,9 @@ def spy(runner, passes: list[int]) -> None:
     """Write down the rows of each pass of a runner."""
     run = runner.run
 
-    def counted(forwards, tables):
+    def counted(forwards, *given):
         passes.append(sum(len(forward.ids) for forward in forwards))
-        return run(forwards, tables)
+        return run(forwards, *given)
 
     runner.run = counted
 

@@ -25,55 +25,10 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Sizes and choices of one decoder, translated by its family from `config.json`.
-
-    `shift` is 1 where row *p - 1* predicts slot *p* (every causal model, Dream) and 0 where row
-    *p* does. `bidirectional` says that the model was trained to see all of its rows, `mask_id`
-    is the token that stands for a hole, `source` the published configuration itself.
-    """
-
-    family: str
-    architecture: str
-    vocab: int
-    dim: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp: int
-    max_length: int
-    norm_eps: float = 1e-6
-    rope: Rope = field(default_factory=Rope)
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    tied: bool = False
-    shift: int = 1
-    bidirectional: bool = False
-    mask_id: int | None = None
-    eos: tuple[int, ...] = ()
-    source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.heads % self.kv_heads:
-            raise ValueError(
-                f"{self.heads} attention heads cannot share {self.kv_heads} key/value heads: "
-                "the first must be a multiple of the second"
-            )
-        if self.mask_id is not None and not 0 <= self.mask_id < self.vocab:
-            raise ValueError(
-                f"mask token {self.mask_id} lies outside the vocabulary of {self.vocab}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Sight:
-    """What a row of one draft layer sees, besides what its forward allows.
+    """What of the slots that a forward lets a row see one layer shows it.
 
-    Only keys that are fewer than `window` slots before it (None for all) and, where `causal`,
-    none behind it.
+    Those fewer than `window` slots before it (None for all) and, where `causal`, none behind it.
     """
 
     window: int | None = None
@@ -99,18 +54,63 @@ class Sight:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Sizes and choices of one decoder, translated by its family from `config.json`.
+
+    `shift` is 1 where row *p - 1* predicts slot *p* (every causal model, Dream) and 0 where row
+    *p* does. `bidirectional` says that the model was trained to see all of its rows, `mask_id`
+    is the token that stands for a hole, `sights` what each layer sees where they differ, `source`
+    the published configuration itself.
+    """
+
+    family: str
+    architecture: str
+    vocab: int
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    max_length: int
+    norm_eps: float = 1e-6
+    rope: Rope = field(default_factory=Rope)
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tied: bool = False
+    shift: int = 1
+    bidirectional: bool = False
+    mask_id: int | None = None
+    eos: tuple[int, ...] = ()
+    sights: tuple[Sight, ...] = ()
+    source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"{self.heads} attention heads cannot share {self.kv_heads} key/value heads: "
+                "the first must be a multiple of the second"
+            )
+        if self.mask_id is not None and not 0 <= self.mask_id < self.vocab:
+            raise ValueError(
+                f"mask token {self.mask_id} lies outside the vocabulary of {self.vocab}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DraftConfig(ModelConfig):
     """A draft that reads the hidden states of a target, whose embedding and head it borrows.
 
     `feature_layers` are the target's layers whose outputs it reads, side by side in this order;
     `target_layers` the depth of the target that it was made for, where it says so; `block` the
-    trained length of a block, its first token included; `sights` what its own layers see.
+    trained length of a block, its first token included.
     """
 
     feature_layers: tuple[int, ...]
     target_layers: int | None
     block: int
-    sights: tuple[Sight, ...]
 
     @property
     def features(self) -> int:

@@ -6,7 +6,7 @@ D head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container
 from functools import cache
 from typing import Protocol
 
@@ -164,7 +164,7 @@ class Transformer(Stack):
         return hidden
 
     def capture(
-        self, ids: Tensor, positions: Tensor, attend: Attend, layers: Sequence[int]
+        self, ids: Tensor, positions: Tensor, attend: Attend, layers: Container[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """The same, and the hidden states `[T, dim]` that some layers put out.
 
