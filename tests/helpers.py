@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from outpace.engine.runner import Runner
 from outpace.methods import Method
 from outpace.models.config import DraftConfig
 from outpace.models.draft import FeatureDraft
-from outpace.models.load import translate
-from outpace.models.transformer import Transformer
+from outpace.models.load import load_draft, load_model, translate
+from outpace.models.transformer import Attend, Transformer
 
 VOCAB, MASK = 24, 23
 """Vocabulary of the tiny models, and the mask of those that are bidirectional."""
@@ -87,8 +88,18 @@ def feature_draft(target: Transformer, *, seed: int = 0, **changes: Any) -> Feat
     return draft.eval().requires_grad_(False)
 
 
-def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:
-    """Logits `[n, vocab]` of all rows of a canvas, by attention without a cache."""
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@cache
+def trained_pair(name: str = "pair_b") -> tuple[Transformer, FeatureDraft]:
+    """A tiny target and a feature draft that was trained for it."""
+    target = load_model(GOLDEN / "dflash" / name / "target")
+    return target, load_draft(GOLDEN / "dflash" / name / "draft", target)
+
+
+def dense(*, causal: bool) -> Attend:
+    """Attention of all rows to one another, without a cache."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
@@ -97,6 +108,12 @@ def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:
         )
         return out[0].transpose(0, 1)
 
+    return attend
+
+
+def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:
+    """Logits `[n, vocab]` of all rows of a canvas, by attention without a cache."""
+    attend = dense(causal=causal)
     with torch.inference_mode():
         return model.head(model(torch.tensor(ids), torch.arange(len(ids)), attend)).float()
 

@@ -1,6 +1,6 @@
 """What methods are made of: forwards, sequences, reads, acceptance."""
 
-from outpace.decoding.accept import agreement
+from outpace.decoding.accept import Verify, agreement, draft_read, verify_read
 from outpace.decoding.forward import CAUSAL, FULL, Decoding, Forward, Mask, Prediction
 from outpace.decoding.sampling import GREEDY, Read, Sample, Sampling
 from outpace.decoding.sequence import Sequence, Step
@@ -18,5 +18,8 @@ __all__ = [
     "Sampling",
     "Sequence",
     "Step",
+    "Verify",
     "agreement",
+    "draft_read",
+    "verify_read",
 ]

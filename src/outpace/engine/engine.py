@@ -103,12 +103,16 @@ class Engine:
         `ValueError` for a request that could never run.
         """
         target = runners["target"].config
+        configs = [runner.config for runner in runners.values()]
+        masks = [each.mask_id for each in configs if each.bidirectional]
+        blocks = [each.block for each in configs if isinstance(each, DraftConfig)]
         seq = Request(
             prompt=list(prompt),
             max_tokens=max_tokens,
             sampling=sampling or Sampling(),
             eos=frozenset(target.eos) if eos is None else eos,
-            mask_id=-1 if target.mask_id is None else target.mask_id,
+            mask_id=next((mask for mask in masks if mask is not None), -1),
+            block=next(iter(blocks), 1),
         )
         check_request(method, seq, runners)
         job = Job(seq=seq, method=method, runners=runners, listener=listener)
