@@ -75,7 +75,7 @@ def answer_file(
         (
             f"{source}:{line}",
             records[line - 1].get("messages") or records[line - 1]["prompt"],
-            Options(**options, seed=seed + line),  # type: ignore[typeddict-item]
+            Options(**options, seed=seed + line),
         )
         for line in todo
     )

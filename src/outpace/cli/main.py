@@ -145,7 +145,8 @@ def trace(
     """Answer a prompt and print every forward: model, rows, kept tokens, canvas with holes."""
     llm = open_llm(model, method, dtype, device)
     options = choice(max_tokens, temperature, top_p, top_k, seed)
-    (output,) = llm.generate(prompt, raw=raw, **options)
+    options["raw"] = raw
+    (output,) = llm.generate(prompt, **options)
     show_trace(console, llm, output, width=max(console.width - 44, 20))
     console.print(statistics(output), style="dim")
 

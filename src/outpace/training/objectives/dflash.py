@@ -21,11 +21,28 @@ from outpace.training.rows import UNSCORED, Rows
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-GAMMAS = (0, 0.0), (8, 4.0), (10, 5.0), (16, 7.0)
+GAMMAS = {0: 0.0, 8: 4.0, 10: 5.0, 16: 7.0}
 """Published decays by block size; those between are interpolated."""
 
 RUN = 512
 """Rows of one call of attention at most, unless a block is longer."""
+
+
+@dataclass(slots=True)
+class Passes:
+    """What target and draft made of packed rows.
+
+    Attributes:
+        block: bool[T], which of them are rows of blocks.
+        ranges: i32[R, 2, 2], what those see of context and blocks, on one axis.
+        hidden: Of the draft, [R, dim].
+        read: Of the target over the context, [C, dim], after the final norm.
+    """
+
+    block: Tensor
+    ranges: Tensor
+    hidden: Tensor
+    read: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +98,7 @@ class DFlash(Objective):
             )
         gamma = self.gamma
         if gamma is None:
-            gamma = float(np.interp(config.block, *zip(*GAMMAS, strict=True)))
+            gamma = float(np.interp(config.block, [*GAMMAS], [*GAMMAS.values()]))
         return replace(
             self,
             gamma=gamma,
@@ -133,31 +150,16 @@ class DFlash(Objective):
     def loss(self, models: Models, rows: Rows) -> Loss:
         """One pass of the target, one of the draft, and the weighted losses of all masks."""
         draft, target = models.trained, models.others["target"]
-        assert isinstance(draft, FeatureDraft)
-        # Only the rows of blocks have a second range.
-        block = rows.ranges[:, 1, 1] > rows.ranges[:, 1, 0]
-        if not block.any():
-            raise ValueError(
-                "a block needs 2 response tokens that follow each other, but no example of a "
-                "batch has more than 1; give longer responses"
-            )
-        causal_ranges, ranges = apart(rows.ranges, block)
-        block = block.to(rows.ids.device)
-        places = rows.positions[~block]
-        with torch.no_grad():
-            read, features = self._read(draft, target, rows.ids[~block], places, causal_ranges)
-        positions = rows.positions[block]
-        attend = attention(draft.config, ranges, positions)
-        hidden = draft(rows.ids[block], positions, attend, features, places)
-        labels = rows.labels[block]
+        out = self.passes(models, rows)
+        labels = rows.labels[out.block]
         masks = torch.nonzero(labels != UNSCORED).squeeze(1)
-        scores = draft.head(hidden[masks]).float().log_softmax(-1)
+        scores = draft.head(out.hidden[masks]).float().log_softmax(-1)
         losses = surprise = -scores.gather(1, labels[masks, None]).squeeze(1)
         if self.divergence:
-            before = ranges[:, 0, 0].to(positions) + positions - 1
-            theirs = target.head(read[before[masks]]).float().log_softmax(-1)
+            before = out.ranges[:, 0, 0].to(labels) + rows.positions[out.block] - 1
+            theirs = target.head(out.read[before[masks]]).float().log_softmax(-1)
             losses = functional.kl_div(scores, theirs, reduction="none", log_target=True).sum(-1)
-        weights = rows.weights[block]
+        weights = rows.weights[out.block]
         if self.dpace:
             weights = self.reach(surprise.detach(), masks, len(labels))
         hits = torch.zeros_like(labels)
@@ -170,6 +172,26 @@ class DFlash(Objective):
                 "accepted": (kept.sum().float(), counted(kept)),
             },
         )
+
+    def passes(self, models: Models, rows: Rows) -> Passes:
+        """Run the target over the context, and the draft over the blocks."""
+        draft, target = models.trained, models.others["target"]
+        assert isinstance(draft, FeatureDraft)
+        # Only the rows of blocks have a second range.
+        block = rows.ranges[:, 1, 1] > rows.ranges[:, 1, 0]
+        if not block.any():
+            raise ValueError(
+                "a block needs 2 response tokens that follow each other, but no example of a "
+                "batch has more than 1; give longer responses"
+            )
+        inner, ranges = apart(rows.ranges, block)
+        block = block.to(rows.ids.device)
+        places, positions = rows.positions[~block], rows.positions[block]
+        with torch.no_grad():
+            read, features = self._read(draft, target, rows.ids[~block], places, inner)
+        attend = attention(draft.config, ranges, positions)
+        hidden = draft(rows.ids[block], positions, attend, features, places)
+        return Passes(block, ranges, hidden, read)
 
     def reach(self, surprise: Tensor, masks: Tensor, rows: int) -> Tensor:
         """D-PACE's weights f32[rows]: how far the draft is expected to get with each mask.
