@@ -335,9 +335,24 @@ def check_method(method: Method, target: Runner) -> None:
         )
 
 
+def check_role(method: Method, role: str, runner: Runner) -> None:
+    """Raise `ValueError` for a further model of another kind than the method wants there."""
+    kinds = {True: "a diffusion model", False: "a causal model"}
+    found = kinds[runner.config.bidirectional]
+    if isinstance(runner.config, DraftConfig):
+        found = "a draft that reads features"
+    wanted = "a draft that reads features" if role in method.feature_roles else kinds[False]
+    if found != wanted:
+        raise ValueError(
+            f"{type(method).__name__} takes {wanted} as its {role}, but {runner.name} is {found}"
+        )
+
+
 def check_request(method: Method, seq: Request, runners: Mapping[str, Runner]) -> None:
     """Raise `ValueError` for a request that the models of its roles could never serve."""
     check_method(method, runners["target"])
+    for role in method.roles:
+        check_role(method, role, runners[role])
     if not seq.prompt:
         raise ValueError("the prompt is empty: give at least one token")
     if seq.max_tokens < 1:
