@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from outpace.decoding import Decoding, Forward, Prediction, Sequence
 from outpace.engine.engine import Engine, Job
 from outpace.engine.runner import Runner
 from outpace.methods import Method
-from outpace.models.load import translate
-from outpace.models.transformer import Transformer
+from outpace.models.config import DraftConfig
+from outpace.models.draft import FeatureDraft
+from outpace.models.load import load_draft, load_model, translate
+from outpace.models.transformer import Attend, Transformer
 
 VOCAB, MASK = 24, 23
 """Vocabulary of the tiny models, and the mask of those that are bidirectional."""
@@ -63,8 +66,40 @@ def diffusion_model(*, seed: int = 0, **changes: Any) -> Transformer:
     return random_model(published("DreamModel", **fields), seed=seed)
 
 
-def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:
-    """Logits `[n, vocab]` of all rows of a canvas, by attention without a cache."""
+def published_draft(**changes: Any) -> dict[str, Any]:
+    """A tiny `config.json` of a draft for models of two layers."""
+    return {
+        **published("DFlashDraftModel"),
+        "head_dim": 8,
+        "block_size": 5,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 1]},
+        **changes,
+    }
+
+
+def feature_draft(target: Transformer, *, seed: int = 0, **changes: Any) -> FeatureDraft:
+    """A tiny draft of random weights that reads the features of `target`."""
+    torch.manual_seed(seed)
+    config = translate(published_draft(**changes))
+    assert isinstance(config, DraftConfig)
+    draft = FeatureDraft(config, target)
+    for parameter in draft.parameters():
+        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 1.0, std=0.5)
+    return draft.eval().requires_grad_(False)
+
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@cache
+def trained_pair(name: str = "pair_b") -> tuple[Transformer, FeatureDraft]:
+    """A tiny target and a feature draft that was trained for it."""
+    target = load_model(GOLDEN / "dflash" / name / "target")
+    return target, load_draft(GOLDEN / "dflash" / name / "draft", target)
+
+
+def dense(*, causal: bool) -> Attend:
+    """Attention of all rows to one another, without a cache."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
@@ -73,6 +108,12 @@ def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:
         )
         return out[0].transpose(0, 1)
 
+    return attend
+
+
+def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:
+    """Logits `[n, vocab]` of all rows of a canvas, by attention without a cache."""
+    attend = dense(causal=causal)
     with torch.inference_mode():
         return model.head(model(torch.tensor(ids), torch.arange(len(ids)), attend)).float()
 

@@ -6,10 +6,13 @@ a list where a method keeps them. What `outpace.methods` must equal.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from helpers import whole
+from helpers import dense, whole
+from outpace.models.draft import FeatureDraft
 from outpace.models.transformer import Transformer
 
 
@@ -121,3 +124,82 @@ def apd(
             ids.append(guess)
         before = n
     return ids[len(prompt) :]
+
+
+Verified = tuple[list[int], list[int]]
+"""Output, and the number of tokens that each verification brought."""
+
+
+def verified(
+    model: Transformer,
+    prompt: list[int],
+    max_tokens: int,
+    eos: int | None,
+    guess: Callable[[list[int], int], list[int]],
+) -> Verified:
+    """Take what `guess` drafts (of some tokens, at most so many) as far as the target agrees."""
+    ids, kept = list(prompt), []
+    limit = len(prompt) + max_tokens
+    while len(ids) < limit:
+        drafted = guess(ids, limit - len(ids) - 1) if kept else []
+        logits = whole(model, ids + drafted, causal=True)[len(ids) - 1 :]
+        before = len(ids)
+        for token, draft in zip(logits.argmax(-1).tolist(), [*drafted, None], strict=True):
+            if token == eos:
+                return ids[len(prompt) :], [*kept, len(ids) - before]
+            ids.append(token)
+            if token != draft:
+                break
+        kept.append(len(ids) - before)
+    return ids[len(prompt) :], kept
+
+
+def speculative(
+    model: Transformer,
+    draft: Transformer,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    tokens: int,
+    eos: int | None = None,
+) -> Verified:
+    """Drafts are the draft's own next tokens."""
+
+    def guess(ids: list[int], most: int) -> list[int]:
+        return autoregressive(draft, ids, min(tokens, most))
+
+    return verified(model, prompt, max_tokens, eos, guess)
+
+
+def dflash(
+    model: Transformer,
+    draft: FeatureDraft,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    block: int,
+    eos: int | None = None,
+) -> Verified:
+    """Drafts are read from masks behind the last token and all features before it, made anew."""
+    layers = draft.config.feature_layers
+
+    @torch.inference_mode()
+    def guess(ids: list[int], most: int) -> list[int]:
+        count, start = min(block - 1, most), len(ids) - 1
+        if not count:
+            return []
+        _, captured = model.capture(
+            torch.tensor(ids[:-1]), torch.arange(start), dense(causal=True), layers
+        )
+        hidden = draft(
+            torch.tensor([ids[-1], *[draft.config.mask_id] * count]),
+            torch.arange(start, start + count + 1),
+            dense(causal=False),
+            torch.cat([captured[layer] for layer in layers], -1),
+            torch.arange(start),
+        )
+        logits = draft.head(hidden[1:])
+        logits[:, draft.config.mask_id] = -torch.inf
+        return logits.argmax(-1).tolist()
+
+    return verified(model, prompt, max_tokens, eos, guess)

@@ -14,6 +14,7 @@ from helpers import (
     SPECIALS,
     causal_model,
     diffusion_model,
+    feature_draft,
     pages_in_use,
     save_tokenizer,
     whole,
@@ -21,7 +22,7 @@ from helpers import (
 from outpace import LLM, Output
 from outpace.decoding import Decoding, Forward, Sequence
 from outpace.engine.engine import DecodingError
-from outpace.methods import APD, Autoregressive, LeftToRight, Method
+from outpace.methods import APD, Autoregressive, DFlash, LeftToRight, Method, Speculative
 from outpace.models.load import save_model
 
 ROWS, MASK = 264, END + 1
@@ -43,7 +44,18 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
         "bare-diffusion": diffusion_model(vocab_size=ROWS, mask_token_id=MASK),
         "bare-small": causal_model(seed=1, vocab_size=200),
         "bare-large": causal_model(vocab_size=1024),
+        "deep": causal_model(seed=1, vocab_size=ROWS, num_hidden_layers=3),
+        "wide": causal_model(seed=1, vocab_size=ROWS, hidden_size=64),
     }
+    drafts = {
+        "bare-draft": {},
+        "bare-deep-draft": {"num_target_layers": 3},
+        "bare-layer-draft": {"dflash_config": {"mask_token_id": MASK, "target_layer_ids": [2]}},
+    }
+    for name, changes in drafts.items():
+        fields = {"vocab_size": ROWS, "dflash_config": {"mask_token_id": MASK}, **changes}
+        fields["dflash_config"] = {"target_layer_ids": [0, 1]} | fields["dflash_config"]
+        models[name] = feature_draft(models["deep" if changes else "causal"], **fields)
     for name, model in models.items():
         save_model(model, root / name, dtype=torch.float32)
         if not name.startswith("bare"):
@@ -390,7 +402,7 @@ def test_verifier_is_never_given_a_token_that_it_does_not_have(names: Checkpoint
         ("diffusion", "other-order", "other-order has another tokenizer than .* is token"),
         ("bare-diffusion", "bare-large", "a vocabulary of 1024 tokens and .* one of 264"),
         ("diffusion", "bare-large", "a vocabulary of 1024 tokens and .* one of 264"),
-        ("diffusion", "bare-diffusion", "verifier must be a causal model, but .* diffusion"),
+        ("diffusion", "bare-diffusion", "a causal model as its verifier, but .* is a diffusion"),
         ("diffusion", "nowhere", "no model '.*nowhere'"),
     ],
 )
@@ -401,6 +413,59 @@ def test_verifier_that_does_not_fit_is_refused(
     names = {**names, "nowhere": "./nowhere"}
     with pytest.raises(ValueError, match=message):
         LLM(names[target], APD(verifier=names[verifier]), cache_gib=0.001)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "message"),
+    [
+        ("wide", "bare-draft", "hidden size is 32, the target's is 64"),
+        ("bare-large", "bare-draft", "vocabulary is 264, the target's is 1024"),
+        ("causal", "bare-deep-draft", "depth of the target is 3, the target's is 2"),
+        ("causal", "bare-layer-draft", "layer 2 of its target, which has 2 layers"),
+        ("causal", "verifier", "takes a draft that reads features as its draft, but .*verifier"),
+        ("diffusion", "bare-draft", "DFlash decodes causal models, but .* is a diffusion model"),
+    ],
+)
+def test_draft_of_another_target_is_refused(
+    names: Checkpoints, target: str, draft: str, message: str
+) -> None:
+    """With the two values that disagree, when the `LLM` is built."""
+    with pytest.raises(ValueError, match=message):
+        LLM(names[target], DFlash(draft=names[draft]), cache_gib=0.001)
+
+
+def test_draft_of_the_other_kind_is_refused(names: Checkpoints, causal: LLM) -> None:
+    """And a draft of features is no model by itself."""
+    method = Speculative(draft=names["bare-draft"])
+    with pytest.raises(ValueError, match="a causal model as its draft, but .* reads features"):
+        causal.bind(method)
+    with pytest.raises(ValueError, match="is a draft that reads the features of a target"):
+        LLM(names["bare-draft"])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_change_nothing_but_the_forwards(
+    names: Checkpoints, causal: LLM, temperature: float
+) -> None:
+    """The autoregressive text of the same seed, from every method that verifies."""
+    plain = one(causal, "Hello", temperature=temperature, seed=5)
+    for method in (
+        DFlash(draft=names["bare-draft"]),
+        Speculative(draft=names["causal"]),
+        Speculative(draft=names["verifier"]),
+    ):
+        output = one(causal, "Hello", method=method, temperature=temperature, seed=5)
+        assert output.ids == plain.ids
+        assert any(step.model == "draft" for step in output.steps)
+        if method.draft == names["causal"]:
+            assert output.tokens_per_forward > 3
+
+
+def test_block_beyond_the_trained_length_warns(names: Checkpoints, causal: LLM) -> None:
+    """Naming the trained one."""
+    method = DFlash(draft=names["bare-draft"], block=9)
+    with pytest.warns(UserWarning, match="block 9 is longer than the 5 that .*bare-draft"):
+        one(causal, [1, 2], method=method)
 
 
 @pytest.mark.parametrize(

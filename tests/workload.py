@@ -7,16 +7,32 @@ from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 
+import torch
 from hypothesis import strategies as st
 
-from helpers import VOCAB, causal_model, diffusion_model, engine_of, finish, runner, tokens
+from helpers import (
+    VOCAB,
+    causal_model,
+    diffusion_model,
+    engine_of,
+    finish,
+    runner,
+    tokens,
+    trained_pair,
+)
 from outpace.decoding import Sampling, Step
 from outpace.decoding import Sequence as Tokens
 from outpace.engine.engine import Engine, Job
-from outpace.methods import APD, Autoregressive, LeftToRight, Method
+from outpace.methods import APD, Autoregressive, DFlash, LeftToRight, Method, Speculative
 
-MODELS = {"diffusion": diffusion_model(seed=1), "causal": causal_model(seed=1)}
+MODELS = {
+    "diffusion": diffusion_model(seed=1),
+    "causal": causal_model(seed=1),
+    "near": causal_model(seed=1),
+    **dict(zip(("rich", "features"), trained_pair(), strict=True)),
+}
 """The causal model is target of some and verifier of others: both read it in one pass."""
+MODELS["near"].norm.weight.add_(torch.randn(32, generator=torch.Generator().manual_seed(0)))
 
 EOS = frozenset([0])
 
@@ -35,6 +51,8 @@ class Request:
     def roles(self) -> dict[str, str]:
         """Name of the model in each role."""
         target = "diffusion" if self.method.bidirectional else "causal"
+        if self.method.feature_roles:
+            target = "rich"
         return {"target": target, **self.method.models()}
 
     def submit(self, engine: Engine, listener: Callable[[Tokens], None] | None = None) -> Job:
@@ -51,13 +69,15 @@ class Request:
 
     def sequence(self) -> Tokens:
         """The same for a loop without an engine."""
-        mask = MODELS[self.roles["target"]].config.mask_id
+        configs = [MODELS[name].config for name in self.roles.values()]
+        mask = next((each.mask_id for each in configs if each.bidirectional), None)
         return Tokens(
             prompt=list(self.prompt),
             max_tokens=self.max_tokens,
             sampling=self.sampling,
             eos=EOS,
             mask_id=-1 if mask is None else mask,
+            block=MODELS["features"].config.block,
         )
 
 
@@ -112,6 +132,16 @@ methods = st.one_of(
         coupling=st.sampled_from(["gumbel", "argmax"]),
     ),
 )
+verify = st.sampled_from(["match", "rejection"])
+methods |= st.one_of(
+    st.builds(
+        Speculative,
+        draft=st.sampled_from(["near", "causal"]),
+        tokens=st.integers(1, 6),
+        verify=verify,
+    ),
+    st.builds(DFlash, draft=st.just("features"), block=st.integers(1, 5), verify=verify),
+)
 samplings = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 0.7, 2.0]),
@@ -142,6 +172,8 @@ def random_request(rng: Random) -> Request:
                 lookahead=rng.choice([None, 3, 9]),
                 coupling=rng.choice(["gumbel", "argmax"]),
             ),
+            Speculative(draft="near", tokens=rng.randint(1, 6)),
+            DFlash(draft="features", block=rng.randint(2, 5)),
         ]
     )
     return Request(

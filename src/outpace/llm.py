@@ -13,11 +13,14 @@ from outpace.decoding import Sampling, Step
 from outpace.decoding import Sequence as Request
 from outpace.decoding.sequence import FinishReason
 from outpace.engine.cache import cache_slots
-from outpace.engine.engine import Engine, Job, check_method
+from outpace.engine.engine import Engine, Job, check_method, check_role
 from outpace.engine.runner import Runner
 from outpace.methods import Autoregressive, LeftToRight, Method
+from outpace.models.config import DraftConfig
+from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES
-from outpace.models.load import DTYPES, load_model, load_tokenizer
+from outpace.models.load import DTYPES, load_config, load_draft, load_model, load_tokenizer
+from outpace.models.transformer import Transformer
 from outpace.text import Detokenizer, Prompt, Text
 
 DEFAULT_MAX_TOKENS = 256
@@ -179,18 +182,32 @@ class LLM:
 
     def load(self, name: str) -> Runner:
         """The runner of a model, loaded on first use."""
-        if name not in self.runners:
+        if name in self.runners:
+            return self.runners[name]
+        model: Transformer | FeatureDraft
+        if self.runners and isinstance(load_config(name), DraftConfig):
+            model = self.load_draft(name)
+            vocab = self.target.vocab
+        else:
             model = load_model(
                 name, dtype=self.dtype, device=self.device, max_length=self.max_length
             )
             tokenizer = load_tokenizer(name)
             self.texts[name] = Text(name, tokenizer)
-            slots = cache_slots(model.config, self.dtype, self.cache_bytes())
             vocab = None if tokenizer is None else len(tokenizer)
-            runner = Runner(name, model, slots=slots, vocab=vocab)
-            self.engine.add(runner)
-            self.runners[name] = runner
-        return self.runners[name]
+        slots = cache_slots(model.config, self.dtype, self.cache_bytes())
+        runner = Runner(name, model, slots=slots, vocab=vocab)
+        self.engine.add(runner)
+        self.runners[name] = runner
+        return runner
+
+    def load_draft(self, name: str) -> FeatureDraft:
+        """A draft that reads the features of the target."""
+        assert isinstance(self.target.model, Transformer)
+        try:
+            return load_draft(name, self.target.model, max_length=self.max_length)
+        except ValueError as error:
+            raise ValueError(f"{name} cannot draft for {self.name}: {error}") from error
 
     def cache_bytes(self) -> int:
         """Memory for the cache of the next model."""
@@ -210,17 +227,19 @@ class LLM:
     def bind(self, method: Method) -> dict[str, Runner]:
         """The model of each role of a method.
 
-        Raises `ValueError` where they do not share a tokenizer with the target.
+        Raises `ValueError` where one is of another kind than the method wants, or does not share
+        a tokenizer with the target.
         """
         check_method(method, self.target)
         runners = {"target": self.target}
         for role, name in method.models().items():
             runner = runners[role] = self.load(name)
-            self.text.agrees(self.texts[name], self.config.vocab, runner.config.vocab)
-            if runner.config.bidirectional:
-                raise ValueError(f"{role} must be a causal model, but {name} is a diffusion model")
+            check_role(method, role, runner)
+            if name in self.texts:
+                self.text.agrees(self.texts[name], self.config.vocab, runner.config.vocab)
             # What only the longer of two embeddings has is padding, and never to be said.
             self.target.vocab = min(self.target.vocab, runner.config.vocab)
+            runner.vocab = min(runner.vocab, self.target.vocab)
         return runners
 
     def sampling(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from outpace.attention.ranges import RangesAttention, causal, dense, documents, full
+from outpace.attention.ranges import HullAttention, RangesAttention, causal, dense, documents, full
 
 
 def two_ranges() -> torch.Tensor:
@@ -77,3 +77,38 @@ def test_attention_equals_one_masked_call_and_so_do_gradients(kv_heads: int):
         strict=True,
     ):
         assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def blocks(anchors: list[int], context: int, size: int) -> torch.Tensor:
+    """Rows of blocks over a context and themselves, the context first on the axis of keys."""
+    ranges = torch.zeros(len(anchors), size, 2, 2, dtype=torch.int32)
+    for number, anchor in enumerate(anchors):
+        own = context + number * size
+        ranges[number, :] = torch.tensor([[0, anchor], [own, own + size]])
+    return ranges.flatten(0, 1)
+
+
+@pytest.mark.parametrize("runs", [[12], [3, 9], [6, 3, 3], [5, 7]])
+def test_attention_over_other_keys_equals_one_masked_call(runs: list[int]):
+    torch.manual_seed(0)
+    ranges = blocks([0, 2, 5, 7], 9, 3)
+    q = torch.randn(12, 4, 8, requires_grad=True)
+    k, v = (torch.randn(9 + 12, 2, 8, requires_grad=True) for _ in "kv")
+    got = HullAttention(ranges, runs)(0, q, k, v)
+    want = attention(q, k, v, dense(ranges, 21))
+    assert torch.allclose(got, want, atol=1e-5)
+    weights = torch.randn_like(want)
+    for ours, theirs in zip(
+        torch.autograd.grad((got * weights).sum(), (q, k, v)),
+        torch.autograd.grad((want * weights).sum(), (q, k, v)),
+        strict=True,
+    ):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_a_run_is_given_no_keys_outside_what_its_rows_see():
+    ranges = blocks([2, 3, 40, 90], 100, 4)
+    one, four = (HullAttention(ranges, runs) for runs in ([16], [4] * 4))
+    assert [tuple(mask.shape) for mask in one.masks] == [(16, 90 + 16)]
+    assert [mask.shape[1] for mask in four.masks] == [2 + 4, 3 + 4, 40 + 4, 90 + 4]
+    assert all(mask.all() for mask in four.masks)

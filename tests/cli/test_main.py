@@ -142,7 +142,9 @@ def test_bad_input_is_one_line_and_status_2(outpace, args, says):
 def test_the_command_line_is_frozen(outpace):
     """A new flag is a decision: it is added here and to the documentation."""
     assert {name: flags(outpace(name, "--help")[1]) for name in COMMANDS} == {
-        "generate": SAMPLING | {"--method", "--stop", "--raw", "--dtype", "--device", "--help"},
+        "generate": SAMPLING
+        | {"--method", "--input", "--output", "--batch", "--stop", "--raw"}
+        | {"--dtype", "--device", "--help"},
         "race": {
             *("--entry", "--limit", "--max-tokens", "--temperature", "--seed"),
             *("--dtype", "--device", "--json", "--help"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,6 +137,7 @@ def test_rows_right_behind_what_was_written_are_fine() -> None:
         (replace(PLAIN, ids=ROWS * 7), "end at slot 44, but 40 slots were reserved"),
         (replace(PLAIN, mask=FULL, reach=16), "reach 16 reads slots that were never written"),
         (replace(PLAIN, positions=[1, 2]), "2 positions for 5 rows"),
+        (replace(PLAIN, context=torch.zeros(0, 4)), "context is 4 wide, but target reads 0"),
         (replace(PLAIN, mask=(2, 2)), r"block lengths \(2, 2\) do not add up to 5 rows"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -149,3 +151,16 @@ def test_forward_that_cannot_run_is_refused(forward: Forward, message: str) -> N
 def test_masks_have_names() -> None:
     """Methods write CAUSAL and FULL."""
     assert PLAIN.mask == CAUSAL != FULL
+
+
+def test_context_fills_the_slots_before_the_rows() -> None:
+    """And must follow what has been written."""
+    behind = replace(PLAIN, model="draft", context=torch.zeros(4, 6))
+    assert (behind.first, behind.start, behind.end) == (6, 10, 15)
+    assert behind.stops().tolist() == PLAIN.stops().tolist()
+    for written in (6, 10, 15):
+        behind.check(vocab=8, length=100, slots=40, written=written, features=6)
+    with pytest.raises(ValueError, match="start at slot 6, but only 5 slots have been written"):
+        behind.check(vocab=8, length=100, slots=40, written=5, features=6)
+    with pytest.raises(ValueError, match="start at slot -1"):
+        replace(behind, start=3).check(vocab=8, length=100, slots=40, written=5, features=6)

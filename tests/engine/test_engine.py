@@ -98,7 +98,7 @@ def test_one_pass_serves_all_who_wait() -> None:
     target = runner(engine, "causal")
     sizes: list[int] = []
     run = target.run
-    target.run = lambda forwards, tables: (sizes.append(len(forwards)), run(forwards, tables))[1]
+    target.run = lambda forwards, *rest: (sizes.append(len(forwards)), run(forwards, *rest))[1]
     serve(engine, [Request(method=AR, prompt=(i + 1,), max_tokens=1) for i in range(10)])
     assert sizes == [10]
 
@@ -109,9 +109,9 @@ def test_drafts_run_before_the_target() -> None:
     order: list[tuple[str, int]] = []
     for each in engine.runners:
 
-        def noted(forwards, tables, run=each.run, name=each.name):
+        def noted(forwards, *rest, run=each.run, name=each.name):
             order.append((name, len(forwards)))
-            return run(forwards, tables)
+            return run(forwards, *rest)
 
         each.run = noted
     method = APD(verifier="causal", ratio=1.0, lookahead=2)
@@ -330,7 +330,7 @@ def test_error_in_a_pass_fails_all_who_were_in_it(monkeypatch: pytest.MonkeyPatc
     engine = new_engine()
     jobs = [Request(method=AR).submit(engine) for _ in range(2)]
 
-    def broken(forwards: object, tables: object) -> None:
+    def broken(*given: object) -> None:
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:

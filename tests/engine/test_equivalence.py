@@ -14,13 +14,17 @@ from outpace.decoding import FULL, Forward, Sampling
 from outpace.engine import naive
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import cut_at, halves
-from outpace.methods import APD, Autoregressive, LeftToRight
+from outpace.methods import APD, Autoregressive, DFlash, LeftToRight, Speculative
 from workload import MODELS, Request, alone, new_engine, random_request, requests, result, serve
 
 KINDS = [
     Autoregressive(),
     LeftToRight(tokens=2, window=4, lookahead=6),
     APD(verifier="causal", ratio=0.6, window=4, lookahead=9),
+    Speculative(draft="near", tokens=3),
+    Speculative(draft="near", tokens=4, verify="rejection"),
+    DFlash(draft="features"),
+    DFlash(draft="features", block=3, verify="rejection"),
 ]
 LONG = tuple(range(1, 23)) * 3
 SAMPLED = Sampling(temperature=1.5, top_p=0.9, seed=3)
@@ -83,9 +87,9 @@ def spy(runner, passes: list[int]) -> None:
     """Write down the rows of each pass of a runner."""
     run = runner.run
 
-    def counted(forwards, tables):
+    def counted(forwards, *given):
         passes.append(sum(len(forward.ids) for forward in forwards))
-        return run(forwards, tables)
+        return run(forwards, *given)
 
     runner.run = counted
 

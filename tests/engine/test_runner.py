@@ -9,15 +9,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import MASK, VOCAB, causal_model, diffusion_model, whole
+from helpers import MASK, VOCAB, causal_model, diffusion_model, feature_draft, whole
 from outpace.decoding import CAUSAL, FULL, Forward, Sample, Sampling
 from outpace.engine.cache import PAGE, Table
 from outpace.engine.naive import Memory, answer
 from outpace.engine.runner import NEVER, Runner
 from outpace.methods.apd import Mixture
+from outpace.models.draft import FeatureDraft
 from outpace.models.transformer import Transformer
 
 CAUSAL_MODEL, DIFFUSION_MODEL = causal_model(seed=1), diffusion_model(seed=1)
+SLIDING = ["sliding_attention", "full_attention"]
+DRAFTS = [
+    feature_draft(CAUSAL_MODEL),
+    feature_draft(CAUSAL_MODEL, layer_types=SLIDING, sliding_window=4),
+    feature_draft(CAUSAL_MODEL, layer_types=SLIDING, sliding_window=3, is_causal=False),
+    feature_draft(CAUSAL_MODEL, is_causal=True),
+]
 ROOM = 40
 KEPT = Sample(keep=True)
 
@@ -29,7 +37,7 @@ def table_of(runner: Runner, slots: int = ROOM) -> Table:
     return table
 
 
-def new_runner(model: Transformer = CAUSAL_MODEL, **options: int) -> Runner:
+def new_runner(model: Transformer | FeatureDraft = CAUSAL_MODEL, **options: int) -> Runner:
     """A runner of a tiny model."""
     return Runner("tiny", model, slots=32 * PAGE, **options)
 
@@ -77,6 +85,68 @@ def test_any_forwards_equal_the_contract_answered_literally(runs: list[list[Forw
         for index, forward, prediction in zip(active, forwards, predictions, strict=True):
             expected = answer(forward, memories[index])
             torch.testing.assert_close(prediction.logits, expected.logits, atol=1e-4, rtol=1e-4)
+
+
+@st.composite
+def draft_runs(draw) -> list[Forward]:
+    """Blocks of one sequence behind features that follow it, as a draft is fed."""
+    forwards: list[Forward] = []
+    ready = 0  # slots that hold features
+    for _ in range(draw(st.integers(1, 3))):
+        count = draw(st.integers(0 if ready else 1, 5))
+        seed = draw(st.integers(0, 99))
+        context = torch.randn(count, 64, generator=torch.Generator().manual_seed(seed))
+        ready += count
+        rows = draw(st.integers(1, 6))
+        forwards.append(
+            Forward(
+                ids=[3] + [MASK] * (rows - 1),
+                start=ready,
+                mask=FULL,
+                predict=range(ready, ready + rows),
+                read=KEPT,
+                context=context if count else None,
+            )
+        )
+    return forwards
+
+
+@pytest.mark.parametrize("draft", DRAFTS, ids=["full", "sliding", "sliding and full", "causal"])
+@given(runs=st.lists(draft_runs(), min_size=1, max_size=3))
+@settings(max_examples=25)
+def test_blocks_behind_features_equal_the_contract_answered_literally(
+    draft: FeatureDraft, runs: list[list[Forward]]
+) -> None:
+    """Context of any length or none, blocks overwritten by what comes next, several sequences."""
+    runner = new_runner(draft)
+    tables = [table_of(runner) for _ in runs]
+    memories = [Memory(draft) for _ in runs]
+    for turn in range(max(map(len, runs))):
+        active = [index for index, run in enumerate(runs) if turn < len(run)]
+        forwards = [runs[index][turn] for index in active]
+        for index, forward in zip(active, forwards, strict=True):
+            written = tables[index].written
+            forward.check(vocab=VOCAB, length=1000, slots=ROOM, written=written, features=64)
+        predictions = runner.run(forwards, [tables[index] for index in active])
+        for index, forward, prediction in zip(active, forwards, predictions, strict=True):
+            expected = answer(forward, memories[index])
+            torch.testing.assert_close(prediction.logits, expected.logits, atol=1e-4, rtol=1e-4)
+
+
+def test_each_forward_gets_the_features_that_it_wants() -> None:
+    """Other layers, another order, none: side by side in one pass."""
+    runner = new_runner()
+    layers = [(0, 1), (), (1,), (1, 0), (0, 1)]
+    forwards = [Forward(ids=[3 + n, 4, 5][: 1 + n % 3], start=0) for n in range(5)]
+    out = runner.run(forwards, [table_of(runner) for _ in forwards], layers)
+    assert out[1].features is None
+    for forward, wanted, prediction in zip(forwards, layers, out, strict=True):
+        expected = answer(forward, Memory(CAUSAL_MODEL), wanted)
+        assert prediction.tokens == expected.tokens
+        if wanted:
+            assert prediction.features.shape == (len(forward.ids), 32 * len(wanted))
+            torch.testing.assert_close(prediction.features, expected.features, atol=1e-4, rtol=1e-4)
+    assert runner.run(forwards, [table_of(runner) for _ in forwards])[0].features is None
 
 
 def test_predictions_come_back_in_the_order_of_the_forwards() -> None:

@@ -5,11 +5,21 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+import torch
 
 import naive
-from helpers import VOCAB, causal_model, diffusion_model, engine_of, finish, runner, tokens
+from helpers import (
+    VOCAB,
+    causal_model,
+    diffusion_model,
+    engine_of,
+    finish,
+    runner,
+    tokens,
+    trained_pair,
+)
 from outpace.engine.engine import Engine
-from outpace.methods import APD, METHODS, Autoregressive, LeftToRight
+from outpace.methods import APD, METHODS, Autoregressive, DFlash, LeftToRight, Speculative
 
 PROMPTS = [[5], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]]
 TOKENS = 16
@@ -18,6 +28,9 @@ CAUSAL = causal_model(seed=1)
 # One set of weights seen with and without later rows, so that both agree now and then.
 DIFFUSION, VERIFIER = diffusion_model(seed=1), causal_model(seed=1)
 PADDED, SMALL_VERIFIER = diffusion_model(seed=1), causal_model(seed=1, vocab_size=VOCAB - 2)
+TARGET, FEATURES = trained_pair()
+NEAR = causal_model(seed=1)
+NEAR.norm.weight.add_(torch.randn(32, generator=torch.Generator().manual_seed(0)))
 PADDED.unembedding.weight[VOCAB - 2 :] = 0  # rows that stand for no token
 
 
@@ -44,6 +57,9 @@ def engine() -> Engine:
         ("verifier", VERIFIER),
         ("padded", PADDED),
         ("small", SMALL_VERIFIER),
+        ("near", NEAR),
+        ("target", TARGET),
+        ("features", FEATURES),
     )
 
 
@@ -123,6 +139,46 @@ def test_the_comparison_above_sees_long_and_short_runs(engine: Engine) -> None:
         finish(engine)
         kept |= {step.kept for step in job.seq.trace if step.model == "verifier"}
     assert {1, 2, 3, 4} <= kept
+
+
+def check_verified(engine: Engine, method, names: tuple[str, str], prompt, loop) -> None:
+    """Tokens, and how many each verification brought, with and without an end-of-sequence."""
+    runners = {role: runner(engine, n) for role, n in zip(("target", "draft"), names, strict=True)}
+    target = runners["target"].model
+    plain = naive.autoregressive(target, prompt, TOKENS)
+    for eos in (None, newest(plain)):
+        ends = frozenset() if eos is None else frozenset([eos])
+        job = engine.submit(method, prompt, runners=runners, max_tokens=TOKENS, eos=ends)
+        finish(engine)
+        kept = [step.kept for step in job.seq.trace if step.model == "target"]
+        assert (tokens(job), kept) == loop(eos)
+        assert tokens(job) == naive.autoregressive(target, prompt, TOKENS, eos)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 20])
+@pytest.mark.parametrize("draft", ["near", "verifier"])
+def test_speculative(engine: Engine, count: int, draft: str) -> None:
+    """A draft that is nearly the target, and the target itself."""
+    model = {"near": NEAR, "verifier": VERIFIER}[draft]
+    for prompt in PROMPTS:
+
+        def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
+            return naive.speculative(CAUSAL, model, prompt, TOKENS, tokens=count, eos=eos)
+
+        method = Speculative(draft="", tokens=count)
+        check_verified(engine, method, ("causal", draft), prompt, loop)
+
+
+@pytest.mark.parametrize("block", [1, 2, 4, 5])
+def test_dflash(engine: Engine, block: int) -> None:
+    """Blocks up to the trained one."""
+    for prompt in PROMPTS:
+
+        def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
+            return naive.dflash(TARGET, FEATURES, prompt, TOKENS, block=block, eos=eos)
+
+        method = DFlash(draft="", block=block)
+        check_verified(engine, method, ("target", "features"), prompt, loop)
 
 
 def test_every_method_has_a_naive_loop() -> None:

@@ -47,7 +47,7 @@ def test_overrides_are_dotted_or_bare(recipe: Path):
         ("steps", "write key=value"),
         ("speed=1", "'speed' is unknown; known are out"),
         ("optim.speed=1", r"\[optim\]: unknown speed; known are optimizer, lr"),
-        ("objective.name=grpo", "objective 'grpo' is unknown; known are mdlm, sft"),
+        ("objective.name=grpo", "objective 'grpo' is unknown; known are dflash, mdlm, sft"),
         ("other.lr=1", "unknown other; known are model, data, optim, train, objective, out"),
         ("train.steps.more=1", "is no section"),
         ("optim.lr=-1", "must be positive"),
@@ -65,7 +65,7 @@ def test_files_that_are_no_recipes_are_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="is not TOML"):
         read(tmp_path / "broken.toml")
     (tmp_path / "empty.toml").write_text('[objective]\nname = "sft"\n[data]\npath = "a"\n')
-    with pytest.raises(ValueError, match="needs init, or config and tokenizer"):
+    with pytest.raises(ValueError, match="needs init, or config and one of tokenizer and target"):
         read(tmp_path / "empty.toml")
 
 

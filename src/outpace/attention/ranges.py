@@ -31,8 +31,12 @@ def full(length: int) -> Tensor:
 
 def dense(ranges: Tensor, keys: int) -> Tensor:
     """The boolean mask [T, keys] that the ranges mean; True where a row sees a key."""
-    slots = torch.arange(keys, device=ranges.device)
-    inside = (slots >= ranges[:, :, :1]) & (slots < ranges[:, :, 1:])
+    return seen(ranges, torch.arange(keys, device=ranges.device))
+
+
+def seen(ranges: Tensor, keys: Tensor) -> Tensor:
+    """The boolean mask [T, n] over some keys i64[n]; True where a row sees one."""
+    inside = (keys >= ranges[:, :, :1]) & (keys < ranges[:, :, 1:])
     return inside.any(dim=1)
 
 
@@ -60,7 +64,24 @@ class Piece:
     mask: Tensor | None  # bool[length, length]; None where full or causal
 
 
-class RangesAttention:
+class Attention:
+    """Attention in the precision that suits the device."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend q [T, H, D] over k, v [keys, K, D]."""
+        kind = q.device.type
+        if kind == "cpu" and torch.is_autocast_enabled(kind):
+            # The CPU's attention is several times slower in bfloat16 than in float32.
+            with torch.autocast(kind, enabled=False):
+                return self.attend(q.float(), k.float(), v.float())
+        return self.attend(q, k, v)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The same for every layer."""
+        raise NotImplementedError
+
+
+class RangesAttention(Attention):
     """The `attend` of a packed batch: one scaled-dot-product call a piece, without padding."""
 
     def __init__(self, ranges: Tensor) -> None:
@@ -72,15 +93,41 @@ class RangesAttention:
         ]
         self.rows = [piece.count * piece.length for piece in self.pieces]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend q [T, H, D] over k, v [T, K, D]."""
-        kind = q.device.type
-        if kind == "cpu" and torch.is_autocast_enabled(kind):
-            # The CPU's attention is several times slower in bfloat16 than in float32.
-            with torch.autocast(kind, enabled=False):
-                return self(layer, q.float(), k.float(), v.float())
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend q [T, H, D] over k, v [T, K, D] of the same rows."""
         cut = (tensor.split(self.rows) for tensor in (q, k, v))
         return torch.cat([_attend(p, *qkv) for p, *qkv in zip(self.pieces, *cut, strict=True)])
+
+
+class HullAttention(Attention):
+    """The `attend` of rows over keys on an axis of their own: one call a run of rows.
+
+    A run is given the keys from the first to the last that one of its rows sees, of either range,
+    and no others: with runs of neighbouring blocks that is little more than what they see.
+    """
+
+    def __init__(self, ranges: Tensor, runs: Sequence[int]) -> None:
+        """Plan the calls once; every layer uses them. `runs` are the rows of each."""
+        self.runs = list(runs)
+        self.hulls: list[tuple[slice, ...]] = []
+        self.masks: list[Tensor] = []
+        for part in ranges.cpu().split(self.runs):
+            bounds = zip(part[..., 0].amin(0).tolist(), part[..., 1].amax(0).tolist(), strict=True)
+            self.hulls.append(tuple(slice(first, last) for first, last in bounds))
+            keys = torch.cat([torch.arange(hull.start, hull.stop) for hull in self.hulls[-1]])
+            self.masks.append(seen(part, keys).to(ranges.device))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend q [T, H, D] over k, v [keys, K, D]."""
+        return torch.cat(
+            [
+                _attend(Piece(1, len(rows), causal=False, mask=mask), rows, *keys)
+                for rows, hulls, mask in zip(
+                    q.split(self.runs), self.hulls, self.masks, strict=True
+                )
+                for keys in [[torch.cat([x[hull] for hull in hulls]) for x in (k, v)]]
+            ]
+        )
 
 
 def _pieces(ranges: Tensor) -> list[Piece]:
@@ -112,7 +159,8 @@ def _attend(piece: Piece, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if groups > 1:
         k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
     q, k, v = (
-        tensor.view(piece.count, piece.length, heads, -1).transpose(1, 2) for tensor in (q, k, v)
+        tensor.view(piece.count, -1, heads, tensor.shape[-1]).transpose(1, 2)
+        for tensor in (q, k, v)
     )
     out = functional.scaled_dot_product_attention(
         q, k, v, attn_mask=piece.mask, is_causal=piece.causal

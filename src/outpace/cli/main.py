@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from outpace.answers import answer_file
 from outpace.cli.draw import report_table, show_pieces, show_trace, statistics
 from outpace.cli.options import flag, named, parse_method, with_method
 from outpace.evaluation.run import Report, evaluate, questions_of
@@ -61,8 +62,11 @@ def open_llm(model: str, method: Method | None, dtype: str | None, device: str |
 
 def generate(
     model: ModelName,
-    prompt: Annotated[str, typer.Argument(help="What to answer.")],
+    prompt: Annotated[str | None, typer.Argument(help="What to answer.")] = None,
     method: Method | None = None,
+    input: Annotated[Path | None, typer.Option(help="JSON lines to answer instead.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Where their answers go.")] = None,
+    batch: Batch = 64,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     top_p: TopP = None,
@@ -73,21 +77,56 @@ def generate(
     dtype: Dtype = None,
     device: Device = None,
 ) -> None:
-    """Answer a prompt, streamed and coloured by forward pass."""
+    """Answer a prompt, streamed and coloured by forward pass; or a file of prompts.
+
+    Lines of the file are JSON with prompt or messages. Their answers are appended to the output as
+    training data; given again, the same command goes on where it was stopped.
+    """
+    if (prompt is None) == (input is None) or (input is None) != (output is None):
+        raise ValueError("give a prompt, or --input and --output")
     llm = open_llm(model, method, dtype, device)
-    stream = llm.stream(
-        prompt,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        stop=stop or (),
-        raw=raw,
-    )
+    options = choice(max_tokens, temperature, top_p, top_k, seed)
+    options |= {"stop": stop or (), "raw": raw}
+    if input is not None and output is not None:
+        with bars() as shown:
+            bar = shown.add_task("answers")
+            answer_file(
+                llm,
+                input,
+                output,
+                batch=batch,
+                progress=lambda done, total: shown.update(bar, completed=done, total=total),
+                **options,
+            )
+        return
+    assert prompt is not None
+    stream = llm.stream(prompt, **options)
     show_pieces(console, stream)
     assert stream.output is not None
     console.print(statistics(stream.output), style="dim")
+
+
+def choice(
+    max_tokens: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    seed: int,
+) -> Options:
+    """The flags that every command has which samples."""
+    return {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+    }
+
+
+def bars() -> Progress:
+    """Progress bars, gone once they are full."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
 
 
 def trace(
@@ -105,15 +144,9 @@ def trace(
 ) -> None:
     """Answer a prompt and print every forward: model, rows, kept tokens, canvas with holes."""
     llm = open_llm(model, method, dtype, device)
-    (output,) = llm.generate(
-        prompt,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        raw=raw,
-    )
+    options = choice(max_tokens, temperature, top_p, top_k, seed)
+    options["raw"] = raw
+    (output,) = llm.generate(prompt, **options)
     show_trace(console, llm, output, width=max(console.width - 44, 20))
     console.print(statistics(output), style="dim")
 
@@ -189,13 +222,12 @@ def parse_entry(text: str) -> tuple[str, Method]:
 def run(llm: LLM, task: str, limit: int, data: str | None, batch: int, options: Options) -> Report:
     """Evaluate with a progress bar."""
     questions = questions_of(task, limit, data)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
-        bar = bars.add_task(task, total=len(questions))
+    with bars() as shown:
+        bar = shown.add_task(task, total=len(questions))
 
         def progress(report: Report) -> None:
             text = f"{report.accuracy:.1%} right, {report.tokens_per_forward:.2f} TPF"
-            bars.update(bar, advance=1, description=text)
+            shown.update(bar, advance=1, description=text)
 
         return evaluate(llm, questions, task=task, batch=batch, progress=progress, **options)
 
@@ -219,13 +251,7 @@ def evaluate_command(
     """Accuracy, tokens per forward and tokens per second of one method, from the same run."""
     questions_of(task, limit, data)
     llm = open_llm(model, method, dtype, device)
-    options: Options = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-    }
+    options = choice(max_tokens, temperature, top_p, top_k, seed)
     report = run(llm, task, limit, data, batch, options)
     console.print(report_table([(f"{model} {report.method}", report)], scored=True))
     write_json(json_path, [report])

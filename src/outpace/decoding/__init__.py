@@ -1,6 +1,6 @@
 """What methods are made of: forwards, sequences, canvases, reads, orders, acceptance."""
 
-from outpace.decoding.accept import agreement
+from outpace.decoding.accept import Verify, agreement, draft_read, verify_read
 from outpace.decoding.canvas import Canvas
 from outpace.decoding.forward import CAUSAL, FULL, Decoding, Forward, Mask, Prediction
 from outpace.decoding.sampling import GREEDY, Read, Sample, Sampling
@@ -20,5 +20,8 @@ __all__ = [
     "Sampling",
     "Sequence",
     "Step",
+    "Verify",
     "agreement",
+    "draft_read",
+    "verify_read",
 ]

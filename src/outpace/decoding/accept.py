@@ -1,13 +1,100 @@
-"""How many drafted tokens are kept."""
+"""How many drafted tokens are kept, such that the output follows the target alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from outpace.decoding.sampling import (
+    Noisy,
+    Read,
+    Reader,
+    Readout,
+    Sample,
+    Sampling,
+    chooser,
+    noise_keys,
+    uniform,
+)
+from outpace.decoding.sequence import Sequence
+
+Verify = Literal["match", "rejection"]
+"""Keep a draft where the target, sampled with its own noise, says the same; or by rejection."""
+
+DRAFT, COIN = 1, 2
+"""Steps whose noise rejection sampling uses, besides that of the target, which is 0."""
 
 
-def agreement(drafted: Sequence[int], tokens: Sequence[int]) -> int:
+def agreement(drafted: Many[int], tokens: Many[int]) -> int:
     """Length of the leading run in which two token lists agree."""
     for index, (draft, token) in enumerate(zip(drafted, tokens, strict=False)):
         if draft != token:
             return index
     return min(len(drafted), len(tokens))
+
+
+def draft_read(seq: Sequence, verify: Verify) -> Sample:
+    """How a draft chooses tokens that are to be verified in this way."""
+    return seq.read() if verify == "match" else seq.read(DRAFT, keep=True)
+
+
+def verify_read(
+    seq: Sequence, verify: Verify, drafted: Many[int], guesses: Many[Tensor | None]
+) -> Read:
+    """How the target reads drafted tokens, and the one behind them.
+
+    The drafts that agree with its tokens are kept, and its next token behind them. `guesses` are
+    the logits that the drafts were drawn from, as far as these were kept.
+    """
+    kept = [guess for guess in guesses if guess is not None]
+    if verify == "match" or not drafted:
+        return seq.read()
+    return Rejection(drafted=tuple(drafted), guess=torch.cat(kept), sampling=seq.sampling)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejection(Read):
+    """Speculative sampling (Leviathan et al., 2023, algorithm 1; Chen et al., 2023).
+
+    A draft x is kept with probability min(1, p(x) / q(x)), where p is the target's law and q that
+    of the draft, both under the request's sampling; otherwise the token comes from max(0, p - q).
+    `guess [k, V]` are the raw logits of the k `drafted` tokens. One more slot is read, from p.
+    """
+
+    drafted: tuple[int, ...]
+    guess: Tensor
+    sampling: Sampling
+
+    @classmethod
+    def group(cls, reads: Many[Self], slots: Many[Many[int]], device: torch.device) -> Reader:
+        """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
+        choose = chooser([r.sampling for r in reads], [0] * len(reads), slots, device)
+        if not isinstance(choose, Noisy):
+            return lambda logits, rows: Readout(choose(logits, rows), {})
+        tokens = [[*read.drafted, -1] for read in reads]
+        drafted = torch.tensor([token for each in tokens for token in each], device=device)
+        guess = torch.cat([F.pad(read.guess, (0, 0, 0, 1)) for read in reads])
+        keys = [noise_keys(r.sampling.seed, COIN, s) for r, s in zip(reads, slots, strict=True)]
+        words = torch.tensor([int(key) for each in keys for key in each], device=device)
+        coins = uniform(words, 1)
+
+        def read(logits: Tensor, rows: slice) -> Readout:
+            vocab = max(logits.shape[-1], guess.shape[-1])
+            mine = drafted[rows, None]
+            known = mine >= 0
+            p = F.pad(choose.law(logits, rows), (0, vocab - logits.shape[-1]))
+            q = F.pad(choose.law(guess[rows], rows), (0, vocab - guess.shape[-1])) * known
+            at = mine.clamp(min=0)
+            kept = known & (coins[rows] * q.gather(-1, at) < p.gather(-1, at))
+            rest = (p - q).clamp(min=0)
+            # Rounding may leave nothing where both laws are the same.
+            rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
+            other = choose.draw(rest, rows)
+            return Readout(torch.where(kept.squeeze(-1), drafted[rows], other), {})
+
+        return read

@@ -39,6 +39,9 @@ class Forward:
         predict: slots whose tokens are wanted; the one after the last row by default.
         read: how logits become tokens and scores.
         model: role of the model that runs it.
+        context: `[c, f]` features of the target that fill the slots `start - c … start - 1` of a
+            draft; their positions are their slots.
+        features: role of the draft that wants the hidden states of these rows, if one does.
     """
 
     ids: Sequence[int]
@@ -49,6 +52,13 @@ class Forward:
     predict: Sequence[int] | None = None
     read: Read = GREEDY
     model: str = "target"
+    context: Tensor | None = None
+    features: str | None = None
+
+    @property
+    def first(self) -> int:
+        """First slot that is written."""
+        return self.start if self.context is None else self.start - len(self.context)
 
     @property
     def end(self) -> int:
@@ -96,20 +106,22 @@ class Forward:
         """The wanted slots."""
         return (self.end,) if self.predict is None else self.predict
 
-    def check(self, *, vocab: int, length: int, slots: int, written: int) -> None:
+    def check(
+        self, *, vocab: int, length: int, slots: int, written: int, features: int = 0
+    ) -> None:
         """Raise `ValueError` for what a model cannot run.
 
-        `vocab` and `length` are the model's, `slots` is the room of the sequence, `written` how
-        far it has been filled.
+        `vocab`, `length` and `features` (width of the context that it reads) are the model's,
+        `slots` is the room of the sequence, `written` how far it has been filled.
         """
         if not self.ids:
             raise ValueError("a forward needs at least one row")
         if min(self.ids) < 0 or max(self.ids) >= vocab:
             bad = next(token for token in self.ids if not 0 <= token < vocab)
             raise ValueError(f"token id {bad} lies outside the vocabulary of {vocab}")
-        if not 0 <= self.start <= written:
+        if not 0 <= self.first <= written:
             raise ValueError(
-                f"rows start at slot {self.start}, but only {written} slots have been written"
+                f"rows start at slot {self.first}, but only {written} slots have been written"
             )
         if self.end > slots:
             raise ValueError(f"rows end at slot {self.end - 1}, but {slots} slots were reserved")
@@ -117,6 +129,10 @@ class Forward:
             raise ValueError(f"reach {self.reach} reads slots that were never written")
         if self.seen < self.end:
             raise ValueError(f"reach {self.reach} hides rows, which end at slot {self.end - 1}")
+        if self.context is not None and self.context.shape[-1] != features:
+            raise ValueError(
+                f"the context is {self.context.shape[-1]} wide, but {self.model} reads {features}"
+            )
         self._check_rows(length)
 
     def _check_rows(self, length: int) -> None:
@@ -145,6 +161,7 @@ class Prediction:
         confidence, entropy, margin: `f32[r]` on the host, where the read asks for them:
             probability of the token, entropy in nats, lead of the most probable token.
         logits: `[r, vocab]` on the device, where the read keeps them.
+        features: `[n, f]` on the device: hidden states of all n rows, where the forward asks.
     """
 
     tokens: list[int]
@@ -152,6 +169,7 @@ class Prediction:
     entropy: FloatArray | None = None
     margin: FloatArray | None = None
     logits: Tensor | None = None
+    features: Tensor | None = None
 
 
 Decoding = Generator[Forward, Prediction, None]

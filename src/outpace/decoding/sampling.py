@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 Score = Literal["confidence", "entropy", "margin"]
 Keys = NDArray[np.uint64]
@@ -184,6 +185,18 @@ class Noisy:
             tokens[warm] = nucleus(scaled, noised, self.cut.top_p[rows][warm])
         return tokens
 
+    def law(self, logits: Tensor, rows: slice) -> Tensor:
+        """Probabilities `f32[r, V]` with which the tokens of `logits [r, V]` are chosen."""
+        law = F.one_hot(logits.argmax(-1), logits.shape[-1]).float()
+        warm = (self.cut.temperature[rows] > 0).nonzero().squeeze(-1)
+        if len(warm):
+            law[warm] = self.cut(logits, rows)[warm].softmax(-1)
+        return law
+
+    def draw(self, weights: Tensor, rows: slice) -> Tensor:
+        """Token `[r]` of each row of `weights [r, V]`, which need not add up to one."""
+        return (weights.log() + gumbel(self.keys[rows], weights.shape[-1])).argmax(-1)
+
 
 def keep_top_k(logits: Tensor, top_k: Tensor) -> Tensor:
     """Logits `[R, V]` with everything below the k-th largest at minus infinity; ties survive."""
@@ -263,16 +276,21 @@ def scramble(x: Tensor) -> Tensor:
     return x.bitwise_xor_(x >> 16)
 
 
+def uniform(keys: Tensor, vocab: int) -> Tensor:
+    """Numbers `f32[R, vocab]` between 0 and 1, a function of key and column alone."""
+    columns = torch.arange(vocab, device=keys.device) * 0x9E3779B1 & WORD
+    low, high = keys[:, None] & WORD, keys[:, None] >> 32
+    words = scramble(scramble(columns ^ low).bitwise_xor_(high)).float()
+    # Rounding may have made one of them a one.
+    return words.add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+
+
 def gumbel(keys: Tensor, vocab: int) -> Tensor:
     """Standard Gumbel noise `f32[R, vocab]`, a function of key and column alone.
 
     Adding it to log-probabilities and taking the arg-max samples from them; the same noise added
     to two distributions couples their samples.
     """
-    columns = torch.arange(vocab, device=keys.device) * 0x9E3779B1 & WORD
-    low, high = keys[:, None] & WORD, keys[:, None] >> 32
-    uniform = scramble(scramble(columns ^ low).bitwise_xor_(high)).float()
     # An exponential as -log(1 - u) keeps full precision where it is small, which is where the
-    # winners of the arg-max come from. Rounding may have made u a one, whose log is infinite.
-    uniform.add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
+    # winners of the arg-max come from.
+    return uniform(keys, vocab).neg_().log1p_().neg_().log_().neg_()

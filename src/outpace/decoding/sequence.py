@@ -34,13 +34,17 @@ class Step:
 
 @dataclass(slots=True, kw_only=True)
 class Sequence:
-    """Prompt, committed tokens, limits and trace of one request."""
+    """Prompt, committed tokens, limits and trace of one request.
+
+    `mask_id` and `block` are the mask and the trained block length of the model that has them.
+    """
 
     prompt: list[int]
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     eos: frozenset[int] = frozenset()
     mask_id: int = -1
+    block: int = 1
     finish_reason: FinishReason | None = None
     trace: list[Step] = field(default_factory=list)
     ids: list[int] = field(init=False)

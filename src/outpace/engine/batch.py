@@ -13,59 +13,82 @@ from outpace.attention.dense import Segment
 from outpace.decoding import CAUSAL, FULL, Forward, Read
 from outpace.decoding.forward import IntArray
 from outpace.engine.cache import Table
+from outpace.models.config import Sight
 
 
 @dataclass(slots=True)
 class Batch:
-    """T rows of many sequences, of which R are read.
+    """T rows of many sequences, of which R are read, and the C rows of their context.
 
     Attributes:
         ids: `i64[T]` token ids.
         positions: `i64[T]` rotary positions.
-        write: `i64[T]` physical slot of each row.
-        segments: a sequence's rows and what they see.
+        context, context_positions: `[C, f]` features and `i64[C]`, None where there are none.
+        write: `i64[C + T]` physical slots, those of the context first.
+        rows: place of each sequence's rows.
+        segments: for each kind of layer, a sequence's rows and what they see.
         predict: `i64[R]` rows whose logits are wanted, those of one read type together.
         reads: for each read type, the forwards that ask for it.
     """
 
     ids: Tensor
     positions: Tensor
+    context: Tensor | None
+    context_positions: Tensor | None
     write: Tensor
-    segments: list[Segment]
+    rows: list[slice]
+    segments: dict[Sight, list[Segment]]
     predict: Tensor
     reads: list[tuple[type[Read], list[int]]]
 
 
 def pack(
-    forwards: Sequence[Forward], tables: Sequence[Table], shift: int, device: torch.device
+    forwards: Sequence[Forward],
+    tables: Sequence[Table],
+    shift: int,
+    device: torch.device,
+    sights: Sequence[Sight] = (),
 ) -> Batch:
-    """Lay the rows of all forwards one behind the other."""
+    """Lay the rows of all forwards one behind the other; `sights` are those of the layers."""
     ids: list[int] = []
-    positions, write, segments, rows = [], [], [], []
-    first = 0
+    positions, write, behind, predict = [], [], [], []
+    rows: list[slice] = []
     for forward, table in zip(forwards, tables, strict=True):
-        n = len(forward.ids)
+        begin = len(ids)
         ids.extend(forward.ids)
+        rows.append(slice(begin, len(ids)))
         write.append(table.slots[forward.start : forward.end])
         positions.append(
             np.arange(forward.start, forward.end)
             if forward.positions is None
             else np.asarray(forward.positions)
         )
-        segments.append(segment(forward, table, slice(first, first + n), device))
-        rows.append(forward.predicted_rows(shift) + first)
-        first += n
+        predict.append(forward.predicted_rows(shift) + begin)
+        if forward.context is not None:
+            behind.append((forward, table))
     groups: dict[type[Read], list[int]] = {}
     for index, forward in enumerate(forwards):
         groups.setdefault(type(forward.read), []).append(index)
-    order = [rows[index] for group in groups.values() for index in group]
+    order = [predict[index] for group in groups.values() for index in group]
+    written = [table.slots[forward.first : forward.start] for forward, table in behind]
+    places = [np.arange(forward.first, forward.start) for forward, _ in behind]
+    contexts = [forward.context for forward, _ in behind if forward.context is not None]
     return Batch(
-        torch.tensor(ids, device=device),
-        join(positions, device),
-        join(write, device),
-        segments,
-        join(order, device),
-        list(groups.items()),
+        ids=torch.tensor(ids, device=device),
+        positions=join(positions, device),
+        context=torch.cat(contexts) if contexts else None,
+        context_positions=join(places, device) if contexts else None,
+        write=join(written + write, device),
+        rows=rows,
+        segments={
+            sight: [
+                segment(forward, table, at, device, sight)
+                for forward, table, at in zip(forwards, tables, rows, strict=True)
+            ]
+            for sight in set(sights) or {Sight()}
+        },
+        predict=join(order, device),
+        reads=list(groups.items()),
     )
 
 
@@ -74,14 +97,27 @@ def join(parts: list[IntArray], device: torch.device) -> Tensor:
     return torch.from_numpy(np.concatenate(parts) if len(parts) > 1 else parts[0]).to(device)
 
 
-def segment(forward: Forward, table: Table, rows: slice, device: torch.device) -> Segment:
-    """What the rows of one forward see; no mask where none is needed."""
+def segment(
+    forward: Forward, table: Table, rows: slice, device: torch.device, sight: Sight
+) -> Segment:
+    """What the rows of one forward see in one kind of layer; no mask where none is needed."""
     window = table.window(forward.seen)
     slots = window if isinstance(window, slice) else torch.from_numpy(window).to(device)
-    if forward.mask == FULL or len(forward.ids) == 1:
-        return Segment(rows=rows, slots=slots)
-    if forward.mask == CAUSAL and forward.start == 0:
-        return Segment(rows=rows, slots=slots, causal=True)
-    stops = torch.from_numpy(forward.stops())
-    mask = torch.arange(forward.seen) < stops[:, None]
-    return Segment(rows=rows, slots=slots, mask=mask.to(device))
+    if sight == Sight():
+        if forward.mask == FULL or len(forward.ids) == 1:
+            return Segment(rows=rows, slots=slots)
+        if forward.mask == CAUSAL and forward.start == 0:
+            return Segment(rows=rows, slots=slots, causal=True)
+    return Segment(rows=rows, slots=slots, mask=visible(forward, sight).to(device))
+
+
+def visible(forward: Forward, sight: Sight) -> Tensor:
+    """Which slots each row sees in one kind of layer, `bool[n, seen]`."""
+    slots = torch.arange(forward.seen)
+    own = torch.arange(forward.start, forward.end)[:, None]
+    mask = slots < torch.from_numpy(forward.stops())[:, None]
+    if sight.causal:
+        mask &= slots <= own
+    if sight.window is not None:
+        mask &= slots > own - sight.window
+    return mask

@@ -7,11 +7,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+from torch import Tensor
+
 from outpace.decoding import CAUSAL, Decoding, Forward, Prediction, Sampling, Step
 from outpace.decoding import Sequence as Request
 from outpace.engine.cache import Table
 from outpace.engine.runner import Runner
 from outpace.methods import Method
+from outpace.models.config import DraftConfig
 
 
 class DecodingError(RuntimeError):
@@ -23,7 +27,8 @@ class Job:
     """A request on its way: its method's generator, its memory, and the forward it waits for.
 
     `forward` is what is left of `whole`, of which a long prefill may have run in part;
-    `seconds` is what that took. `began` and `ended` are readings of `time.perf_counter`.
+    `features` and `seconds` are what that brought and took. `began` and `ended` are readings of
+    `time.perf_counter`.
     """
 
     seq: Request
@@ -34,6 +39,7 @@ class Job:
     tables: dict[str, Table] = field(default_factory=dict)
     forward: Forward | None = None
     whole: Forward | None = None
+    features: list[Tensor] = field(default_factory=list)
     seconds: float = 0.0
     began: float = 0.0
     ended: float = 0.0
@@ -43,6 +49,17 @@ class Job:
     def done(self) -> bool:
         """Whether the request has ended, well or not."""
         return self.seq.finish_reason is not None or self.error is not None
+
+    def layers(self, forward: Forward) -> tuple[int, ...]:
+        """Layers whose hidden states a forward wants, for the draft that reads them."""
+        if forward.features is None:
+            return ()
+        config = self.runners[forward.features].config
+        if not isinstance(config, DraftConfig):
+            raise ValueError(f"{forward.features} is no draft that reads features")
+        if isinstance(self.runners[forward.model].config, DraftConfig):
+            raise ValueError(f"{forward.model} is a draft, which has no features to give")
+        return config.feature_layers
 
 
 class Engine:
@@ -86,12 +103,16 @@ class Engine:
         `ValueError` for a request that could never run.
         """
         target = runners["target"].config
+        configs = [runner.config for runner in runners.values()]
+        masks = [each.mask_id for each in configs if each.bidirectional]
+        blocks = [each.block for each in configs if isinstance(each, DraftConfig)]
         seq = Request(
             prompt=list(prompt),
             max_tokens=max_tokens,
             sampling=sampling or Sampling(),
             eos=frozenset(target.eos) if eos is None else eos,
-            mask_id=-1 if target.mask_id is None else target.mask_id,
+            mask_id=next((mask for mask in masks if mask is not None), -1),
+            block=next(iter(blocks), 1),
         )
         check_request(method, seq, runners)
         job = Job(seq=seq, method=method, runners=runners, listener=listener)
@@ -112,7 +133,8 @@ class Engine:
         forwards = [forward for _, forward in work]
         tables = [job.tables[forward.model] for job, forward in work]
         try:
-            predictions = runner.run(forwards, tables)
+            layers = [job.layers(forward) for job, forward in work]
+            predictions = runner.run(forwards, tables, layers)
         except Exception as error:
             for job, _ in work:
                 if not job.done:
@@ -121,6 +143,8 @@ class Engine:
         seconds = time.perf_counter() - began
         for (job, forward), prediction in zip(work, predictions, strict=True):
             job.seconds += seconds
+            if prediction.features is not None:
+                job.features.append(prediction.features)
             # A listener may have cancelled it meanwhile.
             if forward is job.forward and not job.done:
                 self.resume(job, prediction)
@@ -180,7 +204,7 @@ class Engine:
         while waiting and room > 0:
             job = waiting[0]
             assert job.forward is not None
-            fits = len(job.forward.ids) <= room
+            fits = job.forward.end - job.forward.first <= room
             cut = 0 if fits else cut_at(job.forward, room, runner.config.shift)
             if cut:
                 head, job.forward = halves(job.forward, cut)
@@ -190,7 +214,7 @@ class Engine:
             if not fits and work:
                 break
             work.append((waiting.popleft(), job.forward))
-            room -= len(job.forward.ids)
+            room -= job.forward.end - job.forward.first
         return work
 
     def resume(self, job: Job, prediction: Prediction) -> None:
@@ -200,6 +224,9 @@ class Engine:
         # Read before the method goes on: it may have fed the sequence's own list, which grows.
         step = Step(whole.model, whole.start, len(whole.ids), whole.seen, 0, job.seconds)
         job.seconds = 0.0
+        if len(job.features) > 1:
+            prediction.features = torch.cat(job.features)
+        job.features.clear()
         self.advance(job, prediction)
         kept = len(job.seq) - before
         job.seq.trace.append(replace(step, kept=kept))
@@ -220,8 +247,10 @@ class Engine:
                 length=config.max_length,
                 slots=table.size,
                 written=table.written,
+                features=config.features if isinstance(config, DraftConfig) else 0,
             )
             forward.predicted_rows(config.shift)
+            job.layers(forward)
         except StopIteration:
             if job.seq.finish_reason is None:
                 job.error = DecodingError(f"{job.method!r} returned before the request had ended")
@@ -272,7 +301,7 @@ def failure(job: Job, error: Exception) -> DecodingError:
 
 def cut_at(forward: Forward, room: int, shift: int) -> int:
     """Rows of a forward that may run ahead of the rest; 0 where it may not be cut."""
-    if forward.mask != CAUSAL or forward.reach is not None:
+    if forward.mask != CAUSAL or forward.reach is not None or forward.context is not None:
         return 0
     predicted = forward.predicted_rows(shift)
     return min(room, int(predicted.min()) if len(predicted) else len(forward.ids) - 1)
@@ -306,9 +335,24 @@ def check_method(method: Method, target: Runner) -> None:
         )
 
 
+def check_role(method: Method, role: str, runner: Runner) -> None:
+    """Raise `ValueError` for a further model of another kind than the method wants there."""
+    kinds = {True: "a diffusion model", False: "a causal model"}
+    found = kinds[runner.config.bidirectional]
+    if isinstance(runner.config, DraftConfig):
+        found = "a draft that reads features"
+    wanted = "a draft that reads features" if role in method.feature_roles else kinds[False]
+    if found != wanted:
+        raise ValueError(
+            f"{type(method).__name__} takes {wanted} as its {role}, but {runner.name} is {found}"
+        )
+
+
 def check_request(method: Method, seq: Request, runners: Mapping[str, Runner]) -> None:
     """Raise `ValueError` for a request that the models of its roles could never serve."""
     check_method(method, runners["target"])
+    for role in method.roles:
+        check_role(method, role, runners[role])
     if not seq.prompt:
         raise ValueError("the prompt is empty: give at least one token")
     if seq.max_tokens < 1:

@@ -9,41 +9,61 @@ from torch import Tensor
 
 from outpace.decoding import Forward, Prediction, Sequence
 from outpace.methods import Method
+from outpace.models.config import DraftConfig, Sight
+from outpace.models.draft import FeatureDraft
 from outpace.models.transformer import Transformer
+
+Model = Transformer | FeatureDraft
+Layers = tuple[int, ...]
 
 
 class Memory:
     """Keys and values of one sequence in one model: a list of slots a layer."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
         self.keys: list[list[Tensor]] = [[] for _ in range(model.config.layers)]
         self.values: list[list[Tensor]] = [[] for _ in range(model.config.layers)]
 
     @torch.inference_mode()
-    def run(self, forward: Forward) -> Tensor:
+    def run(self, forward: Forward, layers: Layers = ()) -> tuple[Tensor, Mapping[int, Tensor]]:
         """Write the rows of a forward, read the slots below each row's stop: hidden states."""
-        stops = torch.from_numpy(forward.stops())
         positions = forward.positions or range(forward.start, forward.end)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
-            keys[forward.start : forward.end] = k
-            values[forward.start : forward.end] = v
+            keys[forward.first : forward.end] = k
+            values[forward.first : forward.end] = v
             share = q.shape[1] // k.shape[1]
             seen = torch.stack(keys[: forward.seen]).repeat_interleave(share, 1)
             held = torch.stack(values[: forward.seen]).repeat_interleave(share, 1)
             weights = torch.einsum("thd,shd->hts", q, seen) * q.shape[-1] ** -0.5
-            hidden = torch.arange(forward.seen) >= stops[:, None]
-            weights = weights.masked_fill(hidden, -torch.inf).softmax(-1)
+            weights = weights.masked_fill(~self.visible(forward, layer), -torch.inf).softmax(-1)
             return torch.einsum("hts,shd->thd", weights, held)
 
         ids, places = torch.tensor(forward.ids), torch.tensor(list(positions))
-        hidden: Tensor = self.model(ids, places, attend)
-        return hidden
+        if isinstance(self.model, FeatureDraft):
+            behind = torch.arange(forward.first, forward.start)
+            return self.model(ids, places, attend, forward.context, behind), {}
+        return self.model.capture(ids, places, attend, layers)
+
+    def visible(self, forward: Forward, layer: int) -> Tensor:
+        """Which slots each row of a forward sees in a layer, `bool[n, seen]`."""
+        sights = self.model.config.sights
+        sight = sights[layer] if sights else Sight()
+        window = forward.seen if sight.window is None else sight.window
+        return torch.tensor(
+            [
+                [
+                    slot < stop and slot > own - window and (slot <= own or not sight.causal)
+                    for slot in range(forward.seen)
+                ]
+                for own, stop in enumerate(forward.stops(), forward.start)
+            ]
+        )
 
 
-def decode(method: Method, seq: Sequence, models: Mapping[str, Transformer]) -> list[Forward]:
+def decode(method: Method, seq: Sequence, models: Mapping[str, Model]) -> list[Forward]:
     """Run one request to its end on the model of each role; the forwards that it took."""
     memories = {role: Memory(model) for role, model in models.items()}
     decoding = method.decode(seq)
@@ -51,7 +71,8 @@ def decode(method: Method, seq: Sequence, models: Mapping[str, Transformer]) -> 
     forward = next(decoding)
     while seq.finish_reason is None:
         forwards.append(forward)
-        prediction = answer(forward, memories[forward.model])
+        layers = feature_layers(forward, models)
+        prediction = answer(forward, memories[forward.model], layers)
         try:
             forward = decoding.send(prediction)
         except StopIteration:
@@ -59,15 +80,25 @@ def decode(method: Method, seq: Sequence, models: Mapping[str, Transformer]) -> 
     return forwards
 
 
-def answer(forward: Forward, memory: Memory) -> Prediction:
+def feature_layers(forward: Forward, models: Mapping[str, Model]) -> Layers:
+    """Layers whose hidden states a forward wants."""
+    config = None if forward.features is None else models[forward.features].config
+    return config.feature_layers if isinstance(config, DraftConfig) else ()
+
+
+def answer(forward: Forward, memory: Memory, layers: Layers = ()) -> Prediction:
     """Run one forward and read what it asks for."""
     config = memory.model.config
-    hidden = memory.run(forward)
+    hidden, captured = memory.run(forward, layers)
     logits = memory.model.head(hidden[forward.predicted_rows(config.shift)]).float()
     if config.mask_id is not None:
         logits[:, config.mask_id] = -1e30
     slots = forward.predicted_slots()
     reader = type(forward.read).group([forward.read], [slots], logits.device)
     readout = reader(logits, slice(0, len(slots)))
-    scores = {name: value.numpy() for name, value in readout.scores.items()}
-    return Prediction(tokens=readout.tokens.tolist(), logits=logits, **scores)
+    return Prediction(
+        tokens=readout.tokens.tolist(),
+        logits=logits,
+        features=torch.cat([captured[layer] for layer in layers], -1) if layers else None,
+        **{name: value.numpy() for name, value in readout.scores.items()},
+    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ from outpace.decoding.sampling import Readout, Score
 from outpace.engine.batch import Batch, pack
 from outpace.engine.cache import Cache, Table
 from outpace.engine.layout import lay_out
-from outpace.models.transformer import Transformer
+from outpace.models.config import Sight
+from outpace.models.draft import FeatureDraft
+from outpace.models.transformer import Attend, Transformer
 
 NEVER = -1e30  # finite, so that mixtures of logits stay numbers
 
@@ -30,7 +33,7 @@ class Runner:
     def __init__(
         self,
         name: str,
-        model: Transformer,
+        model: Transformer | FeatureDraft,
         *,
         slots: int,
         vocab: int | None = None,
@@ -50,17 +53,44 @@ class Runner:
         """Time spent in the model, its head and its reads."""
 
     @torch.inference_mode()
-    def run(self, forwards: Sequence[Forward], tables: Sequence[Table]) -> list[Prediction]:
-        """One ragged pass over the forwards; their predictions in the same order."""
-        batch = pack(forwards, tables, self.config.shift, self.device)
+    def run(
+        self,
+        forwards: Sequence[Forward],
+        tables: Sequence[Table],
+        layers: Sequence[tuple[int, ...]] | None = None,
+    ) -> list[Prediction]:
+        """One ragged pass over the forwards; their predictions in the same order.
+
+        `layers[i]` are those whose hidden states forward i wants, side by side.
+        """
+        batch = pack(forwards, tables, self.config.shift, self.device, self.config.sights)
         began = time.perf_counter()
-        attend = DenseAttention(self.cache.keys, self.cache.values, batch.write, batch.segments)
-        hidden = self.model(batch.ids, batch.positions, attend, batch.predict)
+        wanted = {} if layers is None else {each: None for each in layers if each}
+        hidden, captured = self.forward(batch, {layer for each in wanted for layer in each})
         for forward, table in zip(forwards, tables, strict=True):
             table.written = max(table.written, forward.end)
         predictions = self.read(hidden, forwards, batch)
+        if layers is not None and wanted:
+            features = {each: torch.cat([captured[at] for at in each], -1) for each in wanted}
+            for prediction, each, rows in zip(predictions, layers, batch.rows, strict=True):
+                if each:
+                    prediction.features = features[each][rows]
         self.seconds += time.perf_counter() - began
         return predictions
+
+    def forward(
+        self, batch: Batch, layers: AbstractSet[int]
+    ) -> tuple[Tensor, Mapping[int, Tensor]]:
+        """Hidden states `[R, dim]` of the rows that are read; what some layers put out."""
+        attends = {
+            sight: DenseAttention(self.cache.keys, self.cache.values, batch.write, segments)
+            for sight, segments in batch.segments.items()
+        }
+        attend: Attend = by_layer(attends, self.config.sights)
+        if isinstance(self.model, FeatureDraft):
+            context = batch.context, batch.context_positions
+            return self.model(batch.ids, batch.positions, attend, *context)[batch.predict], {}
+        return self.model.capture(batch.ids, batch.positions, attend, layers, batch.predict)
 
     def read(self, hidden: Tensor, forwards: Sequence[Forward], batch: Batch) -> list[Prediction]:
         """Run each type of read once over its rows, then copy all results to the host at once."""
@@ -94,6 +124,17 @@ class Runner:
         if self.config.mask_id is not None and self.config.mask_id < self.vocab:
             logits[:, self.config.mask_id] = NEVER
         return logits
+
+
+def by_layer(attends: Mapping[Sight, Attend], sights: Sequence[Sight]) -> Attend:
+    """Attention of layers that may differ in what they see."""
+    if len(attends) == 1:
+        return next(iter(attends.values()))
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attends[sights[layer]](layer, q, k, v)
+
+    return attend
 
 
 def distribute(

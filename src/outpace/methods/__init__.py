@@ -2,13 +2,17 @@
 
 from outpace.methods.apd import APD
 from outpace.methods.autoregressive import Autoregressive
+from outpace.methods.dflash import DFlash
 from outpace.methods.left_to_right import LeftToRight
 from outpace.methods.method import Method
+from outpace.methods.speculative import Speculative
 
 METHODS: dict[str, type[Method]] = {
     "apd": APD,
     "autoregressive": Autoregressive,
+    "dflash": DFlash,
     "left_to_right": LeftToRight,
+    "speculative": Speculative,
 }
 
-__all__ = ["APD", "METHODS", "Autoregressive", "LeftToRight", "Method"]
+__all__ = ["APD", "METHODS", "Autoregressive", "DFlash", "LeftToRight", "Method", "Speculative"]

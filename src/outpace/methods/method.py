@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from outpace.decoding import Decoding, Sequence
 
@@ -15,10 +15,12 @@ class Method(ABC):
 
     Attributes:
         roles: names of the fields that name further models, such as a draft or a verifier.
+        feature_roles: those of them whose models read hidden states of the target.
         bidirectional: whether it decodes diffusion models (rows see later rows) or causal ones.
     """
 
     roles: ClassVar[tuple[str, ...]] = ()
+    feature_roles: ClassVar[tuple[str, ...]] = ()
     bidirectional: ClassVar[bool] = False
 
     @abstractmethod
@@ -32,6 +34,14 @@ class Method(ABC):
     def models(self) -> dict[str, str]:
         """Name of the model in each further role."""
         return {role: getattr(self, role) for role in self.roles}
+
+
+def one_of(**options: tuple[str, object]) -> None:
+    """Raise `ValueError` for an option that is none of the words of its type."""
+    for name, (value, kind) in options.items():
+        if value not in get_args(kind):
+            words = " or ".join(map(repr, get_args(kind)))
+            raise ValueError(f"{name} must be {words}, not {value!r}")
 
 
 def at_least_one(**options: int | None) -> None:

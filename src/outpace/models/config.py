@@ -29,12 +29,42 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sight:
+    """What of the slots that a forward lets a row see one layer shows it.
+
+    Those fewer than `window` slots before it (None for all) and, where `causal`, none behind it.
+    """
+
+    window: int | None = None
+    causal: bool = False
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], causal: bool | None) -> tuple[Sight, ...]:
+        """Sight of each layer of a `config.json`; sliding ones are causal unless it says no."""
+        kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+        if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
+            raise ValueError(
+                f"layer_types has {min(unknown)!r} in config.json; known are full_attention and "
+                "sliding_attention"
+            )
+        slides = [kind == "sliding_attention" for kind in kinds]
+        return tuple(
+            cls(
+                window=config["sliding_window"] if sliding else None,
+                causal=sliding if causal is None else causal,
+            )
+            for sliding in slides
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Sizes and choices of one decoder, translated by its family from `config.json`.
 
     `shift` is 1 where row *p - 1* predicts slot *p* (every causal model, Dream) and 0 where row
     *p* does. `bidirectional` says that the model was trained to see all of its rows, `mask_id`
-    is the token that stands for a hole, `source` the published configuration itself.
+    is the token that stands for a hole, `sights` what each layer sees where they differ, `source`
+    the published configuration itself.
     """
 
     family: str
@@ -58,6 +88,7 @@ class ModelConfig:
     bidirectional: bool = False
     mask_id: int | None = None
     eos: tuple[int, ...] = ()
+    sights: tuple[Sight, ...] = ()
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -70,3 +101,22 @@ class ModelConfig:
             raise ValueError(
                 f"mask token {self.mask_id} lies outside the vocabulary of {self.vocab}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftConfig(ModelConfig):
+    """A draft that reads the hidden states of a target, whose embedding and head it borrows.
+
+    `feature_layers` are the target's layers whose outputs it reads, side by side in this order;
+    `target_layers` the depth of the target that it was made for, where it says so; `block` the
+    trained length of a block, its first token included.
+    """
+
+    feature_layers: tuple[int, ...]
+    target_layers: int | None
+    block: int
+
+    @property
+    def features(self) -> int:
+        """Width of the features of one position."""
+        return len(self.feature_layers) * self.dim

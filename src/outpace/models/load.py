@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import snapshot_download
@@ -17,10 +17,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast  # type: ignore[attr-defined]
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from outpace.models.config import ModelConfig
+from outpace.models.config import DraftConfig, ModelConfig
+from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES, Family
 from outpace.models.families.family import part_sizes
-from outpace.models.transformer import Transformer
+from outpace.models.transformer import Stack, Transformer
 
 ZOO = Path(__file__).parent.parent / "zoo"
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
@@ -98,20 +99,61 @@ def load_model(
 ) -> Transformer:
     """Load a model in its published format; `max_length` limits its rotary tables.
 
-    Raises `ValueError` naming file and tensor where one is missing or has another shape.
+    Raises `ValueError` naming file and tensor where one is missing or has another shape, and for
+    a draft, which is nothing without its target.
     """
-    folder = resolve(name)
-    config = load_config(folder)
-    if max_length is not None:
-        config = replace(config, max_length=min(max_length, config.max_length))
+    config = limited(load_config(name), max_length)
+    if isinstance(config, DraftConfig):
+        raise ValueError(
+            f"{str(name)!r} is a draft that reads the features of a target: give the target as "
+            "the model and this as the draft of a method"
+        )
     with torch.device("meta"):
         model = Transformer(config)
+    load_weights(model, resolve(name), dtype, device)
+    return model
+
+
+def load_draft(
+    name: str | Path, target: Transformer, *, max_length: int | None = None
+) -> FeatureDraft:
+    """Load a draft that reads the features of `target`, in the target's dtype and beside it.
+
+    Raises `ValueError` as `load_model` does, and where the two do not fit together.
+    """
+    config = limited(load_config(name), max_length)
+    if not isinstance(config, DraftConfig):
+        raise ValueError(
+            f"{str(name)!r} is no draft that reads features: its architecture is "
+            f"{config.architecture}"
+        )
+    with torch.device("meta"):
+        draft = FeatureDraft(config, target)
+    weight = target.embedding.weight
+    load_weights(draft, resolve(name), weight.dtype, weight.device)
+    return draft
+
+
+Config = TypeVar("Config", bound=ModelConfig)
+
+
+def limited(config: Config, max_length: int | None) -> Config:
+    """A configuration for no more positions than this."""
+    if max_length is None:
+        return config
+    return replace(config, max_length=min(max_length, config.max_length))
+
+
+def load_weights(
+    model: Stack, folder: Path, dtype: torch.dtype, device: torch.device | str
+) -> None:
+    """Fill a model without memory from the safetensors files of a folder."""
     with ExitStack() as stack:
         state = read_parameters(model, folder, Weights(folder, stack).read, dtype, device)
     model.load_state_dict(state, strict=True, assign=True)
-    rotary = torch.float32 if config.rope.float32 else dtype
+    rotary = torch.float32 if model.config.rope.float32 else dtype
     model.cos, model.sin = (table.to(device, rotary) for table in model.rotary())
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
 
 
 class Weights:
@@ -152,7 +194,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def read_parameters(
-    model: Transformer,
+    model: Stack,
     folder: Path,
     read: Callable[[str], tuple[Path, Tensor]],
     dtype: torch.dtype,
@@ -181,9 +223,7 @@ def read_parameters(
     return state
 
 
-def save_model(
-    model: Transformer, folder: str | Path, *, dtype: torch.dtype = torch.bfloat16
-) -> None:
+def save_model(model: Stack, folder: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write `config.json` and `model.safetensors` in the format of the model's family."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

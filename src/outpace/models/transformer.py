@@ -6,6 +6,7 @@ D head size.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import cache
 from typing import Protocol
 
@@ -21,7 +22,11 @@ class Attend(Protocol):
     """Attention over whatever memory the caller keeps."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store `k, v [T, K, D]` for this layer and attend with `q [T, H, D]`: `[T, H, D]`."""
+        """Store `k, v` for this layer and attend with `q [T, H, D]`: `[T, H, D]`.
+
+        `k, v` are `[T, K, D]`, or `[C + T, K, D]` where a draft has C rows of context that are
+        only seen; those come first.
+        """
         ...
 
 
@@ -88,6 +93,14 @@ class Attention(nn.Module):
         attended = attend(self.layer, q, k, v).reshape(x.shape[0], -1)
         return self.out(attended if wanted is None else attended[wanted])
 
+    def keys(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[C, K, D]` of rows `x [C, dim]` that are only seen."""
+        first = self.out.in_features
+        bias = None if self.qkv.bias is None else self.qkv.bias[first:]
+        kv = F.linear(x, self.qkv.weight[first:], bias).view(x.shape[0], 2 * self.kv_heads, -1)
+        k, v = kv.chunk(2, 1)
+        return rotate(self.k_norm(k) if self.qk_norm else k, cos, sin).to(x.dtype), v
+
 
 class MLP(nn.Module):
     """SwiGLU (Shazeer, 2020) with gate and up projection in one matrix."""
@@ -122,23 +135,17 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class Transformer(nn.Module):
-    """A decoder of any family: ids and positions in, hidden states out.
+class Stack(nn.Module):
+    """Layers, a final norm and rotary tables: what every model here is made of."""
 
-    It knows neither cache nor mask nor method; `attend` brings them.
-    """
-
+    config: ModelConfig
+    blocks: nn.ModuleList
+    norm: RMSNorm
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.embedding = nn.Embedding(config.vocab, config.dim)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
-        self.norm = RMSNorm(config.dim, config.norm_eps)
-        if not config.tied:
-            self.unembedding = Linear(config.dim, config.vocab, bias=False)
+    def initialise(self) -> None:
+        """Draw the matrices and make the tables, once all parts are there."""
         for matrix in (p for p in self.parameters() if p.dim() == 2):
             nn.init.normal_(matrix, std=0.02)
         for name, table in zip(("cos", "sin"), self.rotary(), strict=True):
@@ -148,6 +155,31 @@ class Transformer(nn.Module):
         """Rotary tables for every position that the model was made for."""
         return tables(self.config.rope, self.config.head_dim, self.config.max_length)
 
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosine and sine `[T, 1, D]` of rows at `positions i64[T]`."""
+        dtype = torch.float32 if self.config.rope.float32 else dtype
+        return (
+            self.cos[positions].to(dtype).unsqueeze(1),
+            self.sin[positions].to(dtype).unsqueeze(1),
+        )
+
+
+class Transformer(Stack):
+    """A decoder of any family: ids and positions in, hidden states out.
+
+    It knows neither cache nor mask nor method; `attend` brings them.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab, config.dim)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        if not config.tied:
+            self.unembedding = Linear(config.dim, config.vocab, bias=False)
+        self.initialise()
+
     def forward(
         self, ids: Tensor, positions: Tensor, attend: Attend, wanted: Tensor | None = None
     ) -> Tensor:
@@ -156,13 +188,33 @@ class Transformer(nn.Module):
         With `wanted i64[R]` those of these rows only, `[R, dim]`: the last block computes nothing
         but the keys of the others.
         """
+        hidden, _ = self.capture(ids, positions, attend, (), wanted)
+        return hidden
+
+    def capture(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        layers: Container[int],
+        wanted: Tensor | None = None,
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """The same, and the hidden states `[T, dim]` that some layers put out.
+
+        Those of the last layer are taken after the final norm, as published drafts count them.
+        """
         x = self.embedding(ids)
-        dtype = torch.float32 if self.config.rope.float32 else x.dtype
-        cos, sin = (t[positions].to(dtype).unsqueeze(1) for t in (self.cos, self.sin))
+        cos, sin = self.angles(positions, x.dtype)
+        captured: dict[int, Tensor] = {}
         *blocks, last = self.blocks
-        for block in blocks:
+        for layer, block in enumerate(blocks):
             x = block(x, cos, sin, attend)
-        return self.norm(last(x, cos, sin, attend, wanted))
+            if layer in layers:
+                captured[layer] = x
+        if len(blocks) not in layers:
+            return self.norm(last(x, cos, sin, attend, wanted)), captured
+        captured[len(blocks)] = x = self.norm(last(x, cos, sin, attend))
+        return (x if wanted is None else x[wanted]), captured
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[..., vocab]` of hidden states `[..., dim]`."""

@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from outpace.models.load import load_config, load_model, translate
+from outpace.models.config import DraftConfig
+from outpace.models.draft import FeatureDraft
+from outpace.models.load import load_config, load_draft, load_model, translate
 from outpace.models.transformer import Transformer
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -43,6 +45,24 @@ def adapted(init: str, changes: Mapping[str, Any]) -> Transformer:
         )
     model.load_state_dict(weights)
     return model
+
+
+def draft(
+    init: str | None, config: Mapping[str, Any], target: Transformer, seed: int
+) -> FeatureDraft:
+    """A draft for a target: that of a checkpoint, or one with random weights."""
+    if init is not None:
+        if config:
+            raise ValueError("a draft is trained on as it is; give [model] init or config")
+        return load_draft(init, target)
+    published = translate(config)
+    if not isinstance(published, DraftConfig):
+        raise ValueError(
+            f"[model] has a target, but {published.architecture} is no draft that reads features"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return FeatureDraft(published, target)
 
 
 def save(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], step: int) -> None:

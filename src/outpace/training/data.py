@@ -38,7 +38,8 @@ class Data:
 
     Attributes:
         path: A file of JSON lines, `{"prompt", "response"}` or `{"messages": [...]}`, or
-            `story:train`, the problems of the zoo.
+            `story:train`, the problems of the zoo. A response does not end where its line has
+            the `finish_reason` "length".
         drills: Share of examples replaced by a line of bare equations (`story:` only).
         mark: A regular expression; the response tokens that it touches are marked, so that an
             objective can weigh them more or start there.
@@ -86,7 +87,7 @@ class Examples:
         if self.data.drills and rng.random() < self.data.drills:
             return self._example([], story.drill(Random(int(rng.integers(1 << 62)))))
         problem = next(iter(story.problems(self.split, 1, seed=self.seed, start=number)))
-        return self._chat([{"role": "user", "content": problem.question}], problem.answer)
+        return self._chat([{"role": "user", "content": problem.question}], problem.answer, True)
 
     def _story(self) -> str | None:
         if not self.data.path.startswith(STORY):
@@ -104,7 +105,7 @@ class Examples:
         line = int(self.order[1][place])
         return self._chat(*_conversation(self.lines[line], f"{self.data.path}:{line + 1}"))
 
-    def _chat(self, messages: list[dict[str, str]], answer: str) -> Example:
+    def _chat(self, messages: list[dict[str, str]], answer: str, ended: bool) -> Example:
         if self.tokenizer.chat_template is None:
             prompt = "\n".join(message["content"] for message in messages)
         else:
@@ -113,7 +114,7 @@ class Examples:
                     messages, tokenize=False, add_generation_prompt=True
                 )
             )
-        return self._example(self._ids(prompt), answer, ended=True)
+        return self._example(self._ids(prompt), answer, ended=ended)
 
     def _example(self, prompt: list[int], answer: str, *, ended: bool = False) -> Example:
         """Tokens of prompt and answer, cut where they are too long."""
@@ -152,16 +153,18 @@ def _read(path: Path) -> list[str]:
     return lines
 
 
-def _conversation(line: str, where: str) -> tuple[list[dict[str, str]], str]:
+def _conversation(line: str, where: str) -> tuple[list[dict[str, str]], str, bool]:
+    """Messages of a line, the answer to them, and whether that is whole."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where} is not JSON: {error}") from error
+    ended = not isinstance(record, dict) or record.get("finish_reason") != "length"
     match record:
         case {"prompt": str(prompt), "response": str(response)}:
-            return [{"role": "user", "content": prompt}], response
+            return [{"role": "user", "content": prompt}], response, ended
         case {"messages": [*messages, {"role": "assistant", "content": str(response)}]}:
-            return messages, response
+            return messages, response, ended
     raise ValueError(
         f"{where} needs prompt and response, or messages that end with the assistant's; "
         f"found {sorted(record) if isinstance(record, dict) else type(record).__name__}"

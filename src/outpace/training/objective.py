@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from numpy.random import Generator
@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from outpace.attention.ranges import RangesAttention
 from outpace.models.config import ModelConfig
+from outpace.models.draft import FeatureDraft
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example
 from outpace.training.rows import UNSCORED, Rows
@@ -33,13 +34,18 @@ class Loss:
 class Models:
     """The model that is trained and those that only look on, by role."""
 
-    trained: Transformer
+    trained: Transformer | FeatureDraft
     others: Mapping[str, Transformer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A way to make rows; the options of a subclass are its fields."""
+    """A way to make rows; the options of a subclass are its fields.
+
+    `roles` names the models that it looks at besides the trained one.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ()
 
     def bind(self, config: ModelConfig) -> Self:
         """The objective with what it must know of the model; refuses one that does not fit."""
@@ -55,7 +61,7 @@ class Objective:
         return cross_entropy(models.trained, models.trained(rows.ids, rows.positions, attend), rows)
 
 
-def cross_entropy(model: Transformer, hidden: Tensor, rows: Rows) -> Loss:
+def cross_entropy(model: Transformer | FeatureDraft, hidden: Tensor, rows: Rows) -> Loss:
     """Weighted cross-entropy, with logits made for the scored rows only."""
     scored = torch.nonzero(rows.labels != UNSCORED).squeeze(1)
     labels = rows.labels[scored]

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from outpace.models.draft import FeatureDraft
+from outpace.models.load import load_model
+from outpace.models.transformer import Transformer
 from outpace.training import checkpoint
 from outpace.training.data import Data
 from outpace.training.objective import Objective
@@ -27,17 +30,19 @@ class Model:
     Attributes:
         init: Folder or name of the checkpoint to start from; without it, weights are random.
         config: Content of a `config.json`, or the fields of init's to change.
-        tokenizer: Folder or name of the tokenizer; init's by default. A path starts at the
-            working directory.
+        tokenizer: Folder or name of the tokenizer; init's or target's by default. A path starts
+            at the working directory.
+        target: Folder or name of the model that a draft is made for, which only looks on.
     """
 
     init: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: str | None = None
+    target: str | None = None
 
     def __post_init__(self) -> None:
-        if self.init is None and not (self.config and self.tokenizer):
-            raise ValueError("[model] needs init, or config and tokenizer")
+        if self.init is None and not (self.config and (self.tokenizer or self.target)):
+            raise ValueError("[model] needs init, or config and one of tokenizer and target")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +59,23 @@ class Recipe:
     def trainer(self) -> Trainer:
         """The trainer of this recipe."""
         model = self.model
-        weights = (
-            checkpoint.fresh(model.config, self.train.seed)
-            if model.init is None
-            else checkpoint.adapted(model.init, model.config)
-        )
+        others = {} if model.target is None else {"target": load_model(model.target)}
+        weights: Transformer | FeatureDraft
+        if others:
+            weights = checkpoint.draft(model.init, model.config, others["target"], self.train.seed)
+        elif model.init is None:
+            weights = checkpoint.fresh(model.config, self.train.seed)
+        else:
+            weights = checkpoint.adapted(model.init, model.config)
         return Trainer(
             weights,
             self.objective,
             data=self.data,
             out=self.out,
-            tokenizer=model.tokenizer or model.init,
+            tokenizer=model.tokenizer or model.target or model.init,
             optim=self.optim,
             loop=self.train,
+            others=others,
             source=asdict(model),
         )
 

@@ -13,6 +13,7 @@ from numpy.random import default_rng
 from torch import Tensor, nn
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_model, load_tokenizer, resolve, save_model
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint, report
@@ -95,7 +96,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: str | Transformer,
+        model: str | Transformer | FeatureDraft,
         objective: Objective,
         *,
         data: str | Data,
@@ -111,17 +112,20 @@ class Trainer:
 
         Args:
             model: A folder, a name, or a model in memory (then `tokenizer` names its folder).
-            others: Models by role that the objective looks at and that are not trained.
+            others: Models by role that the objective looks at and that are not trained; the
+                target of a draft is the one that the draft was made with.
             source: What the provenance says of the model; its name or configuration by default.
             options: Fields of `Loop` and `Optim`, by name.
         """
         self.loop, self.optim = _options(loop or Loop(), optim or Optim(), options)
-        if isinstance(model, Transformer) and tokenizer is None:
+        if not isinstance(model, str) and tokenizer is None:
             raise ValueError("a model in memory needs tokenizer, the folder of its tokenizer")
         self.tokenizer = resolve(tokenizer if tokenizer is not None else str(model))
         self.data = Data(path=data) if isinstance(data, str) else data
-        self.model = model if isinstance(model, Transformer) else load_model(model)
-        longest = min(self.data.longest, self.model.config.max_length)
+        self.model = load_model(model) if isinstance(model, str) else model
+        others = _others(objective, others or {})
+        every = (self.model, *others.values())
+        longest = min(self.data.longest, *(known.config.max_length for known in every))
         cut = replace(self.data, longest=longest)
         self.examples = Examples(cut, _tokenizer(self.tokenizer), self.loop.seed)
         self.objective = objective.bind(self.model.config)
@@ -133,7 +137,7 @@ class Trainer:
         self.loop.share(self.accelerator.num_processes)
         optimizers = self.optim.build(self.model.requires_grad_(True).train())
         device = self.accelerator.device
-        frozen = {role: m.requires_grad_(False).to(device) for role, m in (others or {}).items()}
+        frozen = {role: m.requires_grad_(False).to(device) for role, m in others.items()}
         self.scored, *self.optimizers = self.accelerator.prepare(
             Scored(self.objective, Models(self.model, frozen), self.loop.precision), *optimizers
         )
@@ -229,6 +233,16 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     if tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer.json; give tokenizer, a folder that has one")
     return tokenizer
+
+
+def _others(objective: Objective, others: Mapping[str, Transformer]) -> dict[str, Transformer]:
+    """The models that only look on; `ValueError` unless they are those that the objective needs."""
+    if set(others) != set(objective.roles):
+        raise ValueError(
+            f"{type(objective).__name__} looks at {', '.join(objective.roles) or 'no other model'}"
+            f", but {', '.join(sorted(others)) or 'no other model'} is given"
+        )
+    return dict(others)
 
 
 def _options(loop: Loop, optim: Optim, options: Mapping[str, Any]) -> tuple[Loop, Optim]:

@@ -1,5 +1,6 @@
 """The families that load, by architecture; written by hand."""
 
+from outpace.models.families.dflash import DFLASH
 from outpace.models.families.dream import DREAM
 from outpace.models.families.family import Family
 from outpace.models.families.llada import LLADA
@@ -7,7 +8,7 @@ from outpace.models.families.llama import LLAMA
 from outpace.models.families.qwen import QWEN2, QWEN3
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (DREAM, LLADA, LLAMA, QWEN2, QWEN3)
+    family.name: family for family in (DFLASH, DREAM, LLADA, LLAMA, QWEN2, QWEN3)
 }
 
 __all__ = ["FAMILIES", "Family"]

@@ -44,6 +44,16 @@ HUGGING_FACE_NAMES: Names = {
 }
 
 
+def without_prefix(names: Names, prefix: str) -> Names:
+    """The same names, but published ones without a prefix."""
+    return {
+        ours: theirs.removeprefix(prefix)
+        if isinstance(theirs, str)
+        else tuple(name.removeprefix(prefix) for name in theirs)
+        for ours, theirs in names.items()
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One published checkpoint format, and how its authors sample from it."""

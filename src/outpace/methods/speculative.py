@@ -1,0 +1,53 @@
+"""Speculative decoding: a small model drafts, the target verifies in one pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outpace.decoding import Decoding, Forward, Sequence, Verify, agreement, draft_read, verify_read
+from outpace.methods.method import Method, at_least_one, one_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculative(Method):
+    """Draft with a small model token by token, verify in one pass (Leviathan et al., 2023).
+
+    Lossless: what comes out follows the target alone. `tokens` are drafted at a time. `verify`
+    keeps a draft where the target, sampled with the request's own noise, says the same (the output
+    is the autoregressive one of the same seed), or by rejection sampling (of the same law).
+    """
+
+    roles = ("draft",)
+
+    draft: str
+    tokens: int = 4
+    verify: Verify = "match"
+
+    def __post_init__(self) -> None:
+        at_least_one(tokens=self.tokens)
+        one_of(verify=(self.verify, Verify))
+
+    def decode(self, seq: Sequence) -> Decoding:
+        """Draft some tokens, keep those that the target agrees with and its next one."""
+        out = yield Forward(ids=seq.ids, start=0, read=seq.read())
+        alive, ready = seq.commit(out.tokens), 0  # ready: draft slots that hold output
+        while alive:
+            n, drafted, guesses = len(seq), [], []
+            count = min(self.tokens, seq.limit - n - 1)
+            while len(drafted) < count:
+                tail = (seq.ids + drafted)[ready:]
+                out = yield Forward(
+                    ids=tail, start=ready, read=draft_read(seq, self.verify), model="draft"
+                )
+                ready += len(tail)
+                drafted += out.tokens
+                guesses.append(out.logits)
+            out = yield Forward(
+                ids=[seq.ids[-1], *drafted],
+                start=n - 1,
+                predict=range(n, n + count + 1),
+                read=verify_read(seq, self.verify, drafted, guesses),
+            )
+            kept = agreement(drafted, out.tokens)
+            ready = min(ready, n + kept)
+            alive = seq.commit(out.tokens[: kept + 1])

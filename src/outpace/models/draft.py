@@ -1,0 +1,95 @@
+"""A block draft that reads its target's hidden states (DFlash, Chen et al., 2026, section 3).
+
+Shapes: T block rows, C context rows, K key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from outpace.models.config import DraftConfig, ModelConfig
+from outpace.models.transformer import Attend, Block, RMSNorm, Stack, Transformer
+
+
+class FeatureDraft(Stack):
+    """Layers whose keys and values also come from the fused features of a target.
+
+    A row stands for its own slot: a block is the last known token and masks, and the row of a mask
+    predicts the token that belongs there. Embedding and head are the target's, and are neither
+    trained nor saved here. Raises `ValueError` where draft and target do not fit together.
+    """
+
+    def __init__(self, config: DraftConfig, target: Transformer) -> None:
+        check_pair(config, target.config)
+        super().__init__()
+        self.config: DraftConfig = config
+        self.lender = (target,)  # in a tuple, so that its weights do not become the draft's
+        self.fusion = nn.Linear(config.features, config.dim, bias=False)
+        self.fusion_norm = RMSNorm(config.dim, config.norm_eps)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.initialise()
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """The target's."""
+        return self.lender[0].embedding
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits `[..., vocab]` of hidden states `[..., dim]`, by the target's head."""
+        return self.lender[0].head(hidden)
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        context: Tensor | None = None,
+        context_positions: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm, `[T, dim]`, of block rows `ids i64[T]`.
+
+        `context [C, features]` are hidden states of the target at `context_positions i64[C]`.
+        They become keys and values only, which `attend` gets before those of the rows: it is
+        called with `q [T, H, D]` and `k, v [C + T, K, D]`.
+        """
+        if context is not None:
+            assert context_positions is not None
+            attend = self.behind(context, context_positions, attend)
+        x = self.embedding(ids)
+        cos, sin = self.angles(positions, x.dtype)
+        for block in self.blocks:
+            x = block(x, cos, sin, attend)
+        return self.norm(x)
+
+    def behind(self, context: Tensor, positions: Tensor, attend: Attend) -> Attend:
+        """`attend` for rows that stand behind some context."""
+        fused = self.fusion_norm(self.fusion(context))
+        angles = self.angles(positions, fused.dtype)
+        seen = [block.attention.keys(fused, *angles) for block in self.blocks]
+
+        def joined(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = seen[layer]
+            return attend(layer, q, torch.cat((keys, k)), torch.cat((values, v)))
+
+        return joined
+
+
+def check_pair(draft: DraftConfig, target: ModelConfig) -> None:
+    """Raise `ValueError` naming the two values in which a draft and its target disagree."""
+    for what, ours, theirs in (
+        ("hidden size", draft.dim, target.dim),
+        ("vocabulary", draft.vocab, target.vocab),
+        ("depth of the target", draft.target_layers or target.layers, target.layers),
+    ):
+        if ours != theirs:
+            raise ValueError(
+                f"the draft was made for another target: its {what} is {ours}, "
+                f"the target's is {theirs}"
+            )
+    if bad := [layer for layer in draft.feature_layers if not 0 <= layer < target.layers]:
+        raise ValueError(
+            f"the draft reads layer {bad[0]} of its target, which has {target.layers} layers, "
+            f"0 to {target.layers - 1}"
+        )

@@ -1,0 +1,270 @@
+"""DFlash: blocks of masks at random anchors, each of which sees what its target read before it."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from outpace.attention.ranges import HullAttention, RangesAttention, causal
+from outpace.models.config import DraftConfig, ModelConfig, Sight
+from outpace.models.draft import FeatureDraft
+from outpace.models.transformer import Attend, Transformer
+from outpace.training.data import Example
+from outpace.training.objective import Loss, Models, Objective
+from outpace.training.rows import UNSCORED, Rows
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+GAMMAS = {0: 0.0, 8: 4.0, 10: 5.0, 16: 7.0}
+"""Published decays by block size; those between are interpolated."""
+
+RUN = 512
+"""Rows of one call of attention at most, unless a block is longer."""
+
+
+@dataclass(slots=True)
+class Passes:
+    """What target and draft made of packed rows.
+
+    Attributes:
+        block: bool[T], which of them are rows of blocks.
+        ranges: i32[R, 2, 2], what those see of context and blocks, on one axis.
+        hidden: Of the draft, [R, dim].
+        read: Of the target over the context, [C, dim], after the final norm.
+    """
+
+    block: Tensor
+    ranges: Tensor
+    hidden: Tensor
+    read: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlash(Objective):
+    """Train a draft to fill blocks as its target would (DFlash, Chen et al., 2026, section 4).
+
+    The target reads an example once; then blocks, each a response token and masks, are laid at
+    random anchors. A block sees the target's hidden states before its anchor, and itself. A mask
+    is scored on the token of its own slot.
+
+    Attributes:
+        anchors: Blocks of an example, drawn anew each time; fewer where it is shorter.
+        fixed: Blocks side by side over the response, instead of at random anchors.
+        gamma: Tokens over which the weight of a mask falls to a third; by block size unless
+            given, 0 for equal weights.
+        dpace: Weigh each mask by how far the draft gets with it instead (D-PACE), and divide by
+            examples, not by weights.
+        alpha: Share of certainty that D-PACE adds to each probability.
+        divergence: Score the divergence from the target's distribution instead of the token.
+        features: Whether the draft sees hidden states; else the embeddings of the same tokens.
+        block: Length of a block, its first token included; taken from the draft.
+        mask_id: The token of a mask; taken from the draft.
+        length: Positions that the draft knows; taken from it.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("target",)
+
+    anchors: int = 512
+    fixed: bool = False
+    gamma: float | None = None
+    dpace: bool = False
+    alpha: float = 0.5
+    divergence: bool = False
+    features: bool = True
+    block: int | None = None
+    mask_id: int | None = None
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.anchors < 1:
+            raise ValueError(f"anchors must be at least 1, not {self.anchors}")
+        if self.gamma is not None and self.gamma < 0:
+            raise ValueError(f"gamma must not be negative, not {self.gamma}")
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha is a share between 0 and 1, not {self.alpha}")
+
+    def bind(self, config: ModelConfig) -> Self:
+        """Take block and mask from the draft; refuse what is none."""
+        if not isinstance(config, DraftConfig):
+            raise ValueError(
+                f"{config.architecture} is no draft that reads features, which dflash trains; "
+                "give [model] a target and the configuration of a draft"
+            )
+        gamma = self.gamma
+        if gamma is None:
+            gamma = float(np.interp(config.block, [*GAMMAS], [*GAMMAS.values()]))
+        return replace(
+            self,
+            gamma=gamma,
+            block=config.block,
+            mask_id=config.mask_id,
+            length=config.max_length,
+        )
+
+    def rows(self, example: Example, rng: Generator) -> Rows:
+        """The example for the target, and blocks for the draft."""
+        tokens = np.array([*example.prompt, *example.response])
+        scored = np.arange(len(tokens)) >= len(example.prompt)
+        places = np.flatnonzero(scored[:-1] & scored[1:])
+        if self.fixed:
+            return self.blocks(tokens, scored, places[:: self.block])
+        count = min(self.anchors, len(places))
+        return self.blocks(tokens, scored, np.sort(rng.choice(places, count, replace=False)))
+
+    def blocks(self, tokens: Ints, scored: Bools, anchors: Ints) -> Rows:
+        """Context rows, which see what is before them; then a block for each of `anchors`.
+
+        `tokens i64[S]` are the example, `scored bool[S]` those to learn.
+        """
+        assert self.block and self.length and self.mask_id is not None, "bind the objective first"
+        total, steps = len(tokens), np.arange(self.block)
+        slots = anchors[:, None] + steps
+        within = np.minimum(slots, total - 1)
+        learnt = scored[within] & (slots < total) & (steps > 0)
+        fall = np.exp(-(steps - 1) / self.gamma) if self.gamma else np.ones(self.block)
+        weights = np.where(learnt, fall, 0.0)
+        ranges = torch.zeros(*slots.shape, 2, 2, dtype=torch.int32)
+        ranges[..., 0, 1] = torch.from_numpy(anchors)[:, None]
+        ranges[..., 1, :] = torch.tensor([0, self.block]) + total
+        ranges[..., 1, :] += torch.arange(len(anchors))[:, None, None] * self.block
+        ids = np.where(steps > 0, self.mask_id, tokens[within])
+        labels = np.where(learnt, tokens[within], UNSCORED)
+        return Rows(
+            ids=torch.from_numpy(np.append(tokens, ids)),
+            # A block may hang over the end of what the draft knows; what is there is not scored.
+            positions=torch.from_numpy(
+                np.append(np.arange(total), np.minimum(slots, self.length - 1))
+            ),
+            ranges=torch.cat((causal(total), ranges.flatten(0, 1))),
+            labels=torch.from_numpy(np.append(np.full(total, UNSCORED), labels)),
+            weights=torch.from_numpy(np.append(np.zeros(total), weights).astype(np.float32)),
+            mass=1.0 if self.dpace else float(weights.sum()),
+        )
+
+    def loss(self, models: Models, rows: Rows) -> Loss:
+        """One pass of the target, one of the draft, and the weighted losses of all masks."""
+        draft, target = models.trained, models.others["target"]
+        out = self.passes(models, rows)
+        labels = rows.labels[out.block]
+        masks = torch.nonzero(labels != UNSCORED).squeeze(1)
+        scores = draft.head(out.hidden[masks]).float().log_softmax(-1)
+        losses = surprise = -scores.gather(1, labels[masks, None]).squeeze(1)
+        if self.divergence:
+            before = out.ranges[:, 0, 0].to(labels) + rows.positions[out.block] - 1
+            theirs = target.head(out.read[before[masks]]).float().log_softmax(-1)
+            losses = functional.kl_div(scores, theirs, reduction="none", log_target=True).sum(-1)
+        weights = rows.weights[out.block]
+        if self.dpace:
+            weights = self.reach(surprise.detach(), masks, len(labels))
+        hits = torch.zeros_like(labels)
+        hits[masks] = (scores.argmax(-1) == labels[masks]).long()
+        kept = hits.view(-1, self.block or 1)[:, 1:].cumprod(1).sum(1) + 1
+        return Loss(
+            (losses * weights[masks]).sum(),
+            {
+                "accuracy": (hits.sum().float(), counted(masks)),
+                "accepted": (kept.sum().float(), counted(kept)),
+            },
+        )
+
+    def passes(self, models: Models, rows: Rows) -> Passes:
+        """Run the target over the context, and the draft over the blocks."""
+        draft, target = models.trained, models.others["target"]
+        assert isinstance(draft, FeatureDraft)
+        # Only the rows of blocks have a second range.
+        block = rows.ranges[:, 1, 1] > rows.ranges[:, 1, 0]
+        if not block.any():
+            raise ValueError(
+                "a block needs 2 response tokens that follow each other, but no example of a "
+                "batch has more than 1; give longer responses"
+            )
+        inner, ranges = apart(rows.ranges, block)
+        block = block.to(rows.ids.device)
+        places, positions = rows.positions[~block], rows.positions[block]
+        with torch.no_grad():
+            read, features = self._read(draft, target, rows.ids[~block], places, inner)
+        attend = attention(draft.config, ranges, positions)
+        hidden = draft(rows.ids[block], positions, attend, features, places)
+        return Passes(block, ranges, hidden, read)
+
+    def reach(self, surprise: Tensor, masks: Tensor, rows: int) -> Tensor:
+        """D-PACE's weights f32[rows]: how far the draft is expected to get with each mask.
+
+        `surprise` are the negative log-probabilities of the scored rows, `masks` their places.
+        """
+        chance = surprise.new_ones(rows)
+        chance[masks] = (1 - self.alpha) * torch.exp(-surprise) + self.alpha
+        scored = torch.zeros_like(chance)
+        scored[masks] = 1.0
+        chance, scored = chance.view(-1, self.block or 1), scored.view(-1, self.block or 1)
+        alive = chance.cumprod(1) * scored
+        return (alive.flip(1).cumsum(1).flip(1) * scored).flatten()
+
+    def _read(
+        self,
+        draft: FeatureDraft,
+        target: Transformer,
+        ids: Tensor,
+        positions: Tensor,
+        ranges: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The target's last hidden states of the context, and what the draft sees of it."""
+        layers = draft.config.feature_layers
+        if not (self.features or self.divergence):
+            read = target.embedding(ids)
+            return read, read.repeat(1, len(layers))
+        read, captured = target.capture(ids, positions, RangesAttention(ranges), layers)
+        if not self.features:
+            return read, target.embedding(ids).repeat(1, len(layers))
+        return read, torch.cat([captured[layer] for layer in layers], -1)
+
+
+def counted(items: Tensor) -> Tensor:
+    """How many there are, as a metric wants it."""
+    return torch.tensor(float(len(items)), device=items.device)
+
+
+def apart(ranges: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
+    """Ranges of the context rows among themselves, and of the block rows over both.
+
+    On the second axis all context rows come first, then all rows of blocks, as the draft hands
+    them to its attention. `block bool[T]` says which of the packed rows are such.
+    """
+    before = functional.pad(block.cumsum(0), (1, 0))
+    context = torch.arange(len(ranges) + 1) - before
+    inner, outer = ranges[~block].long(), ranges[block].long()
+    own = context[-1] + before[outer[:, 1]]
+    return context[inner].int(), torch.stack((context[outer[:, 0]], own), 1).int()
+
+
+def attention(config: DraftConfig, ranges: Tensor, positions: Tensor) -> Attend:
+    """Attention of block rows over context and blocks, by what each layer sees."""
+    most = max(RUN - RUN % config.block, config.block)
+    _, counts = torch.unique_consecutive(ranges[:, 0, 0], return_counts=True)
+    runs = [min(most, rows - at) for rows in counts.tolist() for at in range(0, rows, most)]
+    kinds = {
+        sight: HullAttention(narrowed(ranges, positions.cpu(), sight), runs)
+        for sight in set(config.sights)
+    }
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return kinds[config.sights[layer]](layer, q, k, v)
+
+    return attend
+
+
+def narrowed(ranges: Tensor, positions: Tensor, sight: Sight) -> Tensor:
+    """Ranges of block rows in a layer that sees less: a window of the context, no later row."""
+    ranges = ranges.clone()
+    if sight.window is not None:
+        outside = (positions - sight.window + 1).clamp(min=0).int()
+        ranges[:, 0, 0] = torch.minimum(ranges[:, 0, 0] + outside, ranges[:, 0, 1])
+    if sight.causal:
+        ranges[:, 1, 1] = ranges[0, 1, 0] + torch.arange(1, len(ranges) + 1)
+    return ranges

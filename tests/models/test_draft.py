@@ -1,0 +1,252 @@
+"""The feature draft beside its authors' code, and what does not load."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from helpers import causal_model, published
+from outpace.models.config import DraftConfig, Sight
+from outpace.models.draft import FeatureDraft
+from outpace.models.load import load_draft, load_model, save_model, translate
+from outpace.models.transformer import Attend
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "dflash"
+PAIRS = ["pair_a", "pair_b"]
+
+
+def close(ours: Tensor, official: Tensor) -> None:
+    """Equal to the tolerance of the golden vectors."""
+    torch.testing.assert_close(ours, official, atol=1e-4, rtol=0)
+
+
+def seeing(mask: Tensor | None) -> Attend:
+    """Attention of rows over `bool[T, C + T]`, or over everything."""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        return out[0].transpose(0, 1)
+
+    return attend
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def pair(request: pytest.FixtureRequest) -> Path:
+    """Folder of a target and its draft."""
+    return GOLDEN / request.param
+
+
+@pytest.fixture(scope="module")
+def draft(pair: Path) -> FeatureDraft:
+    """The draft with its target."""
+    return load_draft(pair / "draft", load_model(pair / "target"))
+
+
+def case(pair: Path, name: str) -> dict[str, Any]:
+    """A decode of the authors' loop."""
+    cases = json.loads((pair / "cases.json").read_text())["cases"]
+    return next(case for case in cases if case["name"] == name)
+
+
+@torch.inference_mode()
+def test_features_of_the_target(pair: Path, draft: FeatureDraft) -> None:
+    """Hidden states of the prompt, as the draft reads them, and as they are fused."""
+    trace, prompt = load_file(pair / "trace.safetensors"), case(pair, "len12")["prompt"]
+    (target,) = draft.lender
+    causal = torch.ones(len(prompt), len(prompt), dtype=torch.bool).tril()
+    layers = draft.config.feature_layers
+    ids, places = torch.tensor(prompt), torch.arange(len(prompt))
+    hidden, captured = target.capture(ids, places, seeing(causal), layers)
+    features = torch.cat([captured[layer] for layer in layers], -1)
+    close(features, trace["block0.features"])
+    close(draft.fusion_norm(draft.fusion(features)), trace["block0.fused"])
+    last = target.config.layers - 1
+    hidden, captured = target.capture(ids, places, seeing(causal), [last])
+    assert captured[last] is hidden and torch.equal(hidden, target(ids, places, seeing(causal)))
+
+
+@torch.inference_mode()
+def test_logits_of_a_block(pair: Path, draft: FeatureDraft) -> None:
+    """All rows of the first block behind the prompt, and the keys that its context leaves."""
+    trace, decode = load_file(pair / "trace.safetensors"), case(pair, "len12")
+    features = trace["block0.features"]
+    positions = trace["block0.position_ids"].flatten()
+    block = [decode["blocks"][0]["verify_ids"][0]]
+    block += [draft.config.mask_id] * (draft.config.block - 1)
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kept[layer] = k[: len(features)], v[: len(features)]
+        return seeing(None)(layer, q, k, v)
+
+    places = positions[len(features) :], positions[: len(features)]
+    hidden = draft(torch.tensor(block), places[0], attend, features, places[1])
+    close(hidden, trace["block0.draft_hidden"])
+    close(draft.head(hidden[1:]), trace["block0.draft_logits"])
+    for layer, (keys, values) in kept.items():
+        close(keys.transpose(0, 1), trace[f"ctx_k.layer{layer}"])
+        close(values.transpose(0, 1), trace[f"ctx_v.layer{layer}"])
+
+
+@torch.inference_mode()
+def test_logits_of_training_rows(pair: Path, draft: FeatureDraft) -> None:
+    """Many blocks side by side, each with a view of its own of one sequence's features."""
+    golden = load_file(pair / "training.safetensors")
+    width, row = golden["features"].shape[1], 0
+    positions = golden["position_ids"][row]
+    hidden = draft(
+        golden["noise_ids"][row],
+        positions[width:],
+        seeing(golden["attn_mask"][row, 0].bool()),
+        golden["features"][row],
+        positions[:width],
+    )
+    expected = golden["logits_row0"]
+    close(draft.head(hidden[: len(expected)]), expected)
+
+
+def test_saved_draft_loads_as_it_was(pair: Path, draft: FeatureDraft, tmp_path: Path) -> None:
+    """Under the published names, without embedding and head."""
+    save_model(draft, tmp_path, dtype=torch.float32)
+    theirs, ours = (load_file(f / "model.safetensors") for f in (pair / "draft", tmp_path))
+    assert theirs.keys() == ours.keys() and len(ours) == 11 * draft.config.layers + 3
+    assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+    assert load_draft(tmp_path, *draft.lender).config == draft.config
+
+
+TARGET = {"hidden_size": 32, "vocab_size": 24, "num_hidden_layers": 8}
+NESTED = {"mask_token_id": 23, "target_layer_ids": [1, 5]}
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """A small published draft configuration."""
+    fields = {
+        **published("DFlashDraftModel"),
+        "head_dim": 8,
+        "block_size": 4,
+        "num_target_layers": 8,
+        "dflash_config": NESTED,
+        **changes,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"block_size": None, "dflash_config": {**NESTED, "block_size": 4}},
+        {"dflash_config": None, **NESTED},
+        {"dflash_config": {"mask_token_id": 23}},
+        {"dflash_config": {"mask_token_id": 23}, "eagle_aux_hidden_state_layer_ids": [2, 6]},
+        {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        {"dflash_config": {**NESTED, "causal": False}},
+        {"is_causal": False, "layer_types": ["full_attention"] * 2, "sliding_window": None},
+        {"draft_vocab_size": 24, "target_hidden_size": 32, "is_neox_style": True},
+        {"dflash_config": {**NESTED, "projector_type": None, "use_swa": False}},
+    ],
+)
+def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
+    """Nested or not, old or new, by number or by formula."""
+    assert translate(config(**changes)) == translate(config())
+
+
+@pytest.mark.parametrize(
+    ("depth", "layers", "expected"),
+    [
+        (36, 5, (1, 9, 17, 25, 33)),
+        (28, 5, (1, 7, 13, 19, 25)),
+        (64, 5, (1, 16, 31, 46, 61)),
+        (48, 8, (1, 7, 14, 20, 26, 32, 39, 45)),
+        (8, 1, (4,)),
+    ],
+)
+def test_layers_are_spread_where_none_are_listed(
+    depth: int, layers: int, expected: tuple[int, ...]
+) -> None:
+    """From the second to the third-to-last."""
+    fields = {"num_target_layers": depth, "num_hidden_layers": layers}
+    found = translate(config(**fields, dflash_config={"mask_token_id": 23}))
+    assert isinstance(found, DraftConfig) and found.feature_layers == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, (Sight(window=6, causal=True), Sight())),
+        ({"is_causal": False}, (Sight(window=6), Sight())),
+        ({"is_causal": True}, (Sight(window=6, causal=True), Sight(causal=True))),
+        ({"dflash_config": {**NESTED, "causal": False}}, (Sight(window=6), Sight())),
+    ],
+)
+def test_sliding_layers_are_causal_unless_told(
+    changes: dict[str, Any], expected: tuple[Sight, ...]
+) -> None:
+    """As they are trained and served."""
+    kinds = ["sliding_attention", "full_attention"]
+    found = translate(config(layer_types=kinds, sliding_window=6, **changes))
+    assert isinstance(found, DraftConfig) and found.sights == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dflash_config": {**NESTED, "projector_type": "dspark"}}, "projector_type is 'dspark'"),
+        ({"dflash_config": {**NESTED, "selector_rank": 256}}, "selector_rank is 256"),
+        ({"dflash_config": {**NESTED, "use_swa": True}}, "use_swa is True"),
+        ({"draft_vocab_size": 12}, "draft_vocab_size is 12"),
+        ({"is_neox_style": False}, "is_neox_style is False"),
+        ({"output_multiplier": 0.5}, "output_multiplier is 0.5"),
+        ({"layer_types": ["full_attention", "linear"]}, "layer_types has 'linear'"),
+        ({"dflash_config": {"target_layer_ids": [1, 5]}}, "'mask_token_id' is missing"),
+        ({"dflash_config": {"mask_token_id": 24}}, "mask token 24 .* vocabulary of 24"),
+        ({"num_target_layers": None, "dflash_config": {"mask_token_id": 2}}, "num_target_layers"),
+    ],
+)
+def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], message: str) -> None:
+    """By the name of what makes them another kind."""
+    with pytest.raises(ValueError, match=message):
+        translate(config(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 48}, "hidden size is 32, the target's is 48"),
+        ({"vocab_size": 30}, "vocabulary is 24, the target's is 30"),
+        ({"num_hidden_layers": 5}, "depth of the target is 8, the target's is 5"),
+    ],
+)
+def test_draft_of_another_target_is_refused(changes: dict[str, int], message: str) -> None:
+    """Naming the two values that disagree."""
+    found = translate(config())
+    assert isinstance(found, DraftConfig)
+    with pytest.raises(ValueError, match=message):
+        FeatureDraft(found, causal_model(**TARGET | changes))
+
+
+def test_layers_beyond_the_target_are_refused() -> None:
+    """Where the draft does not say how deep its target was."""
+    found = translate(config(num_target_layers=None))
+    assert isinstance(found, DraftConfig)
+    FeatureDraft(found, causal_model(**TARGET))
+    with pytest.raises(ValueError, match="reads layer 5 of its target, which has 4 layers"):
+        FeatureDraft(found, causal_model(**TARGET | {"num_hidden_layers": 4}))
+    with pytest.raises(ValueError, match="reads layer -1"):
+        FeatureDraft(replace(found, feature_layers=(-1, 5)), causal_model(**TARGET))
+
+
+def test_draft_and_model_do_not_stand_for_each_other(pair: Path, draft: FeatureDraft) -> None:
+    """Each is told what it is."""
+    with pytest.raises(ValueError, match="is a draft that reads the features of a target"):
+        load_model(pair / "draft")
+    with pytest.raises(ValueError, match="is no draft that reads features.* Qwen3ForCausalLM"):
+        load_draft(pair / "target", *draft.lender)

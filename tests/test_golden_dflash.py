@@ -1,0 +1,152 @@
+"""DFlash's decodes, block by block, as its authors' loop makes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import engine_of, finish, runner, tokens
+from outpace.decoding import GREEDY, Sample, Sampling, Sequence
+from outpace.decoding.sampling import Reader, Readout
+from outpace.engine import naive
+from outpace.methods import Autoregressive, DFlash
+from outpace.models.draft import FeatureDraft
+from outpace.models.load import load_draft, load_model
+from outpace.models.transformer import Transformer
+
+GOLDEN = Path(__file__).parent / "golden" / "dflash"
+PAIRS = ["pair_a", "pair_b"]
+Case = dict[str, Any]
+
+
+def cases(file: str, kind: str) -> list[Any]:
+    """What is recorded of both pairs, with a name."""
+    return [
+        pytest.param(pair, case, id=f"{pair}-{case.get('name', case['temperature'])}")
+        for pair in PAIRS
+        for case in json.loads((GOLDEN / pair / file).read_text())[kind]
+        if kind == "keyed" or not case["temperature"]
+    ]
+
+
+@cache
+def models(pair: str) -> dict[str, Transformer | FeatureDraft]:
+    """Target and draft."""
+    target = load_model(GOLDEN / pair / "target")
+    return {"target": target, "draft": load_draft(GOLDEN / pair / "draft", target)}
+
+
+def clipped(lengths: Many[int], wanted: int) -> list[int]:
+    """Acceptance lengths of the authors' loop, up to the tokens that were wanted."""
+    sums = [0, *accumulate(lengths)]
+    return [min(end, wanted) - begin for begin, end in pairwise(sums) if begin < wanted]
+
+
+@pytest.mark.filterwarnings("ignore:block")
+@pytest.mark.parametrize(("pair", "case"), cases("cases.json", "cases"))
+def test_greedy_decode(pair: str, case: Case) -> None:
+    """Output and acceptance lengths, for all kinds of prompts, budgets, blocks and stops."""
+    engine = engine_of(*models(pair).items())
+    job = engine.submit(
+        DFlash(draft="", block=case["block_size"]),
+        case["prompt"],
+        runners={name: runner(engine, name) for name in models(pair)},
+        max_tokens=case["max_new_tokens"],
+        eos=frozenset(case["stop_token_ids"] or ()),
+    )
+    finish(engine)
+    expected = case["output_ids"][len(case["prompt"]) :]
+    stopped = expected[-1] in job.seq.eos
+    assert tokens(job) == expected[: len(expected) - stopped]
+    first, *kept = [step.kept for step in job.seq.trace if step.model == "target"]
+    lengths = clipped(case["acceptance_lengths"], len(expected) - 1)
+    if stopped and lengths:
+        lengths[-1] -= 1  # end-of-sequence is no output here
+    assert (first, sum(kept)) == (min(len(job.seq.tokens), 1), sum(lengths))
+    # The authors draft a whole block where less is wanted; here it is shortened.
+    room = [case["max_new_tokens"] - 1 - before for before in accumulate([0, *lengths[:-1]])]
+    whole = sum(left >= case["block_size"] for left in room)
+    assert kept[:whole] == lengths[:whole] and whole >= len(lengths) - 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class InverseLaw(Sample):
+    """Tokens by the inverse of the cumulated law at a uniform number for each slot."""
+
+    uniforms: tuple[float, ...]
+
+    @classmethod
+    def group(cls, reads: Many[Self], slots: Many[Many[int]], device: torch.device) -> Reader:
+        """Reader of one sequence."""
+        ((own,), (wanted,)) = reads, slots
+        numbers = torch.tensor([[own.uniforms[slot]] for slot in wanted], dtype=torch.float64)
+
+        def read(logits: Tensor, rows: slice) -> Readout:
+            law = (logits.double() / own.sampling.temperature).softmax(-1).cumsum(-1)
+            return Readout((law / law[:, -1:] < numbers[rows]).sum(-1), {})
+
+        return read
+
+
+@dataclass(slots=True, kw_only=True)
+class Request(Sequence):
+    """A request that draws its tokens at given numbers."""
+
+    uniforms: tuple[float, ...] = ()
+
+    def read(self, step: int = 0, **options: Any) -> Sample:
+        """The same numbers at every step."""
+        return InverseLaw(sampling=self.sampling, uniforms=self.uniforms)
+
+
+def request(pair: str, case: Case) -> Request:
+    """A case for the loop without an engine."""
+    draft = models(pair)["draft"].config
+    return Request(
+        prompt=case["prompt"],
+        max_tokens=case["max_new_tokens"],
+        sampling=Sampling(temperature=case["temperature"]),
+        uniforms=tuple(case["uniforms"]),
+        mask_id=draft.mask_id,
+        block=draft.block,
+    )
+
+
+@pytest.mark.parametrize(("pair", "case"), cases("sampling.json", "keyed"))
+def test_sampling_with_numbers_keyed_by_position(
+    pair: str, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy drafts, a sampled target: the autoregressive output, accepted as recorded."""
+    monkeypatch.setattr("outpace.methods.dflash.draft_read", lambda *given: GREEDY)
+    for method in (DFlash(draft=""), Autoregressive()):
+        seq = request(pair, case)
+        forwards = naive.decode(method, seq, models(pair))
+        assert seq.ids == case["output_ids"]
+        starts = [f.start for f in forwards if f.model == "target"][1:] + [seq.limit - 1]
+        kept = [after - before for before, after in pairwise(starts)]
+        lengths = case["acceptance_lengths"] if method.roles else [1] * (seq.max_tokens - 1)
+        assert kept == clipped(lengths, seq.max_tokens - 1)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_drafts_of_every_block(pair: str) -> None:
+    """What each verification is fed; the last block is shortened to the budget."""
+    (case,) = (c.values[1] for c in cases("cases.json", "cases") if c.id == f"{pair}-len12")
+    seq = Sequence(prompt=case["prompt"], max_tokens=case["max_new_tokens"])
+    draft = models(pair)["draft"].config
+    seq.mask_id, seq.block = draft.mask_id, draft.block
+    forwards = naive.decode(DFlash(draft=""), seq, models(pair))
+    blocks = [(f.start, list(f.ids)) for f in forwards if f.model == "target"][1:]
+    expected = [(block["start"], block["verify_ids"]) for block in case["blocks"]]
+    assert blocks[:-1] == expected[:-1]
+    (start, ids), (theirs, whole) = blocks[-1], expected[-1]
+    assert start == theirs and len(ids) == seq.limit - start - 1 <= len(whole)

@@ -1,0 +1,449 @@
+"""The DFlash objective beside the trainer that published drafts come from."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.random import default_rng
+from safetensors.torch import load_file
+from torch import Tensor
+
+from helpers import causal_model, published
+from outpace.attention.ranges import dense
+from outpace.models.config import Sight
+from outpace.models.draft import FeatureDraft
+from outpace.models.load import ZOO, load_draft, load_model, translate
+from outpace.training import checkpoint
+from outpace.training.data import Example
+from outpace.training.objective import Loss, Models
+from outpace.training.objectives import MDLM, DFlash
+from outpace.training.objectives.dflash import apart, narrowed
+from outpace.training.optim import Optim
+from outpace.training.recipe import train
+from outpace.training.rows import Rows, pack
+from outpace.training.trainer import Trainer
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "dflash"
+
+
+class Pair:
+    """A target, its draft, and one golden batch with fixed anchors."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        folder = GOLDEN / name
+        self.facts = json.loads((folder / "training.json").read_text())
+        self.tensors = load_file(folder / "training.safetensors")
+        target = load_model(folder / "target")
+        self.draft = load_draft(folder / "draft", target).train().requires_grad_(True)
+        self.models = Models(self.draft, {"target": target})
+        options = {"gamma": self.facts["gamma"], **options}
+        self.objective = DFlash(**options).bind(self.draft.config)
+        self.kept = self.tensors["keep"].numpy()
+
+    def parts(self) -> list[Rows]:
+        """The sequences of the batch; they are equally long, but one has a block fewer."""
+        return [
+            self.objective.blocks(ids, mask.astype(bool), anchors[kept])
+            for ids, mask, anchors, kept in zip(
+                *(self.tensors[name].numpy() for name in ("input_ids", "loss_mask", "anchors")),
+                self.kept,
+                strict=True,
+            )
+        ]
+
+    def loss(self) -> tuple[Loss, float]:
+        """The loss of the packed batch, and its mass."""
+        rows = pack(self.parts())
+        return self.objective.loss(self.models, rows), rows.mass
+
+    def published(self) -> dict[str, Tensor]:
+        """Gradients under published names; stacked ones by the first of them."""
+        names = {"fusion": "fc", "fusion_norm": "hidden_norm", "norm": "norm"}
+        grads = {
+            f"{theirs}.weight": self.draft.get_parameter(f"{ours}.weight").grad
+            for ours, theirs in names.items()
+        }
+        for number, block in enumerate(self.draft.blocks):
+            own = f"layers.{number}."
+            attention, sizes = block.attention, (block.attention.heads, block.attention.kv_heads)
+            parts = attention.qkv.weight.grad.split(
+                [n * self.draft.config.head_dim for n in (*sizes, sizes[1])]
+            )
+            grads |= {
+                f"{own}self_attn.{name}_proj.weight": part
+                for name, part in zip("qkv", parts, strict=True)
+            }
+            grads[f"{own}self_attn.o_proj.weight"] = attention.out.weight.grad
+            grads[f"{own}self_attn.q_norm.weight"] = attention.q_norm.weight.grad
+            grads[f"{own}self_attn.k_norm.weight"] = attention.k_norm.weight.grad
+            gate, up = block.mlp.gate_up.weight.grad.chunk(2)
+            grads[f"{own}mlp.gate_proj.weight"], grads[f"{own}mlp.up_proj.weight"] = gate, up
+            grads[f"{own}mlp.down_proj.weight"] = block.mlp.down.weight.grad
+            grads[f"{own}input_layernorm.weight"] = block.attention_norm.weight.grad
+            grads[f"{own}post_attention_layernorm.weight"] = block.mlp_norm.weight.grad
+        return grads
+
+
+@pytest.fixture(params=["pair_a", "pair_b"])
+def name(request: pytest.FixtureRequest) -> str:
+    """Both golden pairs."""
+    return str(request.param)
+
+
+def test_rows_are_those_of_the_published_trainer(name: str) -> None:
+    """Ids, positions, labels and weights of every kept block."""
+    pair = Pair(name)
+    tensors, size = pair.tensors, pair.draft.config.block
+    for row, rows in enumerate(pair.parts()):
+        keep = tensors["keep"][row].repeat_interleave(size)
+        total = tensors["input_ids"].shape[1]
+        assert torch.equal(rows.ids[:total], tensors["input_ids"][row])
+        assert torch.equal(rows.ids[total:], tensors["noise_ids"][row][keep])
+        assert torch.equal(rows.positions[total:], tensors["position_ids"][row, total:][keep])
+        torch.testing.assert_close(rows.weights[total:], tensors["weights"][row].flatten()[keep])
+        assert torch.equal(rows.labels[total:] >= 0, rows.weights[total:] > 0)
+    assert sum(rows.mass for rows in pair.parts()) == pytest.approx(pair.facts["decay"]["loss_den"])
+
+
+@pytest.mark.parametrize(
+    ("mask", "sight"),
+    [
+        ("attn_mask", Sight()),
+        ("sliding_mask_w6", Sight(window=6, causal=True)),
+        ("sliding_mask_w20", Sight(window=20, causal=True)),
+    ],
+)
+def test_mask_is_that_of_the_published_trainer(name: str, mask: str, sight: Sight) -> None:
+    """As two ranges a row, over context and blocks."""
+    pair = Pair(name)
+    for row, rows in enumerate(pair.parts()):
+        block = rows.ranges[:, 1, 1] > 0
+        keep = pair.tensors["keep"][row].repeat_interleave(pair.draft.config.block)
+        _, ranges = apart(rows.ranges, block)
+        ours = dense(narrowed(ranges, rows.positions[block], sight), len(rows))
+        official = pair.tensors[mask][row, 0].bool()[keep]
+        assert torch.equal(ours, official[:, : len(rows)])
+        assert not official[:, len(rows) :].any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("decay", {}), ("uniform", {"gamma": 0.0}), ("dpace", {"dpace": True, "alpha": 0.5})],
+)
+def test_losses_and_gradients(name: str, kind: str, options: dict[str, Any]) -> None:
+    """Of the published trainer, for each way to weigh the rows."""
+    pair = Pair(name, **options)
+    facts = pair.facts[kind]
+    loss, mass = pair.loss()
+    assert mass == pytest.approx(facts["loss_den"], rel=1e-5)
+    assert loss.total.item() == pytest.approx(facts["loss_num"], rel=1e-5)
+    hits, count = loss.metrics["accuracy"]
+    assert (float(hits / count), float(count)) == pytest.approx(
+        (facts["accuracy"], facts["accuracy_denom"])
+    )
+    (loss.total / mass).backward()
+    grads = pair.published()
+    assert {n: float(g.norm()) for n, g in grads.items()} == pytest.approx(
+        facts["grad_norms"], rel=1e-4
+    )
+    for key, official in pair.tensors.items():
+        if kind == "decay" and key.startswith("grad."):
+            ours = grads[key.removeprefix("grad.")]
+            torch.testing.assert_close(ours, official, atol=2e-5, rtol=1e-4)
+
+
+def test_loss_with_a_sliding_layer() -> None:
+    """That sees a window of the context, and no later row of its block."""
+    pair = Pair("pair_a")
+    sights = (Sight(window=6, causal=True), Sight())
+    pair.draft.config = replace(pair.draft.config, sights=sights)
+    loss, mass = pair.loss()
+    facts = pair.facts["sliding_first_layer_w6"]
+    assert loss.total.item() / mass == pytest.approx(facts["loss"], rel=1e-5)
+
+
+def test_weights_of_dpace(name: str) -> None:
+    """How far the draft is expected to get with each mask."""
+    pair = Pair(name, dpace=True)
+    for row in range(2):
+        keep = pair.tensors["keep"][row]
+        weights = pair.tensors["weights"][row][keep].flatten()
+        masks = torch.nonzero(weights).squeeze(1)
+        surprise = pair.tensors["ce"][row][keep].flatten()[masks]
+        ours = pair.objective.reach(surprise, masks, len(weights))
+        official = pair.tensors["dpace_weights"][row][keep].flatten()
+        torch.testing.assert_close(ours, official, atol=1e-5, rtol=1e-5)
+
+
+def test_ten_steps_of_the_optimizer(name: str) -> None:
+    """Losses, norms of gradients, and the weights after them."""
+    pair = Pair(name)
+    (optimizer,) = Optim(optimizer="adamw", betas=(0.9, 0.999), weight_decay=0).build(pair.draft)
+    for facts in pair.facts["optimizer"]["steps"]:
+        loss, mass = pair.loss()
+        assert loss.total.item() / mass == pytest.approx(facts["loss"], rel=1e-4)
+        for group in optimizer.param_groups:
+            group["lr"] = facts["lr"]
+        (loss.total / mass).backward()
+        norm = torch.nn.utils.clip_grad_norm_(pair.draft.parameters(), 1.0)
+        assert float(norm) == pytest.approx(facts["grad_norm"], rel=1e-3)
+        optimizer.step()
+        optimizer.zero_grad()
+    for parameter, key in ((pair.draft.fusion, "fc"), (pair.draft.norm, "norm")):
+        official = pair.tensors[f"after10.{key}.weight"]
+        torch.testing.assert_close(parameter.weight, official, atol=2e-5, rtol=1e-3)
+
+
+def bound(**options: Any) -> DFlash:
+    """The objective of pair b: blocks of five."""
+    return Pair("pair_b", gamma=None, **options).objective
+
+
+def example(prompt: int, response: int) -> Example:
+    """Tokens that are their own slots."""
+    ids = list(range(prompt + response))
+    return Example(ids[:prompt], ids[prompt:], [False] * response)
+
+
+def anchors(rows: Rows, size: int = 5) -> list[int]:
+    """First slots of the blocks."""
+    return rows.positions[rows.ranges[:, 1, 1] > 0].view(-1, size)[:, 0].tolist()
+
+
+def test_anchors_are_drawn_anew_from_the_response() -> None:
+    """Without its last token, after which nothing is to be learnt."""
+    objective, rng = bound(anchors=4), default_rng(0)
+    draws = [anchors(objective.rows(example(7, 9), rng)) for _ in range(200)]
+    assert all(len(set(draw)) == 4 and draw == sorted(draw) for draw in draws)
+    assert {anchor for draw in draws for anchor in draw} == set(range(7, 15))
+    again = anchors(objective.rows(example(7, 9), default_rng(0)))
+    assert again == draws[0] != draws[1]
+
+
+def test_fewer_anchors_where_the_response_is_short() -> None:
+    """None where nothing follows anything."""
+    objective, rng = bound(), default_rng(0)
+    assert anchors(objective.rows(example(3, 4), rng)) == [3, 4, 5]
+    rows = objective.rows(example(3, 1), rng)
+    assert anchors(rows) == [] and rows.mass == 0 and len(rows) == 4
+
+
+def test_fixed_blocks_lie_side_by_side() -> None:
+    """From the first token of the response."""
+    rows = bound(fixed=True).rows(example(7, 12), default_rng(0))
+    assert anchors(rows) == [7, 12, 17]
+
+
+def test_weights_fall_by_block_size() -> None:
+    """As published for some sizes, in between for others; and only where there is a token."""
+    gammas = {}
+    for size in (4, 8, 9, 10, 16, 32):
+        draft = replace(Pair("pair_b").draft.config, block=size)
+        gammas[size] = DFlash().bind(draft).gamma
+    assert gammas == {4: 2.0, 8: 4.0, 9: 4.5, 10: 5.0, 16: 7.0, 32: 7.0}
+    rows = bound(anchors=1).rows(example(1, 3), default_rng(3))
+    (anchor,) = anchors(rows)
+    expected = [0, *[math.exp(-k / 2.5) * (anchor + k + 1 < 4) for k in range(4)]]
+    assert rows.weights[4:].tolist() == pytest.approx(expected)
+
+
+def test_a_block_ends_where_the_draft_does() -> None:
+    """Its last rows stay at the last position and are not scored."""
+    objective = replace(bound(anchors=1), length=10)
+    rows = objective.blocks(np.arange(10), np.arange(10) > 2, np.array([7]))
+    assert rows.positions[10:].tolist() == [7, 8, 9, 9, 9]
+    assert (rows.labels[10:] >= 0).tolist() == [False, True, True, False, False]
+
+
+def test_divergence_is_that_of_the_target() -> None:
+    """Of its distribution for the slot of the mask, from the row before it."""
+    pair = Pair("pair_a", divergence=True)
+    rows = pair.parts()[0]
+    loss = pair.objective.loss(pair.models, rows)
+    total, size = pair.tensors["input_ids"].shape[1], pair.draft.config.block
+    target = pair.models.others["target"]
+    causal = torch.ones(total, total, dtype=torch.bool).tril()
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=causal, enable_gqa=True
+        )
+        return out[0].transpose(0, 1)
+
+    with torch.no_grad():
+        theirs = target.head(target(rows.ids[:total], rows.positions[:total], attend))
+    ours = pair.tensors["logits_row0"].view(2, size, -1)  # of the first two blocks
+    expected = 0.0
+    for block, anchor in enumerate(pair.tensors["anchors"][0][:2].tolist()):
+        for step in range(1, size):
+            p, q = theirs[anchor + step - 1].softmax(0), ours[block, step].softmax(0)
+            weight = rows.weights[total + block * size + step]
+            expected += float(weight * (p * (p / q).log()).sum())
+    rows.weights[total + 2 * size :] = 0
+    assert pair.objective.loss(pair.models, rows).total.item() == pytest.approx(expected, rel=1e-4)
+    assert loss.total.item() > expected > 0
+
+
+def test_without_features_the_draft_reads_tokens_only() -> None:
+    """Their embeddings stand where hidden states do; the layers of the target do not matter."""
+    with_features, without = Pair("pair_a"), Pair("pair_a", features=False)
+    before = [pair.loss()[0].total.item() for pair in (with_features, without)]
+    for pair in (with_features, without):
+        with torch.no_grad():
+            pair.models.others["target"].blocks[0].mlp.down.weight.mul_(2)
+    after = [pair.loss()[0].total.item() for pair in (with_features, without)]
+    assert before[0] != after[0] and before[1] == after[1] != before[0]
+    rows = without.parts()[0]
+    changed = rows.ids.clone()
+    changed[2] += 1  # a token of the prompt
+    losses = [
+        without.objective.loss(without.models, replace(rows, ids=ids)).total.item()
+        for ids in (rows.ids, changed)
+    ]
+    assert losses[0] != losses[1]
+
+
+def test_accepted_counts_the_first_right_masks_and_one() -> None:
+    """Of each block, as a verification would."""
+    pair = Pair("pair_a")
+    loss, _ = pair.loss()
+    total, count = loss.metrics["accepted"]
+    tensors, lengths = pair.tensors, []
+    right = tensors["ce"] < 0.05  # certain, so the most probable
+    for row, block in np.argwhere(pair.kept):
+        scored = tensors["weights"][row, block] > 0
+        hits = (right[row, block] & scored)[1:].long()
+        lengths.append(1 + int(hits.cumprod(0).sum()))
+    assert count == len(lengths) and len(lengths) <= total <= 3 * len(lengths)
+    assert total >= sum(lengths)
+
+
+def test_a_batch_without_two_tokens_in_a_row_is_refused() -> None:
+    """Naming what a block needs and what there is."""
+    pair = Pair("pair_b")
+    rows = pair.objective.rows(example(3, 1), default_rng(0))
+    with pytest.raises(ValueError, match=r"needs 2 response tokens .* more than 1"):
+        pair.objective.loss(pair.models, rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"anchors": 0}, "anchors must be at least 1, not 0"),
+        ({"gamma": -1.0}, "gamma must not be negative, not -1.0"),
+        ({"alpha": 1.5}, "alpha is a share between 0 and 1, not 1.5"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    """With their value."""
+    with pytest.raises(ValueError, match=message):
+        DFlash(**options)
+
+
+DRAFT = {
+    **published("DFlashDraftModel", vocab_size=1024, num_hidden_layers=1, head_dim=8),
+    "block_size": 6,
+    "num_target_layers": 2,
+    "dflash_config": {"mask_token_id": 1021, "target_layer_ids": [0, 1]},
+}
+
+
+def trainer(out: Path, **options: Any) -> Trainer:
+    """A trainer of a tiny draft for a tiny target of random weights."""
+    target = causal_model(vocab_size=1024)
+    defaults = {"lr": 1e-2, "warmup": 2, "batch": 4, "save_every": 4, "log_every": 2}
+    return Trainer(
+        checkpoint.draft(None, DRAFT, target, 0),
+        DFlash(anchors=4),
+        data="story:train",
+        out=out,
+        tokenizer=ZOO / "vocabulary",
+        others={"target": target},
+        **{**defaults, **options},
+    )
+
+
+def losses(out: Path) -> list[float]:
+    """The losses that a run has logged."""
+    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
+    """The target stays as it is, and is not written."""
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    trainer(halves, steps=16, decay=0).fit(8)
+    run = trainer(halves, steps=16, decay=0)
+    run.fit()
+    target = run.scored.models.others["target"]
+    trainer(whole, steps=16, decay=0).fit()
+    assert losses(whole) == losses(halves) and losses(whole)[-1] < 0.9 * losses(whole)[0]
+    for name, parameter in target.named_parameters():
+        assert not parameter.requires_grad
+        assert torch.equal(parameter, causal_model(vocab_size=1024).get_parameter(name))
+    run.export(tmp_path / "export")
+    loaded = load_draft(tmp_path / "export", target)
+    assert isinstance(loaded, FeatureDraft)
+    names = load_file(tmp_path / "export" / "model.safetensors")
+    assert "fc.weight" in names and not any("embed" in n or "head" in n for n in names)
+
+
+def test_accumulation_pools_the_loss(tmp_path: Path) -> None:
+    """Over all portions of a step."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    trainer(one, steps=2).fit()
+    trainer(two, steps=2, accumulation=2).fit()
+    assert losses(one) == pytest.approx(losses(two), rel=1e-5)
+
+
+def test_model_objective_and_target_must_fit(tmp_path: Path) -> None:
+    """Each says what is missing."""
+    common: dict[str, Any] = {"data": "story:train", "out": tmp_path, "tokenizer": "tiny-aux"}
+    target = causal_model(vocab_size=1024)
+    draft = checkpoint.draft(None, DRAFT, target, 0)
+    with pytest.raises(ValueError, match="DFlash looks at target, but no other model is given"):
+        Trainer(draft, DFlash(), **common)
+    with pytest.raises(ValueError, match="MDLM looks at no other model, but target is given"):
+        Trainer(draft, MDLM(), others={"target": target}, **common)
+    with pytest.raises(ValueError, match="Qwen2ForCausalLM is no draft"):
+        Trainer(target, DFlash(), others={"target": target}, **common)
+    with pytest.raises(ValueError, match="Qwen2ForCausalLM is no draft"):
+        checkpoint.draft(None, published(), target, 0)
+    with pytest.raises(ValueError, match="give \\[model\\] init or config"):
+        checkpoint.draft("some-draft", DRAFT, target, 0)
+    assert translate(DRAFT).mask_id == 1021
+
+
+RECIPE = f"""
+[model]
+target = "tiny-aux"
+config = {json.dumps({**DRAFT, "hidden_size": 128, "num_target_layers": 4}).replace(": ", " = ")}
+[objective]
+name = "dflash"
+anchors = 3
+[data]
+path = "story:train"
+[train]
+steps = 2
+batch = 2
+"""
+
+
+def test_a_recipe_names_the_target(tmp_path: Path) -> None:
+    """And goes on from a draft."""
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    out = tmp_path / "out"
+    train(tmp_path / "recipe.toml", [f"out={out}"])
+    target = load_model("tiny-aux")
+    first = load_draft(out / "export", target)
+    assert first.config.block == 6
+    assert json.loads((out / "run.json").read_text())["settings"]["model"]["target"] == "tiny-aux"
+    again = checkpoint.draft(str(out / "export"), {}, target, 1)
+    assert torch.equal(again.fusion.weight, first.fusion.weight)
