@@ -392,6 +392,10 @@ def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
     loaded = load_draft(tmp_path / "export", target)
     assert isinstance(loaded, FeatureDraft)
     names = load_file(tmp_path / "export" / "model.safetensors")
+    assert {path.name for path in (tmp_path / "export").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
     assert "fc.weight" in names and not any("embed" in n or "head" in n for n in names)
 
 
