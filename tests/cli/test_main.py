@@ -46,6 +46,16 @@ def test_same_seed_same_text(outpace):
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_generate_answers_a_file_as_training_data(outpace, tmp_path):
+    source, target = tmp_path / "prompts.jsonl", tmp_path / "data.jsonl"
+    source.write_text(json.dumps({"prompt": STORY}) + "\n")
+    args = ("generate", "tiny-aux", "--input", str(source), "--output", str(target))
+    for _ in range(2):
+        assert outpace(*args)[0] == 0
+        (line,) = target.read_text().splitlines()
+        assert json.loads(line)["response"].endswith("#### 26")
+
+
 def test_help_shows_the_flags_of_the_named_method_only(outpace):
     _, out, _ = outpace("generate", "--method", "apd", "--help")
     assert "--ratio" in out and "--verifier" in out
@@ -98,6 +108,7 @@ def test_race_takes_a_prompt(outpace):
 def test_models_and_methods_are_listed(outpace):
     _, out, _ = outpace("models")
     assert "tiny-dream" in out and "DreamModel" in out
+    assert re.search(r"tiny-dflash\s+│ dflash\s+│ 0.94M", out)
     _, out, _ = outpace("methods")
     assert "autoregressive" in out and "--lookahead" in out
 
@@ -107,6 +118,10 @@ def test_models_and_methods_are_listed(outpace):
     [
         (("generate", "no-such-model", "x"), "no-such-model"),
         (("generate", "tiny-aux", ""), "empty"),
+        (("generate", "tiny-aux"), "give a prompt, or --input and --output"),
+        (("generate", "tiny-aux", "x", "--input", "a", "--output", "b"), "give a prompt, or"),
+        (("generate", "tiny-aux", "--input", "a"), "give a prompt, or --input and --output"),
+        (("generate", "tiny-aux", "--input", "none", "--output", "b"), "no prompts at 'none'"),
         (("generate", "tiny-aux", "x", "--method", "nonsense"), "autoregressive"),
         (("generate", "tiny-aux", "x", "--method", "apd"), "--verifier"),
         (("generate", "tiny-aux", "x", "--method", "apd", "--verifier", "tiny-aux"), "diffusion"),

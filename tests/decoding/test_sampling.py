@@ -13,7 +13,7 @@ from torch import Tensor
 
 from helpers import chi_square
 from outpace.decoding import GREEDY, Sample, Sampling
-from outpace.decoding.sampling import gumbel, keep_top_k, noise_keys, nucleus
+from outpace.decoding.sampling import gumbel, keep_top_k, noise_of, nucleus
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.9, 0.5, 0.0, -0.3, -0.5, -1.0, -1.2, -2.0, -4.0])
@@ -199,10 +199,18 @@ def test_neighbours_and_chunks_change_no_draw(batch: list[tuple], chunk: int) ->
 @given(st.integers(0, 10**6), st.integers(0, 1000), st.integers(0, 1000))
 def test_seed_step_and_slot_all_change_the_noise(seed: int, step: int, slot: int) -> None:
     """And nothing else does."""
-    key = noise_keys(seed, step, [slot])
-    assert key == noise_keys(seed, step, [slot + 1, slot])[1:]
-    others = (noise_keys(seed + 1, step, [slot]), noise_keys(seed, step + 1, [slot]))
-    assert all(key != other for other in (*others, noise_keys(seed, step, [slot + 1])))
+
+    def keys(seed: int, step: int, slots: list[int]) -> list[int]:
+        return noise_of([Sampling(seed=seed)], [step], [slots]).tolist()
+
+    key = keys(seed, step, [slot])
+    assert key == keys(seed, step, [slot + 1, slot])[1:]
+    others = (
+        keys(seed + 1, step, [slot]),
+        keys(seed, step + 1, [slot]),
+        keys(seed, step, [slot + 1]),
+    )
+    assert all(key != other for other in others)
 
 
 @given(st.integers(0, 61), st.integers(0, 2**62 - 1))
@@ -214,13 +222,13 @@ def test_every_bit_of_a_key_changes_its_noise(bit: int, key: int) -> None:
 
 def test_noise_of_a_column_does_not_depend_on_the_vocabulary() -> None:
     """So that two models of one tokenizer share it, padded or not."""
-    keys = torch.from_numpy(noise_keys(1, 2, range(50)).astype(np.int64))
+    keys = noise_of([Sampling(seed=1)], [2], [range(50)])
     assert torch.equal(gumbel(keys, 30), gumbel(keys, 40)[:, :30])
 
 
 def test_noise_is_finite_and_of_the_right_size() -> None:
     """Mean 0.5772 and variance pi^2 / 6 of the standard Gumbel law."""
-    keys = torch.from_numpy(noise_keys(0, 0, range(2000)).astype(np.int64))
+    keys = noise_of([Sampling()], [0], [range(2000)])
     noise = gumbel(keys, 100).double()
     assert bool(noise.isfinite().all())
     assert abs(float(noise.mean()) - 0.57722) < 0.01

@@ -23,7 +23,7 @@ from outpace.models.load import ZOO, load_draft, load_model, translate
 from outpace.training import checkpoint
 from outpace.training.data import Example
 from outpace.training.objective import Loss, Models
-from outpace.training.objectives import MDLM, DFlash
+from outpace.training.objectives import MDLM, DFlash, dflash
 from outpace.training.objectives.dflash import apart, narrowed
 from outpace.training.optim import Optim
 from outpace.training.recipe import train
@@ -157,6 +157,17 @@ def test_losses_and_gradients(name: str, kind: str, options: dict[str, Any]) -> 
         if kind == "decay" and key.startswith("grad."):
             ours = grads[key.removeprefix("grad.")]
             torch.testing.assert_close(ours, official, atol=2e-5, rtol=1e-4)
+
+
+def test_chunks_of_logits_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the loss nor a gradient."""
+    whole, parts = Pair("pair_a", divergence=True), Pair("pair_a", divergence=True)
+    whole.loss()[0].total.backward()
+    monkeypatch.setattr(dflash, "CHUNK", 7)
+    parts.loss()[0].total.backward()
+    grads = zip(whole.published().items(), parts.published().values(), strict=True)
+    for (name, expected), ours in grads:
+        assert torch.allclose(ours, expected, atol=1e-4, rtol=1e-4), name
 
 
 def test_loss_with_a_sliding_layer() -> None:
@@ -392,6 +403,10 @@ def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
     loaded = load_draft(tmp_path / "export", target)
     assert isinstance(loaded, FeatureDraft)
     names = load_file(tmp_path / "export" / "model.safetensors")
+    assert {path.name for path in (tmp_path / "export").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
     assert "fc.weight" in names and not any("embed" in n or "head" in n for n in names)
 
 

@@ -1,5 +1,6 @@
 """Stories: exact arithmetic, disjoint splits, problems by index; and the vocabulary for them."""
 
+import json
 import operator
 import re
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from random import Random
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from outpace.zoo.story import SPLITS, Problem, drill, problems
+from outpace.zoo.story import SPLITS, Problem, drill, main, problems
 from outpace.zoo.tokenizer import SPECIALS, build_tokenizer, save_tokenizer, story_texts
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
@@ -164,3 +165,13 @@ def test_a_built_vocabulary_is_saved_and_loaded(tmp_path: Path) -> None:
 def test_a_vocabulary_that_the_text_cannot_fill_is_refused() -> None:
     with pytest.raises(ValueError, match="not 1024"):
         build_tokenizer(["too short"])
+
+
+def test_questions_are_printed_as_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "3"])
+    lines = capsys.readouterr().out.splitlines()
+    expected = [{"prompt": problem.question} for problem in problems("train", 3)]
+    assert list(map(json.loads, lines)) == expected
+    for words in ([], ["train"], ["train", "many"]):
+        with pytest.raises(SystemExit, match="usage"):
+            main(words)

@@ -115,7 +115,7 @@ class HullAttention(Attention):
             bounds = zip(part[..., 0].amin(0).tolist(), part[..., 1].amax(0).tolist(), strict=True)
             self.hulls.append(tuple(slice(first, last) for first, last in bounds))
             keys = torch.cat([torch.arange(hull.start, hull.stop) for hull in self.hulls[-1]])
-            self.masks.append(seen(part, keys).to(ranges.device))
+            self.masks.append(seen(part, keys))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend q [T, H, D] over k, v [keys, K, D]."""
@@ -132,17 +132,17 @@ class HullAttention(Attention):
 
 def _pieces(ranges: Tensor) -> list[Piece]:
     table = ranges.cpu()
-    return [_piece(table[start:stop] - start, ranges.device) for start, stop in documents(table)]
+    return [_piece(table[start:stop] - start) for start, stop in documents(table)]
 
 
-def _piece(ranges: Tensor, device: torch.device) -> Piece:
+def _piece(ranges: Tensor) -> Piece:
     length = len(ranges)
     mask = dense(ranges, length)
     if bool(mask.all()):
         return Piece(1, length, causal=False, mask=None)
     if torch.equal(mask, torch.ones_like(mask).tril()):
         return Piece(1, length, causal=True, mask=None)
-    return Piece(1, length, causal=False, mask=mask.to(device))
+    return Piece(1, length, causal=False, mask=mask)
 
 
 def _kind(piece: Piece) -> tuple[int, bool, int]:
@@ -162,7 +162,6 @@ def _attend(piece: Piece, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         tensor.view(piece.count, -1, heads, tensor.shape[-1]).transpose(1, 2)
         for tensor in (q, k, v)
     )
-    out = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=piece.mask, is_causal=piece.causal
-    )
+    mask = None if piece.mask is None else piece.mask.to(q.device)  # planned on the host
+    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=piece.causal)
     return out.transpose(1, 2).flatten(0, 1)

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from math import prod
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from safetensors import safe_open
 
 from outpace.answers import answer_file
 from outpace.cli.draw import report_table, show_pieces, show_trace, statistics
@@ -23,7 +25,7 @@ from outpace.evaluation.run import Report, evaluate, questions_of
 from outpace.llm import LLM, Options
 from outpace.methods import METHODS, Method
 from outpace.models.families import FAMILIES
-from outpace.models.load import ZOO, zoo_names
+from outpace.models.load import ZOO, load_config, zoo_names
 from outpace.provenance import provenance
 
 console = Console(highlight=False)
@@ -297,10 +299,10 @@ def models() -> None:
 
 def described(name: str) -> tuple[str, str, str]:
     """Family, parameters and size of a zoo model."""
-    from outpace.models.load import load_config, load_model
-
-    parameters = sum(p.numel() for p in load_model(name).parameters())
-    size = (ZOO / name / "model.safetensors").stat().st_size
+    path = ZOO / name / "model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        parameters = sum(prod(file.get_slice(tensor).get_shape()) for tensor in file.keys())  # noqa: SIM118
+    size = path.stat().st_size
     return load_config(name).family, f"{parameters / 1e6:.2f}M", f"{size / 2**20:.1f}"
 
 

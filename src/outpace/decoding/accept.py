@@ -18,7 +18,7 @@ from outpace.decoding.sampling import (
     Sample,
     Sampling,
     chooser,
-    noise_keys,
+    noise_of,
     uniform,
 )
 from outpace.decoding.sequence import Sequence
@@ -79,9 +79,8 @@ class Rejection(Read):
         tokens = [[*read.drafted, -1] for read in reads]
         drafted = torch.tensor([token for each in tokens for token in each], device=device)
         guess = torch.cat([F.pad(read.guess, (0, 0, 0, 1)) for read in reads])
-        keys = [noise_keys(r.sampling.seed, COIN, s) for r, s in zip(reads, slots, strict=True)]
-        words = torch.tensor([int(key) for each in keys for key in each], device=device)
-        coins = uniform(words, 1)
+        keys = noise_of([read.sampling for read in reads], [COIN] * len(reads), slots)
+        coins = uniform(keys.to(device), 1)
 
         def read(logits: Tensor, rows: slice) -> Readout:
             vocab = max(logits.shape[-1], guess.shape[-1])

@@ -121,14 +121,22 @@ def chooser(
     """Spread each request's settings, and the noise of its step, over the slots that it wants."""
     if all(sampling.temperature == 0 for sampling in samplings):
         return lambda logits, rows: logits.argmax(-1)
-    keys = [
-        noise_keys(sampling.seed, step, wanted)
-        for sampling, step, wanted in zip(samplings, steps, slots, strict=True)
-    ]
     return Noisy(
         cut=Cut.of(samplings, slots, device),
-        keys=torch.from_numpy(np.concatenate(keys).astype(np.int64)).to(device),
+        keys=noise_of(samplings, steps, slots).to(device),
     )
+
+
+def noise_of(
+    samplings: Sequence[Sampling], steps: Sequence[int], slots: Sequence[Sequence[int]]
+) -> Tensor:
+    """Keys `i64[R]` of the noise at all slots that the requests want."""
+    counts = [len(wanted) for wanted in slots]
+    seeds = np.array([sampling.seed % 2**64 for sampling in samplings], dtype=np.uint64)
+    places = np.fromiter((slot for wanted in slots for slot in wanted), np.uint64, sum(counts))
+    turns = np.array([step % 2**64 for step in steps], dtype=np.uint64)
+    keys = noise_keys(np.repeat(seeds, counts), np.repeat(turns, counts), places)
+    return torch.from_numpy(keys.astype(np.int64))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -261,12 +269,11 @@ def mix(x: Keys) -> Keys:
     return x ^ (x >> np.uint64(31))
 
 
-def noise_keys(seed: int, step: int, slots: Sequence[int]) -> Keys:
-    """One key of 62 bits for each slot of a request at a step."""
+def noise_keys(seeds: Keys, steps: Keys, slots: Keys) -> Keys:
+    """One key of 62 bits for each seed, step and slot, which stand side by side."""
     with np.errstate(over="ignore"):
-        key = mix(np.array([seed % 2**64], dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15))
-        key = mix(key + np.uint64(step % 2**64))
-        return mix(key + np.asarray(slots, dtype=np.uint64)) >> np.uint64(2)
+        keys = mix(seeds + np.uint64(0x9E3779B97F4A7C15))
+        return mix(mix(keys + steps) + slots) >> np.uint64(2)
 
 
 def scramble(x: Tensor) -> Tensor:

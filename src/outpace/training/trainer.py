@@ -161,10 +161,10 @@ class Trainer:
         return log.loss
 
     def export(self, folder: str | Path) -> None:
-        """Write the model in its family's published format, with its tokenizer."""
+        """Write the model in its published format, with its tokenizer (a draft has none)."""
         if self.accelerator.is_main_process:
             save_model(self.model, folder)
-            for name in TOKENIZER_FILES:
+            for name in TOKENIZER_FILES if isinstance(self.model, Transformer) else ():
                 if (self.tokenizer / name).is_file():
                     shutil.copyfile(self.tokenizer / name, Path(folder) / name)
         self.accelerator.wait_for_everyone()

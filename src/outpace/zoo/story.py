@@ -7,6 +7,7 @@ looking up equations that agree with the quantities known so far.
 
 import json
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -200,3 +201,17 @@ def _templates() -> dict[str, tuple[Template, ...]]:
     """The templates of each kind, read from the data file next to this module."""
     stories = json.loads(files(__package__).joinpath("stories.json").read_text("utf-8"))
     return {kind: tuple(map(_template, entries)) for kind, entries in stories.items()}
+
+
+def main(words: list[str]) -> None:
+    """Print questions as JSON lines, prompts for `outpace generate`."""
+    match words:
+        case [split, count] if count.isdecimal():
+            for problem in problems(split, int(count)):
+                print(json.dumps({"prompt": problem.question}))
+        case _:
+            sys.exit("usage: python -m outpace.zoo.story SPLIT COUNT > PROMPTS.jsonl")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

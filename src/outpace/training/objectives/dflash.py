@@ -9,6 +9,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from outpace.attention.ranges import HullAttention, RangesAttention, causal
 from outpace.models.config import DraftConfig, ModelConfig, Sight
@@ -26,6 +27,9 @@ GAMMAS = {0: 0.0, 8: 4.0, 10: 5.0, 16: 7.0}
 
 RUN = 512
 """Rows of one call of attention at most, unless a block is longer."""
+
+CHUNK = 2048
+"""Masks whose logits are in memory at a time; the backward pass makes them again."""
 
 
 @dataclass(slots=True)
@@ -150,20 +154,29 @@ class DFlash(Objective):
     def loss(self, models: Models, rows: Rows) -> Loss:
         """One pass of the target, one of the draft, and the weighted losses of all masks."""
         draft, target = models.trained, models.others["target"]
+        assert isinstance(draft, FeatureDraft)
         out = self.passes(models, rows)
         labels = rows.labels[out.block]
         masks = torch.nonzero(labels != UNSCORED).squeeze(1)
-        scores = draft.head(out.hidden[masks]).float().log_softmax(-1)
-        losses = surprise = -scores.gather(1, labels[masks, None]).squeeze(1)
-        if self.divergence:
-            before = out.ranges[:, 0, 0].to(labels) + rows.positions[out.block] - 1
-            theirs = target.head(out.read[before[masks]]).float().log_softmax(-1)
-            losses = functional.kl_div(scores, theirs, reduction="none", log_target=True).sum(-1)
+        before = out.ranges[:, 0, 0].to(labels) + rows.positions[out.block] - 1
+        parts = [
+            checkpoint(
+                self._score,
+                draft,
+                target,
+                out.hidden[few],
+                labels[few],
+                out.read[before[few]] if self.divergence else None,
+                use_reentrant=False,
+            )
+            for few in masks.split(CHUNK)
+        ]
+        losses, surprise, right = (torch.cat(part) for part in zip(*parts, strict=True))
         weights = rows.weights[out.block]
         if self.dpace:
             weights = self.reach(surprise.detach(), masks, len(labels))
         hits = torch.zeros_like(labels)
-        hits[masks] = (scores.argmax(-1) == labels[masks]).long()
+        hits[masks] = right.long()
         kept = hits.view(-1, self.block or 1)[:, 1:].cumprod(1).sum(1) + 1
         return Loss(
             (losses * weights[masks]).sum(),
@@ -172,6 +185,25 @@ class DFlash(Objective):
                 "accepted": (kept.sum().float(), counted(kept)),
             },
         )
+
+    def _score(
+        self,
+        draft: FeatureDraft,
+        target: Transformer,
+        hidden: Tensor,
+        labels: Tensor,
+        read: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss of each mask, how much its token surprises, and whether it is the most probable.
+
+        `read` are the target's hidden states that give its distributions for the same slots.
+        """
+        scores = draft.head(hidden).float().log_softmax(-1)
+        losses = surprise = -scores.gather(1, labels[:, None]).squeeze(1)
+        if read is not None:
+            theirs = target.head(read).float().log_softmax(-1)
+            losses = functional.kl_div(scores, theirs, reduction="none", log_target=True).sum(-1)
+        return losses, surprise, scores.argmax(-1) == labels
 
     def passes(self, models: Models, rows: Rows) -> Passes:
         """Run the target over the context, and the draft over the blocks."""

@@ -1,0 +1,229 @@
+"""What a DFlash draft gains on `tiny-ar`, and what of its training matters: numbers and picture.
+
+    python benchmarks/dflash_curve.py --json benchmarks/results/dflash-curve.json \
+        --png docs/dflash-curve.png --run "as published=runs/dflash/published" …
+
+Two measurements on held-out story problems, greedily, on the CPU. *Decoding*: the target alone and
+with the draft take turns over slices of the problems, one request at a time and many; the texts
+must be equal. *Training*: each run that is named, all of `recipes/tiny-dflash.toml` with other
+settings, such as
+
+    outpace train recipes/tiny-dflash.toml steps=400 out=runs/dflash/no-decay gamma=0
+
+is judged by how many tokens a verification would keep of each block on the target's own answers,
+which is what decoding keeps. `--draw` makes the picture again from the JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from harness import Bar, Row, Timing, arguments, finish, prepare, ratio, save, show, spread, timed
+from rich.progress import track
+
+from outpace import LLM
+from outpace.evaluation.run import questions_of
+from outpace.llm import Output
+from outpace.methods import Autoregressive, DFlash, Method
+from outpace.models.draft import FeatureDraft
+from outpace.models.load import load_draft
+from outpace.training import objectives
+from outpace.training.objective import Models
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+TARGET = "tiny-ar"
+SLICE = 50
+MAX_TOKENS = 128
+
+
+def slices(items: Sequence[str]) -> Iterator[list[str]]:
+    """Neighbours, so many at a time."""
+    for first in range(0, len(items), SLICE):
+        yield list(items[first : first + SLICE])
+
+
+def decode(
+    methods: dict[str, Method], prompts: Sequence[str], batch: int
+) -> tuple[dict[str, list[Output]], dict[str, list[Timing]]]:
+    """Outputs and seconds a slice of each method, in turns and alternating order."""
+    llm = LLM(TARGET, max_length=256, max_sequences=batch)
+    outputs: dict[str, list[Output]] = {name: [] for name in methods}
+    timings: dict[str, list[Timing]] = {name: [] for name in methods}
+    for method in methods.values():
+        llm.generate(list(prompts[:batch]), method=method, max_tokens=MAX_TOKENS, temperature=0)
+    for index, part in enumerate(track(list(slices(prompts)), f"batch {batch}")):
+        for name in sorted(methods, key=list(methods).index, reverse=bool(index % 2)):
+
+            def run(name: str = name, part: list[str] = part) -> None:
+                method = methods[name]
+                outputs[name] += llm.generate(
+                    part, method=method, max_tokens=MAX_TOKENS, temperature=0
+                )
+
+            timings[name].append(timed(run))
+    return outputs, timings
+
+
+def kept(output: Output) -> list[int]:
+    """Tokens that each verification of an answer kept."""
+    return [step.kept for step in output.steps if step.model == "target"][1:]
+
+
+def compare(draft: str, limit: int, batches: Sequence[int]) -> tuple[list[Row], list[Bar]]:
+    """Tokens per second of the target alone and with its draft, and whether the texts agree."""
+    prompts = [question.prompt for question in questions_of("story", limit)]
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    for batch in batches:
+        methods: dict[str, Method] = {"alone": Autoregressive(), "dflash": DFlash(draft=draft)}
+        outputs, timings = decode(methods, prompts, batch)
+        same = sum(a.ids == b.ids for a, b in zip(*outputs.values(), strict=True))
+        for name in methods:
+            tokens = sum(len(output.ids) for output in outputs[name])
+            lengths = [length for output in outputs[name] for length in kept(output)]
+            rows.append(
+                {
+                    "method": name,
+                    "batch": batch,
+                    "problems": len(prompts),
+                    "equal texts": same,
+                    "acceptance length": float(np.mean(lengths)),
+                    "tokens per second": tokens / sum(t.wall for t in timings[name]),
+                    "tokens per cpu second": tokens / sum(t.cpu for t in timings[name]),
+                    "faster": ratio(timings["alone"], timings[name], "wall"),
+                    "slices": spread(timings["alone"], timings[name], "wall"),
+                }
+            )
+        show(f"batch {batch}", rows[-len(methods) :])
+        bars.append(
+            Bar(what=f"equal texts at batch {batch}", value=same, limit=limit, at_least=True)
+        )
+        least = 2.0 if batch == 1 else 1.0
+        faster = float(rows[-1]["faster"])
+        bars.append(Bar(what=f"faster at batch {batch}", value=faster, limit=least, at_least=True))
+    length = float(rows[1]["acceptance length"])
+    bars.append(Bar(what="mean acceptance length", value=length, limit=4.5, at_least=True))
+    return rows, bars
+
+
+def answers(limit: int) -> tuple[LLM, list[tuple[list[int], list[int]]]]:
+    """The target, and prompts with its answers, end token included."""
+    llm = LLM(TARGET, max_length=256)
+    prompts = [llm.text.encode(question.prompt) for question in questions_of("story", limit)]
+    outputs = llm.generate(prompts, max_tokens=MAX_TOKENS, temperature=0)
+    end = next(iter(llm.eos))
+    return llm, [(p, [*output.ids, end]) for p, output in zip(prompts, outputs, strict=True)]
+
+
+@torch.inference_mode()
+def reach(
+    draft: FeatureDraft,
+    objective: objectives.DFlash,
+    models: Models,
+    prompt: list[int],
+    answer: list[int],
+) -> list[int]:
+    """How many drafts are right in a row, of a block anchored at each token of an answer."""
+    tokens = np.array([*prompt, *answer])
+    scored = np.arange(len(tokens)) >= len(prompt)
+    rows = objective.blocks(tokens, scored, np.flatnonzero(scored)[:-1])
+    out = objective.passes(models, rows)
+    hits = draft.head(out.hidden).argmax(-1) == rows.labels[out.block]
+    lengths: list[int] = hits.view(-1, draft.config.block)[:, 1:].long().cumprod(1).sum(1).tolist()
+    return lengths
+
+
+def judge(run: Path, llm: LLM, problems: Sequence[tuple[list[int], list[int]]]) -> Row:
+    """Acceptance of the draft that a run exported, as decoding would meet it."""
+    target = llm.target.model
+    facts = json.loads((run / "run.json").read_text())["settings"]
+    draft = load_draft(run / "export", target)
+    objective = objectives.DFlash(features=facts["objective"]["features"]).bind(draft.config)
+    models = Models(draft, {"target": target})
+    lengths: list[int] = []
+    alive = np.zeros((2, draft.config.block))  # blocks that got so far, and that could have
+    for prompt, answer in track(problems, run.name):
+        right = reach(draft, objective, models, prompt, answer)
+        at = 0
+        while at < len(right):
+            ahead = min(draft.config.block, len(answer) - at)
+            alive[0, : right[at] + 1] += 1
+            alive[1, :ahead] += 1
+            lengths.append(min(right[at] + 1, len(answer) - 2 - at))  # the end is not counted
+            at += right[at] + 1
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "acceptance length": float(np.mean(lengths)),
+        "by position": (alive[0] / alive[1])[1:].round(4).tolist(),
+        "steps": facts["train"]["steps"],
+        "examples a step": facts["train"]["batch"],
+        "seconds": metrics[-1]["seconds"],
+        "curve": [[line["step"], line["accepted"]] for line in metrics],
+    }
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Acceptance by position and over training, and tokens per second."""
+    figure, panes = plt.subplots(1, 3, figsize=(14, 4.4), layout="constrained")
+    colours = plt.get_cmap("tab10")
+    for number, row in enumerate(result["training"]):
+        style = {"color": colours(number), "label": row["run"]}
+        positions = range(1, len(row["by position"]) + 1)
+        panes[0].plot(positions, row["by position"], marker="o", markersize=3, **style)
+        panes[1].plot(*zip(*row["curve"], strict=True), **style)
+    panes[0].set(xlabel="draft in the block", ylabel="share of verifications that keep it")
+    panes[1].set(xlabel="training step", ylabel="acceptance length at random anchors")
+    panes[1].legend(fontsize=8)
+    rows = result["decoding"]
+    batches = sorted({row["batch"] for row in rows})
+    for number, name in enumerate(dict.fromkeys(row["method"] for row in rows)):
+        speeds = [row["tokens per second"] for row in rows if row["method"] == name]
+        places = [place + 0.4 * number - 0.2 for place in range(len(batches))]
+        label = {"alone": f"{TARGET} alone", "dflash": "with tiny-dflash"}[name]
+        drawn = panes[2].bar(
+            places, speeds, 0.38, label=label, color=["#888888", "#2166ac"][number]
+        )
+        panes[2].bar_label(drawn, fmt="{:.0f}", fontsize=8)
+    panes[2].set_xticks(range(len(batches)), [f"batch {batch}" for batch in batches])
+    panes[2].set_ylabel("tokens per second")
+    panes[2].legend(fontsize=8)
+    for pane in panes[:2]:
+        pane.grid(alpha=0.3)
+    figure.suptitle("DFlash on tiny-ar, held-out story problems, one CPU thread")
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Measure, write and draw."""
+    parser = arguments(__doc__, rounds=None)
+    parser.add_argument("--draft", default="tiny-dflash")
+    parser.add_argument("--limit", type=int, default=500)
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 16])
+    parser.add_argument("--run", action="append", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--png", type=Path)
+    parser.add_argument("--draw", action="store_true", help="only draw what the JSON holds")
+    options = parser.parse_args()
+    if not options.draw:
+        prepare(options)
+        decoding, bars = compare(options.draft, options.limit, options.batch)
+        training: list[Row] = []
+        llm, problems = answers(options.limit)
+        for named in options.run:
+            name, _, folder = named.partition("=")
+            training.append({"run": name, **judge(Path(folder), llm, problems)})
+            save(options, {"decoding": decoding, "training": training}, bars)
+        finish(options, {"decoding": decoding, "training": training}, bars)
+    if options.png:
+        draw(json.loads(options.json.read_text()), options.png)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""What verification keeps follows the law of the target alone, whoever drafts.
+
+The target here looks at nothing but the last token, so its law is a table and every token of every
+answer is a sample of one of its rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import causal_model, engine_of, feature_draft, finish, runner, tokens, whole
+from outpace.decoding import Sampling, agreement
+from outpace.decoding.accept import Rejection
+from outpace.decoding.sampling import Reader, Readout, chooser
+from outpace.methods import DFlash, Method, Speculative
+
+VOCAB, SAMPLES, SEQUENCES = 8, 20_480, 256
+SIZES = {
+    "vocab_size": VOCAB,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 512,
+}
+TARGET = causal_model(seed=4, **SIZES)
+TARGET.blocks[0].attention.out.weight.zero_()
+TARGET.unembedding.weight.mul_(0.25)
+DRAFT = copy.deepcopy(TARGET)
+DRAFT.norm.weight.add_(torch.randn(32, generator=torch.Generator().manual_seed(0)))
+FEATURES = feature_draft(
+    TARGET, **SIZES, dflash_config={"mask_token_id": VOCAB - 1, "target_layer_ids": [0]}
+)
+SETTINGS = [
+    Sampling(temperature=1.0, seed=1),
+    Sampling(temperature=0.6, seed=2),
+    Sampling(temperature=1.0, top_p=0.8, seed=3),
+    Sampling(temperature=1.5, top_p=0.9, top_k=6, seed=4),
+]
+METHODS: list[Method] = [
+    Speculative(draft="draft", tokens=3),
+    Speculative(draft="draft", tokens=3, verify="rejection"),
+    DFlash(draft="features"),
+    DFlash(draft="features", verify="rejection"),
+]
+
+
+def law(sampling: Sampling) -> Tensor:
+    """Probability `[V, V]` of a token behind another, by sorting."""
+    logits = torch.cat([whole(TARGET, [token], causal=True) for token in range(VOCAB)]).double()
+    ranked, order = (logits / sampling.temperature).sort(descending=True)
+    if sampling.top_k is not None:
+        ranked[:, sampling.top_k :] = -torch.inf
+    mass = ranked.softmax(-1)
+    mass[mass.cumsum(-1) - mass > sampling.top_p] = 0
+    return torch.zeros_like(mass).scatter(-1, order, mass / mass.sum(-1, keepdim=True))
+
+
+def pairs(method: Method, sampling: Sampling) -> Tensor:
+    """How often a token came behind another in many answers, `[V, V]`."""
+    models = {"target": TARGET, "draft": DRAFT, "features": FEATURES}
+    engine = engine_of(*models.items(), slots=SEQUENCES * 96)
+    roles = {"target": "target", **method.models()}
+    jobs = [
+        engine.submit(
+            method,
+            [index % VOCAB],
+            runners={role: runner(engine, name) for role, name in roles.items()},
+            max_tokens=SAMPLES // SEQUENCES,
+            sampling=replace(sampling, seed=sampling.seed * SEQUENCES + index),
+        )
+        for index in range(SEQUENCES)
+    ]
+    finish(engine)
+    rounds = sum(step.model == "target" for job in jobs for step in job.seq.trace)
+    assert 1.4 < SAMPLES / rounds < 3.5  # many drafts are kept, and many are not
+    counts = torch.zeros(VOCAB, VOCAB)
+    for job in jobs:
+        ids = torch.tensor([job.seq.prompt[-1], *tokens(job)])
+        counts.index_put_((ids[:-1], ids[1:]), torch.ones(len(ids) - 1), accumulate=True)
+    return counts.double()
+
+
+def likelihood(counts: Tensor, table: Tensor) -> float:
+    """Probability of counts as far from the table; rare cells of a row are counted as one."""
+    if bool(counts[table == 0].any()):
+        return 0.0
+    distance, freedom = 0.0, 0
+    for row, probabilities in zip(counts, table, strict=True):
+        expected = probabilities * row.sum()
+        rare = expected < 5
+        cells = [(row[~rare], expected[~rare])]
+        if float(expected[rare].sum()) >= 1:
+            cells.append((row[rare].sum()[None], expected[rare].sum()[None]))
+        for seen, due in cells:
+            distance += float(((seen - due) ** 2 / due).sum())
+        freedom += max(sum(len(due) for _, due in cells) - 1, 0)
+    half = torch.tensor([freedom / 2, distance / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(*half))
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_output_follows_the_target(method: Method, sampling: Sampling) -> None:
+    """Chi-square of 20,480 tokens, each behind another."""
+    assert likelihood(pairs(method, sampling), law(sampling)) > 0.01
+
+
+class NoResidual(Rejection):
+    """Where a draft is rejected, takes a token of the target's law instead of what is left."""
+
+    @classmethod
+    def group(cls, reads: Any, slots: Any, device: torch.device) -> Reader:
+        """As Rejection, with a correction that may be the draft again."""
+        verify = Rejection.group(reads, slots, device)
+        plain = chooser([r.sampling for r in reads], [3] * len(reads), slots, device)
+        drafted = torch.tensor([token for read in reads for token in (*read.drafted, -1)])
+
+        def read(logits: Tensor, rows: slice) -> Readout:
+            tokens = verify(logits, rows).tokens
+            return Readout(torch.where(tokens == drafted[rows], tokens, plain(logits, rows)), {})
+
+        return read
+
+
+def lenient(drafted: list[int], tokens: list[int]) -> int:
+    """Keeps the token behind a draft that was not the target's."""
+    return min(agreement(drafted, tokens) + 1, len(drafted))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_a_wrong_verification_is_seen(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the test above."""
+    if method.verify == "rejection":
+        monkeypatch.setattr("outpace.decoding.accept.Rejection", NoResidual)
+    else:
+        monkeypatch.setattr(sys.modules[type(method).__module__], "agreement", lenient)
+    assert likelihood(pairs(method, SETTINGS[0]), law(SETTINGS[0])) < 1e-6
