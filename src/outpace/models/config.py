@@ -9,10 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotary embedding: base frequency and how it is scaled beyond the trained length."""
+    """Rotary embedding: base frequency and how it is scaled beyond the trained length.
+
+    `float32` says that queries and keys are rotated in float32, whatever the model's dtype.
+    """
 
     theta: float = 10_000.0
     scaling: Mapping[str, Any] | None = None
+    float32: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Rope:

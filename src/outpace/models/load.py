@@ -109,7 +109,8 @@ def load_model(
     with ExitStack() as stack:
         state = read_parameters(model, folder, Weights(folder, stack).read, dtype, device)
     model.load_state_dict(state, strict=True, assign=True)
-    model.cos, model.sin = (table.to(device, dtype) for table in model.rotary())
+    rotary = torch.float32 if config.rope.float32 else dtype
+    model.cos, model.sin = (table.to(device, rotary) for table in model.rotary())
     return model.eval().requires_grad_(False)
 
 

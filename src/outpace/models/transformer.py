@@ -67,7 +67,7 @@ class Attention(nn.Module):
         if self.qk_norm:
             q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1)
-        q, k = rotate(qk, cos, sin).split_with_sizes((self.heads, self.kv_heads), 1)
+        q, k = rotate(qk, cos, sin).to(x.dtype).split_with_sizes((self.heads, self.kv_heads), 1)
         return self.out(attend(self.layer, q, k, v).reshape(x.shape[0], -1))
 
 
@@ -130,7 +130,8 @@ class Transformer(nn.Module):
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the final norm, `[T, dim]`, of rows `ids i64[T]`."""
         x = self.embedding(ids)
-        cos, sin = (t[positions].to(x.dtype).unsqueeze(1) for t in (self.cos, self.sin))
+        dtype = torch.float32 if self.config.rope.float32 else x.dtype
+        cos, sin = (t[positions].to(dtype).unsqueeze(1) for t in (self.cos, self.sin))
         for block in self.blocks:
             x = block(x, cos, sin, attend)
         return self.norm(x)

@@ -2,9 +2,12 @@
 
 from outpace.models.families.dream import DREAM
 from outpace.models.families.family import Family
+from outpace.models.families.llada import LLADA
 from outpace.models.families.llama import LLAMA
 from outpace.models.families.qwen import QWEN2, QWEN3
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (DREAM, LLAMA, QWEN2, QWEN3)}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (DREAM, LLADA, LLAMA, QWEN2, QWEN3)
+}
 
 __all__ = ["FAMILIES", "Family"]

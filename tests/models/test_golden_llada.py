@@ -1,0 +1,117 @@
+"""Logits of the LLaDA authors' model code, and what its format may say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from helpers import save_tokenizer, whole
+from outpace.models.load import load_model, load_tokenizer, save_model, translate
+
+FOLDER = Path(__file__).parent.parent / "golden" / "llada"
+CASES = json.loads((FOLDER / "cases.json").read_text())["logits"]
+EXPECTED = load_file(FOLDER / "expected.safetensors")
+CONFIG = json.loads((FOLDER / "model" / "config.json").read_text())
+
+
+def close(ours: Tensor, official: Tensor) -> None:
+    """Equal to the tolerance of the golden vectors."""
+    torch.testing.assert_close(ours, official, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if "attention_mask" not in c], ids=lambda c: c["id"]
+)
+def test_logits_of_a_canvas(case: dict[str, Any]) -> None:
+    """Row p is slot p's; one model with as many key heads as heads, one with fewer."""
+    model = load_model(FOLDER / case["model"])
+    close(whole(model, case["input_ids"], causal=False), EXPECTED[case["id"]])
+    assert (model.config.shift, model.config.mask_id, model.config.eos) == (0, 310, (300,))
+
+
+def test_logits_of_a_padded_batch() -> None:
+    """Each row of the official batch is its canvas run alone, although its positions are not."""
+    (case,) = (c for c in CASES if "attention_mask" in c)
+    model = load_model(FOLDER / case["model"])
+    batch = zip(case["input_ids"], case["attention_mask"], EXPECTED[case["id"]], strict=True)
+    for ids, mask, official in batch:
+        first = mask.index(1)
+        close(whole(model, ids[first:], causal=False), official[first:])
+    assert len(CASES) == 7
+
+
+@pytest.mark.parametrize("name", ["model", "model_gqa"])
+def test_saved_model_has_the_published_names(name: str, tmp_path: Path) -> None:
+    """Tensor by tensor what was loaded."""
+    save_model(load_model(FOLDER / name), tmp_path, dtype=torch.float32)
+    ours, theirs = (load_file(f / "model.safetensors") for f in (tmp_path, FOLDER / name))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_tied_head_is_the_embedding(tmp_path: Path) -> None:
+    """With `weight_tying` there is no tensor of the head."""
+    save_model(load_model(FOLDER / "model"), tmp_path, dtype=torch.float32)
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "weight_tying": True}))
+    model = load_model(tmp_path)
+    assert not hasattr(model, "unembedding")
+    assert torch.equal(model.head(torch.eye(64)), model.embedding.weight.T)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_rotation_is_in_float32_where_the_config_says_so(exact: bool) -> None:
+    """In bfloat16 the tables stay exact, and only then."""
+    config = translate({**CONFIG, "rope_full_precision": exact})
+    assert config.rope.float32 is exact
+    model = load_model(FOLDER / "model", dtype=torch.bfloat16)
+    assert model.cos.dtype == torch.float32
+    ids = CASES[2]["input_ids"]
+    assert (whole(model, ids, causal=False) - EXPECTED[CASES[2]["id"]]).abs().mean() < 0.05
+
+
+def test_end_of_turn_ends_an_answer_too() -> None:
+    """Where the vocabulary has it; the tiny one has not."""
+    sizes = {"vocab_size": 126464, "embedding_size": 126464, "eos_token_id": 126081}
+    assert translate({**CONFIG, **sizes}).eos == (126081, 126348)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("block_type", "sequential", "block_type 'sequential' is not supported, only 'llama'"),
+        ("block_group_size", 2, "block_group_size 2"),
+        ("activation_type", "swiglu", "activation_type 'swiglu' is not supported, only 'silu'"),
+        ("layer_norm_type", "default", "layer_norm_type 'default'"),
+        ("rope", False, "rope False"),
+        ("alibi", True, "alibi True is not supported, only False"),
+        ("include_qkv_bias", True, "include_qkv_bias True"),
+        ("mask_token_id", None, "must name its mask_token_id"),
+    ],
+)
+def test_what_only_others_of_the_format_have_is_refused(
+    field: str, value: object, message: str
+) -> None:
+    """Field and value are named."""
+    with pytest.raises(ValueError, match=message):
+        translate({**CONFIG, field: value})
+
+
+def test_chat_is_the_published_one(tmp_path: Path) -> None:
+    """Begin of text once, trimmed messages, and the assistant's header."""
+    save_tokenizer(tmp_path, chat=None)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer is not None
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hi\n"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == (
+        "<|startoftext|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
