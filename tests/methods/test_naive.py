@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import naive
 from helpers import VOCAB, causal_model, diffusion_model, engine_of, finish, runner, tokens
 from outpace.engine.engine import Engine
-from outpace.methods import APD, METHODS, Autoregressive, LeftToRight
+from outpace.methods import APD, D2F, METHODS, Autoregressive, LeftToRight
 
 PROMPTS = [[5], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]]
 TOKENS = 16
@@ -19,6 +23,8 @@ CAUSAL = causal_model(seed=1)
 DIFFUSION, VERIFIER = diffusion_model(seed=1), causal_model(seed=1)
 PADDED, SMALL_VERIFIER = diffusion_model(seed=1), causal_model(seed=1, vocab_size=VOCAB - 2)
 PADDED.unembedding.weight[VOCAB - 2 :] = 0  # rows that stand for no token
+UNSHIFTED = diffusion_model(seed=1)
+UNSHIFTED.config = replace(UNSHIFTED.config, shift=0)
 
 
 def run(engine: Engine, method, prompt: list[int], eos: int | None, **roles: str) -> list[int]:
@@ -44,6 +50,7 @@ def engine() -> Engine:
         ("verifier", VERIFIER),
         ("padded", PADDED),
         ("small", SMALL_VERIFIER),
+        ("unshifted", UNSHIFTED),
     )
 
 
@@ -123,6 +130,50 @@ def test_the_comparison_above_sees_long_and_short_runs(engine: Engine) -> None:
         finish(engine)
         kept |= {step.kept for step in job.seq.trace if step.model == "verifier"}
     assert {1, 2, 3, 4} <= kept
+
+
+shares = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 0.95, 1.0])
+
+
+@given(
+    model=st.sampled_from(["diffusion", "unshifted"]),
+    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20),
+    options=st.fixed_dictionaries(
+        {
+            "block": st.integers(1, 10),
+            "add": shares,
+            "activate": shares,
+            "confidence": shares,
+            "order": st.sampled_from(["confidence", "margin", "entropy"]),
+            "canvas": st.booleans(),
+        }
+    ),
+    max_tokens=st.integers(1, 30),
+    eos=st.none() | st.integers(0, VOCAB - 2),
+)
+@settings(max_examples=60, deadline=None)
+def test_d2f(
+    engine: Engine,
+    model: str,
+    prompt: list[int],
+    options: dict[str, Any],
+    max_tokens: int,
+    eos: int | None,
+) -> None:
+    """Prompts, blocks, limits and thresholds of all kinds; a mask in a prompt is a token."""
+    weights = {"diffusion": DIFFUSION, "unshifted": UNSHIFTED}[model]
+    expected = naive.d2f(weights, prompt, max_tokens, **options, eos=eos)
+    job = engine.submit(
+        D2F(**options),
+        prompt,
+        runners={"target": runner(engine, model)},
+        max_tokens=max_tokens,
+        eos=frozenset() if eos is None else frozenset([eos]),
+    )
+    finish(engine)
+    assert tokens(job) == expected
+    whole = max_tokens // options["block"] * options["block"] if options["canvas"] else max_tokens
+    assert (job.seq.finish_reason == "length") == (len(expected) == whole)
 
 
 def test_every_method_has_a_naive_loop() -> None:

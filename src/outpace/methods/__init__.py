@@ -2,13 +2,15 @@
 
 from outpace.methods.apd import APD
 from outpace.methods.autoregressive import Autoregressive
+from outpace.methods.d2f import D2F
 from outpace.methods.left_to_right import LeftToRight
 from outpace.methods.method import Method
 
 METHODS: dict[str, type[Method]] = {
     "apd": APD,
     "autoregressive": Autoregressive,
+    "d2f": D2F,
     "left_to_right": LeftToRight,
 }
 
-__all__ = ["APD", "METHODS", "Autoregressive", "LeftToRight", "Method"]
+__all__ = ["APD", "D2F", "METHODS", "Autoregressive", "LeftToRight", "Method"]
