@@ -13,7 +13,7 @@ from helpers import VOCAB, causal_model, diffusion_model, engine_of, finish, run
 from outpace.decoding import Sampling, Step
 from outpace.decoding import Sequence as Tokens
 from outpace.engine.engine import Engine, Job
-from outpace.methods import APD, Autoregressive, LeftToRight, Method
+from outpace.methods import APD, D2F, Autoregressive, LeftToRight, Method
 
 MODELS = {"diffusion": diffusion_model(seed=1), "causal": causal_model(seed=1)}
 """The causal model is target of some and verifier of others: both read it in one pass."""
@@ -111,6 +111,15 @@ methods = st.one_of(
         lookahead=optional,
         coupling=st.sampled_from(["gumbel", "argmax"]),
     ),
+    st.builds(
+        D2F,
+        block=st.integers(1, 8),
+        add=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+        activate=st.sampled_from([0.0, 0.5, 1.0]),
+        confidence=st.sampled_from([0.3, 0.6, 0.9]),
+        order=st.sampled_from(["confidence", "margin", "entropy"]),
+        canvas=st.booleans(),
+    ),
 )
 samplings = st.builds(
     Sampling,
@@ -141,6 +150,12 @@ def random_request(rng: Random) -> Request:
                 window=rng.choice([None, 1, 6]),
                 lookahead=rng.choice([None, 3, 9]),
                 coupling=rng.choice(["gumbel", "argmax"]),
+            ),
+            D2F(
+                block=rng.randint(1, 8),
+                add=rng.choice([0.0, 0.1, 1.0]),
+                confidence=rng.choice([0.3, 0.6, 0.9]),
+                order=rng.choice(["confidence", "margin", "entropy"]),
             ),
         ]
     )
