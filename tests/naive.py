@@ -203,3 +203,72 @@ def dflash(
         return logits.argmax(-1).tolist()
 
     return verified(model, prompt, max_tokens, eos, guess)
+
+
+@torch.inference_mode()
+def by_block(model: Transformer, canvas: list[int], ends: list[int]) -> Tensor:
+    """Logits `[n, vocab]` where a row sees to the end of its block; those of slot i in row i."""
+    stops = [next(end for end in ends if end > slot) for slot in range(len(canvas))]
+    hidden = torch.arange(len(canvas)) >= torch.tensor(stops)[:, None]
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        share = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+        weights = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+        return torch.einsum("hqk,khd->qhd", weights.masked_fill(hidden, -torch.inf).softmax(-1), v)
+
+    logits = model.head(model(torch.tensor(canvas), torch.arange(len(canvas)), attend)).float()
+    logits[:, model.config.mask_id] = -torch.inf
+    return logits.roll(model.config.shift, 0)
+
+
+def d2f(
+    model: Transformer,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    block: int,
+    add: float = 0.1,
+    activate: float = 0.95,
+    confidence: float = 0.9,
+    order: str = "confidence",
+    canvas: bool = False,
+    eos: int | None = None,
+) -> list[int]:
+    """Append, activate, accept, until nothing is masked; everything is computed in every turn.
+
+    The text ends at the first end-of-sequence whether or not what is behind it was filled.
+    """
+    mask = object()  # what is masked; the mask token itself may stand in a prompt
+    ids, ends, ended = list(prompt), [len(prompt)], False
+    limit = len(prompt) + (max_tokens // block * block if canvas else max_tokens)
+    active: set[int] = set()
+
+    def filled(index: int) -> float:
+        begin = ends[index - 1] if index else 0
+        return sum(token is not mask for token in ids[begin : ends[index]]) / (ends[index] - begin)
+
+    while True:
+        if len(ids) < limit and not ended and filled(len(ends) - 1) >= add:
+            ids += [mask] * min(block, limit - len(ids))
+            ends.append(len(ids))
+        active |= {index for index in range(1, len(ends)) if filled(index - 1) >= activate}
+        if mask not in ids:
+            output = ids[len(prompt) :]
+            return output[: output.index(eos)] if eos in output else output
+        shown = [model.config.mask_id if token is mask else token for token in ids]
+        probabilities = by_block(model, shown, ends).softmax(-1)
+        two = probabilities.topk(2, -1).values
+        ranks = {
+            "confidence": two[:, 0],
+            "margin": two[:, 0] - two[:, 1],
+            "entropy": (probabilities * (probabilities + 1e-10).log()).sum(-1),
+        }[order]
+        for index in range(1, len(ends)):
+            holes = [s for s in range(ends[index - 1], ends[index]) if ids[s] is mask]
+            chosen = [slot for slot in holes if two[slot, 0] > confidence]
+            if holes and not chosen and index in active:
+                chosen = [max(holes, key=lambda slot: ranks[slot])]
+            for slot in chosen:
+                ids[slot] = int(probabilities[slot].argmax())
+                ended |= ids[slot] == eos

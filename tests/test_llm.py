@@ -516,3 +516,16 @@ def test_unknown_model_is_refused() -> None:
     """Saying what can be given."""
     with pytest.raises(ValueError, match="no model 'no-such-model': give a folder"):
         LLM("no-such-model")
+
+
+def test_adapter_is_merged_into_the_target() -> None:
+    """It answers otherwise than its base, and its name says why."""
+    golden = Path(__file__).parent / "golden" / "d2f"
+    base, adapter = golden / "dream_tiny", golden / "dream_tiny_lora"
+    prompt, options = [3, 1, 4, 1, 5], {"max_tokens": 8, "temperature": 0.0}
+    plain, adapted = LLM(base), LLM(base, adapter=adapter)
+    assert adapted.name == f"{base} + {adapter}"
+    one, two = (llm.generate(prompt, **options)[0].ids for llm in (plain, adapted))
+    assert len(one) == len(two) == 8 and one != two
+    with pytest.raises(ValueError, match="to adapt"):
+        LLM(base, adapter=golden / "llada_tiny_lora")

@@ -23,7 +23,7 @@ from helpers import (
 from outpace.decoding import Sampling, Step
 from outpace.decoding import Sequence as Tokens
 from outpace.engine.engine import Engine, Job
-from outpace.methods import APD, Autoregressive, DFlash, LeftToRight, Method, Speculative
+from outpace.methods import APD, D2F, Autoregressive, DFlash, LeftToRight, Method, Speculative
 
 MODELS = {
     "diffusion": diffusion_model(seed=1),
@@ -131,6 +131,15 @@ methods = st.one_of(
         lookahead=optional,
         coupling=st.sampled_from(["gumbel", "argmax"]),
     ),
+    st.builds(
+        D2F,
+        block=st.integers(1, 8),
+        add=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+        activate=st.sampled_from([0.0, 0.5, 1.0]),
+        confidence=st.sampled_from([0.3, 0.6, 0.9]),
+        order=st.sampled_from(["confidence", "margin", "entropy"]),
+        canvas=st.booleans(),
+    ),
 )
 verify = st.sampled_from(["match", "rejection"])
 methods |= st.one_of(
@@ -174,6 +183,12 @@ def random_request(rng: Random) -> Request:
             ),
             Speculative(draft="near", tokens=rng.randint(1, 6)),
             DFlash(draft="features", block=rng.randint(2, 5)),
+            D2F(
+                block=rng.randint(1, 8),
+                add=rng.choice([0.0, 0.1, 1.0]),
+                confidence=rng.choice([0.3, 0.6, 0.9]),
+                order=rng.choice(["confidence", "margin", "entropy"]),
+            ),
         ]
     )
     return Request(

@@ -145,8 +145,9 @@ class Stream(Iterator[str]):
 class LLM:
     """A target model with a decoding method, ready for many prompts at once.
 
-    `model` is a checkpoint folder, a hub name, or a model of the zoo. Without `method`, causal
-    models decode autoregressively and diffusion models left to right. `dtype` is float32 on the
+    `model` is a checkpoint folder, a hub name, or a model of the zoo; `adapter` a folder or
+    hub name of a low-rank adapter that is merged into it. Without `method`, causal models decode
+    autoregressively and diffusion models left to right. `dtype` is float32 on the
     CPU and bfloat16 elsewhere unless given; `cache_gib` is memory for keys and values of each
     model (2 GiB on the CPU and half of what is free on a GPU by default); `max_length` limits
     prompt and answer together. Raises `ValueError` for what cannot be loaded or does not fit
@@ -158,6 +159,7 @@ class LLM:
         model: str | Path,
         method: Method | None = None,
         *,
+        adapter: str | Path | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         max_length: int | None = None,
@@ -172,33 +174,38 @@ class LLM:
         self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences)
         self.runners: dict[str, Runner] = {}
         self.texts: dict[str, Text] = {}
-        self.name = str(model)
-        self.target = self.load(self.name)
+        self.name = str(model) if adapter is None else f"{model} + {adapter}"
+        self.target = self.load(str(model), adapter)
         self.text = self.texts[self.name]
         self.config = self.target.config
         self.eos = frozenset(self.config.eos) | self.text_eos()
         self.method = method or (LeftToRight() if self.config.bidirectional else Autoregressive())
         self.bind(self.method)
 
-    def load(self, name: str) -> Runner:
+    def load(self, name: str, adapter: str | Path | None = None) -> Runner:
         """The runner of a model, loaded on first use."""
-        if name in self.runners:
-            return self.runners[name]
+        key = name if adapter is None else f"{name} + {adapter}"
+        if key in self.runners:
+            return self.runners[key]
         model: Transformer | FeatureDraft
         if self.runners and isinstance(load_config(name), DraftConfig):
             model = self.load_draft(name)
             vocab = self.target.vocab
         else:
             model = load_model(
-                name, dtype=self.dtype, device=self.device, max_length=self.max_length
+                name,
+                dtype=self.dtype,
+                device=self.device,
+                max_length=self.max_length,
+                adapter=adapter,
             )
             tokenizer = load_tokenizer(name)
-            self.texts[name] = Text(name, tokenizer)
+            self.texts[key] = Text(key, tokenizer)
             vocab = None if tokenizer is None else len(tokenizer)
         slots = cache_slots(model.config, self.dtype, self.cache_bytes())
-        runner = Runner(name, model, slots=slots, vocab=vocab)
+        runner = Runner(key, model, slots=slots, vocab=vocab)
         self.engine.add(runner)
-        self.runners[name] = runner
+        self.runners[key] = runner
         return runner
 
     def load_draft(self, name: str) -> FeatureDraft:

@@ -37,3 +37,14 @@ def test_what_is_no_hole_is_not_filled(slot: int) -> None:
     with pytest.raises(ValueError, match=rf"slot {slot} is no hole; the holes are \[1, 2\]"):
         canvas.fill([slot], [7])
     assert canvas.ids == [1, 0, 0, 5]
+
+
+def test_what_is_cut_is_neither_fed_nor_filled() -> None:
+    canvas = Canvas([1], mask_id=0)
+    canvas.extend(5)
+    canvas.fill([2, 5], [7, 8])
+    canvas.cut(4)
+    assert canvas.ids == [1, 0, 7, 0]
+    assert canvas.holes == [1, 3]
+    canvas.cut(9)
+    assert (len(canvas), canvas.filled) == (4, 1)

@@ -14,7 +14,7 @@ from outpace.decoding import FULL, Forward, Sampling
 from outpace.engine import naive
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import cut_at, halves
-from outpace.methods import APD, Autoregressive, DFlash, LeftToRight, Speculative
+from outpace.methods import APD, D2F, Autoregressive, DFlash, LeftToRight, Speculative
 from workload import MODELS, Request, alone, new_engine, random_request, requests, result, serve
 
 KINDS = [
@@ -25,6 +25,7 @@ KINDS = [
     Speculative(draft="near", tokens=4, verify="rejection"),
     DFlash(draft="features"),
     DFlash(draft="features", block=3, verify="rejection"),
+    D2F(block=4, confidence=0.6),
 ]
 LONG = tuple(range(1, 23)) * 3
 SAMPLED = Sampling(temperature=1.5, top_p=0.9, seed=3)
@@ -59,7 +60,7 @@ def test_engine_equals_the_contract_answered_literally(request: Request) -> None
 
 
 def test_a_hundred_mixed_requests_equal_each_alone() -> None:
-    """Three methods arriving at random, in a cache that holds few of them at a time."""
+    """All methods arriving at random, in a cache that holds few of them at a time."""
     rng = Random(0)
     batch = [random_request(rng) for _ in range(100)]
     engine = new_engine(slots=400, max_rows=64)

@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass
 
 import pytest
 
-from outpace.methods import APD, METHODS, Autoregressive, LeftToRight, Method
+from outpace.methods import APD, D2F, METHODS, Autoregressive, LeftToRight, Method
 
 
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
@@ -36,4 +36,5 @@ def test_memory_of_a_request_is_prompt_and_answer() -> None:
 
 def test_methods_say_which_models_they_decode() -> None:
     """Diffusion models or causal ones."""
-    assert APD.bidirectional and LeftToRight.bidirectional and not Autoregressive.bidirectional
+    assert all(kind.bidirectional for kind in (APD, D2F, LeftToRight))
+    assert not Autoregressive.bidirectional

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import naive
 from helpers import (
@@ -19,7 +23,15 @@ from helpers import (
     trained_pair,
 )
 from outpace.engine.engine import Engine
-from outpace.methods import APD, METHODS, Autoregressive, DFlash, LeftToRight, Speculative
+from outpace.methods import (
+    APD,
+    D2F,
+    METHODS,
+    Autoregressive,
+    DFlash,
+    LeftToRight,
+    Speculative,
+)
 
 PROMPTS = [[5], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]]
 TOKENS = 16
@@ -32,6 +44,8 @@ TARGET, FEATURES = trained_pair()
 NEAR = causal_model(seed=1)
 NEAR.norm.weight.add_(torch.randn(32, generator=torch.Generator().manual_seed(0)))
 PADDED.unembedding.weight[VOCAB - 2 :] = 0  # rows that stand for no token
+UNSHIFTED = diffusion_model(seed=1)
+UNSHIFTED.config = replace(UNSHIFTED.config, shift=0)
 
 
 def run(engine: Engine, method, prompt: list[int], eos: int | None, **roles: str) -> list[int]:
@@ -60,6 +74,7 @@ def engine() -> Engine:
         ("near", NEAR),
         ("target", TARGET),
         ("features", FEATURES),
+        ("unshifted", UNSHIFTED),
     )
 
 
@@ -179,6 +194,50 @@ def test_dflash(engine: Engine, block: int) -> None:
 
         method = DFlash(draft="", block=block)
         check_verified(engine, method, ("target", "features"), prompt, loop)
+
+
+shares = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 0.95, 1.0])
+
+
+@given(
+    model=st.sampled_from(["diffusion", "unshifted"]),
+    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20),
+    options=st.fixed_dictionaries(
+        {
+            "block": st.integers(1, 10),
+            "add": shares,
+            "activate": shares,
+            "confidence": shares,
+            "order": st.sampled_from(["confidence", "margin", "entropy"]),
+            "canvas": st.booleans(),
+        }
+    ),
+    max_tokens=st.integers(1, 30),
+    eos=st.none() | st.integers(0, VOCAB - 2),
+)
+@settings(max_examples=60, deadline=None)
+def test_d2f(
+    engine: Engine,
+    model: str,
+    prompt: list[int],
+    options: dict[str, Any],
+    max_tokens: int,
+    eos: int | None,
+) -> None:
+    """Prompts, blocks, limits and thresholds of all kinds; a mask in a prompt is a token."""
+    weights = {"diffusion": DIFFUSION, "unshifted": UNSHIFTED}[model]
+    expected = naive.d2f(weights, prompt, max_tokens, **options, eos=eos)
+    job = engine.submit(
+        D2F(**options),
+        prompt,
+        runners={"target": runner(engine, model)},
+        max_tokens=max_tokens,
+        eos=frozenset() if eos is None else frozenset([eos]),
+    )
+    finish(engine)
+    assert tokens(job) == expected
+    whole = max_tokens // options["block"] * options["block"] if options["canvas"] else max_tokens
+    assert (job.seq.finish_reason == "length") == (len(expected) == whole)
 
 
 def test_every_method_has_a_naive_loop() -> None:

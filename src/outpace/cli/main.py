@@ -46,6 +46,7 @@ Seed = Annotated[int, typer.Option(help="Same seed, same text.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the text, without chat template.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")]
+AdapterName = Annotated[str | None, typer.Option(help="Folder or hub name of a LoRA to merge.")]
 Limit = Annotated[int, typer.Option(help="Number of problems.")]
 Batch = Annotated[int, typer.Option(help="Requests that run at a time.")]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the figures here.")]
@@ -54,9 +55,15 @@ JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the figures
 SMALL = 20_000_000
 
 
-def open_llm(model: str, method: Method | None, dtype: str | None, device: str | None) -> LLM:
+def open_llm(
+    model: str,
+    method: Method | None,
+    dtype: str | None,
+    device: str | None,
+    adapter: str | None = None,
+) -> LLM:
     """A model ready to decode; a small one with one thread, since more only wait for each other."""
-    llm = LLM(model, method, dtype=dtype, device=device)
+    llm = LLM(model, method, adapter=adapter, dtype=dtype, device=device)
     if llm.device.type == "cpu" and llm.target.parameters < SMALL:
         torch.set_num_threads(1)
     return llm
@@ -76,6 +83,7 @@ def generate(
     seed: Seed = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
     raw: Raw = False,
+    adapter: AdapterName = None,
     dtype: Dtype = None,
     device: Device = None,
 ) -> None:
@@ -86,7 +94,7 @@ def generate(
     """
     if (prompt is None) == (input is None) or (input is None) != (output is None):
         raise ValueError("give a prompt, or --input and --output")
-    llm = open_llm(model, method, dtype, device)
+    llm = open_llm(model, method, dtype, device, adapter)
     options = choice(max_tokens, temperature, top_p, top_k, seed)
     options |= {"stop": stop or (), "raw": raw}
     if input is not None and output is not None:
@@ -141,11 +149,12 @@ def trace(
     top_k: TopK = None,
     seed: Seed = 0,
     raw: Raw = False,
+    adapter: AdapterName = None,
     dtype: Dtype = None,
     device: Device = None,
 ) -> None:
     """Answer a prompt and print every forward: model, rows, kept tokens, canvas with holes."""
-    llm = open_llm(model, method, dtype, device)
+    llm = open_llm(model, method, dtype, device, adapter)
     options = choice(max_tokens, temperature, top_p, top_k, seed)
     options["raw"] = raw
     (output,) = llm.generate(prompt, **options)
@@ -246,16 +255,17 @@ def evaluate_command(
     top_p: TopP = None,
     top_k: TopK = None,
     seed: Seed = 0,
+    adapter: AdapterName = None,
     dtype: Dtype = None,
     device: Device = None,
     json_path: JsonPath = None,
 ) -> None:
     """Accuracy, tokens per forward and tokens per second of one method, from the same run."""
     questions_of(task, limit, data)
-    llm = open_llm(model, method, dtype, device)
+    llm = open_llm(model, method, dtype, device, adapter)
     options = choice(max_tokens, temperature, top_p, top_k, seed)
     report = run(llm, task, limit, data, batch, options)
-    console.print(report_table([(f"{model} {report.method}", report)], scored=True))
+    console.print(report_table([(f"{llm.name} {report.method}", report)], scored=True))
     write_json(json_path, [report])
 
 

@@ -41,6 +41,11 @@ class Canvas:
             del self.holes[place]
             self.ids[slot] = token
 
+    def cut(self, end: int) -> None:
+        """Drop everything from slot `end` on."""
+        del self.ids[end:]
+        del self.holes[bisect_left(self.holes, end) :]
+
     def within(self, begin: int, end: int) -> list[int]:
         """Slots of the holes in `[begin, end)`."""
         return self.holes[bisect_left(self.holes, begin) : bisect_left(self.holes, end)]

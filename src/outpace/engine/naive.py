@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -67,16 +68,13 @@ def decode(method: Method, seq: Sequence, models: Mapping[str, Model]) -> list[F
     """Run one request to its end on the model of each role; the forwards that it took."""
     memories = {role: Memory(model) for role, model in models.items()}
     decoding = method.decode(seq)
-    forwards = []
-    forward = next(decoding)
-    while seq.finish_reason is None:
-        forwards.append(forward)
-        layers = feature_layers(forward, models)
-        prediction = answer(forward, memories[forward.model], layers)
-        try:
-            forward = decoding.send(prediction)
-        except StopIteration:
-            break
+    forwards: list[Forward] = []
+    with suppress(StopIteration):
+        forward = next(decoding)
+        while seq.finish_reason is None:
+            forwards.append(forward)
+            layers = feature_layers(forward, models)
+            forward = decoding.send(answer(forward, memories[forward.model], layers))
     return forwards
 
 

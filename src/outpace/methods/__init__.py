@@ -2,6 +2,7 @@
 
 from outpace.methods.apd import APD
 from outpace.methods.autoregressive import Autoregressive
+from outpace.methods.d2f import D2F
 from outpace.methods.dflash import DFlash
 from outpace.methods.left_to_right import LeftToRight
 from outpace.methods.method import Method
@@ -10,9 +11,19 @@ from outpace.methods.speculative import Speculative
 METHODS: dict[str, type[Method]] = {
     "apd": APD,
     "autoregressive": Autoregressive,
+    "d2f": D2F,
     "dflash": DFlash,
     "left_to_right": LeftToRight,
     "speculative": Speculative,
 }
 
-__all__ = ["APD", "METHODS", "Autoregressive", "DFlash", "LeftToRight", "Method", "Speculative"]
+__all__ = [
+    "APD",
+    "D2F",
+    "METHODS",
+    "Autoregressive",
+    "DFlash",
+    "LeftToRight",
+    "Method",
+    "Speculative",
+]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outpace.decoding import FULL, Decoding, Forward, Sampling, Sequence, agreement
 from outpace.decoding.sampling import Read, Reader, Readout, chooser
-from outpace.methods.method import Method, at_least_one
+from outpace.methods.method import Method, at_least_one, fraction
 
 Coupling = Literal["gumbel", "argmax"]
 
@@ -38,8 +38,7 @@ class APD(Method):
     coupling: Coupling = "gumbel"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ratio <= 1:
-            raise ValueError(f"ratio must lie between 0 and 1, not {self.ratio}")
+        fraction(ratio=self.ratio)
         at_least_one(window=self.window, lookahead=self.lookahead)
         if self.coupling not in ("gumbel", "argmax"):
             raise ValueError(f"coupling must be 'gumbel' or 'argmax', not {self.coupling!r}")

@@ -49,3 +49,10 @@ def at_least_one(**options: int | None) -> None:
     for name, value in options.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def fraction(**options: float) -> None:
+    """Raise `ValueError` for an option that is a share of a whole and lies outside [0, 1]."""
+    for name, value in options.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} must lie between 0 and 1, not {value}")

@@ -17,11 +17,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast  # type: ignore[attr-defined]
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from outpace.models.adapter import CONFIG, Adapter
 from outpace.models.config import DraftConfig, ModelConfig
 from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES, Family
 from outpace.models.families.family import part_sizes
 from outpace.models.transformer import Stack, Transformer
+
+Read = Callable[[str], tuple[Path, Tensor]]
+"""From a published name to the file that has the tensor, and the tensor."""
 
 ZOO = Path(__file__).parent.parent / "zoo"
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
@@ -96,11 +100,12 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     max_length: int | None = None,
+    adapter: str | Path | None = None,
 ) -> Transformer:
-    """Load a model in its published format; `max_length` limits its rotary tables.
+    """Load a model in its published format, with an adapter merged into it where one is named.
 
-    Raises `ValueError` naming file and tensor where one is missing or has another shape, and for
-    a draft, which is nothing without its target.
+    `max_length` limits its rotary tables. Raises `ValueError` naming file and tensor where one is
+    missing or has another shape, and for a draft, which is nothing without its target.
     """
     config = limited(load_config(name), max_length)
     if isinstance(config, DraftConfig):
@@ -110,7 +115,7 @@ def load_model(
         )
     with torch.device("meta"):
         model = Transformer(config)
-    load_weights(model, resolve(name), dtype, device)
+    load_weights(model, resolve(name), dtype, device, adapter)
     return model
 
 
@@ -145,11 +150,18 @@ def limited(config: Config, max_length: int | None) -> Config:
 
 
 def load_weights(
-    model: Stack, folder: Path, dtype: torch.dtype, device: torch.device | str
+    model: Stack,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    adapter: str | Path | None = None,
 ) -> None:
-    """Fill a model without memory from the safetensors files of a folder."""
+    """Fill a model without memory from the safetensors files of a folder, and an adapter's."""
     with ExitStack() as stack:
-        state = read_parameters(model, folder, Weights(folder, stack).read, dtype, device)
+        read: Read = Weights(folder, stack).read
+        if adapter is not None:
+            read = adapted(read, load_adapter(adapter), model)
+        state = read_parameters(model, folder, read, dtype, device)
     model.load_state_dict(state, strict=True, assign=True)
     rotary = torch.float32 if model.config.rope.float32 else dtype
     model.cos, model.sin = (table.to(device, rotary) for table in model.rotary())
@@ -175,6 +187,26 @@ class Weights:
         return path, opened.get_tensor(name)
 
 
+def load_adapter(name: str | Path) -> Adapter:
+    """Read an adapter from a folder or a hub name; `ValueError` for one that is none."""
+    folder = resolve(name)
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder / CONFIG} does not exist: an adapter folder needs it")
+    return Adapter.read(folder, read_json(folder / CONFIG))
+
+
+def adapted(read: Read, adapter: Adapter, model: Stack) -> Read:
+    """Reading with the adapter's updates added; `ValueError` if it is of another model."""
+    family = FAMILIES[model.config.family]
+    adapter.check([name for ours, _ in model.named_parameters() for name in family.published(ours)])
+
+    def merged(name: str) -> tuple[Path, Tensor]:
+        path, weight = read(name)
+        return path, adapter.merge(name, weight)
+
+    return merged
+
+
 def shards(folder: Path) -> list[Path]:
     """The safetensors files of a folder; `ValueError` if there is none or one is missing."""
     index = folder / "model.safetensors.index.json"
@@ -196,7 +228,7 @@ def shards(folder: Path) -> list[Path]:
 def read_parameters(
     model: Stack,
     folder: Path,
-    read: Callable[[str], tuple[Path, Tensor]],
+    read: Read,
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> dict[str, Tensor]:

@@ -1,0 +1,102 @@
+"""Discrete diffusion forcing: a pipeline of blocks, filled while those before them still are."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+
+from outpace.decoding import Canvas, Decoding, Forward, Prediction, Sequence
+from outpace.decoding.order import Rank, above, best, rank
+from outpace.methods.method import Method, at_least_one, fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class D2F(Method):
+    """Fill several blocks at once; each sees those before it, and keeps its keys once it is full.
+
+    The pipelined decoding of "Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete
+    Diffusion Forcing" (Wang et al., 2025, section 3.3). A block is appended once the last one is
+    filled to `add`. Blocks take all tokens of more than `confidence`; where there is none, a block
+    takes its best one by `order`, provided that the one before it is filled to `activate`. An
+    end-of-sequence ends appending, and blocks behind it are dropped; `canvas` fills them as well,
+    and has whole blocks only, as in the authors' code. Raises `ValueError` for bad options.
+    """
+
+    bidirectional = True
+
+    block: int = 16
+    add: float = 0.1
+    activate: float = 0.95
+    confidence: float = 0.9
+    order: Rank = "confidence"
+    canvas: bool = False
+
+    def __post_init__(self) -> None:
+        at_least_one(block=self.block)
+        fraction(add=self.add, activate=self.activate, confidence=self.confidence)
+        if self.order not in ("confidence", "margin", "entropy"):
+            raise ValueError(
+                f"order must be 'confidence', 'margin' or 'entropy', not {self.order!r}"
+            )
+
+    def decode(self, seq: Sequence) -> Decoding:
+        """Feed the blocks in flight, fill some of their holes, commit what has none before it."""
+        canvas, edges = Canvas(seq.ids, seq.mask_id), [0, len(seq)]
+        limit = seq.limit - (seq.max_tokens % self.block if self.canvas else 0)
+        scores = tuple(dict.fromkeys(("confidence", self.order)))
+        step, alive = 0, True
+        while alive:
+            if len(canvas) < limit and full(canvas, *edges[-2:]) >= self.add:
+                canvas.extend(min(self.block, limit - len(canvas)))
+                edges.append(len(canvas))
+            if not canvas.holes:
+                break
+            # The row before the first hole may be the one that predicts it; full blocks behind
+            # the last hole are seen by nobody.
+            start = min(edges[0], canvas.filled - 1)
+            end = next(edge for edge in edges if edge > canvas.holes[-1])
+            bounds = [start, *(edge for edge in edges if start < edge <= end)]
+            out = yield Forward(
+                ids=canvas.ids[start:end],
+                start=start,
+                mask=tuple(stop - begin for begin, stop in pairwise(bounds)),
+                predict=tuple(canvas.holes),
+                read=seq.read(step, scores=scores, drawn=True),
+            )
+            step += 1
+            taken = self.taken(canvas, edges, out)
+            edges = edges[bisect_right(edges, canvas.filled) - 1 :]  # what was fed whole is kept
+            slots = [canvas.holes[index] for index in taken]
+            tokens = [out.tokens[index] for index in taken]
+            canvas.fill(slots, tokens)
+            if ends := [
+                slot for slot, token in zip(slots, tokens, strict=True) if token in seq.eos
+            ]:
+                limit = len(canvas) if self.canvas else next(e for e in edges if e > min(ends))
+                canvas.cut(limit)
+                edges = [edge for edge in edges if edge <= limit]
+            if not self.canvas:
+                alive = seq.commit(canvas.ids[len(seq) : canvas.filled])
+        if seq.commit(canvas.ids[len(seq) :]):
+            seq.finish_reason = "length"
+
+    def taken(self, canvas: Canvas, edges: list[int], out: Prediction) -> list[int]:
+        """Which of the holes are filled, as their places among the holes."""
+        assert out.confidence is not None
+        ranks, taken = rank(out, self.order), []
+        first, before = 0, 1.0
+        for begin, end in pairwise(edges):
+            last = first + len(canvas.within(begin, end))
+            chosen = above(out.confidence[first:last], self.confidence)
+            if not len(chosen) and before >= self.activate:
+                chosen = best(ranks[first:last])
+            taken += (first + chosen).tolist()
+            first, before = last, full(canvas, begin, end)
+        return taken
+
+
+def full(canvas: Canvas, begin: int, end: int) -> float:
+    """Share of the slots of a block that are filled."""
+    size = end - begin
+    return (size - len(canvas.within(begin, end))) / size

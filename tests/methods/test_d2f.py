@@ -1,0 +1,221 @@
+"""A pipeline of blocks, driven by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import MASK, script
+from outpace.decoding import Decoding, Forward, Prediction, Sampling, Sequence
+from outpace.methods import D2F
+
+EOS = 0
+
+
+def sequence(max_tokens: int = 8, **fields: Any) -> Sequence:
+    """A request with a prompt of three tokens."""
+    return Sequence(
+        prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, eos=frozenset([EOS]), **fields
+    )
+
+
+def says(tokens: str, sure: str, **ranks: list[float]) -> Prediction:
+    """A digit for each hole, and `+` where it is sure, else `-` or (the surest of these) `*`."""
+    confidence = {"+": 0.99, "*": 0.5, "-": 0.1}
+    return Prediction(
+        tokens=[int(token) for token in tokens],
+        confidence=np.array([confidence[each] for each in sure], dtype=np.float32),
+        **{name: np.array(values, dtype=np.float32) for name, values in ranks.items()},
+    )
+
+
+def shape(forward: Forward) -> tuple[int, str, tuple[int, ...], list[int]]:
+    """Where a forward starts, what it feeds, in which blocks, and what it wants."""
+    fed = "".join("_" if token == MASK else str(token) for token in forward.ids)
+    assert isinstance(forward.mask, tuple)
+    return forward.start, fed, forward.mask, list(forward.predicted_slots())
+
+
+def test_the_pipeline() -> None:
+    """Prompt and first block; a second block beside it, until the first one is full and kept.
+
+    A block is fed once more when it is full, now without a hole; the next forward starts behind
+    it, or at its last row where that may predict the first hole.
+    """
+    seq = sequence()
+    forwards = script(
+        D2F(block=4, add=0.5),
+        seq,
+        [
+            says("4567", "-*--"),  # none is sure: its best one
+            says("467", "--*"),  # one of four was less than a half: there is no second block yet
+            says("451234", "+-----"),  # there is, but as the first is half full, it must be sure
+            says("57321", "-++--"),  # as it is now; the first block takes its best one
+            says("52", "*-"),  # the first block is full, and so the second takes its best one
+            says("2", "-"),
+        ],
+    )
+    assert [shape(forward) for forward in forwards] == [
+        (0, "123____", (3, 4), [3, 4, 5, 6]),
+        (2, "3_5__", (1, 4), [3, 5, 6]),
+        (2, "3_5_7____", (1, 4, 4), [3, 5, 7, 8, 9, 10]),
+        (3, "45_7____", (4, 4), [5, 7, 8, 9, 10]),
+        (3, "455773__", (4, 4), [9, 10]),
+        (7, "735_", (4,), [10]),
+    ]
+    assert (seq.tokens, seq.finish_reason) == ([4, 5, 5, 7, 7, 3, 5, 2], "length")
+
+
+def test_a_row_that_may_predict_the_first_hole_is_fed() -> None:
+    """Where a block opens with a hole and what is before it is kept already."""
+    answers = [says("45", "++"), says("67", "-*"), says("6", "-")]
+    forwards = script(D2F(block=2, add=1.0), sequence(4), answers)
+    assert [shape(forward) for forward in forwards] == [
+        (0, "123__", (3, 2), [3, 4]),
+        (3, "45__", (2, 2), [5, 6]),
+        (4, "5_7", (1, 2), [5]),
+    ]
+
+
+def test_full_blocks_behind_the_last_hole_wait() -> None:
+    """Nobody sees them until there is a block behind them; then they are fed like the others."""
+    answers = [says("456", "*--"), says("56789", "*-+++")]  # the second is full before the first
+    forwards = script(D2F(block=3, add=0.3), sequence(6), [*answers, says("6", "-")])
+    assert shape(forwards[2]) == (3, "45_", (3,), [5])
+    forwards = script(D2F(block=3, add=0.3), sequence(9), [*answers, says("6123", "-+++")])
+    assert shape(forwards[2]) == (3, "45_789___", (3, 3, 3), [5, 9, 10, 11])
+
+
+def test_last_block_is_what_is_left() -> None:
+    """Five tokens are two, two and one."""
+    answers = [says("45", "++"), says("67", "++"), says("8", "-")]
+    forwards = script(D2F(block=2), sequence(5), answers)
+    assert [forward.mask for forward in forwards] == [(3, 2), (2, 2), (2, 1)]
+
+
+def test_a_block_longer_than_the_answer_is_cut() -> None:
+    """There is nothing behind the limit."""
+    (forward,) = script(D2F(block=64), sequence(2), [says("45", "++")])
+    assert shape(forward) == (0, "123__", (3, 2), [3, 4])
+
+
+ENDING = [
+    says("4567", "+---"),
+    says("5671234", "*--+---"),
+    says("672041234", "*--+-+---"),  # an end-of-sequence in the second of three blocks
+]
+
+
+def test_end_of_sequence_drops_what_is_behind_its_block() -> None:
+    """Nothing is appended any more, and the request ends once all before it is filled."""
+    seq = sequence(40)
+    answers = [*ENDING, says("723", "*--"), says("23", "-*"), says("2", "-")]
+    forwards = script(D2F(block=4), seq, answers)
+    assert [shape(forward) for forward in forwards][2:] == [
+        (3, "45__1_______", (4, 4, 4), [5, 6, 8, 9, 10, 11, 12, 13, 14]),
+        (3, "456_1_0_", (4, 4), [6, 8, 10]),
+        (3, "45671_0_", (4, 4), [8, 10]),
+        (7, "1_03", (4,), [8]),
+    ]
+    assert (seq.tokens, seq.finish_reason) == ([4, 5, 6, 7, 1, 2], "stop")
+
+
+def test_a_canvas_is_filled_behind_the_end_of_sequence_too() -> None:
+    """Only appending ends with it; the text is the same, and comes at once."""
+    seq = sequence(40)
+    answers = [*ENDING, says("723234", "*+++--"), says("34", "+-"), says("4", "-")]
+    forwards = script(D2F(block=4, canvas=True), seq, answers)
+    assert [shape(forward) for forward in forwards][3:] == [
+        (3, "456_1_0_1___", (4, 4, 4), [6, 8, 10, 12, 13, 14]),
+        (3, "4567120312__", (4, 4, 4), [13, 14]),
+        (11, "123_", (4,), [14]),
+    ]
+    assert (seq.tokens, seq.finish_reason) == ([4, 5, 6, 7, 1, 2], "stop")
+
+
+@pytest.mark.parametrize(("max_tokens", "length"), [(9, 8), (8, 8), (7, 4), (3, 0)])
+def test_a_canvas_has_whole_blocks_only(max_tokens: int, length: int) -> None:
+    """And is empty, without any forward, where there is no room for one."""
+    seq = sequence(max_tokens)
+    forwards = []
+    decoding = D2F(block=4, canvas=True).decode(seq)
+    answer = None
+    while forward := next_of(decoding, answer):
+        forwards.append(forward)
+        answer = says("4" * len(forward.predict), "+" * len(forward.predict))
+    assert len(forwards) == length // 4
+    assert (seq.tokens, seq.finish_reason) == ([4] * length, "length")
+
+
+def next_of(decoding: Decoding, answer: Prediction | None) -> Forward | None:
+    """The next forward, if there is one."""
+    try:
+        return next(decoding) if answer is None else decoding.send(answer)
+    except StopIteration:
+        return None
+
+
+def first_choice(method: D2F, answer: Prediction) -> list[int]:
+    """Slots that a forward over four holes fills."""
+    decoding = method.decode(sequence(4))
+    next(decoding)
+    holes = decoding.send(answer).predict
+    return [slot for slot in range(3, 7) if slot not in holes]
+
+
+def test_a_token_is_taken_above_the_threshold_and_not_at_it() -> None:
+    """Where none is above it, one is taken all the same: the leftmost of the best."""
+    answer = says("4567", "-*+*")
+    assert first_choice(D2F(block=4, confidence=0.4), answer) == [4, 5, 6]
+    assert first_choice(D2F(block=4, confidence=0.5), answer) == [5]
+    assert first_choice(D2F(block=4, confidence=1.0), says("4567", "-+-+")) == [4]
+
+
+def test_order_ranks_where_nothing_is_sure() -> None:
+    """By confidence, by margin, or by how little entropy there is; not where something is."""
+    ranks = {"margin": [0.1, 0.2, 0.4, 0.3], "entropy": [0.7, 0.8, 0.9, 0.2]}
+    for order, slot in (("confidence", 4), ("margin", 5), ("entropy", 6)):
+        method = D2F(block=4, order=order)
+        assert first_choice(method, says("4567", "-*--", **ranks)) == [slot]
+        assert first_choice(method, says("4567", "+---", **ranks)) == [3]
+        read = next(method.decode(sequence())).read
+        assert set(read.scores) == {"confidence", order} and read.drawn
+
+
+@pytest.mark.parametrize(("add", "activate"), [(0.3, 0.3), (0.30001, 0.30001), (0.3, 0.4)])
+def test_shares_reach_a_threshold_that_they_equal(add: float, activate: float) -> None:
+    """Three of ten are 0.3."""
+    decoding = D2F(block=10, add=add, activate=activate).decode(sequence(20))
+    next(decoding)
+    second = decoding.send(says("4567891234", "+++-------"))
+    assert len(second.predict) == (7 if add > 0.3 else 17)
+    if add == 0.3:
+        third = decoding.send(says("7891234" + "4567891234", "-" * 17))
+        assert len(third.predict) == (15 if activate == 0.3 else 16)
+
+
+def test_noise_is_fresh_in_every_forward() -> None:
+    """By the step of the read."""
+    seq = sequence(2, sampling=Sampling(temperature=1.0))
+    forwards = script(D2F(), seq, [says("45", "+-"), says("5", "-")])
+    assert [forward.read for forward in forwards] == [
+        seq.read(step, scores=("confidence",), drawn=True) for step in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block": 0}, "block must be at least 1, not 0"),
+        ({"add": -0.1}, "add must lie between 0 and 1, not -0.1"),
+        ({"activate": 1.5}, "activate must lie between 0 and 1, not 1.5"),
+        ({"confidence": float("nan")}, "confidence must lie between 0 and 1, not nan"),
+        ({"order": "best"}, "order must be 'confidence', 'margin' or 'entropy', not 'best'"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    """With the value, and what would do."""
+    with pytest.raises(ValueError, match=message):
+        D2F(**options)
