@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from outpace.models.load import load_config, load_model, translate
+from outpace.models.families import FAMILIES
+from outpace.models.load import family_of, load_model, resolve, translate
+from outpace.models.rope import rotate
 from outpace.models.transformer import Transformer
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -29,11 +31,18 @@ def fresh(config: Mapping[str, Any], seed: int) -> Transformer:
 
 
 def adapted(init: str, changes: Mapping[str, Any]) -> Transformer:
-    """The weights of a checkpoint under its `config.json` with some fields changed."""
+    """The weights of a checkpoint under its `config.json` with some fields changed.
+
+    For a family that spells its configuration otherwise, the changes are a whole `config.json`.
+    Where the shift goes, queries are turned to look from the slot before their own.
+    """
     source = load_model(init)
     if not changes:
         return source
-    model = Transformer(load_config(init, **changes))
+    published, path = {**source.config.source, **changes}, resolve(init) / "config.json"
+    if family_of(published, path).names is not FAMILIES[source.config.family].names:
+        published = dict(changes)
+    model = Transformer(translate(published, path))
     sizes = {name: parameter.shape for name, parameter in model.named_parameters()}
     weights = dict(source.named_parameters())
     if sizes != {name: parameter.shape for name, parameter in weights.items()}:
@@ -42,7 +51,24 @@ def adapted(init: str, changes: Mapping[str, Any]) -> Transformer:
             "change only fields that keep their shapes"
         )
     model.load_state_dict(weights)
+    if model.config.shift < source.config.shift:
+        look_left(model)
     return model
+
+
+@torch.no_grad()
+def look_left(model: Transformer) -> None:
+    """Turn the queries of all layers back by one position.
+
+    Under a shift the row before a slot predicts it, and has learnt at what distance to look. The
+    slot's own row, which predicts it without a shift, now looks at the same slots.
+    """
+    config = model.config
+    cos, sin = model.cos[1], -model.sin[1]
+    for block in model.blocks:
+        for parameter in block.attention.qkv.parameters():
+            heads = parameter[: config.heads * config.head_dim].unflatten(0, (config.heads, -1))
+            heads.copy_(rotate(heads.movedim(1, -1), cos, sin).movedim(-1, 1))
 
 
 def save(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], step: int) -> None:
