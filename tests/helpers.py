@@ -63,6 +63,13 @@ def diffusion_model(*, seed: int = 0, **changes: Any) -> Transformer:
     return random_model(published("DreamModel", **fields), seed=seed)
 
 
+def unshifted_model(*, seed: int = 0) -> Transformer:
+    """A tiny bidirectional model whose rows predict their own slots, trained for guidance."""
+    model = diffusion_model(seed=seed)
+    model.config = replace(model.config, family="llada", shift=0)
+    return model
+
+
 def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:
     """Logits `[n, vocab]` of all rows of a canvas, by attention without a cache."""
 

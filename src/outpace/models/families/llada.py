@@ -75,5 +75,6 @@ LLADA = Family(
     architectures=("LLaDAModelLM",),
     config=translate,
     names=NAMES,
+    native={"order": "confidence", "block": 32, "null_prompt": True},
     template=TEMPLATE,
 )
