@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import accumulate
@@ -86,25 +86,30 @@ class Diffusion(Method):
         """Fill block after block, as many holes at a time as the schedule says."""
         order = self.order or seq.native.order
         scores = tuple(score for score in get_args(Rank) if score == order)
-        eps = seq.native.eps if self.eps is None else self.eps
-        canvas, step = Canvas(seq.prompt, seq.mask_id), 0
+        canvas = Canvas(seq.prompt, seq.mask_id)
         canvas.extend(seq.max_tokens)
-        edges = blocks(len(seq), seq.limit, self.size(seq))
-        for begin, end in edges:
-            steps = end - begin if self.steps is None else self.steps // len(edges)
-            for count, share in schedule(end - begin, steps, eps if self.steps else 0):
-                holes, step = canvas.within(begin, end), step + 1
-                if not holes or (count == 0 and order != "origin"):
-                    continue
-                read = seq.read(step, scores=scores, drawn=seq.native.drawn)
-                out = yield from self.predict(seq, canvas, holes, read)
-                luck = uniforms(seq.sampling.seed, step, holes)
-                chosen = self.choose(order, out, count, share, luck)
-                slots = [holes[index] for index in chosen]
-                canvas.fill(slots, [out.tokens[index] for index in chosen])
-                if not self.canvas and not canvas.settle(seq, slots):
-                    return
+        for step, (begin, end, count, share) in enumerate(self.plan(seq)):
+            holes = canvas.within(begin, end)
+            if not holes or (count == 0 and order != "origin"):
+                continue
+            read = seq.read(step, scores=scores, drawn=seq.native.drawn)
+            out = yield from self.predict(seq, canvas, holes, read)
+            luck = uniforms(seq.sampling.seed, step, holes)
+            chosen = self.choose(order, out, count, share, luck)
+            slots = [holes[index] for index in chosen]
+            canvas.fill(slots, [out.tokens[index] for index in chosen])
+            if not self.canvas and not canvas.settle(seq, slots):
+                return
         seq.commit(canvas.ids[len(seq) :])
+
+    def plan(self, seq: Sequence) -> Iterator[tuple[int, int, int, float]]:
+        """Edges of the block of each step, how many holes it fills, and its share of those left."""
+        edges = blocks(len(seq), seq.limit, self.size(seq))
+        eps = seq.native.eps if self.eps is None else self.eps
+        for begin, end in edges:
+            steps = self.steps // len(edges) if self.steps else end - begin
+            for count, share in schedule(end - begin, steps, eps):
+                yield begin, end, count, share
 
     def choose(
         self, order: Order, out: Prediction, count: int, share: float, luck: FloatArray
@@ -139,10 +144,7 @@ class Diffusion(Method):
             null = out.logits
         if self.guidance or self.ends != "free":
             read = Moved(
-                sampling=read.sampling,
-                step=read.step,
-                scores=read.scores,
-                drawn=read.drawn,
+                **vars(read),
                 null=null,
                 guidance=self.guidance,
                 never=seq.padding if self.ends == "never" else (),
@@ -170,10 +172,8 @@ class Moved(Sample):
         """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         choose = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
         judge = cls.judge(reads, slots, device)
-        ends = list(accumulate(map(len, slots)))
-        spans = [
-            (each, end - len(own), end) for each, own, end in zip(reads, slots, ends, strict=True)
-        ]
+        ends = [0, *accumulate(map(len, slots))]
+        spans = list(zip(reads, ends, ends[1:], strict=False))
 
         def read(logits: Tensor, rows: slice) -> Readout:
             logits = logits.clone()
