@@ -66,6 +66,13 @@ def diffusion_model(*, seed: int = 0, **changes: Any) -> Transformer:
     return random_model(published("DreamModel", **fields), seed=seed)
 
 
+def unshifted_model(*, seed: int = 0) -> Transformer:
+    """A tiny bidirectional model whose rows predict their own slots, trained for guidance."""
+    model = diffusion_model(seed=seed)
+    model.config = replace(model.config, family="llada", shift=0)
+    return model
+
+
 def published_draft(**changes: Any) -> dict[str, Any]:
     """A tiny `config.json` of a draft for models of two layers."""
     return {

@@ -37,20 +37,24 @@ class Kept:
         self.layers: list[tuple[Tensor, Tensor] | None] = [None] * model.config.layers
 
     @torch.inference_mode()
-    def logits(self, canvas: list[int], left: int) -> Tensor:
-        """Feed `canvas[left:]`, each seeing all of it; raw logits of the rows, mask never said."""
+    def logits(self, canvas: list[int], left: int, right: int | None = None) -> Tensor:
+        """Feed `canvas[left:right]`, each seeing all of it; raw logits, mask never said."""
+        right = len(canvas) if right is None else right
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if (held := self.layers[layer]) is not None:
-                k, v = (torch.cat((old[:left], new)) for old, new in zip(held, (k, v), strict=True))
+                k, v = (
+                    torch.cat((old[:left], new, old[right : len(canvas)]))
+                    for old, new in zip(held, (k, v), strict=True)
+                )
             self.layers[layer] = k, v
             share = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
             weights = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
             return torch.einsum("hqk,khd->qhd", weights.softmax(-1), v)
 
-        positions = torch.arange(left, len(canvas))
-        logits = self.model.head(self.model(torch.tensor(canvas[left:]), positions, attend))
+        ids, positions = torch.tensor(canvas[left:right]), torch.arange(left, right)
+        logits = self.model.head(self.model(ids, positions, attend))
         assert self.model.config.mask_id is not None
         logits[:, self.model.config.mask_id] = -torch.inf
         return logits
@@ -272,3 +276,115 @@ def d2f(
             for slot in chosen:
                 ids[slot] = int(probabilities[slot].argmax())
                 ended |= ids[slot] == eos
+
+
+def surest(logits: Tensor, order: str) -> Tensor:
+    """How soon the hole of each row is filled, larger first."""
+    p = logits.softmax(-1)
+    best = p.topk(2, -1).values
+    if order == "entropy":
+        return (p * (p + 1e-10).log()).sum(-1)
+    return best[:, 0] - best[:, 1] if order == "margin" else best[:, 0]
+
+
+def answer(ids: list[int], prompt: list[int], eos: int | None) -> list[int]:
+    """What stands before the first end-of-sequence."""
+    out = ids[len(prompt) :]
+    return out[: out.index(eos)] if eos in out else out
+
+
+def diffusion(
+    model: Transformer,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    order: str,
+    steps: int,
+    block: int,
+    eps: float = 0.0,
+    guidance: float = 0.0,
+    eos: int | None = None,
+    canvas: bool = False,
+) -> list[int]:
+    """Feed everything, fill some of the best holes of the block; forget what is behind an end."""
+    mask, shift = model.config.mask_id, model.config.shift
+    ids, limit = list(prompt) + [mask] * max_tokens, len(prompt) + max_tokens
+    starts = range(len(prompt), limit, block)
+    steps //= len(starts)
+    times = torch.linspace(1, eps, steps + 1)
+    for begin in starts:
+        left = min(begin + block, limit) - begin
+        for step in range(steps):
+            count = -(-left // (steps - step))
+            if eps:
+                count = int(left * (1 - times[step + 1] / times[step]))
+            count = left if step == steps - 1 else count
+            left -= count
+            holes = [s for s in range(begin, min(begin + block, len(ids))) if ids[s] == mask]
+            logits = Kept(model).logits(ids, 0)[[slot - shift for slot in holes]]
+            if guidance:
+                null = [mask] * len(prompt) + ids[len(prompt) :]
+                free = Kept(model).logits(null, 0)[[slot - shift for slot in holes]]
+                moved = free + (1 + guidance) * (logits - free)
+                logits = moved.masked_fill(logits == -torch.inf, -torch.inf)
+            ranks = surest(logits, order)
+            first = range(len(holes))
+            if order != "left_to_right":
+                first = sorted(first, key=lambda index: -float(ranks[index]))
+            for index in list(first)[:count]:
+                ids[holes[index]] = int(logits[index].argmax())
+            if not canvas and eos in ids[len(prompt) :]:
+                ids = ids[: ids.index(eos, len(prompt)) + 1]
+            if mask not in ids:
+                return answer(ids, prompt, eos)
+    return answer(ids, prompt, eos)
+
+
+def fast_dllm(
+    model: Transformer,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    block: int,
+    threshold: float | None = None,
+    factor: float | None = None,
+    budget: float | None = None,
+    cache: str | None = None,
+    eos: int | None = None,
+    canvas: bool = False,
+) -> list[int]:
+    """Feed everything once a block, then the block or what begins with it; fill the sure holes."""
+    mask, shift = model.config.mask_id, model.config.shift
+    ids, limit = list(prompt) + [mask] * max_tokens, len(prompt) + max_tokens
+    for begin in range(len(prompt), limit, block):
+        kept, fresh = Kept(model), True
+        while mask in ids[begin : begin + block]:
+            end = min(begin + block, len(ids))
+            holes = [slot for slot in range(begin, end) if ids[slot] == mask]
+            if fresh and cache and shift:
+                holes = holes[:1]
+            if fresh or not cache:
+                logits = kept.logits(ids, 0)[[slot - shift for slot in holes]]
+            else:
+                right = end if cache == "dual" else len(ids)
+                logits = kept.logits(ids, begin, right)[[slot - shift - begin for slot in holes]]
+            fresh = False
+            sure = surest(logits, "confidence" if budget is None else "entropy").tolist()
+            first = sorted(range(len(holes)), key=lambda index: -sure[index])
+            taken = 1
+            if budget is not None:
+                spent = [-sure[index] for index in first]
+                while taken < len(first) and sum(spent[:taken]) <= budget:
+                    taken += 1
+            elif factor is not None:
+                while taken < len(first) and sure[first[taken]] >= 1 - factor / (taken + 2):
+                    taken += 1
+                taken += taken == len(first) - 1
+            elif threshold is not None:
+                while taken < len(first) and sure[first[taken]] >= threshold:
+                    taken += 1
+            for index in first[:taken]:
+                ids[holes[index]] = int(logits[index].argmax())
+            if not canvas and eos in ids[len(prompt) :]:
+                ids = ids[: ids.index(eos, len(prompt)) + 1]
+    return answer(ids, prompt, eos)

@@ -21,6 +21,7 @@ from helpers import (
     runner,
     tokens,
     trained_pair,
+    unshifted_model,
 )
 from outpace.engine.engine import Engine
 from outpace.methods import (
@@ -29,7 +30,10 @@ from outpace.methods import (
     METHODS,
     Autoregressive,
     DFlash,
+    Diffusion,
+    FastDLLM,
     LeftToRight,
+    Method,
     Speculative,
 )
 
@@ -39,13 +43,12 @@ TOKENS = 16
 CAUSAL = causal_model(seed=1)
 # One set of weights seen with and without later rows, so that both agree now and then.
 DIFFUSION, VERIFIER = diffusion_model(seed=1), causal_model(seed=1)
+UNSHIFTED = unshifted_model(seed=2)
 PADDED, SMALL_VERIFIER = diffusion_model(seed=1), causal_model(seed=1, vocab_size=VOCAB - 2)
 TARGET, FEATURES = trained_pair()
 NEAR = causal_model(seed=1)
 NEAR.norm.weight.add_(torch.randn(32, generator=torch.Generator().manual_seed(0)))
 PADDED.unembedding.weight[VOCAB - 2 :] = 0  # rows that stand for no token
-UNSHIFTED = diffusion_model(seed=1)
-UNSHIFTED.config = replace(UNSHIFTED.config, shift=0)
 
 
 def run(engine: Engine, method, prompt: list[int], eos: int | None, **roles: str) -> list[int]:
@@ -68,6 +71,7 @@ def engine() -> Engine:
     return engine_of(
         ("causal", CAUSAL),
         ("diffusion", DIFFUSION),
+        ("unshifted", UNSHIFTED),
         ("verifier", VERIFIER),
         ("padded", PADDED),
         ("small", SMALL_VERIFIER),
@@ -139,6 +143,62 @@ def test_apd_cuts_vocabularies_to_the_shorter(engine: Engine, ratio: float) -> N
     for prompt in PROMPTS:
         expected = naive.apd(PADDED, SMALL_VERIFIER, prompt, TOKENS, ratio=ratio, window=4)
         assert run(engine, method, prompt, None, **roles) == expected
+
+
+def compare(engine: Engine, method: Method, options: dict, **more: object) -> None:
+    """A method and its naive loop on both kinds of models, with and without an end."""
+    loop = getattr(naive, next(name for name, kind in METHODS.items() if type(method) is kind))
+    for target, model in (("diffusion", DIFFUSION), ("unshifted", UNSHIFTED)):
+        expected = loop(model, PROMPTS[1], TOKENS, **options, **more)
+        assert run(engine, method, PROMPTS[1], None, target=target) == expected
+        assert len(expected) == TOKENS
+        eos = newest(expected)
+        for canvas in (False, True):
+            cut = loop(model, PROMPTS[1], TOKENS, **options, **more, eos=eos, canvas=canvas)
+            ours = replace(method, canvas=canvas)
+            assert run(engine, ours, PROMPTS[1], eos, target=target) == cut
+            assert len(cut) < TOKENS
+
+
+@pytest.mark.parametrize(
+    ("order", "steps", "block", "eps"),
+    [
+        *product(("confidence", "margin", "entropy", "left_to_right"), (6,), (8, 16), (0.0, 0.05)),
+        *product(("confidence",), (4, 16, 20), (4, 16), (0.0, 0.001)),
+    ],
+)
+def test_diffusion(engine: Engine, order: str, steps: int, block: int, eps: float) -> None:
+    """Orders, numbers of steps, blocks and both schedules."""
+    options = {"order": order, "steps": steps, "block": block, "eps": eps}
+    compare(engine, Diffusion(**options), options)
+
+
+def test_diffusion_with_guidance(engine: Engine) -> None:
+    """Where the family knows a prompt of masks."""
+    options = {"order": "confidence", "steps": 8, "block": 8, "guidance": 1.5}
+    expected = naive.diffusion(UNSHIFTED, PROMPTS[1], TOKENS, **options)
+    assert run(engine, Diffusion(**options), PROMPTS[1], None, target="unshifted") == expected
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"threshold": None},
+        {"threshold": 0.3},
+        {"threshold": 0.6},
+        {"factor": 0.9},
+        {"factor": 2.0},
+        {"budget": 0.5},
+        {"budget": 3.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("block", [4, 16])
+@pytest.mark.parametrize("cache", [None, "prefix", "dual"])
+def test_fast_dllm(engine: Engine, rule: dict, block: int, cache: str | None) -> None:
+    """Rules, blocks and caches."""
+    options = {**rule, "block": block, "cache": cache}
+    compare(engine, FastDLLM(**options), options)
 
 
 def test_the_comparison_above_sees_long_and_short_runs(engine: Engine) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from helpers import save_tokenizer, whole
 from outpace.models.load import load_model, load_tokenizer, save_model, translate
+from outpace.models.transformer import Transformer
 
 FOLDER = Path(__file__).parent.parent / "golden" / "llada"
 CASES = json.loads((FOLDER / "cases.json").read_text())["logits"]
@@ -75,6 +76,24 @@ def test_rotation_is_in_float32_where_the_config_says_so(exact: bool) -> None:
     assert (whole(model, ids, causal=False) - EXPECTED[CASES[2]["id"]]).abs().mean() < 0.05
 
 
+def test_biases_count_where_the_config_has_them(tmp_path: Path) -> None:
+    """Those of query, key and value, which OLMo's format has: of zero nothing changes."""
+    model = Transformer(translate({**CONFIG, "include_qkv_bias": True}))
+    model.load_state_dict(load_model(FOLDER / "model").state_dict(), strict=False)
+    biases = [block.attention.qkv.bias for block in model.blocks]
+    for bias in biases:
+        torch.nn.init.zeros_(bias)
+    ids, official = CASES[2]["input_ids"], EXPECTED[CASES[2]["id"]]
+    close(whole(model, ids, causal=False), official)
+    for bias in biases:
+        torch.nn.init.normal_(bias)
+    save_model(model, tmp_path, dtype=torch.float32)
+    logits = whole(load_model(tmp_path), ids, causal=False)
+    assert torch.equal(logits, whole(model, ids, causal=False))
+    assert (logits - official).abs().max() > 0.01
+    assert "model.transformer.blocks.1.k_proj.bias" in load_file(tmp_path / "model.safetensors")
+
+
 def test_end_of_turn_ends_an_answer_too() -> None:
     """Where the vocabulary has it; the tiny one has not."""
     sizes = {"vocab_size": 126464, "embedding_size": 126464, "eos_token_id": 126081}
@@ -90,7 +109,7 @@ def test_end_of_turn_ends_an_answer_too() -> None:
         ("layer_norm_type", "default", "layer_norm_type 'default'"),
         ("rope", False, "rope False"),
         ("alibi", True, "alibi True is not supported, only False"),
-        ("include_qkv_bias", True, "include_qkv_bias True"),
+        ("include_bias", True, "include_bias True"),
         ("mask_token_id", None, "must name its mask_token_id"),
     ],
 )

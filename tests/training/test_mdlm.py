@@ -61,6 +61,14 @@ def test_uniform_rows_mask_with_probability_t_and_weigh_its_inverse(shift: int):
     assert rows.mass == 5
 
 
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("kind", ["suffix", "anchored", "least"])
+def test_rows_have_the_types_that_the_loss_takes(shift: int, kind: str):
+    rows = replace(PLAIN, shift=shift, **{kind: 0.99}).rows(EXAMPLE, np.random.default_rng(0))
+    assert rows.ids.dtype == rows.labels.dtype == torch.int64
+    assert rows.weights.dtype == torch.float32
+
+
 def test_weights_sum_to_the_mass_on_average():
     objective = MDLM(shift=1, mask_id=MASK, canvas=(6, 9), least=0.1, end_weight=0.3)
     drawn = [objective.rows(EXAMPLE, np.random.default_rng(seed)) for seed in range(3000)]

@@ -4,7 +4,7 @@ from outpace.decoding.accept import Verify, agreement, draft_read, verify_read
 from outpace.decoding.canvas import Canvas
 from outpace.decoding.forward import CAUSAL, FULL, Decoding, Forward, Mask, Prediction
 from outpace.decoding.sampling import GREEDY, Read, Sample, Sampling
-from outpace.decoding.sequence import Sequence, Step
+from outpace.decoding.sequence import Native, Sequence, Step
 
 __all__ = [
     "CAUSAL",
@@ -14,6 +14,7 @@ __all__ = [
     "Decoding",
     "Forward",
     "Mask",
+    "Native",
     "Prediction",
     "Read",
     "Sample",

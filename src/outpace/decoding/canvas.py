@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
+from outpace.decoding.sequence import Sequence as Request
+
 
 class Canvas:
     """Tokens with holes among them, slot by slot from 0.
@@ -46,6 +48,21 @@ class Canvas:
         del self.ids[end:]
         del self.holes[bisect_left(self.holes, end) :]
 
+    def settle(self, seq: Request, slots: Iterable[int]) -> bool:
+        """Commit what stands before the first hole; False once the request has ended.
+
+        `slots` are those filled last. Where one of them ended the answer, what lies behind it is
+        dropped: it can be part of no output.
+        """
+        if ends := [slot for slot in slots if self.ids[slot] in seq.eos]:
+            self.cut(min(ends) + 1)
+        return seq.commit(self.ids[len(seq) : self.filled])
+
     def within(self, begin: int, end: int) -> list[int]:
         """Slots of the holes in `[begin, end)`."""
         return self.holes[bisect_left(self.holes, begin) : bisect_left(self.holes, end)]
+
+
+def blocks(begin: int, end: int, size: int) -> list[tuple[int, int]]:
+    """First slot of each block and the one behind its last; the last block may be shorter."""
+    return [(first, min(first + size, end)) for first in range(begin, end, size)]

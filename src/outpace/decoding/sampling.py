@@ -51,6 +51,9 @@ class Readout:
     scores: dict[Score, Tensor]
 
 
+Judge = Callable[[Tensor, Tensor, slice], dict[Score, Tensor]]
+"""Scores the tokens `[r]` of logits `[r, V]`, which are a slice of a group's rows."""
+
 Reader = Callable[[Tensor, slice], Readout]
 """Turns logits `[r, V]` of a slice of a group's rows into a readout."""
 
@@ -91,18 +94,28 @@ class Sample(Read):
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Reader:
         """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
-        wanted = {score for read in reads for score in read.scores}
         choose = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
-        judged = [read.sampling if read.drawn else Sampling() for read in reads]
-        cut = Cut.of(judged, slots, device) if any(read.drawn for read in reads) else None
+        judge = cls.judge(reads, slots, device)
 
         def read(logits: Tensor, rows: slice) -> Readout:
             tokens = choose(logits, rows)
-            if not wanted:
-                return Readout(tokens, {})
-            return Readout(tokens, scores(cut(logits, rows) if cut else logits, tokens, wanted))
+            return Readout(tokens, judge(logits, tokens, rows))
 
         return read
+
+    @classmethod
+    def judge(
+        cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
+    ) -> Judge:
+        """The scores that `reads` want of the tokens of their rows."""
+        wanted = {score for read in reads for score in read.scores}
+        if not wanted:
+            return lambda logits, tokens, rows: {}
+        if not any(read.drawn for read in reads):
+            return lambda logits, tokens, rows: scores(logits, tokens, wanted)
+        judged = [read.sampling if read.drawn else Sampling() for read in reads]
+        cut = Cut.of(judged, slots, device)
+        return lambda logits, tokens, rows: scores(cut(logits, rows), tokens, wanted)
 
 
 GREEDY = Sample()

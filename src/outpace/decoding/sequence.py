@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from outpace.decoding.order import Order
 from outpace.decoding.sampling import Sample, Sampling, Score
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -32,11 +33,32 @@ class Step:
     seconds: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Native:
+    """How the authors of a diffusion model decode it: what holds unless a method says otherwise.
+
+    Attributes:
+        order: which holes are filled next.
+        block: tokens of a block; the whole canvas by default.
+        eps: last time of the schedule `timesteps`; 0 for the schedule `even`.
+        drawn: whether holes are scored by the law that tokens are drawn from, or by raw logits.
+        null_prompt: whether the model was trained to go on from a prompt of masks.
+    """
+
+    order: Order = "confidence"
+    block: int | None = None
+    eps: float = 0.0
+    drawn: bool = False
+    null_prompt: bool = False
+
+
 @dataclass(slots=True, kw_only=True)
 class Sequence:
     """Prompt, committed tokens, limits and trace of one request.
 
-    `mask_id` and `block` are the mask and the trained block length of the model that has them.
+    Of its target it knows `shift`, the `padding` that stands behind an answer, and what is
+    `native` to it; `mask_id` and `block` are the mask and the trained block length of the model
+    that has them.
     """
 
     prompt: list[int]
@@ -45,6 +67,9 @@ class Sequence:
     eos: frozenset[int] = frozenset()
     mask_id: int = -1
     block: int = 1
+    shift: int = 1
+    padding: tuple[int, ...] = ()
+    native: Native = Native()
     finish_reason: FinishReason | None = None
     trace: list[Step] = field(default_factory=list)
     ids: list[int] = field(init=False)

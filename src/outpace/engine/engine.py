@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from outpace.decoding import CAUSAL, Decoding, Forward, Prediction, Sampling, Step
+from outpace.decoding import CAUSAL, Decoding, Forward, Native, Prediction, Sampling, Step
 from outpace.decoding import Sequence as Request
 from outpace.engine.cache import Table
 from outpace.engine.runner import Runner
 from outpace.methods import Method
 from outpace.models.config import DraftConfig
+from outpace.models.families import FAMILIES
 
 
 class DecodingError(RuntimeError):
@@ -113,6 +114,9 @@ class Engine:
             eos=frozenset(target.eos) if eos is None else eos,
             mask_id=next((mask for mask in masks if mask is not None), -1),
             block=next(iter(blocks), 1),
+            shift=target.shift,
+            padding=target.eos[:1],
+            native=Native(**FAMILIES[target.family].native),
         )
         check_request(method, seq, runners)
         job = Job(seq=seq, method=method, runners=runners, listener=listener)
@@ -357,6 +361,7 @@ def check_request(method: Method, seq: Request, runners: Mapping[str, Runner]) -
         raise ValueError("the prompt is empty: give at least one token")
     if seq.max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, not {seq.max_tokens}")
+    method.check(seq)
     slots = method.slots(len(seq.prompt), seq.max_tokens)
     for runner in runners.values():
         bad = [token for token in seq.prompt if not 0 <= token < runner.vocab]

@@ -4,6 +4,8 @@ from outpace.methods.apd import APD
 from outpace.methods.autoregressive import Autoregressive
 from outpace.methods.d2f import D2F
 from outpace.methods.dflash import DFlash
+from outpace.methods.diffusion import Diffusion
+from outpace.methods.fast_dllm import FastDLLM
 from outpace.methods.left_to_right import LeftToRight
 from outpace.methods.method import Method
 from outpace.methods.speculative import Speculative
@@ -13,6 +15,8 @@ METHODS: dict[str, type[Method]] = {
     "autoregressive": Autoregressive,
     "d2f": D2F,
     "dflash": DFlash,
+    "diffusion": Diffusion,
+    "fast_dllm": FastDLLM,
     "left_to_right": LeftToRight,
     "speculative": Speculative,
 }
@@ -23,6 +27,8 @@ __all__ = [
     "METHODS",
     "Autoregressive",
     "DFlash",
+    "Diffusion",
+    "FastDLLM",
     "LeftToRight",
     "Method",
     "Speculative",

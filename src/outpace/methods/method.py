@@ -27,6 +27,9 @@ class Method(ABC):
     def decode(self, seq: Sequence) -> Decoding:
         """Yield forwards, be sent their predictions, and commit tokens until `seq` ends."""
 
+    def check(self, seq: Sequence) -> None:  # noqa: B027
+        """Raise `ValueError` for a request that these options do not fit."""
+
     def slots(self, prompt: int, max_tokens: int) -> int:
         """Cache slots that a request needs in each of its models."""
         return prompt + max_tokens
@@ -56,3 +59,23 @@ def fraction(**options: float) -> None:
     for name, value in options.items():
         if not 0 <= value <= 1:
             raise ValueError(f"{name} must lie between 0 and 1, not {value}")
+
+
+def check_blocks(seq: Sequence, block: int, *, whole: bool) -> None:
+    """Raise `ValueError` for a block that does not fit, or not a `whole` number of times."""
+    if block > seq.max_tokens:
+        raise ValueError(
+            f"block={block} is larger than the canvas of max_tokens={seq.max_tokens}; "
+            f"{seq.max_tokens} is the largest that fits"
+        )
+    if whole and seq.max_tokens % block:
+        raise ValueError(
+            f"max_tokens={seq.max_tokens} is no whole number of blocks of {block}: "
+            f"use {nearest(seq.max_tokens, block)}"
+        )
+
+
+def nearest(value: int, factor: int) -> str:
+    """The multiples of a factor next to a value, in words."""
+    below = value - value % factor
+    return f"{below} or {below + factor}" if below else f"{factor}"

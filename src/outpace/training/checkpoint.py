@@ -17,7 +17,15 @@ from torch.optim import Optimizer
 
 from outpace.models.config import DraftConfig
 from outpace.models.draft import FeatureDraft
-from outpace.models.load import load_config, load_draft, load_model, translate
+from outpace.models.families import FAMILIES
+from outpace.models.load import (
+    family_of,
+    load_draft,
+    load_model,
+    resolve,
+    translate,
+)
+from outpace.models.rope import rotate
 from outpace.models.transformer import Transformer
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -31,11 +39,18 @@ def fresh(config: Mapping[str, Any], seed: int) -> Transformer:
 
 
 def adapted(init: str, changes: Mapping[str, Any]) -> Transformer:
-    """The weights of a checkpoint under its `config.json` with some fields changed."""
+    """The weights of a checkpoint under its `config.json` with some fields changed.
+
+    For a family that spells its configuration otherwise, the changes are a whole `config.json`.
+    Where the shift goes, queries are turned to look from the slot before their own.
+    """
     source = load_model(init)
     if not changes:
         return source
-    model = Transformer(load_config(init, **changes))
+    published, path = {**source.config.source, **changes}, resolve(init) / "config.json"
+    if family_of(published, path).names is not FAMILIES[source.config.family].names:
+        published = dict(changes)
+    model = Transformer(translate(published, path))
     sizes = {name: parameter.shape for name, parameter in model.named_parameters()}
     weights = dict(source.named_parameters())
     if sizes != {name: parameter.shape for name, parameter in weights.items()}:
@@ -44,7 +59,24 @@ def adapted(init: str, changes: Mapping[str, Any]) -> Transformer:
             "change only fields that keep their shapes"
         )
     model.load_state_dict(weights)
+    if model.config.shift < source.config.shift:
+        look_left(model)
     return model
+
+
+@torch.no_grad()
+def look_left(model: Transformer) -> None:
+    """Turn the queries of all layers back by one position.
+
+    Under a shift the row before a slot predicts it, and has learnt at what distance to look. The
+    slot's own row, which predicts it without a shift, now looks at the same slots.
+    """
+    config = model.config
+    cos, sin = model.cos[1], -model.sin[1]
+    for name, parameter in model.named_parameters():
+        if ".qkv." in name:
+            heads = parameter[: config.heads * config.head_dim].unflatten(0, (config.heads, -1))
+            heads.copy_(rotate(heads.movedim(1, -1), cos, sin).movedim(-1, 1))
 
 
 def draft(

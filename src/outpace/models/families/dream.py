@@ -35,5 +35,6 @@ DREAM = Family(
     names=HUGGING_FACE_NAMES,
     temperature=0.2,
     top_p=0.95,
+    native={"order": "entropy", "eps": 1e-3, "drawn": True},
     template=TEMPLATE,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from outpace.models.config import ModelConfig
@@ -65,6 +65,8 @@ class Family:
     names: Names
     temperature: float = 0.0
     top_p: float = 1.0
+    native: Mapping[str, Any] = field(default_factory=dict)
+    """Options of a diffusion model's own decoding, as `decoding.Native` names them."""
     template: str | None = None
     """Chat template of a tokenizer that comes without one."""
 

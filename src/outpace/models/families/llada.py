@@ -8,14 +8,14 @@ from typing import Any
 from outpace.models.config import ModelConfig, Rope
 from outpace.models.families.family import Family, Names
 
-EOT = 126348
-"""`<|eot_id|>` ends the assistant's turn; `config.json` names only the end of the text."""
+EOT = 126348  # `<|eot_id|>` ends the assistant's turn; config.json names only the end of the text
 
 BLOCK = "model.transformer.blocks.{}."
 NAMES: Names = {
     "embedding.weight": "model.transformer.wte.weight",
     "blocks.{}.attention_norm.weight": f"{BLOCK}attn_norm.weight",
     "blocks.{}.attention.qkv.weight": tuple(f"{BLOCK}{part}_proj.weight" for part in "qkv"),
+    "blocks.{}.attention.qkv.bias": tuple(f"{BLOCK}{part}_proj.bias" for part in "qkv"),
     "blocks.{}.attention.out.weight": f"{BLOCK}attn_out.weight",
     "blocks.{}.mlp_norm.weight": f"{BLOCK}ff_norm.weight",
     "blocks.{}.mlp.gate_up.weight": (f"{BLOCK}ff_proj.weight", f"{BLOCK}up_proj.weight"),
@@ -26,9 +26,8 @@ NAMES: Names = {
 
 WITH = {"block_type": "llama", "block_group_size": 1, "activation_type": "silu", "rope": True}
 WITH |= {"layer_norm_type": "rms", "layer_norm_with_affine": True}
-BIASES = ("bias_for_layer_norm", "include_bias", "include_qkv_bias")
-OTHERS = ("alibi", "attention_layer_norm", "input_emb_norm", "multi_query_attention")
-WITHOUT = (*BIASES, *OTHERS, "scale_logits")
+BIASES = ("bias_for_layer_norm", "include_bias")
+WITHOUT = (*BIASES, "alibi", "attention_layer_norm", "input_emb_norm", "scale_logits")
 
 TEMPLATE = (
     "{% for message in messages %}{% if loop.first %}<|startoftext|>{% endif %}"
@@ -47,7 +46,6 @@ def translate(config: Mapping[str, Any]) -> ModelConfig:
         raise ValueError("config.json of a LLaDA model must name its mask_token_id")
     heads, eos = config["n_heads"], config["eos_token_id"]
     vocab = config.get("embedding_size") or config["vocab_size"]
-    exact = config.get("rope_full_precision", True)
     return ModelConfig(
         family="llada",
         architecture=config["architectures"][0],
@@ -60,7 +58,8 @@ def translate(config: Mapping[str, Any]) -> ModelConfig:
         mlp=config.get("mlp_hidden_size") or config["mlp_ratio"] * config["d_model"],
         max_length=config["max_sequence_length"],
         norm_eps=config["rms_norm_eps"],
-        rope=Rope(theta=float(config["rope_theta"]), float32=exact),
+        rope=Rope(theta=config["rope_theta"], float32=config.get("rope_full_precision", True)),
+        qkv_bias=config.get("include_qkv_bias", False),
         tied=config["weight_tying"],
         shift=0,
         bidirectional=True,
@@ -76,5 +75,6 @@ LLADA = Family(
     architectures=("LLaDAModelLM",),
     config=translate,
     names=NAMES,
+    native={"order": "confidence", "block": 32, "null_prompt": True},
     template=TEMPLATE,
 )

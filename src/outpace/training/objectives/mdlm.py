@@ -232,8 +232,8 @@ class MDLM(Objective):
         """Replace masked tokens by holes and put each label on the row that scores it."""
         assert self.shift is not None and self.mask_id is not None, "bind the objective first"
         targets = np.where(masked, tokens, UNSCORED)
-        labels = np.append(targets[self.shift :], [UNSCORED] * self.shift)
-        scale = np.append(weights[self.shift :], [0.0] * self.shift)
+        labels = np.append(targets[self.shift :], np.full(self.shift, UNSCORED))
+        scale = np.append(weights[self.shift :], np.zeros(self.shift))
         return Rows(
             ids=torch.from_numpy(np.where(masked, self.mask_id, tokens)),
             positions=torch.arange(len(tokens)),

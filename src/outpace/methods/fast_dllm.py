@@ -1,0 +1,99 @@
+"""Fast-dLLM: as many holes at a time as the model is sure of, and keys kept within a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from outpace.decoding import FULL, Canvas, Decoding, Forward, Prediction, Sequence
+from outpace.decoding.canvas import blocks
+from outpace.decoding.forward import IntArray
+from outpace.decoding.order import Rank, best, factor, rank, reaching, within_budget
+from outpace.methods.method import Method, at_least_one, check_blocks, one_of
+
+Cache = Literal["prefix", "dual"]
+BLOCK = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastDLLM(Method):
+    """Fill all holes of a block that are sure enough, and keep the keys of what lies around it.
+
+    "Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel
+    Decoding" (Wu et al., 2025). Each block begins with a forward of the whole canvas. After it,
+    `cache="prefix"` feeds the block and all behind it, `"dual"` the block alone; None feeds
+    everything each time. A forward fills the surest hole, and all others whose confidence reaches
+    `threshold` (None: no others). `factor` or `budget` take the threshold's place: the paper's
+    rule of a factor, or the budget of entropy of the EB-Sampler (Ben-Hamu et al., 2025).
+
+    The answer ends once everything up to an end-of-sequence is filled; with `canvas` all
+    holes are filled, as in the authors' code. A `block` is 32 tokens unless the model has its own.
+    """
+
+    bidirectional = True
+
+    threshold: float | None = 0.9
+    factor: float | None = None
+    budget: float | None = None
+    cache: Cache | None = "dual"
+    block: int | None = None
+    canvas: bool = False
+
+    def __post_init__(self) -> None:
+        at_least_one(block=self.block)
+        if self.cache is not None:
+            one_of(cache=(self.cache, Cache))
+        if self.threshold is not None and not 0 < self.threshold <= 1:
+            raise ValueError(f"threshold must lie above 0 and be at most 1, not {self.threshold}")
+        if self.factor is not None and not 0 < self.factor < float("inf"):
+            raise ValueError(f"factor must be a positive number, not {self.factor}")
+        if self.budget is not None and not self.budget >= 0:
+            raise ValueError(f"budget must be 0 or more, not {self.budget}")
+        if self.factor is not None and self.budget is not None:
+            raise ValueError("factor and budget are two rules for the same choice; give one")
+
+    def check(self, seq: Sequence) -> None:
+        """Raise `ValueError` for a block that the request does not fit."""
+        if self.block is not None:
+            check_blocks(seq, self.block, whole=self.canvas)
+
+    def decode(self, seq: Sequence) -> Decoding:
+        """Refresh all keys at the start of a block, then feed as little as the cache allows."""
+        canvas, step = Canvas(seq.prompt, seq.mask_id), 0
+        canvas.extend(seq.max_tokens)
+        size = self.block or seq.native.block or BLOCK
+        score: Rank = "confidence" if self.budget is None else "entropy"
+        for begin, end in blocks(len(seq), seq.limit, size):
+            cache: Cache | None = None
+            while holes := canvas.within(begin, end):
+                # On a shifted model the first token of a block is predicted by the row before it,
+                # which only the refresh feeds; as in the authors' code, it brings no other.
+                if cache is None and self.cache and seq.shift:
+                    holes = holes[:1]
+                first = 0 if cache is None else begin
+                last = min(end, len(canvas)) if cache == "dual" else len(canvas)
+                out = yield Forward(
+                    ids=canvas.ids[first:last],
+                    start=first,
+                    mask=FULL,
+                    reach=len(canvas),
+                    predict=holes,
+                    read=seq.read(step, scores=(score,), drawn=seq.native.drawn),
+                )
+                chosen = self.choose(out)
+                slots = [holes[index] for index in chosen]
+                canvas.fill(slots, [out.tokens[index] for index in chosen])
+                if not self.canvas and not canvas.settle(seq, slots):
+                    return
+                cache, step = self.cache, step + 1
+        seq.commit(canvas.ids[len(seq) :])
+
+    def choose(self, out: Prediction) -> IntArray:
+        """Indices of the holes to fill."""
+        if self.budget is not None:
+            assert out.entropy is not None
+            return within_budget(rank(out, "entropy"), out.entropy, self.budget)
+        confidence = rank(out, "confidence")
+        if self.factor is not None:
+            return factor(confidence, self.factor)
+        return best(confidence) if self.threshold is None else reaching(confidence, self.threshold)
