@@ -26,8 +26,8 @@ NAMES: Names = {
 
 WITH = {"block_type": "llama", "block_group_size": 1, "activation_type": "silu", "rope": True}
 WITH |= {"layer_norm_type": "rms", "layer_norm_with_affine": True}
-BIASES = ("bias_for_layer_norm", "include_bias")
-WITHOUT = (*BIASES, "alibi", "attention_layer_norm", "input_emb_norm", "scale_logits")
+WITHOUT: tuple[str, ...] = ("alibi", "attention_layer_norm", "bias_for_layer_norm")
+WITHOUT += ("include_bias", "input_emb_norm", "multi_query_attention", "scale_logits")
 
 TEMPLATE = (
     "{% for message in messages %}{% if loop.first %}<|startoftext|>{% endif %}"
