@@ -113,7 +113,7 @@ def load_model(
     with torch.device("meta"):
         model = Transformer(config)
     with ExitStack() as stack:
-        read = Weights(folder, stack).read
+        read: Read = Weights(folder, stack).read
         if adapter is not None:
             read = adapted(read, load_adapter(adapter), model)
         state = read_parameters(model, folder, read, dtype, device)

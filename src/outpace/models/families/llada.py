@@ -26,7 +26,7 @@ NAMES: Names = {
 
 WITH = {"block_type": "llama", "block_group_size": 1, "activation_type": "silu", "rope": True}
 WITH |= {"layer_norm_type": "rms", "layer_norm_with_affine": True}
-WITHOUT = ("alibi", "attention_layer_norm", "bias_for_layer_norm", "include_bias")
+WITHOUT: tuple[str, ...] = ("alibi", "attention_layer_norm", "bias_for_layer_norm", "include_bias")
 WITHOUT += ("include_qkv_bias", "input_emb_norm", "multi_query_attention", "scale_logits")
 
 TEMPLATE = (
