@@ -1,12 +1,14 @@
 """Objectives by the name that a recipe gives them."""
 
 from outpace.training.objective import Objective
+from outpace.training.objectives.d2f import D2F
 from outpace.training.objectives.mdlm import MDLM
 from outpace.training.objectives.sft import SFT
 
 OBJECTIVES: dict[str, type[Objective]] = {
+    "d2f": D2F,
     "mdlm": MDLM,
     "sft": SFT,
 }
 
-__all__ = ["MDLM", "OBJECTIVES", "SFT"]
+__all__ = ["D2F", "MDLM", "OBJECTIVES", "SFT"]
