@@ -41,6 +41,11 @@ class Sampling:
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1 (or None for all), not {self.top_k}")
 
+    @property
+    def plain(self) -> bool:
+        """Whether tokens are drawn from the model's distribution, neither tempered nor cut."""
+        return self.temperature in (0, 1) and self.top_p == 1 and self.top_k is None
+
 
 @dataclass(slots=True)
 class Readout:
@@ -93,7 +98,7 @@ class Sample(Read):
         wanted = {score for read in reads for score in read.scores}
         choose = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
         judged = [read.sampling if read.drawn else Sampling() for read in reads]
-        cut = Cut.of(judged, slots, device) if any(read.drawn for read in reads) else None
+        cut = None if all(each.plain for each in judged) else Cut.of(judged, slots, device)
 
         def read(logits: Tensor, rows: slice) -> Readout:
             tokens = choose(logits, rows)

@@ -82,6 +82,8 @@ def segment(forward: Forward, table: Table, rows: slice, device: torch.device) -
         return Segment(rows=rows, slots=slots)
     if forward.mask == CAUSAL and forward.start == 0:
         return Segment(rows=rows, slots=slots, causal=True)
-    stops = torch.from_numpy(forward.stops())
-    mask = torch.arange(forward.seen) < stops[:, None]
+    stops = forward.stops()
+    if stops[0] == forward.seen:
+        return Segment(rows=rows, slots=slots)
+    mask = torch.arange(forward.seen) < torch.from_numpy(stops)[:, None]
     return Segment(rows=rows, slots=slots, mask=mask.to(device))
