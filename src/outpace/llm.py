@@ -190,7 +190,7 @@ class LLM:
         model: Transformer | FeatureDraft
         if self.runners and isinstance(load_config(name), DraftConfig):
             model = self.load_draft(name)
-            vocab = self.target.vocab
+            vocab: int | None = self.target.vocab
         else:
             model = load_model(
                 name,

@@ -63,12 +63,14 @@ def test_rows_are_stored_before_anyone_attends() -> None:
     q, k, v = random(5, HEADS, DIM), random(5, KEYS, DIM, seed=1), random(5, KEYS, DIM, seed=2)
     write = torch.tensor([3, 4, 9, 10, 11])
     segments = [
-        Segment(rows=slice(0, 2), slots=slice(3, 5)),
+        Segment(
+            rows=slice(0, 2), slots=slice(3, 5), mask=torch.tensor([[True, False], [True] * 2])
+        ),
         Segment(rows=slice(2, 5), slots=slice(9, 12), causal=True),
     ]
     attend = DenseAttention(list(memory[0]), list(memory[1]), write, segments)
     out = attend(1, q, k, v)
     assert torch.equal(memory[0, 1, write], k) and torch.equal(memory[1, 1, write], v)
     assert not memory[:, 0].any() and not memory[:, 1, :3].any()
-    seen = [[3, 4], [3, 4], [9], [9, 10], [9, 10, 11]]
+    seen = [[3], [3, 4], [9], [9, 10], [9, 10, 11]]
     torch.testing.assert_close(out, by_hand(q, memory[0, 1], memory[1, 1], seen))

@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from outpace.attention.ranges import HullAttention, RangesAttention, causal, dense, documents, full
+from outpace.attention.ranges import (
+    HullAttention,
+    RangesAttention,
+    causal,
+    dense,
+    documents,
+    full,
+    groups,
+    whole,
+)
 
 
 def two_ranges() -> torch.Tensor:
@@ -54,6 +63,20 @@ def test_a_row_that_sees_only_later_or_earlier_keys_joins_them():
     ranges[0, 0] = torch.tensor([1, 2])
     ranges[3, 0] = torch.tensor([2, 3])
     assert documents(ranges) == [(0, 2), (2, 4)]
+
+
+def test_a_row_of_a_group_sees_to_its_end():
+    sees = dense(groups([2, 3, 1]), 6)
+    assert sees.sum(1).tolist() == [2, 2, 5, 5, 5, 6]
+    assert torch.equal(groups([1, 1, 1]), causal(3)) and torch.equal(groups([3]), full(3))
+
+
+def test_whole_documents_are_seen_by_their_rows_alone():
+    parts = [groups([2, 3]), causal(1), two_ranges()]
+    ranges = torch.cat([part + start for part, start in zip(parts, (0, 5, 6), strict=True)])
+    assert documents(whole(ranges)) == documents(ranges) == [(0, 5), (5, 6), (6, 14)]
+    sees = dense(whole(ranges), len(ranges))
+    assert torch.equal(sees, torch.block_diag(*(torch.ones(n, n) for n in (5, 1, 8))).bool())
 
 
 def test_neighbours_of_one_length_and_kind_share_a_call():

@@ -302,3 +302,18 @@ def test_settings_that_mean_nothing_are_refused(options: dict, message: str) -> 
     """With the value."""
     with pytest.raises(ValueError, match=message):
         Sampling(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({}, True),
+        ({"temperature": 1.0, "seed": 3}, True),
+        ({"temperature": 0.5}, False),
+        ({"top_p": 0.9}, False),
+        ({"top_k": 3}, False),
+    ],
+)
+def test_plain_settings_draw_from_the_distribution_as_it_is(options: dict, plain: bool) -> None:
+    """So that its scores are those of the raw logits."""
+    assert Sampling(**options).plain == plain

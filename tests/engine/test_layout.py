@@ -20,7 +20,7 @@ def model(*, bidirectional: bool) -> Transformer:
         family="dream" if bidirectional else "qwen2",
         architecture="DreamModel" if bidirectional else "Qwen2ForCausalLM",
         vocab=2048,
-        dim=256,
+        dim=192,
         layers=2,
         heads=4,
         kv_heads=2,

@@ -42,6 +42,14 @@ def test_story_answers_end_and_their_results_are_marked():
     assert TOKENIZER.decode(example.prompt).endswith("\n")
 
 
+def test_plain_answers_follow_from_the_question():
+    many, plain = (Examples(Data(path="story:train", plain=p), TOKENIZER) for p in (False, True))
+    pairs = [(many[n], plain[n]) for n in range(20)]
+    assert all(ours.prompt == theirs.prompt for ours, theirs in pairs)
+    same = [ours.response == theirs.response for ours, theirs in pairs]
+    assert any(same) and not all(same)
+
+
 def test_drills_are_bare_and_do_not_end():
     example = Examples(Data(path="story:train", drills=1.0), TOKENIZER)[0]
     assert not example.prompt and not example.ended and END not in example.response
@@ -76,6 +84,7 @@ def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path):
     [
         ({"prompt": "no response"}, "a:1 needs prompt and response"),
         ({"messages": [{"role": "user", "content": "?"}]}, "messages that end"),
+        ({"prompt": "?", "response": ""}, "a:1 has an empty response"),
         ([1], "found list"),
     ],
 )
@@ -90,6 +99,7 @@ def test_malformed_lines_are_named(tmp_path: Path, record: object, message: str)
         ({"path": "absent.jsonl"}, "no data at"),
         ({"path": "story:test"}, "not for training"),
         ({"path": "a.jsonl", "drills": 0.5}, "drills belong"),
+        ({"path": "a.jsonl", "plain": True}, "as plain does"),
         ({"path": "story:train", "drills": 2.0}, "share"),
         ({"path": "story:train", "mark": "("}, "no regular expression"),
     ],

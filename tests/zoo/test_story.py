@@ -140,6 +140,13 @@ def test_prompt_and_answer_tokenize_apart(split: str, tokenizer: PreTrainedToken
         assert 32 <= len(tokenizer(answer).input_ids) <= 96
 
 
+def test_plain_answers_have_one_wording_and_the_same_result() -> None:
+    pairs = list(zip(problems("train", 200), problems("train", 200, plain=True), strict=True))
+    assert all((a.question, a.final) == (b.question, b.final) for a, b in pairs)
+    changed = sum(a.answer != b.answer for a, b in pairs)
+    assert 100 < changed < 200
+
+
 def test_digits_stand_alone_and_any_text_survives(tokenizer: PreTrainedTokenizerBase) -> None:
     assert tokenizer.tokenize("4096") == list("4096")
     text = "Zoë — 12×3\n\t<x> 日本"

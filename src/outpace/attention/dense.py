@@ -6,7 +6,7 @@ Shapes: T rows of all sequences, H heads, K key/value heads, D head size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ class Segment:
     Attributes:
         rows: their place in the batch.
         slots: physical slots of the sequence, up to the last that any row sees.
-        mask: `bool[n, slots]` where rows differ in what they see; None where all see all.
+        mask: `bool[n, slots]` where rows differ in what they see, or what is added to scores;
+            None where all see all.
         causal: the rows are the sequence's first and see themselves and what is before them.
     """
 
@@ -42,6 +43,14 @@ class DenseAttention:
     write: Tensor
     segments: Sequence[Segment]
 
+    def __post_init__(self) -> None:
+        # Made here once, and not by PyTorch in every layer.
+        dtype = self.keys[0].dtype
+        self.segments = [
+            segment if segment.mask is None else replace(segment, mask=bias(segment.mask, dtype))
+            for segment in self.segments
+        ]
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend with rows `q [T, H, D]`."""
         keys, values = self.keys[layer], self.values[layer]
@@ -53,6 +62,11 @@ class DenseAttention:
         for segment in self.segments:
             out[segment.rows] = attention(q[segment.rows], keys, values, segment)
         return out
+
+
+def bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores where a mask is True (nothing) and False (minus infinity)."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
 
 def attention(q: Tensor, keys: Tensor, values: Tensor, segment: Segment) -> Tensor:

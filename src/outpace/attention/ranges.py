@@ -29,6 +29,21 @@ def full(length: int) -> Tensor:
     return ranges
 
 
+def groups(lengths: Sequence[int]) -> Tensor:
+    """Ranges of one document in groups; a row sees its own group and what lies before it."""
+    sizes = torch.tensor(lengths)
+    ranges = full(int(sizes.sum()))
+    ranges[:, 0, 1] = sizes.cumsum(0).repeat_interleave(sizes)
+    return ranges
+
+
+def whole(ranges: Tensor) -> Tensor:
+    """Ranges of the same documents whose rows see all of their document."""
+    spans = torch.tensor(documents(ranges), dtype=torch.int32)
+    unseen = torch.zeros_like(spans)
+    return torch.stack((spans, unseen), 1).repeat_interleave(spans[:, 1] - spans[:, 0], 0)
+
+
 def dense(ranges: Tensor, keys: int) -> Tensor:
     """The boolean mask [T, keys] that the ranges mean; True where a row sees a key."""
     return seen(ranges, torch.arange(keys, device=ranges.device))

@@ -42,6 +42,11 @@ class Sampling:
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1 (or None for all), not {self.top_k}")
 
+    @property
+    def plain(self) -> bool:
+        """Whether tokens are drawn from the model's distribution, neither tempered nor cut."""
+        return self.temperature in (0, 1) and self.top_p == 1 and self.top_k is None
+
 
 @dataclass(slots=True)
 class Readout:
@@ -111,9 +116,9 @@ class Sample(Read):
         wanted = {score for read in reads for score in read.scores}
         if not wanted:
             return lambda logits, tokens, rows: {}
-        if not any(read.drawn for read in reads):
-            return lambda logits, tokens, rows: scores(logits, tokens, wanted)
         judged = [read.sampling if read.drawn else Sampling() for read in reads]
+        if all(each.plain for each in judged):
+            return lambda logits, tokens, rows: scores(logits, tokens, wanted)
         cut = Cut.of(judged, slots, device)
         return lambda logits, tokens, rows: scores(cut(logits, rows), tokens, wanted)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outpace.attention.dense import Segment
-from outpace.decoding import CAUSAL, FULL, Forward, Read
+from outpace.decoding import CAUSAL, Forward, Read
 from outpace.decoding.forward import IntArray
 from outpace.engine.cache import Table
 from outpace.models.config import Sight
@@ -103,19 +103,20 @@ def segment(
     """What the rows of one forward see in one kind of layer; no mask where none is needed."""
     window = table.window(forward.seen)
     slots = window if isinstance(window, slice) else torch.from_numpy(window).to(device)
+    stops = forward.stops()
     if sight == Sight():
-        if forward.mask == FULL or len(forward.ids) == 1:
+        if stops[0] == forward.seen:
             return Segment(rows=rows, slots=slots)
         if forward.mask == CAUSAL and forward.start == 0:
             return Segment(rows=rows, slots=slots, causal=True)
-    return Segment(rows=rows, slots=slots, mask=visible(forward, sight).to(device))
+    return Segment(rows=rows, slots=slots, mask=visible(forward, stops, sight).to(device))
 
 
-def visible(forward: Forward, sight: Sight) -> Tensor:
+def visible(forward: Forward, stops: IntArray, sight: Sight) -> Tensor:
     """Which slots each row sees in one kind of layer, `bool[n, seen]`."""
     slots = torch.arange(forward.seen)
     own = torch.arange(forward.start, forward.end)[:, None]
-    mask = slots < torch.from_numpy(forward.stops())[:, None]
+    mask = slots < torch.from_numpy(stops)[:, None]
     if sight.causal:
         mask &= slots <= own
     if sight.window is not None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from outpace.models.draft import FeatureDraft
 from outpace.models.transformer import Transformer
 
-LARGE = 2**18
+LARGE = 2**16
 """Elements from which on a packed product gains more than its call costs."""
 
 

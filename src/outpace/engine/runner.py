@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import numpy as np
 import torch
@@ -158,7 +159,7 @@ def distribute(
     for _, members in batch.reads:
         for index in members:
             end = begin + len(forwards[index].predicted_slots())
-            scores = {
+            scores: dict[str, Any] = {
                 name: table[1 + row, begin:end].astype(np.float32)
                 for row, name in enumerate(names)
                 if name in forwards[index].read.scores

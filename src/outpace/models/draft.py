@@ -5,6 +5,8 @@ Shapes: T block rows, C context rows, K key/value heads, D head size.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -67,7 +69,7 @@ class FeatureDraft(Stack):
         """`attend` for rows that stand behind some context."""
         fused = self.fusion_norm(self.fusion(context))
         angles = self.angles(positions, fused.dtype)
-        seen = [block.attention.keys(fused, *angles) for block in self.blocks]
+        seen = [cast(Block, block).attention.keys(fused, *angles) for block in self.blocks]
 
         def joined(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = seen[layer]

@@ -97,13 +97,18 @@ def draft(
         return FeatureDraft(published, target)
 
 
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training changes; all others are those that it began with."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
 def save(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], step: int) -> None:
     """Write the checkpoint of a step, and drop all but the one before it."""
     target = folder / f"step-{step:08d}"
     partial = folder / f".{target.name}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    weights = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
+    weights = {name: parameter.detach().cpu() for name, parameter in trained(model).items()}
     save_file(weights, partial / MODEL)
     save_file(_flat(optimizers), partial / OPTIMIZER)
     (partial / STATE).write_text(json.dumps({"step": step}))
@@ -121,7 +126,7 @@ def newest(folder: Path) -> Path | None:
 def load(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
     """Restore model and optimizers in place; the step that comes next."""
     weights = load_file(path / MODEL)
-    own = dict(model.named_parameters())
+    own = trained(model)
     if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in own.items()}:
         raise ValueError(f"{path} is of another model; give another out, or delete that run")
     with torch.no_grad():

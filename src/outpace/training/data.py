@@ -41,6 +41,7 @@ class Data:
             `story:train`, the problems of the zoo. A response does not end where its line has
             the `finish_reason` "length".
         drills: Share of examples replaced by a line of bare equations (`story:` only).
+        plain: Whether answers take the first wording of each sentence (`story:` only).
         mark: A regular expression; the response tokens that it touches are marked, so that an
             objective can weigh them more or start there.
         longest: Examples are cut to this many tokens, or to what the model was made for.
@@ -48,14 +49,17 @@ class Data:
 
     path: str
     drills: float = 0.0
+    plain: bool = False
     mark: str | None = None
     longest: int = 4096
 
     def __post_init__(self) -> None:
         if not 0 <= self.drills <= 1:
             raise ValueError(f"drills is a share between 0 and 1, not {self.drills}")
-        if self.drills and not self.path.startswith(STORY):
-            raise ValueError(f"drills belong to {STORY}train; {self.path!r} has none")
+        if (self.drills or self.plain) and not self.path.startswith(STORY):
+            raise ValueError(
+                f"drills belong to {STORY}train, as plain does; {self.path!r} has neither"
+            )
         try:
             re.compile(self.mark or "")
         except re.error as error:
@@ -86,7 +90,9 @@ class Examples:
             return self._line(number)
         if self.data.drills and rng.random() < self.data.drills:
             return self._example([], story.drill(Random(int(rng.integers(1 << 62)))))
-        problem = next(iter(story.problems(self.split, 1, seed=self.seed, start=number)))
+        (problem,) = story.problems(
+            self.split, 1, seed=self.seed, start=number, plain=self.data.plain
+        )
         return self._chat([{"role": "user", "content": problem.question}], problem.answer, True)
 
     def _story(self) -> str | None:
@@ -161,6 +167,8 @@ def _conversation(line: str, where: str) -> tuple[list[dict[str, str]], str, boo
         raise ValueError(f"{where} is not JSON: {error}") from error
     ended = not isinstance(record, dict) or record.get("finish_reason") != "length"
     match record:
+        case {"response": ""} | {"messages": [*_, {"role": "assistant", "content": ""}]}:
+            raise ValueError(f"{where} has an empty response, from which there is nothing to learn")
         case {"prompt": str(prompt), "response": str(response)}:
             return [{"role": "user", "content": prompt}], response, ended
         case {"messages": [*messages, {"role": "assistant", "content": str(response)}]}:

@@ -47,6 +47,11 @@ class Objective:
 
     roles: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def taught(self) -> bool:
+        """Whether the loss looks at a `teacher`, the trained model as it was at the start."""
+        return False
+
     def bind(self, config: ModelConfig) -> Self:
         """The objective with what it must know of the model; refuses one that does not fit."""
         return self
@@ -61,12 +66,26 @@ class Objective:
         return cross_entropy(models.trained, models.trained(rows.ids, rows.positions, attend), rows)
 
 
-def cross_entropy(model: Transformer | FeatureDraft, hidden: Tensor, rows: Rows) -> Loss:
-    """Weighted cross-entropy, with logits made for the scored rows only."""
-    scored = torch.nonzero(rows.labels != UNSCORED).squeeze(1)
-    labels = rows.labels[scored]
-    logits = model.head(hidden[scored]).float()
-    losses = functional.cross_entropy(logits, labels, reduction="none")
+def scored(rows: Rows) -> Tensor:
+    """Places of the scored rows, `i64[scored]`."""
+    return torch.nonzero(rows.labels != UNSCORED).squeeze(1)
+
+
+def cross_entropy(
+    model: Transformer | FeatureDraft,
+    hidden: Tensor,
+    rows: Rows,
+    targets: Tensor | None = None,
+) -> Loss:
+    """Weighted cross-entropy, with logits made for the scored rows only.
+
+    `targets f32[scored, vocab]` are distributions to learn in place of the labels.
+    """
+    places = scored(rows)
+    labels = rows.labels[places]
+    logits = model.head(hidden[places]).float()
+    learnt = labels if targets is None else targets
+    losses = functional.cross_entropy(logits, learnt, reduction="none")
     hits = (logits.detach().argmax(dim=-1) == labels).sum()
-    counts = torch.tensor(float(len(scored)), device=hidden.device)
-    return Loss((losses * rows.weights[scored]).sum(), {"accuracy": (hits.float(), counts)})
+    counts = torch.tensor(float(len(places)), device=hidden.device)
+    return Loss((losses * rows.weights[places]).sum(), {"accuracy": (hits.float(), counts)})

@@ -17,6 +17,7 @@ from outpace.models.load import load_model
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint
 from outpace.training.data import Data
+from outpace.training.lora import LoRA
 from outpace.training.objective import Objective
 from outpace.training.objectives import OBJECTIVES
 from outpace.training.optim import Optim
@@ -54,6 +55,7 @@ class Recipe:
     data: Data
     optim: Optim
     train: Loop
+    adapter: LoRA | None
     out: str
 
     def trainer(self) -> Trainer:
@@ -75,12 +77,19 @@ class Recipe:
             tokenizer=model.tokenizer or model.target or model.init,
             optim=self.optim,
             loop=self.train,
+            adapter=self.adapter,
             others=others,
             source=asdict(model),
         )
 
 
-SECTIONS: dict[str, type[Any]] = {"model": Model, "data": Data, "optim": Optim, "train": Loop}
+SECTIONS: dict[str, type[Any]] = {
+    "model": Model,
+    "data": Data,
+    "optim": Optim,
+    "train": Loop,
+    "adapter": LoRA,
+}
 
 
 def read(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -100,6 +109,8 @@ def read(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     if name not in OBJECTIVES:
         raise ValueError(f"objective {name!r} is unknown; known are {', '.join(OBJECTIVES)}")
     built = {key: _section(key, kind, table.get(key, {})) for key, kind in SECTIONS.items()}
+    if "adapter" not in table:
+        built["adapter"] = None
     return Recipe(
         **built,
         objective=_section("objective", OBJECTIVES[name], objective),

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from numpy.random import default_rng
 from torch import Tensor, nn
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from outpace.models.adapter import save_adapter
 from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_model, load_tokenizer, resolve, save_model
 from outpace.models.transformer import Transformer
-from outpace.training import checkpoint, report
+from outpace.training import checkpoint, lora, report
 from outpace.training.data import Data, Examples
+from outpace.training.lora import LoRA
 from outpace.training.objective import Models, Objective
 from outpace.training.optim import Optim
 from outpace.training.report import Report
@@ -104,6 +107,7 @@ class Trainer:
         tokenizer: str | Path | None = None,
         optim: Optim | None = None,
         loop: Loop | None = None,
+        adapter: LoRA | None = None,
         others: Mapping[str, Transformer] | None = None,
         source: Mapping[str, Any] | None = None,
         **options: Any,
@@ -112,6 +116,7 @@ class Trainer:
 
         Args:
             model: A folder, a name, or a model in memory (then `tokenizer` names its folder).
+            adapter: Train low-rank updates instead of the weights; they are what is exported.
             others: Models by role that the objective looks at and that are not trained; the
                 target of a draft is the one that the draft was made with.
             source: What the provenance says of the model; its name or configuration by default.
@@ -129,13 +134,19 @@ class Trainer:
         cut = replace(self.data, longest=longest)
         self.examples = Examples(cut, _tokenizer(self.tokenizer), self.loop.seed)
         self.objective = objective.bind(self.model.config)
+        self.adapter = adapter
         self.out = Path(out)
         named = {"init": model} if isinstance(model, str) else dict(self.model.config.source)
         self.settings = self._settings(source or named)
         report.refuse_other(self.out, self.settings)
         self.accelerator = _accelerator()
         self.loop.share(self.accelerator.num_processes)
-        optimizers = self.optim.build(self.model.requires_grad_(True).train())
+        others = {**self._teachers(), **others}
+        if adapter is None:
+            self.model.requires_grad_(True)
+        else:
+            lora.attach(self.model, adapter, self.loop.seed)
+        optimizers = self.optim.build(self.model.train())
         device = self.accelerator.device
         frozen = {role: m.requires_grad_(False).to(device) for role, m in others.items()}
         self.scored, *self.optimizers = self.accelerator.prepare(
@@ -163,11 +174,23 @@ class Trainer:
     def export(self, folder: str | Path) -> None:
         """Write the model in its published format, with its tokenizer (a draft has none)."""
         if self.accelerator.is_main_process:
-            save_model(self.model, folder)
+            if self.adapter is None:
+                save_model(self.model, folder)
+            else:
+                config = self.adapter.config(self.model, self.settings["model"].get("init"))
+                save_adapter(folder, lora.updates(self.model), config)
             for name in TOKENIZER_FILES if isinstance(self.model, Transformer) else ():
                 if (self.tokenizer / name).is_file():
                     shutil.copyfile(self.tokenizer / name, Path(folder) / name)
         self.accelerator.wait_for_everyone()
+
+    def _teachers(self) -> dict[str, Transformer]:
+        """The model as it starts; it shares the weights where those are to stay as they are."""
+        if not self.objective.taught:
+            return {}
+        assert isinstance(self.model, Transformer)
+        kept = self.model.parameters() if self.adapter else ()
+        return {"teacher": deepcopy(self.model, {id(parameter): parameter for parameter in kept})}
 
     def close(self) -> None:
         """Leave the group of processes."""
@@ -224,6 +247,7 @@ class Trainer:
             "data": asdict(self.data),
             "optim": asdict(self.optim),
             "train": asdict(self.loop),
+            "adapter": None if self.adapter is None else asdict(self.adapter),
             "out": str(self.out),
         }
 

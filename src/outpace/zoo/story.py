@@ -66,13 +66,19 @@ class Template:
     search: tuple[Step, ...]
 
 
-def problems(split: str, count: int, *, seed: int = 0, start: int = 0) -> list[Problem]:
-    """Problems `start` to `start + count` of a split; each depends on its index alone."""
+def problems(
+    split: str, count: int, *, seed: int = 0, start: int = 0, plain: bool = False
+) -> list[Problem]:
+    """Problems `start` to `start + count` of a split; each depends on its index alone.
+
+    `plain` answers take the first wording of each sentence, so that they follow from the question.
+    """
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
     if count < 0 or start < 0:
         raise ValueError(f"count and start must not be negative, got {count} and {start}")
-    return [_problem(split, Random(f"{split}/{seed}/{i}")) for i in range(start, start + count)]
+    numbers = range(start, start + count)
+    return [_problem(split, Random(f"{split}/{seed}/{i}"), plain) for i in numbers]
 
 
 def drill(rng: Random) -> str:
@@ -88,7 +94,7 @@ def drill(rng: Random) -> str:
     return "".join(f" {equation}" for equation in equations[:count])
 
 
-def _problem(split: str, rng: Random) -> Problem:
+def _problem(split: str, rng: Random, plain: bool) -> Problem:
     """Draw until the question falls into the split, which a hash of its text alone decides."""
     unseen = split == "unseen"
     templates = _templates()["unseen" if unseen else "train"]
@@ -98,7 +104,7 @@ def _problem(split: str, rng: Random) -> Problem:
         fields: dict[str, int | str] = {**values, **_cast(template, rng)}
         question = rng.choice(template.questions).format_map(fields)
         if unseen or _is_test(question) == (split == "test"):
-            return Problem(question, _answer(template, values, fields, rng))
+            return Problem(question, _answer(template, values, fields, None if plain else rng))
 
 
 def _is_test(question: str) -> bool:
@@ -107,14 +113,15 @@ def _is_test(question: str) -> bool:
 
 
 def _answer(
-    template: Template, values: dict[str, int], fields: dict[str, int | str], rng: Random
+    template: Template, values: dict[str, int], fields: dict[str, int | str], rng: Random | None
 ) -> str:
-    """The worked solution: a sentence for each step, then the last result."""
+    """The worked solution: a sentence for each step, of any wording or the first; the result."""
     sentences = []
     for step in template.steps:
         term = _term(step, values)
         fields["eq"] = f"{term}={_annotate(term, values[step.result])}"
-        sentences.append(rng.choice(step.sentences).format_map(fields))
+        wording = rng.choice(step.sentences) if rng else step.sentences[0]
+        sentences.append(wording.format_map(fields))
     return f"{' '.join(sentences)}\n#### {values[template.steps[-1].result]}"
 
 

@@ -1,14 +1,16 @@
 """Objectives by the name that a recipe gives them."""
 
 from outpace.training.objective import Objective
+from outpace.training.objectives.d2f import D2F
 from outpace.training.objectives.dflash import DFlash
 from outpace.training.objectives.mdlm import MDLM
 from outpace.training.objectives.sft import SFT
 
 OBJECTIVES: dict[str, type[Objective]] = {
+    "d2f": D2F,
     "dflash": DFlash,
     "mdlm": MDLM,
     "sft": SFT,
 }
 
-__all__ = ["MDLM", "OBJECTIVES", "SFT", "DFlash"]
+__all__ = ["D2F", "MDLM", "OBJECTIVES", "SFT", "DFlash"]

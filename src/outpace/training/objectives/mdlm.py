@@ -12,18 +12,14 @@ from typing import Self
 import numpy as np
 import torch
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 from outpace.attention.ranges import full
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
+from outpace.training.noise import Bools, Floats, Ints, check_canvas, holes, padded
 from outpace.training.objective import Objective
 from outpace.training.objectives.sft import SFT
 from outpace.training.rows import UNSCORED, Rows
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +88,7 @@ class MDLM(Objective):
             )
         if not 0 < self.least < 1:
             raise ValueError(f"least must lie between 0 and 1, not {self.least}")
-        if self.canvas is not None and not 1 <= self.canvas[0] <= self.canvas[1]:
-            raise ValueError(f"canvas takes a smallest and a largest length, not {self.canvas}")
+        check_canvas(self.canvas)
         for name in ("shortest", "anchors", "longest", "decay"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
@@ -115,7 +110,14 @@ class MDLM(Objective):
         kind = rng.random()
         if kind < self.causal:
             return self._causal(example, rng)
-        canvas, worth = self._canvas(example, rng)
+        answer = padded(
+            example,
+            self.canvas,
+            rng,
+            mark_weight=self.mark_weight,
+            end_weight=self.end_weight,
+        )
+        canvas, worth = answer.tokens, answer.worth
         # Slot 0 has no row before it, so a shifted model is never asked for it.
         first = self.shift if not example.prompt else 0
         if kind < self.causal + self.suffix:
@@ -131,17 +133,6 @@ class MDLM(Objective):
     def _causal(self, example: Example, rng: Generator) -> Rows:
         return SFT(mark_weight=self.mark_weight).rows(example, rng)
 
-    def _canvas(self, example: Example, rng: Generator) -> tuple[list[int], Floats]:
-        """The padded response and what each token of it is worth."""
-        response, length = example.response, len(example.response)
-        worth = [self.mark_weight if mark else 1.0 for mark in example.marks]
-        if self.canvas is not None and example.ended:
-            low, high = (max(length, bound) for bound in self.canvas)
-            length = int(rng.integers(low, high + 1))
-        padding = length - len(response)
-        canvas = [*response, *[response[-1]] * padding]
-        return canvas, np.array([*worth, *[self.end_weight] * padding])
-
     def _starts(self, example: Example, count: int, rng: Generator) -> list[int]:
         """Response slots at which suffixes start, in order."""
         first = self.shift if not example.prompt and len(example.response) > 1 else 0
@@ -154,7 +145,7 @@ class MDLM(Objective):
         return sorted(chosen)
 
     def _suffix(
-        self, example: Example, canvas: list[int], worth: Floats, start: int, rng: Generator
+        self, example: Example, canvas: Ints, worth: Floats, start: int, rng: Generator
     ) -> Rows:
         """Mask from one slot on, and weigh what lies near it."""
         masks = len(canvas) - start
@@ -166,7 +157,7 @@ class MDLM(Objective):
         weights[start:] = self.suffix_weight * worth[start:] * self._near(masks)
         return self._rows(example.prompt, canvas, masked, weights, float(weights.sum()))
 
-    def _anchored(self, example: Example, canvas: list[int], worth: Floats, rng: Generator) -> Rows:
+    def _anchored(self, example: Example, canvas: Ints, worth: Floats, rng: Generator) -> Rows:
         """A clean copy, and after it short suffixes that see what lies before them, and themselves.
 
         The clean copy is cut where suffixes start, and no row sees past its cut: keys that a
@@ -216,7 +207,7 @@ class MDLM(Objective):
     def _rows(
         self,
         prompt: Sequence[int],
-        canvas: Sequence[int],
+        canvas: Ints,
         masked: Bools,
         weights: Floats,
         mass: float,
@@ -229,16 +220,6 @@ class MDLM(Objective):
         return rows
 
     def _holes(self, tokens: Ints, masked: Bools, weights: Floats) -> Rows:
-        """Replace masked tokens by holes and put each label on the row that scores it."""
         assert self.shift is not None and self.mask_id is not None, "bind the objective first"
-        targets = np.where(masked, tokens, UNSCORED)
-        labels = np.append(targets[self.shift :], np.full(self.shift, UNSCORED))
-        scale = np.append(weights[self.shift :], np.zeros(self.shift))
-        return Rows(
-            ids=torch.from_numpy(np.where(masked, self.mask_id, tokens)),
-            positions=torch.arange(len(tokens)),
-            ranges=full(len(tokens)),
-            labels=torch.from_numpy(labels),
-            weights=torch.from_numpy(scale.astype(np.float32)),
-            mass=float(scale.sum()),
-        )
+        seen = full(len(tokens))
+        return holes(tokens, masked, weights, seen, shift=self.shift, mask_id=self.mask_id)

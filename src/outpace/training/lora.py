@@ -1,0 +1,142 @@
+"""Training of low-rank updates (LoRA, Hu et al., 2021) of a model that stays as it is."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from outpace.models.adapter import LowRank
+from outpace.models.families import FAMILIES
+from outpace.models.families.family import part_sizes
+from outpace.models.transformer import Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRA:
+    """What is adapted, and how.
+
+    Attributes:
+        rank: Of each update.
+        alpha: An update is scaled by alpha / rank.
+        dropout: Share of an update's inputs that are dropped in training.
+        targets: Published names of matrices, such as `q_proj`; all of attention by default.
+    """
+
+    rank: int = 32
+    alpha: float = 32.0
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1, not {self.rank}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is a share below 1, not {self.dropout}")
+
+    def chooses(self, path: str, published: str) -> bool:
+        """Whether it adapts a published weight, which is in the module at `path`."""
+        return leaf(published) in self.targets if self.targets else ".attention." in path
+
+    def config(self, model: Stack, base: str | None) -> Mapping[str, object]:
+        """Content of an `adapter_config.json`."""
+        return {
+            "peft_type": "LORA",
+            "task_type": None,
+            "base_model_name_or_path": base,
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "target_modules": sorted({leaf(name) for name in updates(model)}),
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "inference_mode": True,
+        }
+
+
+class Update(nn.Module):
+    """A trained update of one published matrix; it starts at zero."""
+
+    def __init__(self, published: str, size: tuple[int, int], lora: LoRA) -> None:
+        super().__init__()
+        self.published, self.scale = published, lora.alpha / lora.rank
+        self.dropout = nn.Dropout(lora.dropout)
+        self.down = nn.Parameter(torch.empty(lora.rank, size[1]))
+        self.up = nn.Parameter(torch.zeros(size[0], lora.rank))
+        nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What is added to the matrix's output on rows `x [T, in]`."""
+        inner = functional.linear(self.dropout(x), self.down)
+        return functional.linear(inner, self.up) * self.scale
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer, and updates of the published parts that its rows are made of."""
+
+    def __init__(
+        self, path: str, linear: nn.Linear, parts: Sequence[tuple[str, int]], lora: LoRA
+    ) -> None:
+        super().__init__()
+        self.linear = linear
+        self.sizes = [size for _, size in parts]
+        self.updates = nn.ModuleDict(
+            {
+                str(number): Update(published, (size, linear.in_features), lora)
+                for number, (published, size) in enumerate(parts)
+                if lora.chooses(path, published)
+            }
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map rows `x [T, in]`."""
+        parts = list(self.linear(x).split(self.sizes, dim=-1))
+        for number, update in self.updates.items():
+            parts[int(number)] = parts[int(number)] + update(x)
+        return torch.cat(parts, dim=-1)
+
+
+def attach(model: Stack, lora: LoRA, seed: int = 0) -> Stack:
+    """Freeze a model and put updates beside the matrices that `lora` names, in place.
+
+    Raises `ValueError` for a target that the model does not have.
+    """
+    model.requires_grad_(False)
+    family = FAMILIES[model.config.family]
+    linears = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Linear)]
+    known = {name for path, _ in linears for name in map(leaf, family.published(f"{path}.weight"))}
+    if unknown := sorted(set(lora.targets) - known):
+        raise ValueError(
+            f"the model has no {', '.join(unknown)} to adapt; it has {', '.join(sorted(known))}"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for path, linear in linears:
+            parts = split(model, path, linear)
+            if any(lora.chooses(path, published) for published, _ in parts):
+                model.set_submodule(path, Adapted(path, linear, parts, lora))
+    return model
+
+
+def split(model: Stack, path: str, linear: nn.Linear) -> list[tuple[str, int]]:
+    """Published weights whose rows make a matrix, and how many rows each has."""
+    names = FAMILIES[model.config.family].published(f"{path}.weight")
+    whole = (linear.out_features,)
+    sizes = part_sizes(model.config, f"{path}.weight") if len(names) > 1 else whole
+    return list(zip(names, sizes, strict=True))
+
+
+def leaf(published: str) -> str:
+    """Name of a matrix in its layer, such as `q_proj`."""
+    return published.removesuffix(".weight").rpartition(".")[2]
+
+
+def updates(model: nn.Module) -> dict[str, LowRank]:
+    """The updates of a model by the published name of their weight."""
+    return {
+        update.published: LowRank(update.down, update.up, update.scale)
+        for update in model.modules()
+        if isinstance(update, Update)
+    }

@@ -1,0 +1,88 @@
+"""Masked tokens: a response on its canvas, and holes with the row that scores each."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outpace.training.data import Example
+from outpace.training.rows import UNSCORED, Rows
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Canvas:
+    """A response, padded, and what each token of it is worth in the loss.
+
+    Attributes:
+        tokens: i64[n], prompt excluded.
+        worth: f64[n].
+        marked: bool[n], see `Data.mark`.
+        ends: Length without what only pads.
+    """
+
+    tokens: Ints
+    worth: Floats
+    marked: Bools
+    ends: int
+
+    @classmethod
+    def of(cls, tokens: Ints) -> "Canvas":
+        """A response without padding or marks."""
+        return cls(tokens, np.ones(len(tokens)), np.zeros(len(tokens), dtype=bool), len(tokens))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def padded(
+    example: Example,
+    bounds: tuple[int, int] | None,
+    rng: Generator,
+    *,
+    mark_weight: float = 1.0,
+    end_weight: float = 1.0,
+) -> Canvas:
+    """Pad a response that ends with its end token to a length drawn between two bounds."""
+    response, length = example.response, len(example.response)
+    worth = [mark_weight if mark else 1.0 for mark in example.marks]
+    if bounds is not None and example.ended:
+        low, high = (max(length, bound) for bound in bounds)
+        length = int(rng.integers(low, high + 1))
+    padding = length - len(response)
+    tokens = np.array([*response, *[response[-1]] * padding])
+    marked = np.array([*example.marks, *[False] * padding])
+    return Canvas(tokens, np.array([*worth, *[end_weight] * padding]), marked, len(response))
+
+
+def check_canvas(bounds: tuple[int, int] | None) -> None:
+    """Raise `ValueError` unless the bounds of a canvas are in order."""
+    if bounds is not None and not 1 <= bounds[0] <= bounds[1]:
+        raise ValueError(f"canvas takes a smallest and a largest length, not {bounds}")
+
+
+def holes(
+    tokens: Ints, masked: Bools, weights: Floats, ranges: Tensor, *, shift: int, mask_id: int
+) -> Rows:
+    """Replace masked tokens by holes and put each label on the row that scores it.
+
+    Row p scores slot p + `shift`; a hole without weight is not scored. The mass is the sum of the
+    weights.
+    """
+    targets = np.where(masked & (weights > 0), tokens, UNSCORED)
+    labels = np.append(targets[shift:], np.full(shift, UNSCORED))
+    scale = np.append(weights[shift:], np.zeros(shift))
+    return Rows(
+        ids=torch.from_numpy(np.where(masked, mask_id, tokens)),
+        positions=torch.arange(len(tokens)),
+        ranges=ranges,
+        labels=torch.from_numpy(labels),
+        weights=torch.from_numpy(scale.astype(np.float32)),
+        mass=float(scale.sum()),
+    )

@@ -1,0 +1,140 @@
+"""Discrete diffusion forcing: a block-causal student of a model that sees everything."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from torch import Tensor
+from torch.nn import functional
+
+from outpace.attention.ranges import RangesAttention, groups, whole
+from outpace.models.config import ModelConfig
+from outpace.models.transformer import Transformer
+from outpace.training.data import Example
+from outpace.training.noise import Canvas, Floats, check_canvas, holes, padded
+from outpace.training.objective import Loss, Models, Objective, cross_entropy, scored
+from outpace.training.rows import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class D2F(Objective):
+    """Asymmetric distillation of discrete diffusion forcing (Wang et al., 2025, section 4).
+
+    The prompt is one group that sees itself; blocks of the response follow, each of which sees
+    itself and what lies before it. Later blocks are masked more. The student learns the
+    distribution that the teacher, its own weights from before the training, gives to a hole when
+    it sees all of the same noisy tokens. The direction of the divergence and the weight 1/p of a
+    hole are those of the authors' code.
+
+    Attributes:
+        block: Tokens of a block; the last one may be shorter.
+        canvas: Smallest and largest length that the response is padded to with end tokens, drawn
+            for each example; by default it is not padded.
+        noise: Bounds of the share that is masked. The first block's is uniform between them; those
+            of later blocks rise from it by random steps, to halfway to the upper bound on average.
+        hard: Share of the true token in what a hole learns; 1 is training without a teacher.
+        easy: Share of examples whose unmarked tokens are masked less, by a factor uniform between 0
+            and 1: what decoding meets once it has filled the easy holes (see `Data.mark`).
+        end_blocks: Whether blocks that are nothing but padding are scored.
+        mark_weight: Weight of marked tokens (see `Data.mark`).
+        shift: 1 where row p - 1 scores slot p, 0 where row p does; taken from the model.
+        mask_id: The token of a hole; taken from the model.
+    """
+
+    block: int = 16
+    canvas: tuple[int, int] | None = None
+    noise: tuple[float, float] = (0.2, 0.7)
+    hard: float = 0.0
+    easy: float = 0.0
+    end_blocks: bool = True
+    mark_weight: float = 1.0
+    shift: int | None = None
+    mask_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise ValueError(f"block must be at least 1, not {self.block}")
+        if not 0 < self.noise[0] <= self.noise[1] <= 1:
+            raise ValueError(f"noise takes two shares above 0, the smaller first, not {self.noise}")
+        for name in ("hard", "easy"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a share between 0 and 1, not {getattr(self, name)}")
+        check_canvas(self.canvas)
+
+    @property
+    def taught(self) -> bool:
+        """Whether the loss needs the teacher."""
+        return self.hard < 1
+
+    def bind(self, config: ModelConfig) -> Self:
+        """Take shift and mask token from the model, which must be a diffusion model."""
+        if not config.bidirectional or config.mask_id is None:
+            raise ValueError(
+                f"d2f trains a student of a diffusion model, which {config.architecture} is not; "
+                "train one with mdlm first"
+            )
+        if self.block >= config.max_length:
+            raise ValueError(
+                f"block {self.block} leaves no room for a prompt in the {config.max_length} "
+                "tokens that the model was made for"
+            )
+        return replace(self, shift=config.shift, mask_id=config.mask_id)
+
+    def rows(self, example: Example, rng: Generator) -> Rows:
+        """Prompt and noisy blocks."""
+        answer = padded(example, self.canvas, rng, mark_weight=self.mark_weight)
+        blocks = -(-len(answer) // self.block)
+        shares = self.shares(rng.random(), rng.random(blocks - 1))
+        draws = rng.random(len(answer))
+        if rng.random() < self.easy:
+            draws[~answer.marked] /= rng.random()
+        return self.noisy(example.prompt, answer, shares, draws)
+
+    def shares(self, first: float, rises: Floats) -> Floats:
+        """Share that is masked of each block, from uniform draws: one, and one for each rise."""
+        low, high = self.noise
+        share = low + (high - low) * first
+        steps = rises * (high - share) / max(len(rises), 1)
+        return share + np.append(0.0, np.cumsum(steps))
+
+    def noisy(self, prompt: list[int], answer: Canvas, shares: Floats, draws: Floats) -> Rows:
+        """Mask where a uniform draw is below the share of its block, at least one token."""
+        assert self.shift is not None and self.mask_id is not None, "bind the objective first"
+        places = np.arange(len(answer))
+        number = places // self.block
+        # Slot 0 has no row before it, so a shifted model is never asked for it.
+        asked = places + len(prompt) >= self.shift
+        masked = (draws < shares[number]) & asked
+        learnt = asked if self.end_blocks else asked & (number * self.block < answer.ends)
+        if not (masked & learnt).any():
+            masked[np.where(learnt, draws, 2.0).argmin()] = True
+        worth = np.where(masked & learnt, answer.worth, 0.0)
+        given = (len(prompt), 0)
+        lengths = [len(prompt), *np.bincount(number).tolist()]
+        rows = holes(
+            np.append(np.array(prompt, dtype=np.int64), answer.tokens),
+            np.pad(masked, given),
+            np.pad(worth / shares[number], given),
+            groups([length for length in lengths if length]),
+            shift=self.shift,
+            mask_id=self.mask_id,
+        )
+        rows.mass = float(worth.sum())
+        return rows
+
+    def loss(self, models: Models, rows: Rows) -> Loss:
+        """Cross-entropy of the student's holes to what the teacher says of them."""
+        targets = self._targets(models.others["teacher"], rows) if self.taught else None
+        hidden = models.trained(rows.ids, rows.positions, RangesAttention(rows.ranges))
+        return cross_entropy(models.trained, hidden, rows, targets)
+
+    @torch.no_grad()
+    def _targets(self, teacher: Transformer, rows: Rows) -> Tensor:
+        """What scored rows learn, `f32[scored, vocab]`."""
+        hidden = teacher(rows.ids, rows.positions, RangesAttention(whole(rows.ranges)))
+        places = scored(rows)
+        soft = teacher.head(hidden[places]).float().softmax(dim=-1)
+        true = functional.one_hot(rows.labels[places], soft.shape[-1]).to(soft.dtype)
+        return soft.lerp(true, self.hard)

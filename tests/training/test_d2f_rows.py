@@ -1,0 +1,153 @@
+"""Rows and losses of discrete diffusion forcing, written out by hand for both shifts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import MASK, causal_model, diffusion_model
+from outpace.attention.ranges import dense
+from outpace.training.data import Example
+from outpace.training.noise import Canvas
+from outpace.training.objective import Models
+from outpace.training.objectives import D2F
+from outpace.training.rows import UNSCORED, Rows, pack
+
+EXAMPLE = Example(prompt=[5, 6], response=[7, 8, 9, 4, 3], marks=[False, True, False, True, False])
+PLAIN = D2F(block=2, shift=1, mask_id=MASK)
+
+
+def scored(rows: Rows) -> dict[int, tuple[int, float]]:
+    """Row to label and weight, where scored."""
+    table = zip(rows.labels.tolist(), rows.weights.tolist(), strict=True)
+    return {r: (label, round(w, 4)) for r, (label, w) in enumerate(table) if label != UNSCORED}
+
+
+def noisy(objective: D2F, draws: list[float], shares: tuple[float, ...] = (0.5, 0.5, 0.8)) -> Rows:
+    """Rows of the example from what would be drawn."""
+    answer = Canvas.of(np.array(EXAMPLE.response))
+    return objective.noisy(EXAMPLE.prompt, answer, np.array(shares), np.array(draws))
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_blocks_see_the_prompt_what_is_before_them_and_themselves(shift: int):
+    """A hole weighs the inverse of its block's share; the last block is short."""
+    rows = noisy(replace(PLAIN, shift=shift), [0.9, 0.4, 0.6, 0.6, 0.7])
+    assert rows.ids.tolist() == [5, 6, 7, MASK, 9, 4, MASK]
+    sees = dense(rows.ranges, len(rows)).sum(1).tolist()
+    assert sees == [2, 2, 4, 4, 6, 6, 7]
+    assert scored(rows) == {3 - shift: (8, 2.0), 6 - shift: (3, 1.25)}
+    assert rows.mass == 2
+
+
+def test_shares_rise_and_keep_their_bounds():
+    """The first is uniform between the bounds, the last halfway to the upper one on average."""
+    rng = np.random.default_rng(0)
+    drawn = np.array([D2F().shares(rng.random(), rng.random(4)) for _ in range(2000)])
+    assert bool((np.diff(drawn) >= 0).all())
+    assert drawn.min() >= 0.2 and drawn.max() <= 0.7
+    assert drawn[:, 0].mean() == pytest.approx(0.45, abs=0.01)
+    assert drawn[:, -1].mean() == pytest.approx(0.575, abs=0.01)
+    assert D2F(noise=(0.5, 0.5)).shares(0.3, np.array([])) == [0.5]
+
+
+def test_one_hole_is_always_scored():
+    """The one that came closest."""
+    assert list(scored(noisy(PLAIN, [0.9, 0.8, 0.7, 0.99, 0.9]))) == [3]
+    bare = replace(PLAIN, shift=1)
+    answer = Canvas.of(np.array([7, 8]))
+    rows = bare.noisy([], answer, np.array([0.5]), np.array([0.1, 0.9]))
+    assert rows.ids.tolist() == [7, MASK] and scored(rows) == {0: (8, 2.0)}
+
+
+def test_blocks_of_padding_may_be_left_out():
+    """They are masked, and not scored; the block in which the answer ends is."""
+    padded = replace(PLAIN, canvas=(9, 9), noise=(1.0, 1.0))
+    every, some = (
+        replace(padded, end_blocks=kept).rows(EXAMPLE, np.random.default_rng(0))
+        for kept in (True, False)
+    )
+    assert torch.equal(every.ids, some.ids) and every.ids[2:].tolist() == [MASK] * 9
+    assert len(scored(every)) == 9
+    assert [label for label, _ in scored(some).values()] == [7, 8, 9, 4, 3, 3]
+
+
+def test_easy_examples_mask_what_is_not_marked_less():
+    """Marked tokens keep the share of their block."""
+    objective = replace(PLAIN, easy=1.0, noise=(0.5, 0.5))
+    counts = np.zeros(5)
+    for seed in range(2000):
+        counts += objective.rows(EXAMPLE, np.random.default_rng(seed)).ids[2:].numpy() == MASK
+    share = counts / 2000
+    assert share[[1, 3]] == pytest.approx([0.5, 0.5], abs=0.06)
+    assert share[[0, 2, 4]] == pytest.approx([0.25] * 3, abs=0.06)
+
+
+def test_marked_tokens_weigh_more():
+    """In the loss and in what it is divided by."""
+    objective = replace(PLAIN, mark_weight=3.0, noise=(1.0, 1.0))
+    rows = objective.rows(EXAMPLE, np.random.default_rng(0))
+    assert [w for _, w in scored(rows).values()] == [1, 3, 1, 3, 1] and rows.mass == 9
+
+
+@pytest.mark.parametrize("hard", [0.0, 0.25, 1.0])
+def test_holes_learn_a_mixture_of_teacher_and_truth(hard: float):
+    """The teacher sees all of the same noisy tokens; alone, the truth needs none."""
+    student, teacher = diffusion_model(seed=1), diffusion_model(seed=2)
+    objective = replace(PLAIN, hard=hard)
+    parts = [objective.rows(EXAMPLE, np.random.default_rng(seed)) for seed in range(3)]
+    others = {"teacher": teacher} if objective.taught else {}
+    loss = objective.loss(Models(student, others), pack(parts)).total
+    expected = sum(by_hand(objective, student, teacher, rows, hard) for rows in parts)
+    assert loss.item() == pytest.approx(expected, rel=1e-4)
+
+
+def by_hand(objective: D2F, student, teacher, rows: Rows, hard: float) -> float:
+    """The loss of one example, hole by hole."""
+    seen = dense(rows.ranges, len(rows))
+    total = 0.0
+    ours, theirs = (
+        model.head(model(rows.ids, rows.positions, masked(mask)))
+        for model, mask in ((student, seen), (teacher, torch.ones_like(seen)))
+    )
+    for row, (label, weight) in scored(rows).items():
+        says = ours[row].log_softmax(-1)
+        soft = -(theirs[row].softmax(-1) * says).sum()
+        total += weight * float((1 - hard) * soft - hard * says[label])
+    return total
+
+
+def masked(mask: torch.Tensor):
+    """Attention of one document under a dense mask."""
+
+    def attend(layer, q, k, v):
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+
+    return attend
+
+
+def test_shift_and_mask_come_from_the_model():
+    assert D2F().bind(diffusion_model().config) == D2F(shift=1, mask_id=MASK)
+    with pytest.raises(ValueError, match="student of a diffusion model, which Qwen2ForCausalLM"):
+        D2F().bind(causal_model().config)
+    with pytest.raises(ValueError, match="block 160 leaves no room for a prompt in the 160"):
+        D2F(block=160).bind(diffusion_model().config)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block": 0}, "block must be at least 1, not 0"),
+        ({"noise": (0.0, 0.7)}, "noise takes two shares above 0"),
+        ({"noise": (0.7, 0.2)}, r"not \(0\.7, 0\.2\)"),
+        ({"hard": 1.5}, r"hard is a share between 0 and 1, not 1\.5"),
+        ({"easy": -0.5}, "easy is a share"),
+        ({"canvas": (5, 3)}, "smallest and a largest"),
+    ],
+)
+def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str):
+    with pytest.raises(ValueError, match=message):
+        D2F(**options)

@@ -1,0 +1,176 @@
+"""Low-rank updates: what is trained, what it starts as, what is written."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers import causal_model, published, random_model, whole
+from outpace.models.adapter import CONFIG
+from outpace.models.load import ZOO, load_adapter, load_model, save_model
+from outpace.training import checkpoint, lora
+from outpace.training.lora import LoRA
+from outpace.training.objectives import D2F
+from outpace.training.recipe import read
+from outpace.training.trainer import Trainer
+
+IDS = [3, 1, 4, 1, 5, 9, 2, 6]
+GOLDEN = Path(__file__).parent.parent / "golden" / "d2f"
+
+
+def trained(model: torch.nn.Module) -> set[str]:
+    """Names of what training changes."""
+    return set(checkpoint.trained(model))
+
+
+def test_attention_is_adapted_by_default_and_nothing_else_is_trained() -> None:
+    """Four published matrices a layer, two tensors each."""
+    model = lora.attach(causal_model(), LoRA(rank=2))
+    leaves = {lora.leaf(name) for name in lora.updates(model)}
+    assert leaves == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert len(trained(model)) == 2 * 4 * 2
+    assert all(name.endswith((".down", ".up")) for name in trained(model))
+
+
+def test_updates_start_at_nothing() -> None:
+    """The model's outputs are those of its base, whatever the seed."""
+    base = causal_model()
+    expected = whole(base, IDS, causal=True)
+    assert torch.equal(whole(lora.attach(base, LoRA(rank=2), seed=3), IDS, causal=True), expected)
+
+
+def test_targets_choose_parts_of_a_fused_matrix() -> None:
+    """Rows of the others stay as they are."""
+    model = lora.attach(causal_model(), LoRA(rank=2, alpha=6, targets=("v_proj", "up_proj")))
+    assert {lora.leaf(name) for name in lora.updates(model)} == {"v_proj", "up_proj"}
+    x, qkv = torch.randn(5, 32), model.blocks[0].attention.qkv
+    (update,) = qkv.updates.values()
+    torch.nn.init.normal_(update.up)
+    changed = (qkv(x) - qkv.linear(x)).detach()
+    assert torch.equal(changed[:, :48], torch.zeros(5, 48))
+    delta = 3 * x @ update.down.T @ update.up.T
+    assert torch.allclose(changed[:, 48:], delta, atol=1e-5)
+
+
+def test_head_and_layer_may_share_a_published_name() -> None:
+    """As in a format whose last matrix is named like those of its layers."""
+    model = lora.attach(load_model(GOLDEN / "llada_tiny"), LoRA(rank=2, targets=("ff_out",)))
+    assert "model.transformer.ff_out.weight" in lora.updates(model)
+    assert len(lora.updates(model)) == 4
+
+
+def test_dropout_is_for_training_alone() -> None:
+    """In evaluation nothing is dropped."""
+    model = lora.attach(causal_model(), LoRA(rank=2, dropout=0.5))
+    for update in lora.updates(model).values():
+        torch.nn.init.normal_(update.up)
+    one, two = (whole(model.eval(), IDS, causal=True) for _ in range(2))
+    assert torch.equal(one, two)
+    model.train()
+    assert not torch.equal(whole(model, IDS, causal=True), whole(model, IDS, causal=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 0}, "rank must be at least 1, not 0"),
+        ({"dropout": 1.0}, r"dropout is a share below 1, not 1\.0"),
+    ],
+)
+def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:
+    """Value and bound."""
+    with pytest.raises(ValueError, match=message):
+        LoRA(**options)
+
+
+def test_unknown_target_is_refused() -> None:
+    """With those that there are."""
+    with pytest.raises(ValueError, match="no qkv, wo to adapt; it has down_proj, .*v_proj"):
+        lora.attach(causal_model(), LoRA(targets=("wo", "q_proj", "qkv")))
+
+
+def run(out: Path, base: Path, **options: object) -> Trainer:
+    """A trainer of a student of a tiny model, with an adapter."""
+    defaults = {"lr": 1e-2, "warmup": 0, "batch": 2, "steps": 4, "log_every": 1, "save_every": 2}
+    return Trainer(
+        str(base),
+        D2F(block=8),
+        data="story:train",
+        out=out,
+        tokenizer=ZOO / "vocabulary",
+        **{"adapter": LoRA(rank=2, alpha=4), **defaults, **options},
+    )
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A tiny diffusion model with the vocabulary of the zoo."""
+    config = published("DreamModel", vocab_size=1024, mask_token_id=1021)
+    save_model(random_model(config, std=0.1), tmp_path / "base", dtype=torch.float32)
+    return tmp_path / "base"
+
+
+def test_teacher_is_the_base_and_shares_its_weights(tmp_path: Path, base: Path) -> None:
+    """It stays what it was, and takes no memory of its own."""
+    trainer = run(tmp_path / "out", base)
+    teacher = trainer.scored.models.others["teacher"]
+    assert teacher.embedding.weight is trainer.model.embedding.weight
+    assert isinstance(teacher.blocks[0].attention.qkv, torch.nn.Linear)
+    before = whole(load_model(base), IDS, causal=False)
+    trainer.fit()
+    assert torch.equal(whole(teacher, IDS, causal=False), before)
+    assert not torch.allclose(whole(trainer.model.eval(), IDS, causal=False), before)
+
+
+def test_teacher_of_a_full_training_is_a_copy(tmp_path: Path, base: Path) -> None:
+    """Its weights do not follow the student's."""
+    trainer = run(tmp_path / "out", base, adapter=None)
+    teacher = trainer.scored.models.others["teacher"]
+    before = teacher.embedding.weight.clone()
+    trainer.fit()
+    assert torch.equal(teacher.embedding.weight, before)
+    assert not torch.equal(trainer.model.embedding.weight, before)
+
+
+def test_export_is_an_adapter_of_the_base(tmp_path: Path, base: Path) -> None:
+    """Merged into the base it gives what was trained."""
+    trainer = run(tmp_path / "out", base)
+    trainer.fit()
+    trainer.export(tmp_path / "export")
+    merged = load_model(base, adapter=tmp_path / "export")
+    ours, theirs = (whole(m, IDS, causal=False) for m in (merged, trainer.model.eval()))
+    assert torch.allclose(ours, theirs, atol=1e-4)
+    assert not torch.allclose(ours, whole(load_model(base), IDS, causal=False), atol=1e-2)
+    config = json.loads((tmp_path / "export" / CONFIG).read_text())
+    assert (config["r"], config["lora_alpha"]) == (2, 4)
+    assert config["base_model_name_or_path"] == str(base)
+    assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    assert len(load_adapter(tmp_path / "export").updates) == 8
+
+
+def test_checkpoint_has_the_updates_alone(tmp_path: Path, base: Path) -> None:
+    """And a run goes on from them to the same end."""
+    for name in ("whole", "halves"):
+        run(tmp_path / name, base).fit()
+    shutil.rmtree(tmp_path / "halves" / "checkpoints" / "step-00000004")
+    run(tmp_path / "halves", base).fit()
+    whole, halves = (
+        load_file(tmp_path / name / "checkpoints" / "step-00000004" / checkpoint.MODEL)
+        for name in ("whole", "halves")
+    )
+    assert len(whole) == 16 and whole.keys() == halves.keys()
+    assert all(torch.equal(whole[name], halves[name]) for name in whole)
+
+
+def test_recipe_has_a_table_for_it(tmp_path: Path) -> None:
+    """Without the table all weights are trained."""
+    path = tmp_path / "recipe.toml"
+    text = '[model]\ninit = "tiny-dream"\n[objective]\nname = "d2f"\n[data]\npath = "story:train"\n'
+    path.write_text(text)
+    assert read(path).adapter is None
+    assert read(path, ["adapter.rank=4"]).adapter == LoRA(rank=4)
+    path.write_text(f'{text}[adapter]\nrank = 8\ntargets = ["q_proj"]\n')
+    assert read(path, ["alpha=2"]).adapter == LoRA(rank=8, alpha=2, targets=("q_proj",))
