@@ -140,7 +140,13 @@ methods |= st.one_of(
         tokens=st.integers(1, 6),
         verify=verify,
     ),
-    st.builds(DFlash, draft=st.just("features"), block=st.integers(1, 5), verify=verify),
+    st.builds(
+        DFlash,
+        draft=st.just("features"),
+        block=st.integers(1, 5),
+        tokens=st.integers(1, 5),
+        verify=verify,
+    ),
 )
 samplings = st.builds(
     Sampling,
@@ -173,7 +179,7 @@ def random_request(rng: Random) -> Request:
                 coupling=rng.choice(["gumbel", "argmax"]),
             ),
             Speculative(draft="near", tokens=rng.randint(1, 6)),
-            DFlash(draft="features", block=rng.randint(2, 5)),
+            DFlash(draft="features", block=rng.randint(2, 5), tokens=4),
         ]
     )
     return Request(

@@ -2,6 +2,7 @@
 
 from outpace.decoding.accept import Verify, agreement, draft_read, verify_read
 from outpace.decoding.forward import CAUSAL, FULL, Decoding, Forward, Mask, Prediction
+from outpace.decoding.pace import Pace
 from outpace.decoding.sampling import GREEDY, Read, Sample, Sampling
 from outpace.decoding.sequence import Sequence, Step
 
@@ -12,6 +13,7 @@ __all__ = [
     "Decoding",
     "Forward",
     "Mask",
+    "Pace",
     "Prediction",
     "Read",
     "Sample",

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from outpace.decoding.pace import Pace
 from outpace.decoding.sampling import Sample, Sampling, Score
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -36,7 +37,8 @@ class Step:
 class Sequence:
     """Prompt, committed tokens, limits and trace of one request.
 
-    `mask_id` and `block` are the mask and the trained block length of the model that has them.
+    `mask_id` and `block` are the mask and the trained block length of the model that has them;
+    `pace` is what requests of the same method share.
     """
 
     prompt: list[int]
@@ -45,6 +47,7 @@ class Sequence:
     eos: frozenset[int] = frozenset()
     mask_id: int = -1
     block: int = 1
+    pace: Pace = field(default_factory=Pace)
     finish_reason: FinishReason | None = None
     trace: list[Step] = field(default_factory=list)
     ids: list[int] = field(init=False)
