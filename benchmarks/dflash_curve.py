@@ -40,8 +40,12 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 TARGET = "tiny-ar"
+WHOLE = 10**6
+"""More drafts than any block has: all of a block are verified."""
+
 SLICE = 50
 MAX_TOKENS = 128
+BARS = ("#888888", "#92c5de", "#2166ac")
 
 
 def slices(items: Sequence[str]) -> Iterator[list[str]]:
@@ -83,9 +87,17 @@ def compare(draft: str, limit: int, batches: Sequence[int]) -> tuple[list[Row], 
     rows: list[Row] = []
     bars: list[Bar] = []
     for batch in batches:
-        methods: dict[str, Method] = {"alone": Autoregressive(), "dflash": DFlash(draft=draft)}
+        methods: dict[str, Method] = {
+            "alone": Autoregressive(),
+            "whole blocks": DFlash(draft=draft, tokens=WHOLE),
+            "adaptive": DFlash(draft=draft),
+        }
         outputs, timings = decode(methods, prompts, batch)
-        same = sum(a.ids == b.ids for a, b in zip(*outputs.values(), strict=True))
+        alone, *others = outputs.values()
+        same = sum(
+            all(answer.ids == first.ids for answer in rest)
+            for first, *rest in zip(alone, *others, strict=True)
+        )
         for name in methods:
             tokens = sum(len(output.ids) for output in outputs[name])
             lengths = [length for output in outputs[name] for length in kept(output)]
@@ -109,7 +121,7 @@ def compare(draft: str, limit: int, batches: Sequence[int]) -> tuple[list[Row], 
         least = 2.0 if batch == 1 else 1.0
         faster = float(rows[-1]["faster"])
         bars.append(Bar(what=f"faster at batch {batch}", value=faster, limit=least, at_least=True))
-    length = float(rows[1]["acceptance length"])
+    length = float(rows[2]["acceptance length"])
     bars.append(Bar(what="mean acceptance length", value=length, limit=4.5, at_least=True))
     return rows, bars
 
@@ -180,17 +192,16 @@ def draw(result: dict[str, Any], path: Path) -> None:
         panes[0].plot(positions, row["by position"], marker="o", markersize=3, **style)
         panes[1].plot(*zip(*row["curve"], strict=True), **style)
     panes[0].set(xlabel="draft in the block", ylabel="share of verifications that keep it")
-    panes[1].set(xlabel="training step", ylabel="acceptance length at random anchors")
+    panes[1].set(xlabel="training step", ylabel="acceptance length of training blocks")
     panes[1].legend(fontsize=8)
     rows = result["decoding"]
     batches = sorted({row["batch"] for row in rows})
-    for number, name in enumerate(dict.fromkeys(row["method"] for row in rows)):
+    names = list(dict.fromkeys(row["method"] for row in rows))
+    for number, name in enumerate(names):
         speeds = [row["tokens per second"] for row in rows if row["method"] == name]
-        places = [place + 0.4 * number - 0.2 for place in range(len(batches))]
-        label = {"alone": f"{TARGET} alone", "dflash": "with tiny-dflash"}[name]
-        drawn = panes[2].bar(
-            places, speeds, 0.38, label=label, color=["#888888", "#2166ac"][number]
-        )
+        places = [place + 0.27 * (number - 1) for place in range(len(batches))]
+        label = TARGET + " alone" if name == "alone" else f"with tiny-dflash, {name}"
+        drawn = panes[2].bar(places, speeds, 0.25, label=label, color=BARS[number])
         panes[2].bar_label(drawn, fmt="{:.0f}", fontsize=8)
     panes[2].set_xticks(range(len(batches)), [f"batch {batch}" for batch in batches])
     panes[2].set_ylabel("tokens per second")

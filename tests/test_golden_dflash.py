@@ -57,7 +57,7 @@ def test_greedy_decode(pair: str, case: Case) -> None:
     """Output and acceptance lengths, for all kinds of prompts, budgets, blocks and stops."""
     engine = engine_of(*models(pair).items())
     job = engine.submit(
-        DFlash(draft="", block=case["block_size"]),
+        DFlash(draft="", block=case["block_size"], tokens=99),
         case["prompt"],
         runners={name: runner(engine, name) for name in models(pair)},
         max_tokens=case["max_new_tokens"],

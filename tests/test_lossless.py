@@ -46,8 +46,8 @@ SETTINGS = [
 METHODS: list[Method] = [
     Speculative(draft="draft", tokens=3),
     Speculative(draft="draft", tokens=3, verify="rejection"),
-    DFlash(draft="features"),
-    DFlash(draft="features", verify="rejection"),
+    DFlash(draft="features", tokens=4),
+    DFlash(draft="features", tokens=4, verify="rejection"),
 ]
 
 

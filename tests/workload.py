@@ -149,7 +149,13 @@ methods |= st.one_of(
         tokens=st.integers(1, 6),
         verify=verify,
     ),
-    st.builds(DFlash, draft=st.just("features"), block=st.integers(1, 5), verify=verify),
+    st.builds(
+        DFlash,
+        draft=st.just("features"),
+        block=st.integers(1, 5),
+        tokens=st.integers(1, 5),
+        verify=verify,
+    ),
 )
 samplings = st.builds(
     Sampling,
@@ -182,7 +188,7 @@ def random_request(rng: Random) -> Request:
                 coupling=rng.choice(["gumbel", "argmax"]),
             ),
             Speculative(draft="near", tokens=rng.randint(1, 6)),
-            DFlash(draft="features", block=rng.randint(2, 5)),
+            DFlash(draft="features", block=rng.randint(2, 5), tokens=4),
             D2F(
                 block=rng.randint(1, 8),
                 add=rng.choice([0.0, 0.1, 1.0]),

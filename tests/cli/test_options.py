@@ -3,13 +3,27 @@
 import pytest
 
 from outpace.cli.options import named, parse_method
-from outpace.methods import APD, LeftToRight
+from outpace.methods import APD, DFlash, LeftToRight, Speculative
 
 
 def test_texts_become_the_types_of_the_fields():
     values = {"verifier": "tiny-aux", "ratio": "0.25", "window": "none", "coupling": "argmax"}
     expected = APD(verifier="tiny-aux", ratio=0.25, window=None, coupling="argmax")
     assert parse_method("apd", values) == expected
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("Auto", "auto"), ("3", 3)])
+def test_a_number_or_a_word(text, value):
+    method = parse_method("speculative", {"draft": "tiny-aux", "tokens": text})
+    assert method == Speculative(draft="tiny-aux", tokens=value)
+    values = {"draft": "d", "block": "none", "verify": "rejection", "tokens": "4"}
+    expected = DFlash(draft="d", block=None, verify="rejection", tokens=4)
+    assert parse_method("dflash", values) == expected
+
+
+def test_neither_the_number_nor_the_word_is_named():
+    with pytest.raises(ValueError, match="tokens takes int or auto, not 'some'"):
+        parse_method("speculative", {"draft": "tiny-aux", "tokens": "some"})
 
 
 def test_defaults_are_those_of_the_method():

@@ -23,8 +23,8 @@ KINDS = [
     APD(verifier="causal", ratio=0.6, window=4, lookahead=9),
     Speculative(draft="near", tokens=3),
     Speculative(draft="near", tokens=4, verify="rejection"),
-    DFlash(draft="features"),
-    DFlash(draft="features", block=3, verify="rejection"),
+    DFlash(draft="features", tokens=4),
+    DFlash(draft="features", block=3, tokens=2, verify="rejection"),
     D2F(block=4, confidence=0.6),
 ]
 LONG = tuple(range(1, 23)) * 3
@@ -163,3 +163,24 @@ def test_same_seed_same_text_and_another_seed_another() -> None:
     second = Request(method=KINDS[2], sampling=Sampling(temperature=2.0, seed=2), max_tokens=20)
     a, b, c = serve(new_engine(), [first, second, first])
     assert a == c and a[0] != b[0]
+
+
+def test_adaptive_lengths_change_no_token() -> None:
+    """Whatever the machine does, the requests of a method share what they have seen of it."""
+    adaptive = [Speculative(draft="near"), DFlash(draft="features")]
+    batch = [
+        Request(
+            method=method, prompt=LONG[n : 2 * n + 5], max_tokens=30, sampling=sampling, arrives=n
+        )
+        for method in adaptive
+        for n, sampling in enumerate((Sampling(), SAMPLED) * 3)
+    ]
+    engine = new_engine()
+    plain = [replace(request, method=replace(request.method, tokens=4)) for request in batch]
+    together = serve(engine, batch)
+    assert [ids for ids, *_ in together] == [alone(request)[0] for request in plain]
+    paces = engine.paces
+    assert {method for method, *_ in paces} == set(adaptive)
+    for pace in paces.values():
+        assert pace.passes > 10 and {kind for kind, _ in pace.costs} >= {"target", "draft"}
+    assert not new_engine().paces and serve(engine, plain) and len(paces) == 2

@@ -252,7 +252,7 @@ def test_dflash(engine: Engine, block: int) -> None:
         def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
             return naive.dflash(TARGET, FEATURES, prompt, TOKENS, block=block, eos=eos)
 
-        method = DFlash(draft="", block=block)
+        method = DFlash(draft="", block=block, tokens=TOKENS)
         check_verified(engine, method, ("target", "features"), prompt, loop)
 
 

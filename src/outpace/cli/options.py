@@ -20,14 +20,13 @@ def find_method(name: str) -> type[Method]:
     return METHODS[name]
 
 
-def field_type(kind: type[Method], name: str) -> tuple[type, bool]:
-    """Plain type of a field, and whether it may be None."""
+def field_type(kind: type[Method], name: str) -> tuple[type, list[str]]:
+    """Plain type of a field, and the words that it may be instead, `none` for None."""
     hint = get_type_hints(kind)[name]
-    optional = False
-    if get_origin(hint) in (Union, types.UnionType):
-        optional = type(None) in get_args(hint)
-        hint = next(arg for arg in get_args(hint) if arg is not type(None))
-    return (str if get_origin(hint) is Literal else hint), optional
+    parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    plain = [part for part in parts if get_origin(part) is not Literal and part is not type(None)]
+    words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+    return (plain or [str])[0], words + ["none"] * (type(None) in parts)
 
 
 def parse_method(name: str, values: Mapping[str, str]) -> Method:
@@ -48,16 +47,17 @@ def parse_method(name: str, values: Mapping[str, str]) -> Method:
 
 
 def parse(kind: type[Method], option: str, text: str) -> Any:
-    """One value from its text; `none` where the option may be None."""
-    plain, optional = field_type(kind, option)
-    if optional and text.lower() == "none":
-        return None
+    """One value from its text."""
+    plain, words = field_type(kind, option)
+    if text.lower() in words:
+        return None if text.lower() == "none" else text.lower()
     try:
         if plain is bool:
             return {"true": True, "false": False}[text.lower()]
         return plain(text)
     except (KeyError, ValueError):
-        raise ValueError(f"{flag(option)} takes {plain.__name__}, not {text!r}") from None
+        choices = " or ".join([plain.__name__, *words])
+        raise ValueError(f"{flag(option)} takes {choices}, not {text!r}") from None
 
 
 def flag(option: str) -> str:
@@ -103,15 +103,13 @@ def method_fields(name: str) -> list[Field[Any]]:
 
 def parameter(kind: type[Method], described: Field[Any]) -> inspect.Parameter:
     """A field of a method as a flag."""
-    plain, optional = field_type(kind, described.name)
-    hint = get_type_hints(kind)[described.name]
-    choices = " or ".join(get_args(hint)) if get_origin(hint) is Literal else plain.__name__
-    words = f"{choices} or none" if optional else choices
+    plain, words = field_type(kind, described.name)
+    choices = " or ".join(words if plain is str and words else [plain.__name__, *words])
     default = "needed" if described.default is MISSING else f"by default {described.default}"
     flagged = Option(
         f"--{flag(described.name)}",
         metavar=plain.__name__.upper(),
-        help=f"{words}; {default.lower()}",
+        help=f"{choices}; {default.lower()}",
         rich_help_panel=f"Options of {kind.__name__}",
     )
     return inspect.Parameter(

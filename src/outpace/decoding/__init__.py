@@ -3,6 +3,7 @@
 from outpace.decoding.accept import Verify, agreement, draft_read, verify_read
 from outpace.decoding.canvas import Canvas
 from outpace.decoding.forward import CAUSAL, FULL, Decoding, Forward, Mask, Prediction
+from outpace.decoding.pace import Pace
 from outpace.decoding.sampling import GREEDY, Read, Sample, Sampling
 from outpace.decoding.sequence import Native, Sequence, Step
 
@@ -15,6 +16,7 @@ __all__ = [
     "Forward",
     "Mask",
     "Native",
+    "Pace",
     "Prediction",
     "Read",
     "Sample",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from outpace.decoding.order import Order
+from outpace.decoding.pace import Pace
 from outpace.decoding.sampling import Sample, Sampling, Score
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -58,7 +59,7 @@ class Sequence:
 
     Of its target it knows `shift`, the `padding` that stands behind an answer, and what is
     `native` to it; `mask_id` and `block` are the mask and the trained block length of the model
-    that has them.
+    that has them; `pace` is what requests of the same method share.
     """
 
     prompt: list[int]
@@ -70,6 +71,7 @@ class Sequence:
     shift: int = 1
     padding: tuple[int, ...] = ()
     native: Native = Native()
+    pace: Pace = field(default_factory=Pace)
     finish_reason: FinishReason | None = None
     trace: list[Step] = field(default_factory=list)
     ids: list[int] = field(init=False)

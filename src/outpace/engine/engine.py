@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from outpace.decoding import CAUSAL, Decoding, Forward, Native, Prediction, Sampling, Step
+from outpace.decoding import CAUSAL, Decoding, Forward, Native, Pace, Prediction, Sampling, Step
 from outpace.decoding import Sequence as Request
 from outpace.engine.cache import Table
 from outpace.engine.runner import Runner
@@ -81,6 +81,7 @@ class Engine:
         self.waiting: dict[str, deque[Job]] = {}
         self.queue: deque[Job] = deque()
         self.running: list[Job] = []
+        self.paces: dict[tuple[Method | str, ...], Pace] = {}
 
     def add(self, runner: Runner) -> None:
         """Add a model; the first one added runs last in every turn."""
@@ -118,6 +119,9 @@ class Engine:
             padding=target.eos[:1],
             native=Native(**FAMILIES[target.family].native),
         )
+        if method.adaptive:
+            names = (runner.name for runner in runners.values())
+            seq.pace = self.paces.setdefault((method, *names), seq.pace)
         check_request(method, seq, runners)
         job = Job(seq=seq, method=method, runners=runners, listener=listener)
         self.queue.append(job)
@@ -145,6 +149,7 @@ class Engine:
                     self.fail(job, error)
             return True
         seconds = time.perf_counter() - began
+        self.time(work, seconds)
         for (job, forward), prediction in zip(work, predictions, strict=True):
             job.seconds += seconds
             if prediction.features is not None:
@@ -153,6 +158,15 @@ class Engine:
             if forward is job.forward and not job.done:
                 self.resume(job, prediction)
         return True
+
+    @staticmethod
+    def time(work: Sequence[tuple[Job, Forward]], seconds: float) -> None:
+        """Tell all who adapt to it what a pass took."""
+        if adaptive := [(job, forward) for job, forward in work if job.method.adaptive]:
+            rows = sum(len(forward.ids) for _, forward in work)
+            told = {(id(job.seq.pace), forward.model): job.seq.pace for job, forward in adaptive}
+            for (_, model), pace in told.items():
+                pace.passed(model, len(work), rows, seconds)
 
     def cancel(self, job: Job) -> None:
         """End a request where it is; its pages are free at once."""

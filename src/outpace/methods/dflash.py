@@ -17,7 +17,7 @@ from outpace.decoding import (
     draft_read,
     verify_read,
 )
-from outpace.methods.method import Method, at_least_one, one_of
+from outpace.methods.method import Length, Method, at_least_one, check_length, one_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,8 @@ class DFlash(Method):
 
     "DFlash: Block Diffusion for Flash Speculative Decoding" (Chen et al., 2026, section 3).
     Lossless: what comes out follows the target alone. `block` is the last known token and the
-    drafts behind it (the trained length where None). `verify` is as in `Speculative`.
+    drafts behind it (the trained length where None), of which `tokens` are verified: a number, or
+    with "auto" as many as pay, or none. `verify` is as in `Speculative`.
     """
 
     roles = ("draft",)
@@ -34,11 +35,18 @@ class DFlash(Method):
 
     draft: str
     block: int | None = None
+    tokens: Length = "auto"
     verify: Verify = "match"
 
     def __post_init__(self) -> None:
         at_least_one(block=self.block)
         one_of(verify=(self.verify, Verify))
+        check_length(self.tokens, self.verify)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether it wants `seq.pace` to know what passes take."""
+        return self.tokens == "auto"
 
     def decode(self, seq: Sequence) -> Decoding:
         """Fill a block of masks behind the last token, keep what the target agrees with."""
@@ -52,10 +60,14 @@ class DFlash(Method):
         features, alive = [out.features], seq.commit(out.tokens)
         while alive:
             n, drafted, guesses = len(seq), [], []
-            count = min(block, seq.limit - n) - 1
+            rows = min(block, seq.limit - n)
+            if self.tokens == "auto":
+                count = seq.pace.length(rows - 1, rows=rows, once=True)
+            else:
+                count = min(rows - 1, self.tokens)
             if count:
                 out = yield Forward(
-                    ids=[seq.ids[-1]] + [seq.mask_id] * count,
+                    ids=[seq.ids[-1]] + [seq.mask_id] * (rows - 1),
                     start=n - 1,
                     mask=FULL,
                     predict=range(n, n + count),
@@ -72,5 +84,6 @@ class DFlash(Method):
                 features="draft",
             )
             kept = agreement(drafted, out.tokens)
+            seq.pace.verified(count, kept)
             features.append(out.features[: kept + 1])
             alive = seq.commit(out.tokens[: kept + 1])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import ClassVar, Literal, get_args
 
-from outpace.decoding import Decoding, Sequence
+from outpace.decoding import Decoding, Sequence, Verify
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,31 @@ class Method(ABC):
         """Cache slots that a request needs in each of its models."""
         return prompt + max_tokens
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether it wants `seq.pace` to know what passes take."""
+        return False
+
     def models(self) -> dict[str, str]:
         """Name of the model in each further role."""
         return {role: getattr(self, role) for role in self.roles}
+
+
+Length = int | Literal["auto"]
+"""A number of tokens, or as many as pay."""
+
+
+def check_length(tokens: Length, verify: Verify) -> None:
+    """Raise `ValueError` for a number below one, or one that would decide on the tokens."""
+    if isinstance(tokens, int):
+        at_least_one(tokens=tokens)
+        return
+    one_of(tokens=(tokens, Literal["auto"]))
+    if verify == "rejection":
+        raise ValueError(
+            "under verify='rejection' another number of drafts gives other tokens, so that "
+            "tokens='auto' would not give the same text again: give tokens a number"
+        )
 
 
 def one_of(**options: tuple[str, object]) -> None:

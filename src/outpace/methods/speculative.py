@@ -5,27 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outpace.decoding import Decoding, Forward, Sequence, Verify, agreement, draft_read, verify_read
-from outpace.methods.method import Method, at_least_one, one_of
+from outpace.methods.method import Length, Method, check_length, one_of
+
+LONGEST = 8
+"""Most tokens that "auto" drafts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speculative(Method):
     """Draft with a small model token by token, verify in one pass (Leviathan et al., 2023).
 
-    Lossless: what comes out follows the target alone. `tokens` are drafted at a time. `verify`
-    keeps a draft where the target, sampled with the request's own noise, says the same (the output
-    is the autoregressive one of the same seed), or by rejection sampling (of the same law).
+    Lossless: what comes out follows the target alone. `tokens` are drafted at a time; "auto" takes
+    as many as pay, or none. `verify` keeps a draft where the target, sampled with the request's own
+    noise, says the same (the output is the autoregressive one of the same seed), or by rejection
+    sampling (of the same law).
     """
 
     roles = ("draft",)
 
     draft: str
-    tokens: int = 4
+    tokens: Length = "auto"
     verify: Verify = "match"
 
     def __post_init__(self) -> None:
-        at_least_one(tokens=self.tokens)
         one_of(verify=(self.verify, Verify))
+        check_length(self.tokens, self.verify)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether it wants `seq.pace` to know what passes take."""
+        return self.tokens == "auto"
 
     def decode(self, seq: Sequence) -> Decoding:
         """Draft some tokens, keep those that the target agrees with and its next one."""
@@ -33,7 +42,11 @@ class Speculative(Method):
         alive, ready = seq.commit(out.tokens), 0  # ready: draft slots that hold output
         while alive:
             n, drafted, guesses = len(seq), [], []
-            count = min(self.tokens, seq.limit - n - 1)
+            count = seq.limit - n - 1
+            if self.tokens == "auto":
+                count = seq.pace.length(min(count, LONGEST), rows=1, once=False)
+            else:
+                count = min(count, self.tokens)
             while len(drafted) < count:
                 tail = (seq.ids + drafted)[ready:]
                 out = yield Forward(
@@ -49,5 +62,6 @@ class Speculative(Method):
                 read=verify_read(seq, self.verify, drafted, guesses),
             )
             kept = agreement(drafted, out.tokens)
+            seq.pace.verified(count, kept)
             ready = min(ready, n + kept)
             alive = seq.commit(out.tokens[: kept + 1])

@@ -1,0 +1,126 @@
+"""DFlash, forward by forward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import one_hot, script
+from outpace.decoding import FULL, Prediction, Sample, Sampling, Sequence
+from outpace.decoding.accept import Rejection
+from outpace.methods import DFlash
+
+MASK = 99
+
+
+def sequence(**options) -> Sequence:
+    """A prompt of three tokens for a draft that was trained with blocks of four."""
+    return Sequence(
+        **{"prompt": [5, 6, 7], "max_tokens": 12, "mask_id": MASK, "block": 4} | options
+    )
+
+
+def seen(tokens: list[int], rows: int) -> Prediction:
+    """An answer of the target, whose features name the rows that they are of."""
+    return Prediction(tokens=tokens, features=torch.arange(float(rows))[:, None])
+
+
+def column(context: Tensor | None) -> list[float]:
+    """Rows of features."""
+    assert context is not None
+    return context[:, 0].tolist()
+
+
+def test_block_is_masks_behind_the_last_token_and_features_follow_what_was_kept() -> None:
+    """Row by row: the prompt, then all that the verification has kept but its last token."""
+    seq = sequence()
+    answers = [
+        seen([8], 3),
+        [9, 10, 11],
+        seen([9, 10, 20, 21], 4),
+        [22, 23, 24],
+        seen([22, 23, 24, 25], 4),
+        [26, 27, 28],
+        seen([30, 31, 32, 33], 4),
+        [31, 32],
+        seen([31, 32, 34], 3),
+    ]
+    forwards = script(DFlash(draft="", tokens=3), seq, answers)
+    assert seq.tokens == [8, 9, 10, 20, 22, 23, 24, 25, 30, 31, 32, 34]
+    drafts, checks = forwards[1::2], forwards[2::2]
+    assert [(f.start, list(f.ids)) for f in drafts] == [
+        (3, [8, MASK, MASK, MASK]),
+        (6, [20, MASK, MASK, MASK]),
+        (10, [25, MASK, MASK, MASK]),
+        (11, [30, MASK, MASK]),  # what is left of the budget
+    ]
+    assert [column(f.context) for f in drafts] == [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3], [0]]
+    assert all(f.mask == FULL and f.model == "draft" and f.features is None for f in drafts)
+    assert [list(f.predicted_slots()) for f in drafts[:2]] == [[4, 5, 6], [7, 8, 9]]
+    assert [(f.start, list(f.ids)) for f in checks[:2]] == [
+        (3, [8, 9, 10, 11]),
+        (6, [20, 22, 23, 24]),
+    ]
+    assert [list(f.predicted_slots()) for f in checks[:2]] == [[4, 5, 6, 7], [7, 8, 9, 10]]
+    assert all(f.features == "draft" and f.context is None for f in [forwards[0], *checks])
+
+
+def test_fewer_tokens_than_the_block_are_read_and_verified() -> None:
+    """The draft still sees its whole block."""
+    seq = sequence(max_tokens=5)
+    answers = [seen([8], 3), [9], seen([9, 10], 2), [11], seen([11, 12], 2)]
+    forwards = script(DFlash(draft="", tokens=1), seq, answers)
+    assert [len(forward.ids) for forward in forwards] == [3, 4, 2, 2, 2]
+    assert [len(forward.predicted_slots()) for forward in forwards[1::2]] == [1, 1]
+
+
+def test_block_of_one_is_autoregressive() -> None:
+    """And so is the last token of a budget; the draft is never asked."""
+    answers = [seen([8], 3), seen([9], 1), seen([10], 1)]
+    forwards = script(DFlash(draft="", block=1), sequence(max_tokens=3), answers)
+    assert [(f.model, list(f.ids)) for f in forwards[1:]] == [("target", [8]), ("target", [9])]
+
+
+def test_first_token_may_be_the_last() -> None:
+    """Nothing is drafted for a budget of one, nor behind an end-of-sequence."""
+    for options in ({"max_tokens": 1}, {"eos": frozenset([8])}):
+        assert len(script(DFlash(draft="", tokens=3), sequence(**options), [seen([8], 3)])) == 1
+
+
+def test_rejection_takes_the_logits_of_the_block() -> None:
+    """Which the draft read with noise of its own."""
+    warm = Sampling(temperature=1.0, seed=7)
+    guess = one_hot([9, 10, 11])
+    answers = [
+        seen([8], 3),
+        Prediction(tokens=[9, 10, 11], logits=guess),
+        seen([9, 10, 11, 12], 4),
+    ]
+    method = DFlash(draft="", tokens=3, verify="rejection")
+    _, draft, target = script(method, sequence(max_tokens=5, sampling=warm), answers)
+    assert draft.read == Sample(sampling=warm, step=1, keep=True)
+    assert isinstance(target.read, Rejection)
+    assert target.read.drafted == (9, 10, 11)
+    assert torch.equal(target.read.guess, guess)
+
+
+def test_block_beyond_the_trained_one_warns() -> None:
+    """Naming both."""
+    with pytest.warns(UserWarning, match="block 5 is longer than the 4 that near was trained"):
+        script(DFlash(draft="near", block=5), sequence(max_tokens=1), [seen([8], 3)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block": 0}, "block must be at least 1, not 0"),
+        ({"tokens": 0}, "tokens must be at least 1, not 0"),
+        ({"verify": "hope"}, "verify must be 'match' or 'rejection', not 'hope'"),
+        ({"verify": "rejection"}, "tokens='auto' would not give the same text again"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:
+    """With the value."""
+    with pytest.raises(ValueError, match=message):
+        DFlash(draft="", **options)

@@ -1,0 +1,103 @@
+"""Speculative decoding, forward by forward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helpers import one_hot, script
+from outpace.decoding import Forward, Prediction, Sample, Sampling, Sequence
+from outpace.decoding.accept import Rejection
+from outpace.methods import Speculative
+
+WARM = Sampling(temperature=1.0, seed=7)
+
+
+def sequence(**options) -> Sequence:
+    """A prompt of three tokens."""
+    return Sequence(**{"prompt": [5, 6, 7], "max_tokens": 12, **options})
+
+
+def fed(forwards: list[Forward]) -> list[tuple[str, int, list[int]]]:
+    """Model, first slot and rows of each forward."""
+    return [(forward.model, forward.start, list(forward.ids)) for forward in forwards]
+
+
+def test_drafts_are_kept_up_to_the_first_that_the_target_does_not_say() -> None:
+    """The rejected one is written over in both caches; the last drafts fit the budget."""
+    seq = sequence(max_tokens=7)
+    answers = [[8], [9], [10], [11], [9, 10, 12, 13], [20], [14], [20, 15, 16]]
+    forwards = script(Speculative(draft="", tokens=3), seq, answers + [[16]])
+    assert seq.tokens == [8, 9, 10, 12, 20, 15, 16]
+    assert fed(forwards) == [
+        ("target", 0, [5, 6, 7]),
+        ("draft", 0, [5, 6, 7, 8]),
+        ("draft", 4, [9]),
+        ("draft", 5, [10]),
+        ("target", 3, [8, 9, 10, 11]),
+        ("draft", 6, [12]),
+        ("draft", 7, [20]),
+        ("target", 6, [12, 20, 14]),
+        ("target", 8, [15]),
+    ]
+    assert list(forwards[4].predicted_slots()) == [4, 5, 6, 7]
+    assert list(forwards[7].predicted_slots()) == [7, 8, 9]
+
+
+def test_all_drafts_kept_bring_one_more() -> None:
+    """The draft has not seen its own last one, which it is fed with the next."""
+    seq = sequence(eos=frozenset([12]))
+    answers = [[8], [9], [10], [9, 10, 11], [12], [13], [12, 13, 14]]
+    forwards = script(Speculative(draft="", tokens=2), seq, answers)
+    assert (seq.tokens, seq.finish_reason) == ([8, 9, 10, 11], "stop")
+    assert fed(forwards)[4:] == [
+        ("draft", 5, [10, 11]),
+        ("draft", 7, [12]),
+        ("target", 6, [11, 12, 13]),
+    ]
+
+
+def test_first_token_may_be_the_last() -> None:
+    """Nothing is drafted for a budget of one, nor behind an end-of-sequence."""
+    for options in ({"max_tokens": 1}, {"eos": frozenset([8])}):
+        assert len(script(Speculative(draft="", tokens=2), sequence(**options), [[8]])) == 1
+
+
+def test_match_reads_all_with_the_noise_of_the_request() -> None:
+    """Draft and target alike, at every step the same."""
+    seq = sequence(max_tokens=3, sampling=WARM)
+    forwards = script(Speculative(draft="", tokens=1), seq, [[8], [9], [9, 10]])
+    assert [forward.read for forward in forwards] == [Sample(sampling=WARM)] * 3
+
+
+def test_rejection_reads_the_draft_with_noise_of_its_own() -> None:
+    """And gives its logits to the target, as many as there are drafts."""
+    seq = sequence(max_tokens=4, sampling=WARM)
+    first, second = one_hot([9]), one_hot([10])
+    answers = [
+        [8],
+        Prediction(tokens=[9], logits=first),
+        Prediction(tokens=[10], logits=second),
+        [9, 10, 11],
+    ]
+    method = Speculative(draft="", tokens=2, verify="rejection")
+    *_, draft, target = script(method, seq, answers)
+    assert draft.read == Sample(sampling=WARM, step=1, keep=True)
+    assert isinstance(target.read, Rejection)
+    assert target.read.drafted == (9, 10)
+    assert torch.equal(target.read.guess, torch.cat((first, second)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": 0}, "tokens must be at least 1, not 0"),
+        ({"tokens": "many"}, "tokens must be 'auto', not 'many'"),
+        ({"verify": "hope"}, "verify must be 'match' or 'rejection', not 'hope'"),
+        ({"verify": "rejection"}, "tokens='auto' would not give the same text again"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:
+    """With the value."""
+    with pytest.raises(ValueError, match=message):
+        Speculative(draft="", **options)
