@@ -149,3 +149,11 @@ def test_forward_that_cannot_run_is_refused(forward: Forward, message: str) -> N
 def test_masks_have_names() -> None:
     """Methods write CAUSAL and FULL."""
     assert PLAIN.mask == CAUSAL != FULL
+
+
+def test_holes_are_runs_of_masks_behind_the_committed_tokens() -> None:
+    """A mask token of a prompt is a token."""
+    forward = Forward(ids=[9, 1, 9, 9, 2, 9], start=4)
+    assert forward.holes(9, 0) == (range(4, 5), range(6, 8), range(9, 10))
+    assert forward.holes(9, 7) == (range(7, 8), range(9, 10))
+    assert forward.holes(9, 10) == forward.holes(8, 0) == ()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from outpace.decoding.forward import CAUSAL, Mask
 from outpace.decoding.sampling import Sample, Sampling, Score
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -22,6 +23,8 @@ class Step:
         seen: number of slots that the last row saw.
         kept: number of tokens that were committed on what came back.
         seconds: wall time of the pass, shared by everyone in the batch.
+        mask: what the rows saw of each other.
+        holes: runs of slots that were fed as masks.
     """
 
     model: str
@@ -30,6 +33,8 @@ class Step:
     seen: int
     kept: int
     seconds: float
+    mask: Mask = CAUSAL
+    holes: tuple[range, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
