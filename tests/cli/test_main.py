@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 
@@ -72,6 +73,24 @@ def test_trace_shows_every_forward_with_its_holes(outpace):
     assert "target" in out and "verifier" in out and "░" in out
 
 
+def test_trace_draws_the_pipeline_of_a_method_with_blocks(outpace, tmp_path):
+    path = tmp_path / "new" / "trace.png"
+    status, out, _ = outpace(
+        *("trace", "tiny-dream", STORY, "--max-tokens", "32", "--method", "d2f"),
+        *("--block", "8", "--confidence", "0.5", "--temperature", "0", "--png", str(path)),
+    )
+    assert status == 0
+    assert "│" in out and "░ hole" in out and "keys are kept" in out
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_without_matplotlib_names_the_extra(outpace, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "outpace.cli.picture", raising=False)
+    status, _, err = outpace("trace", "tiny-aux", "x", "--png", str(tmp_path / "trace.png"))
+    assert status == 2 and "pip install 'outpace[eval]'" in err
+
+
 def test_evaluate_writes_headline_metrics_with_provenance(outpace, tmp_path):
     path = tmp_path / "result.json"
     status, out, _ = outpace(
@@ -133,6 +152,9 @@ def test_models_and_methods_are_listed(outpace):
         (("generate", "tiny-aux", "x", "--dtype", "int4"), "bfloat16"),
         (("generate", "tiny-dream", "x", "--method", "left_to_right", "--window", "0"), "window"),
         (("generate", "tiny-dream", "x", "--method", "left_to_right", "--tokens", "a"), "int"),
+        (("generate", "tiny-aux", "x", "--method", "d2f"), "D2F decodes diffusion models"),
+        (("generate", "tiny-dream", "x", "--method", "d2f", "--block", "0"), "block"),
+        (("generate", "tiny-dream", "x", "--method", "d2f", "--add", "1.5"), "between 0 and 1"),
         (
             (
                 *("generate", "tiny-dream", "x", "--method", "apd"),
@@ -159,15 +181,17 @@ def test_the_command_line_is_frozen(outpace):
     assert {name: flags(outpace(name, "--help")[1]) for name in COMMANDS} == {
         "generate": SAMPLING
         | {"--method", "--input", "--output", "--batch", "--stop", "--raw"}
-        | {"--dtype", "--device", "--help"},
+        | {"--adapter", "--dtype", "--device", "--help"},
         "race": {
             *("--entry", "--limit", "--max-tokens", "--temperature", "--seed"),
             *("--dtype", "--device", "--json", "--help"),
         },
-        "trace": SAMPLING | {"--method", "--raw", "--dtype", "--device", "--help"},
+        "trace": SAMPLING
+        | {"--method", "--raw", "--png"}
+        | {"--adapter", "--dtype", "--device", "--help"},
         "evaluate": SAMPLING
         | {"--method", "--task", "--data", "--limit", "--batch"}
-        | {"--dtype", "--device", "--json", "--help"},
+        | {"--adapter", "--dtype", "--device", "--json", "--help"},
         "train": {"--processes", "--help"},
         "models": {"--help"},
         "methods": {"--help"},

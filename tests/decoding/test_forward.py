@@ -164,3 +164,11 @@ def test_context_fills_the_slots_before_the_rows() -> None:
         behind.check(vocab=8, length=100, slots=40, written=5, features=6)
     with pytest.raises(ValueError, match="start at slot -1"):
         replace(behind, start=3).check(vocab=8, length=100, slots=40, written=5, features=6)
+
+
+def test_holes_are_runs_of_masks_behind_the_committed_tokens() -> None:
+    """A mask token of a prompt is a token."""
+    forward = Forward(ids=[9, 1, 9, 9, 2, 9], start=4)
+    assert forward.holes(9, 0) == (range(4, 5), range(6, 8), range(9, 10))
+    assert forward.holes(9, 7) == (range(7, 8), range(9, 10))
+    assert forward.holes(9, 10) == forward.holes(8, 0) == ()

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from helpers import VOCAB, causal_model, engine_of, finish, pages_in_use, runner, tokens
-from outpace.decoding import FULL, Decoding, Forward, Sequence
+from helpers import MASK, VOCAB, causal_model, engine_of, finish, pages_in_use, runner, tokens
+from outpace.decoding import CAUSAL, FULL, Decoding, Forward, Sequence
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import DecodingError, Engine, Job
-from outpace.methods import APD, Autoregressive, LeftToRight, Method
+from outpace.methods import APD, D2F, Autoregressive, LeftToRight, Method
 from workload import MODELS, Request, alone, new_engine, result, serve
 
 AR = Autoregressive()
@@ -50,6 +50,18 @@ def test_trace_has_every_forward_as_it_was_fed() -> None:
         (4, 1, 5),
         (5, 1, 6),
     ]
+
+
+def test_trace_has_masks_and_holes_of_every_forward() -> None:
+    """Blocks by their lengths, holes by their slots; a mask token of the prompt is none."""
+    request = Request(method=D2F(block=2, confidence=0.0), prompt=(3, MASK, 4), max_tokens=3)
+    _, _, steps = alone(request)
+    assert [(step.mask, step.holes) for step in steps] == [
+        ((3, 2), (range(3, 5),)),
+        ((2, 1), (range(5, 6),)),
+    ]
+    _, _, steps = alone(Request(method=AR, max_tokens=3))
+    assert all(step.mask == CAUSAL and step.holes == () for step in steps)
 
 
 def test_trace_says_what_was_kept_and_by_which_model() -> None:

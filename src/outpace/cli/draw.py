@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from outpace.cli.slots import has_blocks, legend, slot_lines
 from outpace.evaluation.run import Report
 from outpace.llm import LLM, Output
 
@@ -37,19 +38,34 @@ def statistics(output: Output) -> str:
 
 
 def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> None:
-    """Print each forward: the model that ran, its rows, what was kept, the canvas with holes."""
+    """Print each forward: the model that ran, its rows, what was kept, the canvas with holes.
+
+    Where rows were fed in blocks, the canvas is one cell a slot, and the text stands below.
+    """
+    blocks = has_blocks(output)
+    lines = cells(output, width) if blocks else canvases(llm, output)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, justify in (("step", "right"), ("model", "left"), ("rows", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("slots", no_wrap=True)
     table.add_column("kept", justify="right", no_wrap=True)
     table.add_column("canvas", no_wrap=True, overflow="crop")
-    for index, (step, line) in enumerate(zip(output.steps, canvases(llm, output), strict=True)):
+    for index, (step, line) in enumerate(zip(output.steps, lines, strict=True)):
         line.truncate(width, overflow="ellipsis")
         slots = f"{step.start}–{step.start + step.rows - 1}"
         kept = str(step.kept) if step.kept else ""
         table.add_row(str(index + 1), step.model, str(step.rows), slots, kept, line)
     console.print(table)
+    if blocks:
+        console.print(legend())
+        console.print(output.text or output.ids)
+
+
+def cells(output: Output, width: int) -> Iterator[Text]:
+    """The slots of the answer after each step of the target; nothing for another model's."""
+    lines = slot_lines(output, width)
+    for step in output.steps:
+        yield next(lines) if step.model == "target" else Text()
 
 
 def canvases(llm: LLM, output: Output) -> Iterator[Text]:

@@ -152,14 +152,20 @@ def trace(
     adapter: AdapterName = None,
     dtype: Dtype = None,
     device: Device = None,
+    png: Annotated[Path | None, typer.Option(help="Draw slots by forwards to this file.")] = None,
 ) -> None:
     """Answer a prompt and print every forward: model, rows, kept tokens, canvas with holes."""
+    if png is not None:
+        from outpace.cli.picture import draw_slots
     llm = open_llm(model, method, dtype, device, adapter)
     options = choice(max_tokens, temperature, top_p, top_k, seed)
     options["raw"] = raw
     (output,) = llm.generate(prompt, **options)
     show_trace(console, llm, output, width=max(console.width - 44, 20))
     console.print(statistics(output), style="dim")
+    if png is not None:
+        counted = f"{len(output.ids)} tokens in {output.forwards} forwards of {llm.name}"
+        draw_slots(output, f"{counted}\n{llm.method}", png)
 
 
 def race(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -105,6 +106,18 @@ class Forward:
     def predicted_slots(self) -> Sequence[int]:
         """The wanted slots."""
         return (self.end,) if self.predict is None else self.predict
+
+    def holes(self, mask_id: int, first: int) -> tuple[range, ...]:
+        """Runs of slots, from slot `first` on, that are fed as masks."""
+        first = max(first, self.start)
+        runs = []
+        for is_hole, run in groupby(
+            range(first, self.end), lambda slot: self.ids[slot - self.start] == mask_id
+        ):
+            if is_hole:
+                slots = list(run)
+                runs.append(range(slots[0], slots[-1] + 1))
+        return tuple(runs)
 
     def check(
         self, *, vocab: int, length: int, slots: int, written: int, features: int = 0

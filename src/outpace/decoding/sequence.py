@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from outpace.decoding.forward import CAUSAL, Mask
 from outpace.decoding.order import Order
 from outpace.decoding.pace import Pace
 from outpace.decoding.sampling import Sample, Sampling, Score
@@ -24,6 +25,8 @@ class Step:
         seen: number of slots that the last row saw.
         kept: number of tokens that were committed on what came back.
         seconds: wall time of the pass, shared by everyone in the batch.
+        mask: what the rows saw of each other.
+        holes: runs of slots that were fed as masks.
     """
 
     model: str
@@ -32,6 +35,8 @@ class Step:
     seen: int
     kept: int
     seconds: float
+    mask: Mask = CAUSAL
+    holes: tuple[range, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

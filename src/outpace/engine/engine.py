@@ -240,7 +240,16 @@ class Engine:
         whole, before = job.whole, len(job.seq)
         assert whole is not None
         # Read before the method goes on: it may have fed the sequence's own list, which grows.
-        step = Step(whole.model, whole.start, len(whole.ids), whole.seen, 0, job.seconds)
+        step = Step(
+            model=whole.model,
+            start=whole.start,
+            rows=len(whole.ids),
+            seen=whole.seen,
+            kept=0,
+            seconds=job.seconds,
+            mask=whole.mask,
+            holes=whole.holes(job.seq.mask_id, before),
+        )
         job.seconds = 0.0
         if len(job.features) > 1:
             prediction.features = torch.cat(job.features)

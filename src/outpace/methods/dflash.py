@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from outpace.decoding import (
     FULL,
@@ -57,9 +58,12 @@ class DFlash(Method):
                 stacklevel=2,
             )
         out = yield Forward(ids=seq.ids, start=0, read=seq.read(), features="draft")
+        assert out.features is not None
         features, alive = [out.features], seq.commit(out.tokens)
         while alive:
-            n, drafted, guesses = len(seq), [], []
+            n = len(seq)
+            drafted: list[int] = []
+            guesses: list[Tensor | None] = []
             rows = min(block, seq.limit - n)
             if self.tokens == "auto":
                 count = seq.pace.length(rows - 1, rows=rows, once=True)
@@ -85,5 +89,6 @@ class DFlash(Method):
             )
             kept = agreement(drafted, out.tokens)
             seq.pace.verified(count, kept)
+            assert out.features is not None
             features.append(out.features[: kept + 1])
             alive = seq.commit(out.tokens[: kept + 1])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from outpace.decoding import Decoding, Forward, Sequence, Verify, agreement, draft_read, verify_read
 from outpace.methods.method import Length, Method, check_length, one_of
 
@@ -41,7 +43,9 @@ class Speculative(Method):
         out = yield Forward(ids=seq.ids, start=0, read=seq.read())
         alive, ready = seq.commit(out.tokens), 0  # ready: draft slots that hold output
         while alive:
-            n, drafted, guesses = len(seq), [], []
+            n = len(seq)
+            drafted: list[int] = []
+            guesses: list[Tensor | None] = []
             count = seq.limit - n - 1
             if self.tokens == "auto":
                 count = seq.pace.length(min(count, LONGEST), rows=1, once=False)

@@ -1,0 +1,105 @@
+"""What became of each slot of an answer in each forward of the target, from the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+
+import numpy as np
+from rich.text import Text
+
+from outpace.decoding import Step
+from outpace.decoding.forward import IntArray
+from outpace.llm import Output
+
+ABSENT, HOLE, FILLED, FULL, KEPT = range(5)
+STATES = ("not there", "hole", "filled by this forward", "filled before", "keys are kept")
+CELLS = (" ", "░", "█", "▒", "·")
+STYLES = ("", "dim", "bold bright_green", "bright_blue", "dim")
+
+
+def target_steps(output: Output) -> list[Step]:
+    """Forwards of the target."""
+    return [step for step in output.steps if step.model == "target"]
+
+
+def has_blocks(output: Output) -> bool:
+    """Whether rows were fed in blocks."""
+    return any(not isinstance(step.mask, str) for step in output.steps)
+
+
+def block_edges(output: Output) -> list[int]:
+    """Ends of blocks, as slots of the answer."""
+    masks = ((step.start, step.mask) for step in target_steps(output))
+    ends = {
+        start + end - output.prompt_tokens
+        for start, mask in masks
+        if not isinstance(mask, str)
+        for end in accumulate(mask)
+    }
+    return sorted(end for end in ends if end > 0)
+
+
+def slot_states(output: Output) -> IntArray:
+    """State of each slot of the answer in each forward of the target, `[forwards, slots]`.
+
+    A slot is filled by the last forward that was fed a hole there, or where there never was one,
+    by the forward on which its token was committed.
+    """
+    steps, first = target_steps(output), output.prompt_tokens
+    kept = sum(step.kept for step in output.steps)
+    size = max([kept, *(step.start + step.rows - first for step in steps)])
+    states = np.full((len(steps), size), ABSENT)
+    filled = np.full(size, len(steps))
+    for row, step in enumerate(steps):
+        for run in step.holes:
+            states[row, run.start - first : run.stop - first] = HOLE
+            filled[run.start - first : run.stop - first] = row
+    begin, row = 0, -1
+    for step in output.steps:
+        row += step.model == "target"
+        end = begin + step.kept
+        filled[begin:end] = np.minimum(filled[begin:end], row)
+        begin = end
+    # What was neither committed nor fed as a token was never filled; what nobody feeds any more,
+    # nor committed, was dropped.
+    token, there = np.arange(size) < kept, np.arange(size) < kept
+    for row in reversed(range(len(steps))):
+        begin, end = (max(edge - first, 0) for edge in bounds(steps[row]))
+        there[begin:end] = True
+        token[begin:end] |= states[row, begin:end] != HOLE
+        states[row, token & (filled == row)] = FILLED
+        states[row, token & (filled < row) & there] = FULL
+        states[row, :begin] = KEPT
+    return states
+
+
+def bounds(step: Step) -> tuple[int, int]:
+    """First slot that is fed, and the one behind the last."""
+    return step.start, step.start + step.rows
+
+
+def slot_lines(output: Output, width: int) -> Iterator[Text]:
+    """A line for each forward of the target, a cell for each slot, with edges of blocks.
+
+    A line that is too long loses its oldest slots.
+    """
+    states = slot_states(output)
+    edges = [0, *block_edges(output), states.shape[1]]
+    for row in states:
+        line = Text()
+        for begin, end in pairwise(edges):
+            for state in row[begin:end]:
+                line.append(CELLS[state], style=STYLES[state])
+            if row[begin:end].any() and end < len(row):
+                line.append("│", style="dim")
+        line.rstrip()
+        yield line if len(line) <= width else Text("…", style="dim") + line[1 - width :]
+
+
+def legend() -> Text:
+    """What the cells mean."""
+    line = Text(style="dim")
+    for state in (HOLE, FILLED, FULL, KEPT):
+        line.append(f"{CELLS[state]} ", style=STYLES[state]).append(f"{STATES[state]}   ")
+    return line
