@@ -451,7 +451,7 @@ def test_drafts_change_nothing_but_the_forwards(
     plain = one(causal, "Hello", temperature=temperature, seed=5)
     for method in (
         DFlash(draft=names["bare-draft"]),
-        Speculative(draft=names["causal"]),
+        Speculative(draft=names["causal"], tokens=4),
         Speculative(draft=names["verifier"]),
     ):
         output = one(causal, "Hello", method=method, temperature=temperature, seed=5)

@@ -12,8 +12,9 @@ import torch
 from outpace.decoding import Sampling, Step
 from outpace.decoding import Sequence as Request
 from outpace.decoding.sequence import FinishReason
+from outpace.engine.admission import check_method, check_role
 from outpace.engine.cache import cache_slots
-from outpace.engine.engine import Engine, Job, check_method, check_role
+from outpace.engine.engine import Engine, Job
 from outpace.engine.runner import Runner
 from outpace.methods import Autoregressive, LeftToRight, Method
 from outpace.models.config import DraftConfig

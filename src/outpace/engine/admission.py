@@ -1,0 +1,59 @@
+"""Who may enter: what a method, its models and a request must agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from outpace.decoding import Sequence
+from outpace.engine.runner import Runner
+from outpace.methods import Method
+from outpace.models.config import DraftConfig
+
+
+def check_method(method: Method, target: Runner) -> None:
+    """Raise `ValueError` for a method that decodes models of the other kind."""
+    if method.bidirectional != target.config.bidirectional:
+        kinds = {True: "diffusion model", False: "causal model"}
+        raise ValueError(
+            f"{type(method).__name__} decodes {kinds[method.bidirectional]}s, "
+            f"but {target.name} is a {kinds[target.config.bidirectional]}"
+        )
+
+
+def check_role(method: Method, role: str, runner: Runner) -> None:
+    """Raise `ValueError` for a further model of another kind than the method wants there."""
+    kinds = {True: "a diffusion model", False: "a causal model"}
+    found = kinds[runner.config.bidirectional]
+    if isinstance(runner.config, DraftConfig):
+        found = "a draft that reads features"
+    wanted = "a draft that reads features" if role in method.feature_roles else kinds[False]
+    if found != wanted:
+        raise ValueError(
+            f"{type(method).__name__} takes {wanted} as its {role}, but {runner.name} is {found}"
+        )
+
+
+def check_request(method: Method, seq: Sequence, runners: Mapping[str, Runner]) -> None:
+    """Raise `ValueError` for a request that the models of its roles could never serve."""
+    check_method(method, runners["target"])
+    for role in method.roles:
+        check_role(method, role, runners[role])
+    if not seq.prompt:
+        raise ValueError("the prompt is empty: give at least one token")
+    if seq.max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1, not {seq.max_tokens}")
+    method.check(seq)
+    slots = method.slots(len(seq.prompt), seq.max_tokens)
+    for runner in runners.values():
+        bad = [token for token in seq.prompt if not 0 <= token < runner.vocab]
+        if bad:
+            raise ValueError(
+                f"prompt token {bad[0]} lies outside the vocabulary of {runner.name}, "
+                f"which has {runner.vocab} tokens"
+            )
+        limit = min(runner.config.max_length, len(runner.cache))
+        if slots > limit:
+            raise ValueError(
+                f"a prompt of {len(seq.prompt)} tokens and max_tokens={seq.max_tokens} need "
+                f"{slots} slots, but {runner.name} has {limit}: shorten one of them"
+            )
