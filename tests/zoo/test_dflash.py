@@ -1,0 +1,20 @@
+"""The draft of the zoo helps its target."""
+
+from __future__ import annotations
+
+from outpace import LLM
+from outpace.methods import Autoregressive, DFlash
+from outpace.zoo.story import problems
+
+
+def test_the_draft_of_the_zoo_gives_the_same_text_in_a_fraction_of_the_passes() -> None:
+    """Most of a block is kept."""
+    stories = [problem.question for problem in problems("test", 12)]
+    llm = LLM("tiny-ar", max_length=256)
+    plain = llm.generate(stories, method=Autoregressive(), max_tokens=128)
+    method = DFlash(draft="tiny-dflash", tokens=15)
+    fast = llm.generate(stories, method=method, max_tokens=128)
+    assert [output.text for output in fast] == [output.text for output in plain]
+    kept = [step.kept for output in fast for step in output.steps if step.model == "target"]
+    verified = sum(output.forwards - 1 for output in fast)
+    assert (sum(kept) - len(fast)) / verified > 8
