@@ -48,10 +48,7 @@ def test_overrides_are_dotted_or_bare(recipe: Path):
         ("speed=1", "'speed' is unknown; known are out"),
         ("optim.speed=1", r"\[optim\]: unknown speed; known are optimizer, lr"),
         ("objective.name=grpo", "objective 'grpo' is unknown; known are d2f, dflash, mdlm, sft"),
-        (
-            "other.lr=1",
-            "unknown other; known are model, data, optim, train, adapter, objective, out",
-        ),
+        ("other.lr=1", "other; known are model, data, optim, train, adapter, objective, out"),
         ("train.steps.more=1", "is no section"),
         ("optim.lr=-1", "must be positive"),
     ],

@@ -1,6 +1,6 @@
 """Objective: how an example becomes rows, and how rows are scored."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
@@ -89,3 +89,12 @@ def cross_entropy(
     hits = (logits.detach().argmax(dim=-1) == labels).sum()
     counts = torch.tensor(float(len(places)), device=hidden.device)
     return Loss((losses * rows.weights[places]).sum(), {"accuracy": (hits.float(), counts)})
+
+
+def mean(losses: Sequence[Loss]) -> Loss:
+    """The mean of losses of the same mass, with the metrics of all."""
+    metrics: dict[str, tuple[Tensor, Tensor]] = {}
+    for name in losses[0].metrics:
+        sums, counts = zip(*(loss.metrics[name] for loss in losses), strict=True)
+        metrics[name] = torch.stack(sums).sum(), torch.stack(counts).sum()
+    return Loss(torch.stack([loss.total for loss in losses]).mean(), metrics)

@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from outpace.attention.ranges import RangesAttention, groups, whole
 from outpace.models.config import ModelConfig
-from outpace.models.transformer import Transformer
 from outpace.training.data import Example
 from outpace.training.noise import Canvas, Floats, check_canvas, holes, padded
-from outpace.training.objective import Loss, Models, Objective, cross_entropy, scored
+from outpace.training.objective import Loss, Models, Objective, cross_entropy, mean, scored
+from outpace.training.pipeline import Pipeline
 from outpace.training.rows import Rows
 
 
@@ -37,6 +37,10 @@ class D2F(Objective):
         hard: Share of the true token in what a hole learns; 1 is training without a teacher.
         easy: Share of examples whose unmarked tokens are masked less, by a factor uniform between 0
             and 1: what decoding meets once it has filled the easy holes (see `Data.mark`).
+        unroll: Learn the states that the student meets in so many forwards of pipelined decoding,
+            instead of random noise: all tokens are holes at first, and after each forward those
+            that decoding would fill are filled, with their true tokens. 0 is random noise.
+        confidence: Of the tokens that are filled so.
         end_blocks: Whether blocks that are nothing but padding are scored.
         mark_weight: Weight of marked tokens (see `Data.mark`).
         shift: 1 where row p - 1 scores slot p, 0 where row p does; taken from the model.
@@ -48,6 +52,8 @@ class D2F(Objective):
     noise: tuple[float, float] = (0.2, 0.7)
     hard: float = 0.0
     easy: float = 0.0
+    unroll: int = 0
+    confidence: float = 0.9
     end_blocks: bool = True
     mark_weight: float = 1.0
     shift: int | None = None
@@ -58,7 +64,11 @@ class D2F(Objective):
             raise ValueError(f"block must be at least 1, not {self.block}")
         if not 0 < self.noise[0] <= self.noise[1] <= 1:
             raise ValueError(f"noise takes two shares above 0, the smaller first, not {self.noise}")
-        for name in ("hard", "easy"):
+        if self.unroll < 0:
+            raise ValueError(f"unroll must not be negative, not {self.unroll}")
+        if self.unroll and self.easy:
+            raise ValueError("easy is for random noise; unroll has none, so set one of them to 0")
+        for name in ("hard", "easy", "confidence"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a share between 0 and 1, not {getattr(self, name)}")
         check_canvas(self.canvas)
@@ -86,6 +96,8 @@ class D2F(Objective):
         """Prompt and noisy blocks."""
         answer = padded(example, self.canvas, rng, mark_weight=self.mark_weight)
         blocks = -(-len(answer) // self.block)
+        if self.unroll:
+            return self.noisy(example.prompt, answer, np.ones(blocks), np.zeros(len(answer)))
         shares = self.shares(rng.random(), rng.random(blocks - 1))
         draws = rng.random(len(answer))
         if rng.random() < self.easy:
@@ -125,16 +137,37 @@ class D2F(Objective):
         return rows
 
     def loss(self, models: Models, rows: Rows) -> Loss:
-        """Cross-entropy of the student's holes to what the teacher says of them."""
-        targets = self._targets(models.others["teacher"], rows) if self.taught else None
+        """Cross-entropy of the student's holes to what they learn, of one state or of many."""
+        if self.unroll:
+            return self._unrolled(models, rows)
         hidden = models.trained(rows.ids, rows.positions, RangesAttention(rows.ranges))
-        return cross_entropy(models.trained, hidden, rows, targets)
+        return cross_entropy(models.trained, hidden, rows, self._targets(models, rows))
 
-    @torch.no_grad()
-    def _targets(self, teacher: Transformer, rows: Rows) -> Tensor:
-        """What scored rows learn, `f32[scored, vocab]`."""
-        hidden = teacher(rows.ids, rows.positions, RangesAttention(whole(rows.ranges)))
-        places = scored(rows)
-        soft = teacher.head(hidden[places]).float().softmax(dim=-1)
+    def _unrolled(self, models: Models, rows: Rows) -> Loss:
+        """The mean loss of the states that decoding goes through."""
+        assert self.shift is not None, "bind the objective first"
+        pipeline, attend = Pipeline(rows, self.shift), RangesAttention(rows.ranges)
+        losses: list[Loss] = []
+        for _ in range(self.unroll):
+            state = pipeline.append()
+            holes = scored(state)
+            if not len(holes):
+                break
+            hidden = models.trained(state.ids, state.positions, attend)
+            targets = self._targets(models, state)
+            losses.append(cross_entropy(models.trained, hidden, state, targets))
+            with torch.no_grad():
+                sure = models.trained.head(hidden[holes]).float().softmax(dim=-1).amax(dim=-1)
+            pipeline.fill(sure, self.confidence)
+        return mean(losses)
+
+    def _targets(self, models: Models, rows: Rows) -> Tensor | None:
+        """What scored rows learn, `f32[scored, vocab]`; None where it is their labels."""
+        if not self.taught:
+            return None
+        teacher, places = models.others["teacher"], scored(rows)
+        with torch.no_grad():
+            hidden = teacher(rows.ids, rows.positions, RangesAttention(whole(rows.ranges)))
+            soft = teacher.head(hidden[places]).float().softmax(dim=-1)
         true = functional.one_hot(rows.labels[places], soft.shape[-1]).to(soft.dtype)
         return soft.lerp(true, self.hard)
