@@ -71,10 +71,10 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.heads, self.kv_heads = config.heads, config.kv_heads
-        width = config.heads * config.head_dim
-        rows = width + 2 * config.kv_heads * config.head_dim
+        self.width = config.heads * config.head_dim
+        rows = self.width + 2 * config.kv_heads * config.head_dim
         self.qkv = Linear(config.dim, rows, bias=config.qkv_bias)
-        self.out = Linear(width, config.dim, bias=config.out_bias)
+        self.out = Linear(self.width, config.dim, bias=config.out_bias)
         self.qk_norm = config.qk_norm
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
@@ -95,9 +95,10 @@ class Attention(nn.Module):
 
     def keys(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[C, K, D]` of rows `x [C, dim]` that are only seen."""
-        first = self.out.in_features
-        bias = None if self.qkv.bias is None else self.qkv.bias[first:]
-        kv = F.linear(x, self.qkv.weight[first:], bias).view(x.shape[0], 2 * self.kv_heads, -1)
+        bias = None if self.qkv.bias is None else self.qkv.bias[self.width :]
+        kv = F.linear(x, self.qkv.weight[self.width :], bias).view(
+            x.shape[0], 2 * self.kv_heads, -1
+        )
         k, v = kv.chunk(2, 1)
         return rotate(self.k_norm(k) if self.qk_norm else k, cos, sin).to(x.dtype), v
 
