@@ -62,12 +62,19 @@ SMALL_DREAM = dream(SMALL)
 SMALL_AUX = qwen2(256, 4, 8, 2, 768, 8192)
 
 
-def write(folder: Path, config: Config, *, seed: int = 0, mute: Sequence[int] = ()) -> Path:
-    """A float32 checkpoint that says varied things; an untied one never the tokens `mute`."""
+def write(
+    folder: Path, config: Config, *, seed: int = 0, mute: Sequence[int] = (), peak: float = 1.0
+) -> Path:
+    """A float32 checkpoint that says varied things; an untied one never the tokens `mute`.
+
+    `peak` is a factor of an untied head: the larger, the surer is the model of what it says.
+    """
     torch.manual_seed(seed)
     model = Transformer(translate(config)).requires_grad_(False)
     for weight in (w for w in model.blocks.parameters() if w.dim() == 2):
         weight.mul_(2 / (weight.std() * weight.shape[1] ** 0.5))
+    if peak != 1.0:
+        model.unembedding.weight.mul_(peak)
     if mute:
         model.unembedding.weight[list(mute)] = 0
     save_model(model, folder, dtype=torch.float32)

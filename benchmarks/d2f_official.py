@@ -1,0 +1,203 @@
+"""Discrete diffusion forcing beside its authors' code, on the same weights.
+
+Two models in Dream's format, float32, batch 1, 128 new tokens, the thresholds of the paper (add
+0.1, activate 0.95, confidence 0.9): one of 512 x 8 layers and 8192 tokens with random weights, a
+prompt of 64 tokens and blocks of 32; and one of the zoo on story problems, with blocks of 16. The
+sides run in one process and take turns, and give the same text, which is asserted. Reported are
+CPU milliseconds a forward, and of whole decodes.
+
+The authors' decoder is imported from a clone of zhijie-group/Discrete-Diffusion-Forcing
+(`D2F-eval/eval_dream.py`), with empty stand-ins for the packages that this file imports for other
+purposes (accelerate, datasets, lm_eval, peft). No adapter is attached, which would make the
+authors' side slower, as theirs stays unmerged. `D2F(canvas=True)` fills everything as
+their code does, in the same number of forwards, which is asserted too; without `canvas` the decode
+ends with the text.
+
+    python benchmarks/d2f_official.py --official Discrete-Diffusion-Forcing \
+        --json benchmarks/results/d2f_official.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+from checkpoints import SMALL_DREAM, Config, prompt, questions, write
+from harness import Bar, Row, alternate, arguments, finish, median, prepare, ratio, show, spread
+
+from outpace import LLM
+from outpace.methods import D2F
+from outpace.models.load import ZOO, zoo_names
+
+UNUSED = ("accelerate", "datasets", "lm_eval", "lm_eval.__main__", "lm_eval.api.instance")
+UNUSED += ("lm_eval.api.model", "lm_eval.api.registry", "lm_eval.models.utils", "peft")
+PEAK = 13.0
+"""Factor of the random head, with which about four tokens a forward are sure enough."""
+
+Run = Callable[[], tuple[list[list[int]], int]]
+"""Answers of some prompts, and the forwards that they took."""
+
+
+def import_official(clone: Path) -> Any:
+    """The authors' evaluation file."""
+    stand_ins = {name: MagicMock() for name in UNUSED}
+    stand_ins["lm_eval.api.model"].LM = object
+    stand_ins["lm_eval.api.registry"].register_model = lambda name: lambda kind: kind
+    sys.modules |= {name: each for name, each in stand_ins.items() if name not in sys.modules}
+    sys.path.insert(0, str(clone / "D2F-eval"))
+    return importlib.import_module("eval_dream")
+
+
+class Official:
+    """The authors' decoder on a checkpoint."""
+
+    eos_token = ""
+
+    def __init__(self, module: Any, folder: Path, method: D2F, tokens: int) -> None:
+        dream = importlib.import_module("model_cache.dream.model_dream").DreamModel
+        model = dream.from_pretrained(folder, attn_implementation="sdpa").float().eval()
+        self.decoder = module.DreamLoRA.__new__(module.DreamLoRA)
+        self.output: list[int] = []
+        self.forwards = 0
+        self.eos_token_id = model.config.eos_token_id
+        model.register_forward_hook(self.count)
+        vars(self.decoder).update(
+            model=model,
+            tokenizer=self,
+            _device=torch.device("cpu"),
+            target_dtype=torch.float32,
+            mask_token_id=model.config.mask_token_id,
+            max_length=2048,
+            max_new_tokens=tokens,
+            block_size=method.block,
+            block_add_threshold=method.add,
+            decoded_token_threshold=method.activate,
+            skip_threshold=method.confidence,
+            temperature=0.0,
+            top_p=None,
+            top_k=None,
+            sampling_strategy="default",
+        )
+
+    def count(self, *_: object) -> None:
+        """Called after every forward."""
+        self.forwards += 1
+
+    def decode(self, output: Sequence[int]) -> Official:
+        """What the authors' decoder calls its tokenizer for: the output, which is kept."""
+        self.output = list(output)
+        return self
+
+    def split(self, _: str) -> list[str]:
+        """Its text, which nobody needs."""
+        return [""]
+
+    def run(self, prompts: Sequence[list[int]]) -> Run:
+        """A decode of some prompts."""
+
+        def decode() -> tuple[list[list[int]], int]:
+            self.forwards, outputs = 0, []
+            for ids in prompts:
+                self.decoder._generate_block_single(torch.tensor([ids]))
+                outputs.append(self.output)
+            return outputs, self.forwards
+
+        return decode
+
+
+def ours(llm: LLM, method: D2F, prompts: Sequence[list[int]], tokens: int) -> Run:
+    """The same decode here."""
+
+    def decode() -> tuple[list[list[int]], int]:
+        options = {"method": method, "max_tokens": tokens, "temperature": 0.0, "top_p": 1.0}
+        outputs = [llm.generate(ids, **options)[0] for ids in prompts]
+        return [output.ids for output in outputs], sum(output.forwards for output in outputs)
+
+    return decode
+
+
+def visible(outputs: list[list[int]], eos: frozenset[int]) -> list[list[int]]:
+    """Outputs up to their end-of-sequence."""
+    ends = [[place for place, token in enumerate(ids) if token in eos] for ids in outputs]
+    return [ids[: end[0]] if end else ids for ids, end in zip(outputs, ends, strict=True)]
+
+
+def compare(
+    official: Official, llm: LLM, method: D2F, prompts: list[list[int]], options: argparse.Namespace
+) -> list[Row]:
+    """Milliseconds a forward of both sides."""
+    sides = {
+        "official": official.run(prompts),
+        "ours": ours(llm, replace(method, canvas=True), prompts, options.tokens),
+        "ours, without canvas": ours(llm, method, prompts, options.tokens),
+    }
+    results = {name: run() for name, run in sides.items()}
+    text = visible(results["official"][0], llm.eos)
+    assert all(visible(output, llm.eos) == text for output, _ in results.values()), "texts differ"
+    forwards = {name: count for name, (_, count) in results.items()}
+    assert forwards["official"] == forwards["ours"], f"forwards differ: {forwards}"
+    timings = alternate(sides, options.rounds)
+    theirs = timings["official"]
+    return [
+        {
+            "side": name,
+            "forwards": forwards[name],
+            "tokens": sum(map(len, text)),
+            "CPU ms": median(runs) / forwards[name] * 1e3,
+            "wall ms": median(runs, "wall") / forwards[name] * 1e3,
+            "CPU ratio": ratio(runs, theirs) * forwards["official"] / forwards[name],
+            "CPU ratio of decodes": ratio(runs, theirs),
+            "range of runs": spread(runs, theirs),
+        }
+        for name, runs in timings.items()
+    ]
+
+
+def random_model(folder: Path, config: Config) -> Path:
+    """A checkpoint of random weights that is sure of some tokens, but never of end or mask."""
+    mute = config["eos_token_id"], config["mask_token_id"]
+    return write(folder, config, mute=mute, peak=PEAK)
+
+
+def main() -> None:
+    """Measure both sizes."""
+    parser = arguments(__doc__, rounds=7)
+    parser.add_argument("--official", type=Path, required=True, help="clone of the authors' code")
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens (128)")
+    parser.add_argument("--problems", type=int, default=4, help="story problems (4)")
+    parser.add_argument("--zoo", help="model of the zoo; tiny-d2f where there is one")
+    options = parser.parse_args()
+    prepare(options)
+    module = import_official(options.official)
+    name = options.zoo or ("tiny-d2f" if "tiny-d2f" in zoo_names() else "tiny-dream")
+    rows, bars = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        mid = random_model(Path(folder) / "random", SMALL_DREAM)
+        tiny = shutil.copytree(ZOO / name, Path(folder) / name)
+        for size, path, block, limit in (("512 x 8", mid, 32, 0.85), (name, tiny, 16, 0.5)):
+            (path / "generation_config.json").write_text("{}")  # the authors' loading asks for one
+            llm = LLM(path, device="cpu", dtype="float32", cache_gib=0.25)
+            if llm.text.tokenizer is None:
+                prompts = [prompt(64, llm.config.vocab)]
+            else:
+                prompts = [llm.text.encode(text) for text in questions(llm, options.problems)[0]]
+            method = D2F(block=block)
+            official = Official(module, path, method, options.tokens)
+            part = compare(official, llm, method, prompts, options)
+            rows += [{"model": size, "block": block} | row for row in part]
+            bars.append(Bar(what=f"CPU a forward, {size}", value=part[1]["CPU ratio"], limit=limit))
+    show("a forward of both sides, same tokens", rows)
+    finish(options, {"forwards": rows}, bars)
+
+
+if __name__ == "__main__":
+    main()
