@@ -71,36 +71,36 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.heads, self.kv_heads = config.heads, config.kv_heads
-        self.width = config.heads * config.head_dim
-        rows = self.width + 2 * config.kv_heads * config.head_dim
+        width = config.heads * config.head_dim
+        rows = width + 2 * config.kv_heads * config.head_dim
         self.qkv = Linear(config.dim, rows, bias=config.qkv_bias)
-        self.out = Linear(self.width, config.dim, bias=config.out_bias)
+        self.out = Linear(width, config.dim, bias=config.out_bias)
         self.qk_norm = config.qk_norm
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, wanted: Tensor | None = None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Attend,
+        wanted: Tensor | None = None,
+        behind: int = 0,
     ) -> Tensor:
-        """Attend with rows `x [T, dim]`; the `wanted` ones come back."""
+        """Attend with rows `x [T, dim]`; the `wanted` ones come back.
+
+        The first `behind` rows are only seen, and do not count among the others.
+        """
         qkv = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
         qk, v = qkv.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), 1)
         if self.qk_norm:
             q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1)
         q, k = rotate(qk, cos, sin).to(x.dtype).split_with_sizes((self.heads, self.kv_heads), 1)
-        attended = attend(self.layer, q, k, v).reshape(x.shape[0], -1)
+        attended = attend(self.layer, q[behind:], k, v).reshape(x.shape[0] - behind, -1)
         return self.out(attended if wanted is None else attended[wanted])
-
-    def keys(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[C, K, D]` of rows `x [C, dim]` that are only seen."""
-        bias = None if self.qkv.bias is None else self.qkv.bias[self.width :]
-        kv = F.linear(x, self.qkv.weight[self.width :], bias).view(
-            x.shape[0], 2 * self.kv_heads, -1
-        )
-        k, v = kv.chunk(2, 1)
-        return rotate(self.k_norm(k) if self.qk_norm else k, cos, sin).to(x.dtype), v
 
 
 class MLP(nn.Module):
@@ -128,10 +128,22 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, wanted: Tensor | None = None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Attend,
+        wanted: Tensor | None = None,
+        context: Tensor | None = None,
     ) -> Tensor:
-        """Map rows `x [T, dim]`; the `wanted` ones come back."""
-        attended = self.attention(self.attention_norm(x), cos, sin, attend, wanted)
+        """Map rows `x [T, dim]`; the `wanted` ones come back.
+
+        Rows `context [C, dim]`, which stand before them, are only seen.
+        """
+        y, behind = self.attention_norm(x), 0
+        if context is not None:
+            y, behind = torch.cat((context, y)), len(context)
+        attended = self.attention(y, cos, sin, attend, wanted, behind)
         x = attended + (x if wanted is None else x[wanted])
         return x + self.mlp(self.mlp_norm(x))
 
