@@ -114,7 +114,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         pane.grid(alpha=0.3)
         pane.margins(x=0.09)
     panes[0].set_ylabel("accuracy on held-out story problems (%)")
-    panes[0].legend(fontsize=8, loc="lower left")
+    panes[0].legend(fontsize=8, loc="center left")
     model = next(row["model"] for row in rows if row["setting"])
     figure.suptitle(f"{model}: confidence (at the points) and add, one problem at a time, CPU")
     figure.savefig(path, dpi=150)

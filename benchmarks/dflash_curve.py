@@ -176,6 +176,7 @@ def judge(run: Path, llm: LLM, problems: Sequence[tuple[list[int], list[int]]]) 
     return {
         "acceptance length": float(np.mean(lengths)),
         "by position": (alive[0] / alive[1])[1:].round(4).tolist(),
+        "fixed": facts["objective"]["fixed"],
         "steps": facts["train"]["steps"],
         "examples a step": facts["train"]["batch"],
         "seconds": metrics[-1]["seconds"],
@@ -188,13 +189,14 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure, panes = plt.subplots(1, 3, figsize=(14, 4.4), layout="constrained")
     colours = plt.get_cmap("tab10")
     for number, row in enumerate(result["training"]):
-        style = {"color": colours(number), "label": row["run"]}
+        style = {"color": colours(number), "label": f"{row['run']}: {row['acceptance length']:.1f}"}
         positions = range(1, len(row["by position"]) + 1)
         panes[0].plot(positions, row["by position"], marker="o", markersize=3, **style)
-        panes[1].plot(*zip(*row["curve"], strict=True), **style)
+        if not row["fixed"]:  # other blocks than those of the rest
+            panes[1].plot(*zip(*row["curve"], strict=True), **style)
     panes[0].set(xlabel="draft in the block", ylabel="share of verifications that keep it")
-    panes[1].set(xlabel="training step", ylabel="acceptance length of training blocks")
-    panes[1].legend(fontsize=8)
+    panes[0].legend(fontsize=8, title="mean acceptance length", title_fontsize=8)
+    panes[1].set(xlabel="training step", ylabel="acceptance length at random anchors")
     rows = result["decoding"]
     batches = sorted({row["batch"] for row in rows})
     names = list(dict.fromkeys(row["method"] for row in rows))
