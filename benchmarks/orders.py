@@ -96,7 +96,7 @@ class Point:
 def settings(options: argparse.Namespace) -> list[Point]:
     """All orders and caches in blocks of one size, and the main ones in smaller blocks."""
     points = []
-    for size in (options.block, options.small):
+    for size in dict.fromkeys((options.block, options.small)):
         for order in ORDERS if size == options.block else ("confidence",):
             for name, part in STEPS.items():
                 steps = options.max_tokens // part
@@ -167,12 +167,15 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """Accuracy against tokens per second, a pane for each size of blocks."""
     blocks = list(dict.fromkeys(row["block"] for row in rows))
     figure, panes = plt.subplots(
-        1, len(blocks), figsize=(11, 4.6), sharex=True, sharey=True, layout="constrained"
+        1, len(blocks), figsize=(11, 4.6), sharey=True, squeeze=False, layout="constrained"
     )
-    for pane, block in zip(panes, blocks, strict=True):
+    for pane, block in zip(panes[0], blocks, strict=True):
         for kind, color in STYLES.items():
             line = [r for r in rows if (r["block"], r["kind"]) == (block, kind)]
-            rule = [r for r in line if r["setting"] != "factor 1"]
+            rule = sorted(
+                (r for r in line if r["setting"] != "factor 1"),
+                key=lambda r: r["tokens_per_second"],
+            )
             marker = "o" if "cache" in kind else "s"
             pane.errorbar(
                 [r["tokens_per_second"] for r in rule],
@@ -194,8 +197,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         pane.minorticks_off()
         pane.set_xlabel("tokens per second (logarithmic)")
         pane.grid(alpha=0.3)
-    panes[0].set_ylabel("accuracy on held-out story problems (%)")
-    panes[0].legend(fontsize=8)
+    panes[0, 0].set_ylabel("accuracy on held-out story problems (%)")
+    panes[0, 0].legend(fontsize=8)
     figure.savefig(path, dpi=150)
 
 
