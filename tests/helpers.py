@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,28 @@ def script(method: Method, seq: Sequence, answers: list[Prediction | list[int]])
     forwards += [as_it_stands(decoding.send(answer)) for answer in earlier]
     assert ends(decoding, last)
     return forwards
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched(Method):
+    """A method of diffusion models whose forwards are written down."""
+
+    bidirectional = True
+
+    method: Method
+    forwards: list[Forward] = field(default_factory=list)
+
+    def decode(self, seq: Sequence) -> Decoding:
+        """Pass on what the method asks for."""
+        decoding = self.method.decode(seq)
+        forward = next(decoding)
+        while True:
+            self.forwards.append(as_it_stands(forward))
+            answer = yield forward
+            try:
+                forward = decoding.send(answer)
+            except StopIteration:
+                return
 
 
 def as_it_stands(forward: Forward) -> Forward:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outpace.decoding import Canvas
+from outpace.decoding import Canvas, Sequence
+from outpace.decoding.canvas import blocks
 
 
 def test_holes_are_fed_as_masks_and_filled_in_any_order() -> None:
@@ -37,3 +38,46 @@ def test_what_is_no_hole_is_not_filled(slot: int) -> None:
     with pytest.raises(ValueError, match=rf"slot {slot} is no hole; the holes are \[1, 2\]"):
         canvas.fill([slot], [7])
     assert canvas.ids == [1, 0, 0, 5]
+
+
+def test_cut_drops_tokens_and_holes() -> None:
+    canvas = Canvas([1, 2], mask_id=0)
+    canvas.extend(4)
+    canvas.fill([4], [7])
+    canvas.cut(4)
+    assert (canvas.ids, canvas.holes) == ([1, 2, 0, 0], [2, 3])
+    canvas.cut(9)
+    assert len(canvas) == 4
+
+
+def test_what_stands_before_the_first_hole_is_committed() -> None:
+    seq = Sequence(prompt=[1], max_tokens=4, eos=frozenset([9]))
+    canvas = Canvas(seq.prompt, mask_id=0)
+    canvas.extend(4)
+    canvas.fill([2], [6])
+    assert canvas.settle(seq, [2]) and seq.tokens == []
+    canvas.fill([1], [5])
+    assert canvas.settle(seq, [1]) and seq.tokens == [5, 6]
+    canvas.fill([3, 4], [7, 8])
+    assert not canvas.settle(seq, [3, 4])
+    assert (seq.tokens, seq.finish_reason) == ([5, 6, 7, 8], "length")
+
+
+def test_what_is_behind_an_end_is_dropped() -> None:
+    """The first end counts, wherever the one filled now stands."""
+    seq = Sequence(prompt=[9], max_tokens=6, eos=frozenset([9]))
+    canvas = Canvas(seq.prompt, mask_id=0)
+    canvas.extend(6)
+    canvas.fill([5], [9])
+    assert canvas.settle(seq, [5]) and canvas.ids == [9, 0, 0, 0, 0, 9]
+    canvas.fill([3, 4], [9, 9])
+    assert canvas.settle(seq, [4, 3]) and canvas.ids == [9, 0, 0, 9]
+    canvas.fill([1, 2], [4, 5])
+    assert not canvas.settle(seq, [1, 2])
+    assert (seq.tokens, seq.finish_reason) == ([4, 5], "stop")
+
+
+def test_last_block_may_be_shorter() -> None:
+    assert blocks(3, 11, 4) == [(3, 7), (7, 11)]
+    assert blocks(3, 10, 4) == [(3, 7), (7, 10)]
+    assert blocks(3, 10, 99) == [(3, 10)]

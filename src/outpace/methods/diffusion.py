@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 from typing import Literal, Self, get_args
 
 import numpy as np
@@ -31,8 +32,8 @@ class Diffusion(Method):
     a forward by default), `block` how many tokens must be filled before those behind them. Options
     that are None are the model's own.
 
-    The answer ends once everything up to an end-of-sequence is filled. With `canvas` all holes
-    are filled, in `steps` forwards, as in the authors' code.
+    The answer ends once everything up to an end-of-sequence is filled. With `canvas` all holes are
+    filled, as in the authors' code.
 
     Attributes:
         eps: last time of Dream's schedule; 0 for the even one of LLaDA.
@@ -60,12 +61,13 @@ class Diffusion(Method):
             one_of(get_args(Order), order=self.order)
         if self.eps is not None and not 0 <= self.eps < 1:
             raise ValueError(f"eps must be at least 0 and below 1, not {self.eps}")
-        if not 0 <= self.order_temperature < float("inf"):
-            raise ValueError(f"order_temperature must be 0 or more, not {self.order_temperature}")
+        for name in ("order_temperature", "guidance"):
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name} must be 0 or positive, not {getattr(self, name)}")
 
     def check(self, seq: Sequence) -> None:
         """Raise `ValueError` for a request that these options do not fit."""
-        check_blocks(seq, self.block or self.size(seq), whole=self.canvas)
+        check_blocks(seq, self.size(seq), whole=self.canvas)
         count = len(blocks(0, seq.max_tokens, self.size(seq)))
         if self.steps is not None and self.steps % count:
             raise ValueError(
@@ -80,7 +82,7 @@ class Diffusion(Method):
 
     def size(self, seq: Sequence) -> int:
         """Tokens of a block."""
-        return min(self.block or seq.native.block or seq.max_tokens, seq.max_tokens)
+        return self.block or min(seq.native.block or seq.max_tokens, seq.max_tokens)
 
     def decode(self, seq: Sequence) -> Decoding:
         """Fill block after block, as many holes at a time as the schedule says."""

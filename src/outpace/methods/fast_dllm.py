@@ -54,16 +54,18 @@ class FastDLLM(Method):
 
     def check(self, seq: Sequence) -> None:
         """Raise `ValueError` for a block that the request does not fit."""
-        if self.block is not None:
-            check_blocks(seq, self.block, whole=self.canvas)
+        check_blocks(seq, self.size(seq), whole=self.canvas)
+
+    def size(self, seq: Sequence) -> int:
+        """Tokens of a block."""
+        return self.block or min(seq.native.block or BLOCK, seq.max_tokens)
 
     def decode(self, seq: Sequence) -> Decoding:
         """Refresh all keys at the start of a block, then feed as little as the cache allows."""
         canvas, step = Canvas(seq.prompt, seq.mask_id), 0
         canvas.extend(seq.max_tokens)
-        size = self.block or seq.native.block or BLOCK
         score: Rank = "confidence" if self.budget is None else "entropy"
-        for begin, end in blocks(len(seq), seq.limit, size):
+        for begin, end in blocks(len(seq), seq.limit, self.size(seq)):
             cache: Cache | None = None
             while holes := canvas.within(begin, end):
                 # On a shifted model the first token of a block is predicted by the row before it,

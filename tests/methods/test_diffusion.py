@@ -1,0 +1,366 @@
+"""The samplers of diffusion models: their forwards, when they end, what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from helpers import (
+    MASK,
+    VOCAB,
+    chi_square,
+    diffusion_model,
+    engine_of,
+    finish,
+    one_hot,
+    runner,
+    script,
+    tokens,
+    unshifted_model,
+    whole,
+)
+from outpace.decoding import FULL, Native, Prediction, Sample, Sampling, Sequence
+from outpace.engine.engine import Engine
+from outpace.methods import Diffusion
+from outpace.methods.diffusion import Moved
+from outpace.models.families import FAMILIES
+
+CPU = torch.device("cpu")
+EOS = 9
+
+
+def sequence(max_tokens: int = 6, **options: object) -> Sequence:
+    """A request with a prompt of three tokens."""
+    fields = {"eos": frozenset([EOS]), "padding": (EOS,), **options}
+    return Sequence(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, **fields)
+
+
+def sure(*said: tuple[int, float]) -> Prediction:
+    """Tokens and their confidence, of all holes that were asked for."""
+    return Prediction(
+        tokens=[token for token, _ in said],
+        confidence=np.array([score for _, score in said], dtype=np.float32),
+    )
+
+
+def test_the_whole_canvas_is_fed_and_the_best_holes_are_filled() -> None:
+    """What was filled is fed as a token; output is what has no hole before it."""
+    seq = sequence()
+    forwards = script(
+        Diffusion(order="confidence", steps=3, eps=0),
+        seq,
+        [
+            sure((4, 0.1), (5, 0.7), (6, 0.2), (7, 0.9), (8, 0.3), (8, 0.4)),
+            sure((4, 0.5), (6, 0.1), (8, 0.2), (7, 0.3)),
+            sure((6, 0.1), (8, 0.2)),
+        ],
+    )
+    assert [forward.ids[3:] for forward in forwards] == [
+        [MASK] * 6,
+        [MASK, 5, MASK, 7, MASK, MASK],
+        [4, 5, MASK, 7, MASK, 7],
+    ]
+    assert [list(forward.predict) for forward in forwards] == [[*range(3, 9)], [3, 5, 7, 8], [5, 7]]
+    assert all((forward.start, forward.mask) == (0, FULL) for forward in forwards)
+    assert (seq.tokens, seq.finish_reason) == ([4, 5, 6, 7, 8, 7], "length")
+
+
+def test_blocks_are_filled_one_after_the_other() -> None:
+    """Those behind are shown, and not asked for."""
+    forwards = script(
+        Diffusion(order="left_to_right", steps=4, block=4),
+        sequence(),
+        [Prediction(tokens=[4, 5, 6, 7]), Prediction(tokens=[6, 7])]
+        + [Prediction(tokens=[4, 5]), Prediction(tokens=[5])],
+    )
+    assert [list(forward.predict) for forward in forwards] == [[3, 4, 5, 6], [5, 6], [7, 8], [8]]
+    assert {len(forward.ids) for forward in forwards} == {9}
+
+
+def test_an_answer_ends_once_all_before_its_end_is_filled() -> None:
+    """What lies behind an end is neither filled nor fed."""
+    seq = sequence()
+    forwards = script(
+        Diffusion(order="confidence", steps=6),
+        seq,
+        [
+            sure((4, 0.1), (5, 0.7), (6, 0.2), (EOS, 0.9), (8, 0.3), (8, 0.4)),
+            sure((4, 0.5), (5, 0.6), (EOS, 0.7)),
+            sure((4, 0.5), (5, 0.6)),
+            sure((4, 0.5)),
+        ],
+    )
+    assert [len(forward.ids) for forward in forwards] == [9, 7, 6, 6]
+    assert (seq.tokens, seq.finish_reason) == ([4, 5], "stop")
+
+
+def test_a_fixed_canvas_is_filled_to_its_end() -> None:
+    """All of it, whatever it says; then the answer is cut."""
+    seq = sequence(4)
+    ended = sure((5, 0.2), (EOS, 0.9), (6, 0.1), (6, 0.3))
+    rest = [sure((5, 0.2), (6, 0.1), (6, 0.3)), sure((5, 0.2), (6, 0.1)), sure((6, 0.1))]
+    forwards = script(Diffusion(order="confidence", canvas=True), seq, [ended, *rest])
+    assert {len(forward.ids) for forward in forwards} == {7}
+    assert (seq.tokens, seq.finish_reason) == ([5], "stop")
+
+
+def test_steps_that_fill_nothing_take_no_forward() -> None:
+    """Dream's schedule of four tokens in eight steps has some."""
+    answers = [sure(*[(4, 0.5)] * count) for count in (4, 3, 2)]
+    forwards = script(Diffusion(order="confidence", steps=8, eps=1e-3), sequence(4), answers)
+    assert [forward.read.step for forward in forwards] == [5, 6, 7]
+
+
+def test_what_is_not_chosen_is_native_to_the_model() -> None:
+    """Order, block, schedule and what confidences are of."""
+    native = Native(order="margin", block=2, eps=0.05, drawn=True)
+    answers = [Prediction(tokens=[4] * n, margin=np.ones(n, np.float32)) for n in (2, 2)]
+    forwards = script(Diffusion(steps=6), sequence(4, native=native), answers)
+    assert [list(forward.predict) for forward in forwards] == [[3, 4], [5, 6]]
+    assert [forward.read.step for forward in forwards] == [2, 5]
+    assert {(f.read.scores, f.read.drawn) for f in forwards} == {(("margin",), True)}
+
+
+def test_native_options_of_the_families_are_known() -> None:
+    """Dream has a schedule and scores of its own, LLaDA blocks and a prompt of masks."""
+    natives = {name: Native(**family.native) for name, family in FAMILIES.items()}
+    assert natives["dream"] == Native(order="entropy", eps=1e-3, drawn=True)
+    assert natives["llada"] == Native(order="confidence", block=32, null_prompt=True)
+    assert natives["qwen3"] == Native()
+
+
+@pytest.mark.parametrize("order", ["random", "origin", "left_to_right"])
+def test_orders_without_scores_ask_for_none(order: str) -> None:
+    """They would only cost time."""
+    decoding = Diffusion(order=order, steps=2).decode(sequence())
+    assert next(decoding).read.scores == ()
+
+
+def test_random_orders_differ_by_seed_and_not_by_neighbours(engine: Engine) -> None:
+    """And `origin` fills by tosses, so that the number differs too."""
+    for order in ("random", "origin"):
+        method = Diffusion(order=order, steps=4)
+        jobs = [submit(engine, method, Sampling(seed=seed)) for seed in (1, 2, 1)]
+        finish(engine)
+        ids = [tokens(job) for job in jobs]
+        assert ids[0] == ids[2] != ids[1]
+        assert all(len(each) == 12 for each in ids)
+
+
+def test_drawn_order_is_the_best_one_at_a_low_temperature(engine: Engine) -> None:
+    """And another one at a high temperature."""
+    orders = [Diffusion(order="entropy", steps=6, order_temperature=t) for t in (0, 1e-4, 10)]
+    jobs = [submit(engine, method, Sampling()) for method in orders]
+    finish(engine)
+    best, cold, hot = (tokens(job) for job in jobs)
+    assert best == cold != hot
+
+
+DIFFUSION, UNSHIFTED = diffusion_model(seed=1), unshifted_model(seed=1)
+PROMPT = [3, 1, 4, 1, 5, 9]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """A model of each shift."""
+    return engine_of(("shifted", DIFFUSION), ("unshifted", UNSHIFTED), slots=8192)
+
+
+def submit(engine: Engine, method: Diffusion, sampling: Sampling, name: str = "shifted"):
+    """Queue the prompt, without an end-of-sequence."""
+    runners = {"target": runner(engine, name)}
+    return engine.submit(
+        method, PROMPT, runners=runners, max_tokens=12, sampling=sampling, eos=frozenset()
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_first_token_follows_the_law_of_the_model(engine: Engine, temperature: float) -> None:
+    """LLaDA's noise and Dream's draw are one law: softmax of the logits over the temperature."""
+    method = Diffusion(order="left_to_right", steps=1)
+    jobs = [
+        submit(engine, method, Sampling(temperature=temperature, seed=seed), "unshifted")
+        for seed in range(1500)
+    ]
+    finish(engine)
+    logits = whole(UNSHIFTED, PROMPT + [MASK] * 12, causal=False)[len(PROMPT)].clone()
+    logits[MASK] = -torch.inf
+    first = torch.tensor([tokens(job)[0] for job in jobs])
+    assert chi_square(first, (logits / temperature).softmax(-1)) > 1e-3
+
+
+def test_guidance_feeds_the_canvas_behind_a_prompt_of_masks_first() -> None:
+    """The second forward of each step moves its logits away from the first one's."""
+    seq = sequence(2, native=Native(null_prompt=True))
+    null = one_hot([4, 5])
+    answers = [
+        Prediction(tokens=[4, 5], logits=null),
+        sure((6, 0.9), (7, 0.1)),
+        Prediction(tokens=[5], logits=null[1:]),
+        sure((7, 0.1)),
+    ]
+    forwards = script(Diffusion(guidance=1.5), seq, answers)
+    assert [forward.ids for forward in forwards] == [
+        [MASK] * 5,
+        [1, 2, 3, MASK, MASK],
+        [MASK, MASK, MASK, 6, MASK],
+        [1, 2, 3, 6, MASK],
+    ]
+    assert forwards[0].read == Sample(keep=True)
+    read = forwards[1].read
+    assert isinstance(read, Moved) and read.guidance == 1.5 and read.scores == ("confidence",)
+    assert torch.equal(read.null, null)
+
+
+def test_ends_may_come_last_or_never() -> None:
+    """Last are all that end an answer; never said is what pads behind it."""
+    for ends, never, last in (("never", (7,), ()), ("last", (), (7, 8))):
+        seq = sequence(eos=frozenset([7, 8]), padding=(7,))
+        read = next(Diffusion(ends=ends).decode(seq)).read
+        assert isinstance(read, Moved)
+        assert (read.never, tuple(sorted(read.last))) == (never, last)
+    assert type(next(Diffusion().decode(sequence())).read) is Sample
+
+
+def moved(logits: Tensor, slots: range, **options: object) -> tuple[Tensor, dict[str, Tensor]]:
+    """Tokens and scores of one read of moved logits."""
+    read = Moved(scores=("confidence", "entropy", "margin"), **options)
+    out = Moved.group([read], [slots], CPU)(logits, slice(0, len(slots)))
+    return out.tokens, out.scores
+
+
+def random_logits(seed: int, rows: int) -> Tensor:
+    """Logits of the tiny vocabulary."""
+    return 2 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def test_guided_logits_are_those_of_the_paper() -> None:
+    """Away from the null prompt, by 1 + guidance of the distance; nothing at 0 guidance."""
+    logits, null = random_logits(0, 50), random_logits(1, 50)
+    for guidance in (0.0, 0.7, 3.0):
+        said, scores = moved(logits, range(50), null=null, guidance=guidance)
+        expected = null + (1 + guidance) * (logits - null)
+        assert torch.equal(said, expected.argmax(-1))
+        law = expected.softmax(-1)
+        torch.testing.assert_close(scores["confidence"], law.max(-1).values)
+    assert torch.equal(logits, random_logits(0, 50))
+
+
+def test_holes_that_end_the_answer_rank_behind_all_others() -> None:
+    """Other confidences are of a law without the ends."""
+    logits = random_logits(2, 200)
+    plain, _ = moved(logits, range(200))
+    said, scores = moved(logits, range(200), last=(4, 5))
+    ended = (said == 4) | (said == 5)
+    assert torch.equal(said, plain) and 0 < int(ended.sum()) < 100
+    for name, score in scores.items():
+        worse = score if name == "entropy" else -score
+        assert bool((worse[ended] == torch.inf).all())
+        assert not bool(worse[~ended].isinf().any())
+    without = logits.clone()
+    without[:, [4, 5]] = -torch.inf
+    expected = without.softmax(-1).max(-1).values
+    torch.testing.assert_close(scores["confidence"][~ended], expected[~ended])
+
+
+def test_tokens_that_are_never_said_are_not() -> None:
+    """At any temperature; the others keep their proportions."""
+    logits = random_logits(3, 1).expand(6000, -1)
+    sampling = Sampling(temperature=1.0, seed=5)
+    said, _ = moved(logits, range(6000), sampling=sampling, never=(0, 1, 2))
+    law = logits[0].clone()
+    law[:3] = -torch.inf
+    assert chi_square(said, law.softmax(-1)) > 1e-3
+
+
+kinds = st.sampled_from(
+    [{}, {"never": (3,)}, {"last": (1, 2, 4)}, {"guidance": 1.0}, {"guidance": 2.0, "last": (7,)}]
+)
+batches = st.lists(st.tuples(kinds, st.integers(1, 6), st.booleans()), min_size=1, max_size=5)
+
+
+@given(batches, st.integers(1, 8))
+@settings(max_examples=50)
+def test_neighbours_and_chunks_move_no_logits(batch: list[tuple], chunk: int) -> None:
+    """Reads of many requests are run together, in pieces."""
+    reads, slots, logits = [], [], []
+    for index, (kind, count, warm) in enumerate(batch):
+        null = random_logits(100 + index, count) if "guidance" in kind else None
+        sampling = Sampling(temperature=0.8 if warm else 0.0, seed=index)
+        reads.append(Moved(sampling=sampling, null=null, scores=("confidence",), **kind))
+        slots.append(range(index, index + count))
+        logits.append(random_logits(index, count))
+    joined, read = torch.cat(logits), Moved.group(reads, slots, CPU)
+    parts = [slice(i, min(i + chunk, len(joined))) for i in range(0, len(joined), chunk)]
+    together = [read(joined[part], part) for part in parts]
+    alone = [
+        Moved.group([each], [own], CPU)(rows, slice(0, len(own)))
+        for each, own, rows in zip(reads, slots, logits, strict=True)
+    ]
+    for pick in (lambda out: out.tokens, lambda out: out.scores["confidence"]):
+        assert torch.equal(torch.cat([*map(pick, together)]), torch.cat([*map(pick, alone)]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"order": "best"}, "order must be one of confidence, margin, entropy, .* not 'best'"),
+        ({"steps": 0}, "steps must be at least 1, not 0"),
+        ({"block": 0}, "block must be at least 1, not 0"),
+        ({"eps": 1.0}, "eps must be at least 0 and below 1, not 1.0"),
+        ({"order_temperature": -1.0}, "order_temperature must be 0 or positive, not -1.0"),
+        ({"guidance": float("nan")}, "guidance must be 0 or positive, not nan"),
+        ({"ends": "first"}, "ends must be one of free, last, never, not 'first'"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:
+    """With the value, and what would do."""
+    with pytest.raises(ValueError, match=message):
+        Diffusion(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "max_tokens", "message"),
+    [
+        ({"steps": 10, "block": 8}, 32, "4 blocks of 8 tokens .* steps=10 equally: use 8 or 12"),
+        ({"steps": 3, "block": 8}, 32, "4 blocks of 8 tokens cannot share steps=3 equally: use 4$"),
+        ({"block": 33}, 32, "block=33 is larger than the canvas of max_tokens=32; 32 is the"),
+        ({"block": 8, "canvas": True}, 30, "max_tokens=30 is no whole .* of 8: use 24 or 32"),
+        ({"guidance": 0.5}, 32, "guidance=0.5 needs a model that was trained to answer a prompt"),
+    ],
+)
+def test_requests_that_do_not_fit_are_refused(
+    engine: Engine, options: dict, max_tokens: int, message: str
+) -> None:
+    """Before any work, with what would fit."""
+    runners = {"target": runner(engine, "shifted")}
+    with pytest.raises(ValueError, match=message):
+        engine.submit(Diffusion(**options), PROMPT, runners=runners, max_tokens=max_tokens)
+    assert not engine.queue
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 40), st.booleans())
+def test_what_is_accepted_fills_everything(
+    max_tokens: int, block: int, steps: int, canvas: bool
+) -> None:
+    """Driven by hand with any answers, in no more forwards than steps."""
+    method = Diffusion(order="left_to_right", block=block, steps=steps, canvas=canvas)
+    seq = sequence(max_tokens)
+    try:
+        method.check(seq)
+    except ValueError:
+        return
+    decoding, answer, count = method.decode(seq), None, 0
+    while seq.finish_reason is None:
+        try:
+            forward = next(decoding) if answer is None else decoding.send(answer)
+        except StopIteration:
+            break
+        count += 1
+        answer = Prediction(tokens=[5] * len(forward.predict))
+    assert seq.tokens == [5] * max_tokens
+    assert count <= steps

@@ -1,0 +1,250 @@
+"""Fast-dLLM: what each cache feeds, how many tokens each rule takes, when it ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import MASK, diffusion_model, engine_of, finish, runner, script, tokens
+from outpace.decoding import FULL, Forward, Native, Prediction, Sequence
+from outpace.engine.engine import Engine
+from outpace.methods import FastDLLM
+
+EOS = 9
+
+
+def sequence(max_tokens: int = 6, **options: object) -> Sequence:
+    """A request with a prompt of three tokens, to a model without a shift unless said."""
+    fields = {"eos": frozenset([EOS]), "shift": 0, **options}
+    return Sequence(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, **fields)
+
+
+def sure(*said: tuple[int, float]) -> Prediction:
+    """Tokens and their confidence, of all holes that were asked for."""
+    return Prediction(
+        tokens=[token for token, _ in said],
+        confidence=np.array([score for _, score in said], dtype=np.float32),
+    )
+
+
+def shape(forward: Forward) -> tuple[int, list[int], int, list[int]]:
+    """Start, rows, reach and wanted slots of a forward."""
+    assert forward.mask == FULL and forward.predict is not None
+    return forward.start, list(forward.ids), forward.seen, list(forward.predict)
+
+
+ANSWERS = [
+    sure((4, 0.5), (5, 0.95), (6, 0.2)),
+    sure((4, 0.92), (6, 0.93)),
+    sure((7, 0.3), (8, 0.2), (7, 0.1)),
+    sure((8, 0.91), (7, 0.9)),
+]
+M = MASK
+
+
+@pytest.mark.parametrize(
+    ("cache", "expected"),
+    [
+        (
+            None,
+            [
+                (0, [1, 2, 3, M, M, M, M, M, M], 9, [3, 4, 5]),
+                (0, [1, 2, 3, M, 5, M, M, M, M], 9, [3, 5]),
+                (0, [1, 2, 3, 4, 5, 6, M, M, M], 9, [6, 7, 8]),
+                (0, [1, 2, 3, 4, 5, 6, 7, M, M], 9, [7, 8]),
+            ],
+        ),
+        (
+            "prefix",
+            [
+                (0, [1, 2, 3, M, M, M, M, M, M], 9, [3, 4, 5]),
+                (3, [M, 5, M, M, M, M], 9, [3, 5]),
+                (0, [1, 2, 3, 4, 5, 6, M, M, M], 9, [6, 7, 8]),
+                (6, [7, M, M], 9, [7, 8]),
+            ],
+        ),
+        (
+            "dual",
+            [
+                (0, [1, 2, 3, M, M, M, M, M, M], 9, [3, 4, 5]),
+                (3, [M, 5, M], 9, [3, 5]),
+                (0, [1, 2, 3, 4, 5, 6, M, M, M], 9, [6, 7, 8]),
+                (6, [7, M, M], 9, [7, 8]),
+            ],
+        ),
+    ],
+    ids=str,
+)
+def test_a_cache_is_a_choice_of_start_and_reach(cache: str | None, expected: list) -> None:
+    """Each block begins with everything; then the block and what follows, or the block alone."""
+    seq = sequence()
+    forwards = script(FastDLLM(cache=cache, block=3), seq, ANSWERS)
+    assert [shape(forward) for forward in forwards] == expected
+    assert (seq.tokens, seq.finish_reason) == ([4, 5, 6, 7, 8, 7], "length")
+    assert [forward.read.step for forward in forwards] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+def test_refresh_of_a_shifted_model_brings_the_first_token_of_the_block(cache: str) -> None:
+    """However unsure it is: no later forward holds the row that predicts it."""
+    answers = [sure((4, 0.1)), sure((5, 0.9), (6, 0.95)), sure((7, 0.2)), sure((8, 1.0), (7, 1.0))]
+    forwards = script(FastDLLM(cache=cache, block=3), sequence(shift=1), answers)
+    assert [list(forward.predict) for forward in forwards] == [[3], [4, 5], [6], [7, 8]]
+    assert [forward.start for forward in forwards] == [0, 3, 0, 6]
+
+
+def test_a_shifted_model_without_a_cache_needs_no_trick() -> None:
+    """Every forward holds all rows."""
+    forwards = script(FastDLLM(cache=None, block=3), sequence(shift=1), ANSWERS)
+    assert [list(forward.predict) for forward in forwards] == [[3, 4, 5], [3, 5], [6, 7, 8], [7, 8]]
+
+
+def test_an_answer_ends_once_all_before_its_end_is_filled() -> None:
+    """What is behind an end is seen no more; blocks behind it are never fed."""
+    seq = sequence(9)
+    answers = [sure((4, 0.3), (EOS, 0.95), (6, 0.5)), sure((4, 0.4))]
+    forwards = script(FastDLLM(block=3), seq, answers)
+    assert [shape(forward)[:3] for forward in forwards] == [
+        (0, [1, 2, 3] + [M] * 9, 12),
+        (3, [M, EOS], 5),
+    ]
+    assert (seq.tokens, seq.finish_reason) == ([4], "stop")
+
+
+def test_a_fixed_canvas_is_filled_to_its_end() -> None:
+    """Block behind block, though the first one has ended the answer."""
+    seq = sequence(4)
+    answers = [sure((4, 1.0), (EOS, 1.0)), sure((6, 1.0), (7, 1.0))]
+    forwards = script(FastDLLM(block=2, canvas=True), seq, answers)
+    assert [forward.start for forward in forwards] == [0, 0]
+    assert (seq.tokens, seq.finish_reason) == ([4], "stop")
+
+
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [
+        ({"threshold": 0.6}, [1, 2]),
+        ({"threshold": 0.9}, [1]),
+        ({"threshold": None}, [1]),
+        ({"factor": 1.5}, [1, 2]),
+        ({"factor": 2.5}, [0, 1, 2, 3]),
+    ],
+    ids=str,
+)
+def test_rules_of_confidence(options: dict, taken: list[int]) -> None:
+    """A threshold, a factor, or the best one alone."""
+    answer = sure((4, 0.5), (5, 0.8), (6, 0.7), (7, 0.4))
+    decoding = FastDLLM(**options).decode(sequence(4))
+    assert next(decoding).read.scores == ("confidence",)
+    try:
+        left = list(decoding.send(answer).predict)
+    except StopIteration:
+        left = []
+    assert [index for index in range(4) if index + 3 not in left] == taken
+
+
+def test_budget_asks_for_entropy() -> None:
+    """And takes holes while their entropies, the largest aside, do not exceed it."""
+    entropy = np.array([0.3, 0.1, 2.0, 0.2], dtype=np.float32)
+    decoding = FastDLLM(budget=0.25).decode(sequence(4))
+    assert next(decoding).read.scores == ("entropy",)
+    left = decoding.send(Prediction(tokens=[4, 5, 6, 7], entropy=entropy)).predict
+    assert list(left) == [3, 5]
+
+
+def test_blocks_are_those_of_the_model_or_of_32_tokens() -> None:
+    """The last one may be shorter, and so may the first."""
+    for native, block in ((Native(block=8), 8), (Native(), 32)):
+        forward = next(FastDLLM().decode(sequence(40, native=native)))
+        assert list(forward.predict) == list(range(3, 3 + block))
+    assert list(next(FastDLLM().decode(sequence(5))).predict) == list(range(3, 8))
+
+
+def test_confidence_is_what_the_family_makes_it() -> None:
+    """Of the raw logits, or of the law that tokens are drawn from."""
+    for drawn in (False, True):
+        forward = next(FastDLLM().decode(sequence(native=Native(drawn=drawn))))
+        assert forward.read.drawn is drawn
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threshold": 0.0}, "threshold must lie above 0 and be at most 1, not 0.0"),
+        ({"threshold": 1.1}, "threshold must lie above 0 and be at most 1, not 1.1"),
+        ({"threshold": float("nan")}, "threshold must lie above 0 and be at most 1, not nan"),
+        ({"factor": 0.0}, "factor must be a positive number, not 0.0"),
+        ({"budget": -0.1}, "budget must be 0 or more, not -0.1"),
+        ({"factor": 1.0, "budget": 1.0}, "factor and budget are two rules for the same choice"),
+        ({"cache": "both"}, "cache must be one of prefix, dual, not 'both'"),
+        ({"block": 0}, "block must be at least 1, not 0"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:
+    """With the value, and what would do."""
+    with pytest.raises(ValueError, match=message):
+        FastDLLM(**options)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """A model whose rows predict the next slot."""
+    return engine_of(("model", diffusion_model(seed=1)), slots=2048)
+
+
+@pytest.mark.parametrize(
+    ("options", "max_tokens", "message"),
+    [
+        ({"block": 33}, 32, "block=33 is larger than the canvas of max_tokens=32; 32 is the"),
+        ({"block": 8, "canvas": True}, 30, "max_tokens=30 is no whole .* of 8: use 24 or 32"),
+        ({"canvas": True}, 40, "max_tokens=40 is no whole number of blocks of 32: use 32 or 64"),
+    ],
+)
+def test_requests_that_do_not_fit_are_refused(
+    engine: Engine, options: dict, max_tokens: int, message: str
+) -> None:
+    """Before any work, with what would fit."""
+    runners = {"target": runner(engine, "model")}
+    with pytest.raises(ValueError, match=message):
+        engine.submit(FastDLLM(**options), [1, 2], runners=runners, max_tokens=max_tokens)
+    assert not engine.queue
+
+
+@pytest.mark.parametrize("block", [4, 24])
+def test_a_cache_costs_no_forward_more(engine: Engine, block: int) -> None:
+    """One token each, or all at once: as many forwards as without."""
+    for threshold, count in ((None, 24), (1e-9, 24 // block)):
+        for cache in (None, "prefix", "dual"):
+            method = FastDLLM(threshold=threshold, cache=cache, block=block)
+            runners = {"target": runner(engine, "model")}
+            job = engine.submit(method, [5, 4, 3], runners=runners, max_tokens=24, eos=frozenset())
+            finish(engine)
+            assert len(tokens(job)) == 24
+            # A refresh of a shifted model brings one token, whatever the threshold.
+            split = cache is not None and threshold is not None
+            assert len(job.seq.trace) == (2 * count if split else count)
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.sampled_from([0, 1]), st.data())
+def test_every_forward_fills_and_the_canvas_ends(
+    max_tokens: int, block: int, shift: int, data: st.DataObject
+) -> None:
+    """Whatever the confidences are."""
+    cache = data.draw(st.sampled_from([None, "prefix", "dual"]))
+    rule = data.draw(st.sampled_from([{}, {"threshold": None}, {"factor": 1.0}]))
+    seq, count = sequence(max_tokens, shift=shift), 0
+    decoding, answer = FastDLLM(cache=cache, block=min(block, max_tokens), **rule).decode(seq), None
+    while seq.finish_reason is None:
+        try:
+            forward = next(decoding) if answer is None else decoding.send(answer)
+        except StopIteration:
+            break
+        count, wanted = count + 1, len(forward.predict)
+        assert wanted > 0
+        scores = st.lists(st.floats(0, 1, width=32), min_size=wanted, max_size=wanted)
+        confidence = np.array(data.draw(scores), dtype=np.float32)
+        answer = Prediction(tokens=[5] * wanted, confidence=confidence)
+    assert seq.tokens == [5] * max_tokens
+    assert count <= max_tokens
