@@ -207,6 +207,8 @@ def measure(options: argparse.Namespace) -> None:
     llm = LLM(options.model)
     kinds = options.kinds.split(",") if options.kinds else list(STYLES)
     points = [p for p in settings(options) if p.kind in kinds]
+    if options.settings:
+        points = [p for p in points if p.setting in options.settings.split(",")]
     questions = questions_of("story", options.limit)
     for point in points:
         llm.generate(
@@ -238,6 +240,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="end earlier, after this many CPU minutes")
     parser.add_argument("--batch", type=int, default=1, help="problems at a time (1)")
     parser.add_argument("--kinds", help="only these, such as 'confidence,dual cache'")
+    parser.add_argument("--settings", help="only these, such as 'full,threshold 0.99'")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument("--small", type=int, default=8, help="tokens of the smaller blocks (8)")

@@ -308,13 +308,13 @@ def test_neighbours_and_chunks_move_no_logits(batch: list[tuple], chunk: int) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"order": "best"}, "order must be one of confidence, margin, entropy, .* not 'best'"),
+        ({"order": "best"}, "order must be 'confidence' or 'margin' or 'entropy' or .* not 'best'"),
         ({"steps": 0}, "steps must be at least 1, not 0"),
         ({"block": 0}, "block must be at least 1, not 0"),
         ({"eps": 1.0}, "eps must be at least 0 and below 1, not 1.0"),
         ({"order_temperature": -1.0}, "order_temperature must be 0 or positive, not -1.0"),
         ({"guidance": float("nan")}, "guidance must be 0 or positive, not nan"),
-        ({"ends": "first"}, "ends must be one of free, last, never, not 'first'"),
+        ({"ends": "first"}, "ends must be 'free' or 'last' or 'never', not 'first'"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:

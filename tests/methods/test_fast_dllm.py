@@ -178,7 +178,7 @@ def test_confidence_is_what_the_family_makes_it() -> None:
         ({"factor": 0.0}, "factor must be a positive number, not 0.0"),
         ({"budget": -0.1}, "budget must be 0 or more, not -0.1"),
         ({"factor": 1.0, "budget": 1.0}, "factor and budget are two rules for the same choice"),
-        ({"cache": "both"}, "cache must be one of prefix, dual, not 'both'"),
+        ({"cache": "both"}, "cache must be 'prefix' or 'dual', not 'both'"),
         ({"block": 0}, "block must be at least 1, not 0"),
     ],
 )

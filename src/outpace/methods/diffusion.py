@@ -6,7 +6,6 @@ from collections.abc import Generator, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import accumulate
-from math import inf
 from typing import Literal, Self, get_args
 
 import numpy as np
@@ -62,7 +61,7 @@ class Diffusion(Method):
         if self.eps is not None and not 0 <= self.eps < 1:
             raise ValueError(f"eps must be at least 0 and below 1, not {self.eps}")
         for name in ("order_temperature", "guidance"):
-            if not 0 <= getattr(self, name) < inf:
+            if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be 0 or positive, not {getattr(self, name)}")
 
     def check(self, seq: Sequence) -> None:
