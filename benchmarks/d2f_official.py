@@ -9,9 +9,10 @@ CPU milliseconds a forward, and of whole decodes.
 The authors' decoder is imported from a clone of zhijie-group/Discrete-Diffusion-Forcing
 (`D2F-eval/eval_dream.py`), with empty stand-ins for the packages that this file imports for other
 purposes (accelerate, datasets, lm_eval, peft). No adapter is attached, which would make the
-authors' side slower, as theirs stays unmerged. `D2F(canvas=True)` fills everything as
-their code does, in the same number of forwards, which is asserted too; without `canvas` the decode
-ends with the text.
+authors' side slower, as theirs stays unmerged. Their time includes the mask of 2048 x 2048 slots
+(their default `max_length`) that their decoder writes for each prompt, which counts most where a
+decode has few and small forwards. `D2F(canvas=True)` fills everything as their code does, in the
+same number of forwards, which is asserted too; without `canvas` the decode ends with the text.
 
     python benchmarks/d2f_official.py --official Discrete-Diffusion-Forcing \
         --json benchmarks/results/d2f_official.json
