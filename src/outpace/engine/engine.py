@@ -119,6 +119,8 @@ class Engine:
             names = (runner.name for runner in runners.values())
             seq.pace = self.paces.setdefault((method, *names), seq.pace)
         check_request(method, seq, runners)
+        if method.blocks:
+            runners["target"].expect_blocks()
         job = Job(seq=seq, method=method, runners=runners, listener=listener)
         self.queue.append(job)
         return job

@@ -49,8 +49,15 @@ class Runner:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         lay_out(model)
         self.cache = Cache(model.config, slots, dtype=weight.dtype, device=self.device)
+        self.blocks = False
         self.seconds = 0.0
         """Time spent in the model, its head and its reads."""
+
+    def expect_blocks(self) -> None:
+        """Make ready for forwards of several rows, which a causal model seldom gets."""
+        if not (self.blocks or self.config.bidirectional):
+            lay_out(self.model, blocks=True)
+        self.blocks = True
 
     @torch.inference_mode()
     def run(

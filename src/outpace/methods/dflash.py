@@ -9,6 +9,7 @@ import torch
 
 from outpace.decoding import (
     FULL,
+    GREEDY,
     Decoding,
     Forward,
     Sequence,
@@ -32,6 +33,7 @@ class DFlash(Method):
 
     roles = ("draft",)
     feature_roles = ("draft",)
+    blocks = True
 
     draft: str
     block: int | None = None
@@ -71,7 +73,8 @@ class DFlash(Method):
                     start=n - 1,
                     mask=FULL,
                     predict=range(n, n + count),
-                    read=draft_read(seq, self.verify),
+                    # Masks know nothing of each other's noise: the likeliest tokens fit best.
+                    read=draft_read(seq, self.verify, match=GREEDY),
                     model="draft",
                     context=torch.cat(features),
                 )

@@ -16,11 +16,13 @@ class Method(ABC):
     Attributes:
         roles: names of the fields that name further models, such as a draft or a verifier.
         feature_roles: those of them whose models read hidden states of the target.
+        blocks: whether it feeds its target several rows at a time.
         bidirectional: whether it decodes diffusion models (rows see later rows) or causal ones.
     """
 
     roles: ClassVar[tuple[str, ...]] = ()
     feature_roles: ClassVar[tuple[str, ...]] = ()
+    blocks: ClassVar[bool] = False
     bidirectional: ClassVar[bool] = False
 
     @abstractmethod

@@ -54,26 +54,14 @@ class FeatureDraft(Stack):
         They become keys and values only, which `attend` gets before those of the rows: it is
         called with `q [T, H, D]` and `k, v [C + T, K, D]`.
         """
-        if context is not None:
-            assert context_positions is not None
-            attend = self.behind(context, context_positions, attend)
         x = self.embedding(ids)
+        if context is not None and context_positions is not None:
+            positions = torch.cat((context_positions, positions))
+            context = self.fusion_norm(self.fusion(context))
         cos, sin = self.angles(positions, x.dtype)
         for block in self.blocks:
-            x = block(x, cos, sin, attend)
+            x = block(x, cos, sin, attend, context)
         return self.norm(x)
-
-    def behind(self, context: Tensor, positions: Tensor, attend: Attend) -> Attend:
-        """`attend` for rows that stand behind some context."""
-        fused = self.fusion_norm(self.fusion(context))
-        angles = self.angles(positions, fused.dtype)
-        seen = [block.attention.keys(fused, *angles) for block in self.blocks]
-
-        def joined(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = seen[layer]
-            return attend(layer, q, torch.cat((keys, k)), torch.cat((values, v)))
-
-        return joined
 
 
 def check_pair(draft: DraftConfig, target: ModelConfig) -> None:

@@ -65,23 +65,19 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Attend with rows `x [T, dim]`."""
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, behind: int = 0
+    ) -> Tensor:
+        """Attend with rows `x [T, dim]`, of which the first `behind` are only seen."""
         qkv = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
         qk, v = qkv.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), 1)
         if self.qk_norm:
             q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1)
         q, k = rotate(qk, cos, sin).split_with_sizes((self.heads, self.kv_heads), 1)
-        return self.out(attend(self.layer, q, k, v).reshape(x.shape[0], -1))
-
-    def keys(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[C, K, D]` of rows `x [C, dim]` that are only seen."""
-        first = self.out.in_features
-        bias = None if self.qkv.bias is None else self.qkv.bias[first:]
-        kv = F.linear(x, self.qkv.weight[first:], bias).view(x.shape[0], 2 * self.kv_heads, -1)
-        k, v = kv.chunk(2, 1)
-        return rotate(self.k_norm(k) if self.qk_norm else k, cos, sin), v
+        if behind:
+            q = q[behind:]
+        return self.out(attend(self.layer, q, k, v).reshape(q.shape[0], -1))
 
 
 class MLP(nn.Module):
@@ -108,9 +104,21 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.dim, config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Map rows `x [T, dim]`."""
-        x = x + self.attention(self.attention_norm(x), cos, sin, attend)
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Attend,
+        context: Tensor | None = None,
+    ) -> Tensor:
+        """Map rows `x [T, dim]`; rows `context [C, dim]`, before them, are only seen."""
+        y = self.attention_norm(x)
+        if context is None:
+            x = x + self.attention(y, cos, sin, attend)
+        else:
+            rows = torch.cat((context, y))
+            x = x + self.attention(rows, cos, sin, attend, len(context))
         return x + self.mlp(self.mlp_norm(x))
 
 

@@ -1,0 +1,214 @@
+"""DFlash beside its authors' loop, on the same weights and prompts.
+
+Three pairs of target and draft: random ones of 512 x 8 and 512 x 2 layers (8192 tokens), in blocks
+of 16 and of 8, and of the zoo's sizes, in blocks of 16, behind a prompt of 64 tokens, 128 new
+ones; and the zoo's own tiny-ar with tiny-dflash on story problems. Batch 1, float32, greedy. The
+authors' loop (dflash/model.py) is imported from a clone of z-lab/dflash at 44947fb and needs
+transformers 4.57.1; both run in one process and take turns. Reported are CPU milliseconds of a
+draft-and-verify pair: all of a decode, prefill included, over its number of pairs. Both sides
+must give the same tokens.
+
+A random draft is right about nothing, so that every token takes a pair, and the prefill is next
+to nothing. The trained one is right about most: few pairs, and a prefill for every five or so.
+
+    python benchmarks/dflash_official.py --official dflash \
+        --json benchmarks/results/dflash_official.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpoints import SMALL, TINY_AR, Config, prompt, write
+from harness import Bar, Row, alternate, arguments, finish, median, prepare, ratio, show, spread
+from transformers import AutoModelForCausalLM
+
+from outpace import LLM
+from outpace.evaluation.tasks import TASKS
+from outpace.methods import DFlash
+from outpace.models.config import DraftConfig
+from outpace.models.draft import FeatureDraft
+from outpace.models.load import load_model, resolve, save_model, translate
+
+TARGET: Config = {**SMALL, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+TARGET |= {"num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": False}
+
+
+def draft_of(target: Config, layers: int, feature_layers: Sequence[int]) -> Config:
+    """`config.json` of a draft of a target's sizes; its mask is the last token."""
+    return {
+        **target,
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": layers,
+        "num_target_layers": target["num_hidden_layers"],
+        "head_dim": target["hidden_size"] // target["num_attention_heads"],
+        "layer_types": ["full_attention"] * layers,
+        "tie_word_embeddings": False,
+        "block_size": 16,
+        "dflash_config": {
+            "mask_token_id": target["vocab_size"] - 1,
+            "target_layer_ids": list(feature_layers),
+        },
+    }
+
+
+LIMITS = {"512 x 8": 0.8, "zoo": 0.5}
+
+Run = Callable[[], tuple[list[list[int]], int]]
+"""New tokens of each prompt, and the number of pairs that they took."""
+
+
+def write_draft(folder: Path, published: Config, target: Path) -> Path:
+    """A draft of random weights."""
+    torch.manual_seed(1)
+    config = translate(published)
+    assert isinstance(config, DraftConfig)
+    draft = FeatureDraft(config, load_model(target)).requires_grad_(False)
+    for weight in (w for w in draft.blocks.parameters() if w.dim() == 2):
+        weight.mul_(2 / (weight.std() * weight.shape[1] ** 0.5))
+    save_model(draft, folder, dtype=torch.float32)
+    return folder
+
+
+class Official:
+    """The authors' loop on a target and a draft."""
+
+    def __init__(self, clone: Path, target: Path, draft: Path) -> None:
+        sys.path.insert(0, str(clone))
+        self.module: Any = importlib.import_module("dflash.model")
+        self.module._cuda_time = time.perf_counter  # the statistics ask for a GPU's clock
+        load = {"attn_implementation": "sdpa", "dtype": torch.float32}
+        self.target = AutoModelForCausalLM.from_pretrained(target, **load).eval()
+        self.draft = self.module.DFlashDraftModel.from_pretrained(draft, **load).eval()
+
+    def run(self, prompts: Sequence[list[int]], tokens: int, block: int, eos: list[int]) -> Run:
+        """Decodes of all prompts, one after another."""
+
+        def decode() -> tuple[list[list[int]], int]:
+            outputs, pairs = [], 0
+            for ids in prompts:
+                out = self.module.dflash_generate(
+                    self.draft,
+                    self.target,
+                    torch.tensor([ids]),
+                    max_new_tokens=tokens,
+                    stop_token_ids=eos or None,
+                    temperature=0.0,
+                    block_size=block,
+                    return_stats=True,
+                )
+                new = out.output_ids[0, len(ids) :].tolist()
+                outputs.append(new[:-1] if new[-1] in eos else new)
+                pairs += len(out.acceptance_lengths)
+            return outputs, pairs
+
+        return decode
+
+
+def ours(llm: LLM, method: DFlash, prompts: Sequence[list[int]], tokens: int) -> Run:
+    """The same decodes here."""
+
+    def decode() -> tuple[list[list[int]], int]:
+        outputs, pairs = [], 0
+        for ids in prompts:
+            (output,) = llm.generate(ids, method=method, max_tokens=tokens)
+            outputs.append(output.ids)
+            pairs += sum(step.model == "draft" for step in output.steps)
+        return outputs, pairs
+
+    return decode
+
+
+def compare(where: Row, official: Run, own: Run, rounds: int) -> list[Row]:
+    """Milliseconds a pair of each side, after asserting that both give the same tokens."""
+    (theirs, their_pairs), (tokens, pairs) = official(), own()
+    assert tokens == theirs, f"{where}: the outputs differ"
+    timings = alternate({"official": official, "ours": own}, rounds)
+    rows = []
+    for side, count in (("official", their_pairs), ("ours", pairs)):
+        scale = their_pairs / count
+        rows.append(
+            {
+                **where,
+                "side": side,
+                "pairs": count,
+                "tokens a pair": sum(len(ids) - 1 for ids in tokens) / count,
+                "CPU ms a pair": median(timings[side]) / count * 1e3,
+                "wall ms a pair": median(timings[side], "wall") / count * 1e3,
+                "CPU ratio": ratio(timings[side], timings["official"]) * scale,
+                "wall ratio": ratio(timings[side], timings["official"], "wall") * scale,
+                "range of runs": spread(timings[side], timings["official"]),
+            }
+        )
+    return rows
+
+
+def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
+    """Random pairs of both sizes, then the trained one."""
+    rows = []
+    sizes = {"512 x 8": (TARGET, (1, 5), (16, 8)), "zoo": (TINY_AR, (1, 2, 3, 4), (16,))}
+    for name, (config, layers, blocks) in sizes.items():
+        target = write(folder / name / "target", config)
+        draft = write_draft(folder / name / "draft", draft_of(config, 2, layers), target)
+        ids = [prompt(64, config["vocab_size"])]
+        rows += pair(options, name, target, draft, ids, blocks)
+    problems = [question.prompt for question in TASKS["story"](options.problems, None)]
+    zoo = resolve("tiny-ar"), resolve("tiny-dflash")
+    return rows + pair(options, "zoo, trained", *zoo, problems, (16,))
+
+
+def pair(
+    options: argparse.Namespace,
+    name: str,
+    target: Path,
+    draft: Path,
+    prompts: Sequence[Any],
+    blocks: Sequence[int],
+) -> list[Row]:
+    """One target and draft with blocks of some lengths."""
+    official = Official(options.official, target, draft)
+    llm = LLM(target, DFlash(draft=str(draft)), device="cpu", dtype="float32", cache_gib=0.25)
+    prompts = [llm.text.encode(each) for each in prompts]
+    rows = []
+    for block in blocks:
+        method = DFlash(draft=str(draft), block=block, tokens=max(block - 1, 1))
+        theirs = official.run(prompts, options.tokens, block, sorted(llm.eos))
+        own = ours(llm, method, prompts, options.tokens)
+        rows += compare({"pair": name, "block": block}, theirs, own, options.rounds)
+    return rows
+
+
+def main() -> None:
+    """Measure all settings."""
+    parser = arguments(__doc__, rounds=9)
+    parser.add_argument("--official", type=Path, required=True, help="clone of z-lab/dflash")
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens (128)")
+    parser.add_argument("--problems", type=int, default=8, help="story problems (8)")
+    options = parser.parse_args()
+    prepare(options)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(options, Path(folder))
+    show("a draft-and-verify pair", rows)
+    bars = [
+        Bar(
+            what=f"{row['pair']}, block {row['block']}",
+            value=row["CPU ratio"],
+            limit=LIMITS[row["pair"]],
+        )
+        for row in rows
+        if row["side"] == "ours" and row["pair"] in LIMITS
+    ]
+    finish(options, {"pairs": rows}, bars)
+
+
+if __name__ == "__main__":
+    main()
