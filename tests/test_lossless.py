@@ -79,7 +79,7 @@ def pairs(method: Method, sampling: Sampling) -> Tensor:
     ]
     finish(engine)
     rounds = sum(step.model == "target" for job in jobs for step in job.seq.trace)
-    assert 1.4 < SAMPLES / rounds < 3.5  # many drafts are kept, and many are not
+    assert 1.1 < SAMPLES / rounds < 3.5  # many drafts are kept, and many are not
     counts = torch.zeros(VOCAB, VOCAB)
     for job in jobs:
         ids = torch.tensor([job.seq.prompt[-1], *tokens(job)])

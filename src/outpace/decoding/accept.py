@@ -38,9 +38,9 @@ def agreement(drafted: Many[int], tokens: Many[int]) -> int:
     return min(len(drafted), len(tokens))
 
 
-def draft_read(seq: Sequence, verify: Verify) -> Sample:
-    """How a draft chooses tokens that are to be verified in this way."""
-    return seq.read() if verify == "match" else seq.read(DRAFT, keep=True)
+def draft_read(seq: Sequence, verify: Verify, match: Sample) -> Sample:
+    """How a draft chooses tokens: by `match`, or as rejection sampling must know it."""
+    return match if verify == "match" else seq.read(DRAFT, keep=True)
 
 
 def verify_read(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outpace.decoding import (
     FULL,
+    GREEDY,
     Decoding,
     Forward,
     Sequence,
@@ -75,7 +76,8 @@ class DFlash(Method):
                     start=n - 1,
                     mask=FULL,
                     predict=range(n, n + count),
-                    read=draft_read(seq, self.verify),
+                    # Masks know nothing of each other's noise: the likeliest tokens fit best.
+                    read=draft_read(seq, self.verify, match=GREEDY),
                     model="draft",
                     context=torch.cat(features),
                 )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helpers import one_hot, script
-from outpace.decoding import FULL, Prediction, Sample, Sampling, Sequence
+from outpace.decoding import FULL, GREEDY, Prediction, Sample, Sampling, Sequence
 from outpace.decoding.accept import Rejection
 from outpace.methods import DFlash
 
@@ -86,6 +86,16 @@ def test_first_token_may_be_the_last() -> None:
     """Nothing is drafted for a budget of one, nor behind an end-of-sequence."""
     for options in ({"max_tokens": 1}, {"eos": frozenset([8])}):
         assert len(script(DFlash(draft="", tokens=3), sequence(**options), [seen([8], 3)])) == 1
+
+
+def test_match_samples_the_target_and_not_the_draft() -> None:
+    """With the noise of the request at every step."""
+    warm = Sampling(temperature=1.0, seed=7)
+    answers = [seen([8], 3), [9, 10, 11], seen([9, 10, 11, 12], 4)]
+    seq = sequence(max_tokens=5, sampling=warm)
+    first, draft, check = script(DFlash(draft="", tokens=3), seq, answers)
+    assert first.read == check.read == Sample(sampling=warm)
+    assert draft.read == GREEDY
 
 
 def test_rejection_takes_the_logits_of_the_block() -> None:
