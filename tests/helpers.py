@@ -23,7 +23,7 @@ from outpace.models.load import translate
 from outpace.models.transformer import Transformer
 
 VOCAB, MASK = 24, 23
-"""Vocabulary of the tiny models, and the mask of those that are bidirectional."""
+"""Vocabulary of the tiny models, and the mask of those that have one."""
 
 
 def published(architecture: str = "Qwen2ForCausalLM", **changes: Any) -> dict[str, Any]:
@@ -61,6 +61,12 @@ def diffusion_model(*, seed: int = 0, **changes: Any) -> Transformer:
     """A tiny bidirectional model with a mask token."""
     fields = {"mask_token_id": MASK, **changes}
     return random_model(published("DreamModel", **fields), seed=seed)
+
+
+def masked_model(*, seed: int = 0, **changes: Any) -> Transformer:
+    """A tiny causal model that fills masks as well."""
+    fields = {"mask_token_id": MASK, **changes}
+    return random_model(published("WeDLMForCausalLM", **fields), seed=seed)
 
 
 def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:

@@ -19,7 +19,10 @@ def autoregressive(
     """The next token of everything so far, again and again."""
     ids = list(prompt)
     while len(ids) < len(prompt) + max_tokens:
-        token = int(whole(model, ids, causal=True)[-1].argmax())
+        logits = whole(model, ids, causal=True)[-1].clone()
+        if model.config.mask_id is not None:
+            logits[model.config.mask_id] = -torch.inf
+        token = int(logits.argmax())
         if token == eos:
             break
         ids.append(token)
@@ -121,3 +124,62 @@ def apd(
             ids.append(guess)
         before = n
     return ids[len(prompt) :]
+
+
+def row_by_row(model: Transformer, ids: list[int], places: list[int]) -> Tensor:
+    """Logits of rows that see the rows before them, at positions of their own; mask never said."""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        share = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+        weights = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+        later = torch.ones(len(ids), len(ids)).triu(1).bool()
+        return torch.einsum("hqk,khd->qhd", weights.masked_fill(later, -torch.inf).softmax(-1), v)
+
+    with torch.inference_mode():
+        logits = model.head(model(torch.tensor(ids), torch.tensor(places), attend))
+        logits[:, model.config.mask_id] = -torch.inf
+    return logits
+
+
+def wedlm(
+    model: Transformer,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    window: int,
+    entropy: float | None = 0.4,
+    penalty: float = 0.02,
+    confidence: float | None = None,
+    block: bool = False,
+    clip: bool = False,
+    eos: int | None = None,
+) -> list[int]:
+    """Everything again in every turn, known tokens first; fill the masks in little doubt."""
+    known = dict(enumerate(prompt))
+    limit, masks = len(prompt) + max_tokens, []
+    while True:
+        prefix = next(place for place in range(len(known) + 1) if place not in known)
+        for place in range(len(prompt), prefix):
+            if known[place] == eos or place == limit:
+                return [known[p] for p in range(len(prompt), place)]
+        if prefix >= limit:
+            return [known[p] for p in range(len(prompt), limit)]
+        if not (block and masks):
+            end = min(prefix + window, limit) if clip else prefix + window
+            masks = [place for place in range(prefix, end) if place not in known]
+        order = [*sorted(known), *masks]
+        ids = [known.get(place, model.config.mask_id) for place in order]
+        chances = row_by_row(model, ids, order)[len(known) :].softmax(-1)
+        best = chances.max(-1)
+        doubts = torch.special.entr(chances).sum(-1)
+        doubts += penalty * (torch.tensor(masks) - masks[0])
+        if confidence is None:
+            sure, least = doubts < (entropy or 0), int(doubts.argmin())
+        else:
+            sure, least = best.values >= confidence, int(best.values.argmax())
+        sure[least] |= not bool(sure.any())
+        for place, token, taken in zip(masks, best.indices.tolist(), sure.tolist(), strict=True):
+            if taken:
+                known[place] = token
+        masks = [place for place in masks if place not in known]

@@ -9,14 +9,15 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from helpers import VOCAB, causal_model, diffusion_model, engine_of, finish, runner, tokens
+from helpers import VOCAB, diffusion_model, engine_of, finish, masked_model, runner, tokens
 from outpace.decoding import Sampling, Step
 from outpace.decoding import Sequence as Tokens
 from outpace.engine.engine import Engine, Job
-from outpace.methods import APD, Autoregressive, LeftToRight, Method
+from outpace.methods import APD, Autoregressive, LeftToRight, Method, WeDLM
 
-MODELS = {"diffusion": diffusion_model(seed=1), "causal": causal_model(seed=1)}
-"""The causal model is target of some and verifier of others: both read it in one pass."""
+MODELS = {"diffusion": diffusion_model(seed=1), "causal": masked_model(seed=1)}
+"""The causal model, which fills masks too, is target of some and verifier of others: all read it
+in one pass."""
 
 EOS = frozenset([0])
 
@@ -111,6 +112,16 @@ methods = st.one_of(
         lookahead=optional,
         coupling=st.sampled_from(["gumbel", "argmax"]),
     ),
+    st.builds(
+        WeDLM,
+        window=st.integers(1, 9),
+        entropy=st.sampled_from([None, 0.5, 2.0]),
+        confidence=st.sampled_from([None, 0.5]),
+        block=st.booleans(),
+        clip=st.booleans(),
+        eager=st.booleans(),
+        verify=st.booleans(),
+    ),
 )
 samplings = st.builds(
     Sampling,
@@ -142,6 +153,7 @@ def random_request(rng: Random) -> Request:
                 lookahead=rng.choice([None, 3, 9]),
                 coupling=rng.choice(["gumbel", "argmax"]),
             ),
+            WeDLM(window=rng.randint(1, 9), entropy=2.0, verify=rng.random() < 0.3),
         ]
     )
     return Request(

@@ -15,7 +15,7 @@ from outpace.decoding.sequence import FinishReason
 from outpace.engine.cache import cache_slots
 from outpace.engine.engine import Engine, Job, check_method
 from outpace.engine.runner import Runner
-from outpace.methods import Autoregressive, LeftToRight, Method
+from outpace.methods import METHODS, Method
 from outpace.models.families import FAMILIES
 from outpace.models.load import DTYPES, load_model, load_tokenizer
 from outpace.text import Detokenizer, Prompt, Text
@@ -142,12 +142,12 @@ class Stream(Iterator[str]):
 class LLM:
     """A target model with a decoding method, ready for many prompts at once.
 
-    `model` is a checkpoint folder, a hub name, or a model of the zoo. Without `method`, causal
-    models decode autoregressively and diffusion models left to right. `dtype` is float32 on the
-    CPU and bfloat16 elsewhere unless given; `cache_gib` is memory for keys and values of each
-    model (2 GiB on the CPU and half of what is free on a GPU by default); `max_length` limits
-    prompt and answer together. Raises `ValueError` for what cannot be loaded or does not fit
-    together.
+    `model` is a checkpoint folder, a hub name, or a model of the zoo. Without `method` it decodes
+    with the one of its family. `dtype` is float32 on the CPU and bfloat16 elsewhere unless given;
+    `cache_gib` is memory for keys and values of each model (2 GiB on the CPU and half of what is
+    free on a GPU by default); `max_length` limits prompt and answer together; `mask_id` names the
+    mask token where `config.json` does not. Raises `ValueError` for what cannot be loaded or does
+    not fit together.
     """
 
     def __init__(
@@ -158,6 +158,7 @@ class LLM:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         max_length: int | None = None,
+        mask_id: int | None = None,
         cache_gib: float | None = None,
         max_rows: int = 2048,
         max_sequences: int = 256,
@@ -170,19 +171,18 @@ class LLM:
         self.runners: dict[str, Runner] = {}
         self.texts: dict[str, Text] = {}
         self.name = str(model)
-        self.target = self.load(self.name)
+        self.target = self.load(self.name, mask_id)
         self.text = self.texts[self.name]
         self.config = self.target.config
         self.eos = frozenset(self.config.eos) | self.text_eos()
-        self.method = method or (LeftToRight() if self.config.bidirectional else Autoregressive())
+        self.method = method or METHODS[FAMILIES[self.config.family].method]()
         self.bind(self.method)
 
-    def load(self, name: str) -> Runner:
+    def load(self, name: str, mask_id: int | None = None) -> Runner:
         """The runner of a model, loaded on first use."""
         if name not in self.runners:
-            model = load_model(
-                name, dtype=self.dtype, device=self.device, max_length=self.max_length
-            )
+            limits = {"max_length": self.max_length, "mask_id": mask_id}
+            model = load_model(name, dtype=self.dtype, device=self.device, **limits)
             tokenizer = load_tokenizer(name)
             self.texts[name] = Text(name, tokenizer)
             slots = cache_slots(model.config, self.dtype, self.cache_bytes())
@@ -262,8 +262,8 @@ class LLM:
         if not isinstance(max_tokens, int | None):
             raise ValueError(f"max_tokens must be a whole number, not {max_tokens!r}")
         if max_tokens is None:
-            room = min(runner.config.max_length for runner in runners.values()) - len(ids)
-            max_tokens = max(min(DEFAULT_MAX_TOKENS, room), 1)
+            length = min(runner.config.max_length for runner in runners.values())
+            max_tokens = max(min(DEFAULT_MAX_TOKENS, length - method.slots(len(ids), 0)), 1)
         answer = Answer(Detokenizer(self.text, [stop] if isinstance(stop, str) else stop))
 
         def listen(seq: Request) -> None:

@@ -14,13 +14,15 @@ from outpace.decoding import FULL, Forward, Sampling
 from outpace.engine import naive
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import cut_at, halves
-from outpace.methods import APD, Autoregressive, LeftToRight
+from outpace.methods import APD, Autoregressive, LeftToRight, WeDLM
 from workload import MODELS, Request, alone, new_engine, random_request, requests, result, serve
 
 KINDS = [
     Autoregressive(),
     LeftToRight(tokens=2, window=4, lookahead=6),
     APD(verifier="causal", ratio=0.6, window=4, lookahead=9),
+    WeDLM(window=6, entropy=2.0),
+    WeDLM(window=6, entropy=2.0, verify=True),
 ]
 LONG = tuple(range(1, 23)) * 3
 SAMPLED = Sampling(temperature=1.5, top_p=0.9, seed=3)
@@ -55,7 +57,7 @@ def test_engine_equals_the_contract_answered_literally(request: Request) -> None
 
 
 def test_a_hundred_mixed_requests_equal_each_alone() -> None:
-    """Three methods arriving at random, in a cache that holds few of them at a time."""
+    """All methods arriving at random, in a cache that holds few of them at a time."""
     rng = Random(0)
     batch = [random_request(rng) for _ in range(100)]
     engine = new_engine(slots=400, max_rows=64)
@@ -75,8 +77,8 @@ def test_a_long_prompt_is_cut_and_nobody_notices(method) -> None:
     for each in engine.runners:
         spy(each, passes.setdefault(each.name, []))
     assert serve(engine, [request, other]) == [alone(request), alone(other)]
-    # Rows that are all read are not cut from one another: nine proposals are checked whole.
-    assert max(passes["causal"]) <= (9 if isinstance(method, APD) else 5)
+    # Rows that are read are not cut from one another: nine proposals, or guesses and a window.
+    assert max(passes["causal"]) <= {APD: 9, WeDLM: 12}.get(type(method), 5)
 
 
 def spy(runner, passes: list[int]) -> None:

@@ -41,6 +41,11 @@ class Canvas:
             del self.holes[place]
             self.ids[slot] = token
 
+    def known(self, begin: int) -> list[int]:
+        """Slots from `begin` on that are no holes."""
+        holes = set(self.holes)
+        return [slot for slot in range(begin, len(self.ids)) if slot not in holes]
+
     def within(self, begin: int, end: int) -> list[int]:
         """Slots of the holes in `[begin, end)`."""
         return self.holes[bisect_left(self.holes, begin) : bisect_left(self.holes, end)]

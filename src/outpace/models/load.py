@@ -95,8 +95,11 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     max_length: int | None = None,
+    mask_id: int | None = None,
 ) -> Transformer:
     """Load a model in its published format; `max_length` limits its rotary tables.
+
+    `mask_id` is its mask token, whatever `config.json` says.
 
     Raises `ValueError` naming file and tensor where one is missing or has another shape.
     """
@@ -104,6 +107,8 @@ def load_model(
     config = load_config(folder)
     if max_length is not None:
         config = replace(config, max_length=min(max_length, config.max_length))
+    if mask_id is not None:
+        config = replace(config, mask_id=mask_id)
     with torch.device("meta"):
         model = Transformer(config)
     with ExitStack() as stack:

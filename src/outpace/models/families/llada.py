@@ -75,5 +75,6 @@ LLADA = Family(
     architectures=("LLaDAModelLM",),
     config=translate,
     names=NAMES,
+    method="left_to_right",
     template=TEMPLATE,
 )
