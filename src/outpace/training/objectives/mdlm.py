@@ -19,7 +19,7 @@ from outpace.models.config import ModelConfig
 from outpace.training.data import Example
 from outpace.training.objective import Objective
 from outpace.training.objectives.sft import SFT
-from outpace.training.rows import UNSCORED, Rows
+from outpace.training.rows import UNSCORED, Rows, join
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -196,13 +196,7 @@ class MDLM(Objective):
             block.ranges[:, 1] = torch.tensor([total, total + len(slots)])
             parts.append(block)
             total += len(slots)
-        return Rows(
-            **{
-                name: torch.cat([getattr(part, name) for part in parts])
-                for name in ("ids", "positions", "ranges", "labels", "weights")
-            },
-            mass=sum(part.mass for part in parts),
-        )
+        return join(parts)
 
     def _few(self, most: int, rng: Generator) -> int:
         """A number of masks, small ones as likely as large ones."""
