@@ -93,12 +93,14 @@ def test_a_block_masks_exactly_its_share(
     assert per_block or len(set(ratios)) == 1
 
 
-@given(st.integers(0, 99), st.booleans(), st.integers(1, 3), st.integers(0, 9))
+@given(
+    st.integers(0, 99), st.booleans(), st.lists(st.integers(1, 5), min_size=1), st.integers(0, 9)
+)
 def test_rows_score_each_mask_on_the_token_of_its_position(
-    seed: int, aligned: bool, streams: int, ends: int
+    seed: int, aligned: bool, sizes: list[int], ends: int
 ) -> None:
     """Several streams share a clean one; each row sees no later block and no later mask."""
-    objective = replace(PLAIN, aligned=aligned, streams=streams, ends=ends, block=3)
+    objective = replace(PLAIN, aligned=aligned, ends=ends, block=tuple(sizes))
     rows = objective.rows(EXAMPLE, np.random.default_rng(seed))
     text = [*EXAMPLE.prompt, *EXAMPLE.response, *[9] * ends]
     assert rows.ids[: len(text)].tolist() == text
@@ -116,14 +118,14 @@ def test_rows_score_each_mask_on_the_token_of_its_position(
         assert before == list(range(len(before)))
         assert own == list(range(own[0], row + 1))
         assert min(rows.positions[own].tolist()) >= len(before)
-        assert position < len(before) + objective.block
+        assert position < len(before) + max(sizes)
         known = [int(rows.ids[key]) != MASK for key in own]
         assert known == sorted(known, reverse=True)
 
 
 def test_what_a_mask_scores_does_not_reach_it() -> None:
     """Changing a masked token leaves the hidden state of its row as it was."""
-    objective = replace(PLAIN, block=2, streams=2)
+    objective = replace(PLAIN, block=(1, 2, 3))
     model = random_model(CONFIG)
     for seed in range(6):
         rows = objective.rows(EXAMPLE, np.random.default_rng(seed))
@@ -190,8 +192,9 @@ def test_mask_and_length_come_from_the_model() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block": 0}, "block must be at least 1"),
-        ({"streams": 0}, "streams must be at least 1"),
+        ({"block": 0}, "block is a length from 1 on"),
+        ({"block": (4, 0)}, "block is a length from 1 on"),
+        ({"block": ()}, "block is a length from 1 on"),
         ({"ends": -1}, "ends must not be negative"),
         ({"ar_weight": -0.5}, "ar_weight must not be negative"),
         ({"ratios": (0.5, 0.2)}, "lower and an upper share"),

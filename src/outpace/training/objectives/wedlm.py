@@ -37,7 +37,8 @@ class WeDLM(Objective):
     block up to itself; a mask is scored on the token of its own position.
 
     Attributes:
-        block: Length of a block.
+        block: Length of a block. Several lengths make a masked stream each, beside one clean one: in
+            blocks of one a mask learns what the row before it predicts, in long ones to go ahead.
         per_block: Whether each block draws a share of masks, or the example one for all.
         ratios: Bounds of that share.
         weighting: What a mask counts: one over its share, divided by the sum of these weights
@@ -45,7 +46,6 @@ class WeDLM(Objective):
             the paper's equation 10); or all alike (`uniform`).
         ar_weight: Weight of the next-token loss against that of the masks.
         ends: Further end tokens behind a response, so that slots behind an end are known to be.
-        streams: Masked streams of an example, which share its clean one.
         aligned: Whether blocks begin with the example, or anywhere, as a window does that slides.
         end_weight: Weight of the further end tokens.
         mark_weight: Weight of marked tokens (see `Data.mark`).
@@ -53,13 +53,12 @@ class WeDLM(Objective):
         length: Positions that the model knows; taken from it.
     """
 
-    block: int = 32
+    block: int | tuple[int, ...] = 32
     per_block: bool = True
     ratios: tuple[float, float] = (0.0, 1.0)
     weighting: Weighting = "normalised"
     ar_weight: float = 1.0
     ends: int = 0
-    streams: int = 1
     aligned: bool = True
     end_weight: float = 1.0
     mark_weight: float = 1.0
@@ -67,9 +66,8 @@ class WeDLM(Objective):
     length: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("block", "streams"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if min(self.blocks, default=0) < 1:
+            raise ValueError(f"block is a length from 1 on, or several, not {self.block}")
         for name in ("ar_weight", "ends", "end_weight", "mark_weight"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
@@ -80,6 +78,11 @@ class WeDLM(Objective):
             raise ValueError(
                 f"weighting must be normalised, inverse or uniform, not {self.weighting!r}"
             )
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Length of the blocks of each masked stream."""
+        return (self.block,) if isinstance(self.block, int) else self.block
 
     def bind(self, config: ModelConfig) -> Self:
         """Take the mask from the model; refuse one without, or one that is not causal."""
@@ -101,9 +104,9 @@ class WeDLM(Objective):
         worth = np.repeat([0.0, 1.0, self.end_weight], [given, known - given, ends])
         worth[given:known][example.marks] = self.mark_weight
         parts = [clean(tokens, worth)]
-        for _ in range(self.streams):
-            first = self.block if self.aligned else int(rng.integers(1, self.block + 1))
-            blocks = (np.arange(len(tokens)) + self.block - first) // self.block
+        for size in self.blocks:
+            first = size if self.aligned else int(rng.integers(1, size + 1))
+            blocks = (np.arange(len(tokens)) + size - first) // size
             masked, ratios = self.masks(blocks, given, rng)
             parts.append(self.stream(tokens, worth, blocks, masked, ratios, sum(map(len, parts))))
         return join(parts)
