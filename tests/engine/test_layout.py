@@ -13,7 +13,7 @@ from outpace.models.config import ModelConfig
 from outpace.models.transformer import Transformer
 
 
-def model(*, bidirectional: bool) -> Transformer:
+def model(*, bidirectional: bool, masked: bool = False) -> Transformer:
     """A model whose MLP is large enough to be packed and whose attention is not."""
     torch.manual_seed(0)
     config = ModelConfig(
@@ -29,16 +29,16 @@ def model(*, bidirectional: bool) -> Transformer:
         max_length=64,
         qkv_bias=True,
         bidirectional=bidirectional,
-        mask_id=7 if bidirectional else None,
+        mask_id=7 if bidirectional or masked else None,
     )
     return Transformer(config).eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("bidirectional", "masked"), [(True, True), (False, False), (False, True)])
 @pytest.mark.parametrize("rows", [1, 2, 33])
-def test_results_stay(bidirectional: bool, rows: int) -> None:
+def test_results_stay(bidirectional: bool, masked: bool, rows: int) -> None:
     """For few rows and many, head included."""
-    plain = model(bidirectional=bidirectional)
+    plain = model(bidirectional=bidirectional, masked=masked)
     laid_out = copy.deepcopy(plain)
     lay_out(laid_out)
     ids = list(range(rows))
@@ -64,6 +64,20 @@ def test_matrices_of_causal_models_are_stored_by_column() -> None:
     lay_out(laid_out)
     after = laid_out.blocks[0].mlp.down.weight
     assert torch.equal(before, after) and after.stride() == (1, after.shape[0])
+
+
+@pytest.mark.skipif(not packs(), reason="this build of PyTorch has no oneDNN")
+def test_causal_models_that_fill_masks_have_both_layouts() -> None:
+    """One row takes the columns, more take the blocks."""
+    laid_out = model(bidirectional=False, masked=True)
+    weight = laid_out.unembedding.weight.clone()
+    lay_out(laid_out)
+    head = laid_out.unembedding
+    assert isinstance(head, PackedLinear) and isinstance(laid_out.blocks[0].mlp.down, PackedLinear)
+    assert head.columns is not None and head.columns.stride() == (1, weight.shape[0])
+    head.columns = torch.zeros_like(head.columns)
+    assert not head(torch.ones(1, 256)).any()
+    torch.testing.assert_close(head(torch.ones(2, 256)), weight.sum(1).expand(2, -1))
 
 
 def is_linear(module: torch.nn.Module) -> bool:

@@ -16,18 +16,17 @@ from outpace.methods.method import Method, at_least_one
 class WeDLM(Method):
     """Show a window of masks behind all that is known, and fill those that are in little doubt.
 
-    Streaming decoding of "WeDLM: Reconciling Diffusion Language Models with Standard Causal
-    Attention for Fast Inference" (Liu et al., 2025), section 4. Rows are fed with the known tokens
-    first and keep their own positions, so that masks see what is filled behind them although
-    attention is causal. A mask is filled where entropy, and `penalty` for each slot that lies
-    between it and the first mask, add up to less than `entropy`; where none is, the least doubtful
-    one (with `entropy=None`, always one).
+    Algorithm 1 of "WeDLM: Reconciling Diffusion Language Models with Standard Causal Attention for
+    Fast Inference" (Liu et al., 2025). Rows are fed with the known tokens first and keep their own
+    positions, so that masks see what is filled behind them although attention is causal. A mask is
+    filled where its entropy, and `penalty` for each slot between it and the first mask, add up to
+    less than `entropy`; where none is, the least doubtful one (with `entropy=None`, always one).
 
-    `confidence` fills instead all masks whose token has this probability or the most probable
-    one. `block` opens the next window only when the last one is full. `clip` opens no slot behind
-    the last that the answer may take. `eager` emits a token as soon as all before it are filled;
-    without it a forward later, once its key is final. `verify` emits only what the model says
-    token by token as well: the output is that of `Autoregressive`, at any temperature.
+    `confidence` fills instead all masks whose token has this probability, or the most probable
+    one. `block` opens the next window only when the last one is full. `clip` opens no slot that the
+    answer may not take. `eager` emits a token as soon as all before it are filled; without it, a
+    forward later, once its key is final. `verify` emits only what the model says token by token as
+    well: the output is that of `Autoregressive`, at any temperature.
     """
 
     masked = True
