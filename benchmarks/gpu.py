@@ -113,7 +113,8 @@ def methods(models: dict[str, str]) -> dict[str, tuple[str, Method]]:
 
 def load(target: str, method: Method, device: str, dtype: torch.dtype) -> LLM:
     """A method on a zoo model; a gigabyte holds all requests."""
-    return LLM(target, method, device=device, dtype=dtype, cache_gib=1, max_length=512)
+    sizes = {"cache_gib": 1, "max_length": 512}
+    return LLM(target, method, device=device, dtype=dtype, prefix_cache=False, **sizes)
 
 
 def agreeing(ours: list[Output], theirs: list[Output]) -> float:

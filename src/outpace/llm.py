@@ -146,8 +146,9 @@ class LLM:
     with the one of its family. `dtype` is float32 on the CPU and bfloat16 elsewhere unless given;
     `cache_gib` is memory for keys and values of each model (2 GiB on the CPU and half of what is
     free on a GPU by default); `max_length` limits prompt and answer together; `mask_id` names the
-    mask token where `config.json` does not. Raises `ValueError` for what cannot be loaded or does
-    not fit together.
+    mask token where `config.json` does not; `prefix_cache` lets causal models find what they
+    computed for prompts that began alike. Raises `ValueError` for what cannot be loaded or does not
+    fit together.
     """
 
     def __init__(
@@ -162,11 +163,13 @@ class LLM:
         cache_gib: float | None = None,
         max_rows: int = 2048,
         max_sequences: int = 256,
+        prefix_cache: bool = True,
     ) -> None:
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         self.max_length = max_length
         self.cache_gib = cache_gib
+        self.prefix_cache = prefix_cache
         self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences)
         self.runners: dict[str, Runner] = {}
         self.texts: dict[str, Text] = {}
@@ -187,7 +190,7 @@ class LLM:
             self.texts[name] = Text(name, tokenizer)
             slots = cache_slots(model.config, self.dtype, self.cache_bytes())
             vocab = None if tokenizer is None else len(tokenizer)
-            runner = Runner(name, model, slots=slots, vocab=vocab)
+            runner = Runner(name, model, slots=slots, vocab=vocab, prefix_cache=self.prefix_cache)
             self.engine.add(runner)
             self.runners[name] = runner
         return self.runners[name]

@@ -41,6 +41,7 @@ TopP = Annotated[float | None, typer.Option(help="Mass of the nucleus; the famil
 TopK = Annotated[int | None, typer.Option(help="Sample from the k most probable tokens.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same text.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the text, without chat template.")]
+PrefixCache = Annotated[bool, typer.Option(help="Keep what prompts that begin alike share.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")]
 Limit = Annotated[int, typer.Option(help="Number of problems.")]
@@ -51,9 +52,15 @@ JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the figures
 SMALL = 20_000_000
 
 
-def open_llm(model: str, method: Method | None, dtype: str | None, device: str | None) -> LLM:
+def open_llm(
+    model: str,
+    method: Method | None,
+    dtype: str | None,
+    device: str | None,
+    prefix_cache: bool = True,
+) -> LLM:
     """A model ready to decode; a small one with one thread, since more only wait for each other."""
-    llm = LLM(model, method, dtype=dtype, device=device)
+    llm = LLM(model, method, dtype=dtype, device=device, prefix_cache=prefix_cache)
     if llm.device.type == "cpu" and llm.target.parameters < SMALL:
         torch.set_num_threads(1)
     return llm
@@ -173,7 +180,8 @@ def line_up(
     llms: dict[str, LLM] = {}
     for model, method in parsed.values():
         if model not in llms:
-            llms[model] = open_llm(model, method, dtype, device)
+            # What one racer has computed for a prompt must not help the next.
+            llms[model] = open_llm(model, method, dtype, device, prefix_cache=False)
         llms[model].bind(method)
     return {text: (llms[model], method) for text, (model, method) in parsed.items()}
 
@@ -212,13 +220,14 @@ def evaluate_command(
     top_p: TopP = None,
     top_k: TopK = None,
     seed: Seed = 0,
+    prefix_cache: PrefixCache = True,
     dtype: Dtype = None,
     device: Device = None,
     json_path: JsonPath = None,
 ) -> None:
     """Accuracy, tokens per forward and tokens per second of one method, from the same run."""
     questions_of(task, limit, data)
-    llm = open_llm(model, method, dtype, device)
+    llm = open_llm(model, method, dtype, device, prefix_cache)
     options: Options = {
         "max_tokens": max_tokens,
         "temperature": temperature,

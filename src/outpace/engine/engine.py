@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from outpace.decoding import CAUSAL, Decoding, Forward, Prediction, Sampling, Step
 from outpace.decoding import Sequence as Request
 from outpace.engine.cache import Table
+from outpace.engine.prefix import Saved
 from outpace.engine.runner import Runner
 from outpace.methods import Method
 
@@ -126,6 +127,12 @@ class Engine:
                 self.resume(job, prediction)
         return True
 
+    @property
+    def saved(self) -> Saved:
+        """What the prefix caches of all models have spared so far."""
+        found = [runner.prefix.saved for runner in self.runners if runner.prefix is not None]
+        return Saved(*map(sum, zip(*found, strict=True))) if found else Saved()
+
     def cancel(self, job: Job) -> None:
         """End a request where it is; its pages are free at once."""
         if job.done:
@@ -179,6 +186,8 @@ class Engine:
         room = self.max_rows
         while waiting and room > 0:
             job = waiting[0]
+            if not self.spare(job, runner):
+                continue
             assert job.forward is not None
             fits = len(job.forward.ids) <= room
             cut = 0 if fits else cut_at(job.forward, room, runner.config.shift)
@@ -192,6 +201,24 @@ class Engine:
             work.append((waiting.popleft(), job.forward))
             room -= len(job.forward.ids)
         return work
+
+    def spare(self, job: Job, runner: Runner) -> bool:
+        """Take away the rows of a forward whose slots are found filled; False where that failed."""
+        forward = job.forward
+        assert forward is not None
+        if runner.prefix is None:
+            return True
+        table, rows = job.tables[forward.model], len(forward.ids)
+        try:
+            if rows > 1:
+                unread = cut_at(forward, rows, runner.config.shift)
+                if cut := runner.prefix.skip(table, forward, unread):
+                    job.forward = forward = halves(forward, cut)[1]
+            runner.prefix.writes(table, forward)
+        except ValueError as error:
+            self.fail(job, error)
+            return False
+        return True
 
     def resume(self, job: Job, prediction: Prediction) -> None:
         """Give a method what it waited for, and note the step that it made of it."""

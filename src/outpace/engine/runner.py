@@ -15,6 +15,7 @@ from outpace.decoding.sampling import Readout, Score
 from outpace.engine.batch import Batch, pack
 from outpace.engine.cache import Cache, Table
 from outpace.engine.layout import lay_out
+from outpace.engine.prefix import Prefix
 from outpace.models.transformer import Transformer
 
 NEVER = -1e30  # finite, so that mixtures of logits stay numbers
@@ -24,7 +25,8 @@ class Runner:
     """Runs one model for all sequences that wait for it.
 
     `vocab` cuts rows of the embedding that stand for no token, `read_rows` bounds the rows whose
-    logits are in memory at a time, `slots` is the size of the cache.
+    logits are in memory at a time, `slots` is the size of the cache, `prefix_cache` says whether a
+    causal model finds what it computed for prompts that began alike.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Runner:
         slots: int,
         vocab: int | None = None,
         read_rows: int = 256,
+        prefix_cache: bool = True,
     ) -> None:
         self.name = name
         self.model = model
@@ -46,18 +49,27 @@ class Runner:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         lay_out(model)
         self.cache = Cache(model.config, slots, dtype=weight.dtype, device=self.device)
+        self.prefix: Prefix | None = None
+        if prefix_cache and not self.config.bidirectional:
+            share = self.device.type != "cpu"
+            self.prefix = Prefix(self.cache, mask_id=self.config.mask_id, share=share)
         self.seconds = 0.0
         """Time spent in the model, its head and its reads."""
 
     @torch.inference_mode()
     def run(self, forwards: Sequence[Forward], tables: Sequence[Table]) -> list[Prediction]:
         """One ragged pass over the forwards; their predictions in the same order."""
+        if self.prefix is not None:
+            for forward, table in zip(forwards, tables, strict=True):
+                self.prefix.writes(table, forward)
         batch = pack(forwards, tables, self.config.shift, self.device)
         began = time.perf_counter()
         attend = DenseAttention(self.cache.keys, self.cache.values, batch.write, batch.segments)
         hidden = self.model(batch.ids, batch.positions, attend)
         for forward, table in zip(forwards, tables, strict=True):
             table.written = max(table.written, forward.end)
+            if self.prefix is not None:
+                self.prefix.learn(table, forward)
         predictions = self.read(hidden[batch.predict], forwards, batch)
         self.seconds += time.perf_counter() - began
         return predictions
