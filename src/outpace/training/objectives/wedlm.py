@@ -37,7 +37,7 @@ class WeDLM(Objective):
     block up to itself; a mask is scored on the token of its own position.
 
     Attributes:
-        block: Length of a block. Several lengths make a masked stream each, beside one clean one: in
+        block: Length of a block. Several lengths make a masked stream each beside one clean one: in
             blocks of one a mask learns what the row before it predicts, in long ones to go ahead.
         per_block: Whether each block draws a share of masks, or the example one for all.
         ratios: Bounds of that share.
