@@ -53,6 +53,24 @@ def dream(config: Config) -> Config:
     }
 
 
+def wedlm(config: Config) -> Config:
+    """The WeDLM model of a Qwen2 model's sizes, in Qwen3's shape; the last two tokens are end and
+    mask."""
+    vocab = config["vocab_size"]
+    return {
+        **config,
+        "architectures": ["WeDLMForCausalLM"],
+        "model_type": "wedlm",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "qk_norm": True,
+        "head_dim": config["hidden_size"] // config["num_attention_heads"],
+        "eos_token_id": vocab - 2,
+        "pad_token_id": vocab - 2,
+        "mask_token_id": vocab - 1,
+    }
+
+
 TINY_AR = qwen2(192, 6, 6, 2, 512, 1024)
 TINY_AUX = qwen2(128, 4, 4, 2, 352, 1024)
 TINY_DREAM = {**dream(TINY_AR), "tie_word_embeddings": True}
@@ -60,14 +78,22 @@ ZOO = {"tiny-ar": TINY_AR, "tiny-aux": TINY_AUX, "tiny-dream": TINY_DREAM}
 SMALL = qwen2(512, 8, 8, 2, 1536, 8192)
 SMALL_DREAM = dream(SMALL)
 SMALL_AUX = qwen2(256, 4, 8, 2, 768, 8192)
+SMALL_WEDLM = wedlm(qwen2(512, 8, 8, 4, 1536, 8192))
 
 
-def write(folder: Path, config: Config, *, seed: int = 0, mute: Sequence[int] = ()) -> Path:
-    """A float32 checkpoint that says varied things; an untied one never the tokens `mute`."""
+def write(
+    folder: Path, config: Config, *, seed: int = 0, mute: Sequence[int] = (), sharp: float = 1.0
+) -> Path:
+    """A float32 checkpoint that says varied things; an untied one never the tokens `mute`.
+
+    `sharp` multiplies the logits of an untied one, so that it is surer of what it says.
+    """
     torch.manual_seed(seed)
     model = Transformer(translate(config)).requires_grad_(False)
     for weight in (w for w in model.blocks.parameters() if w.dim() == 2):
         weight.mul_(2 / (weight.std() * weight.shape[1] ** 0.5))
+    if sharp != 1:
+        model.unembedding.weight.mul_(sharp)
     if mute:
         model.unembedding.weight[list(mute)] = 0
     save_model(model, folder, dtype=torch.float32)

@@ -454,6 +454,16 @@ def test_unknown_dtype_is_refused(names: Checkpoints, dtype: str) -> None:
         LLM(names["bare"], dtype=dtype)
 
 
+def test_prompts_that_begin_alike_are_found_unless_that_is_switched_off(names: Checkpoints) -> None:
+    """The same tokens by the same forwards."""
+    prompt = list(range(1, 40))
+    for on, slots in ((True, 32), (False, 0)):
+        llm = LLM(names["bare"], cache_gib=0.001, prefix_cache=on)
+        first, again = (one(llm, prompt, max_tokens=4) for _ in range(2))
+        assert (first.ids, first.forwards) == (again.ids, again.forwards)
+        assert llm.engine.saved.slots == slots
+
+
 def test_max_length_limits_prompt_and_answer(names: Checkpoints) -> None:
     """Together."""
     short = LLM(names["bare"], max_length=20, cache_gib=0.001)
