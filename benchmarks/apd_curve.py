@@ -58,7 +58,7 @@ def measure(
     entries: dict[str, tuple[str, Method]], questions: Sequence[Question], temperature: float
 ) -> dict[str, Report]:
     """Run all settings in turn over slices of the questions."""
-    llms = {model: LLM(model) for model, _ in entries.values()}
+    llms = {model: LLM(model, prefix_cache=False) for model, _ in entries.values()}
     reports: dict[str, Report] = {}
     with Progress() as bars:
         bar = bars.add_task("slices", total=len(entries) * -(-len(questions) // SLICE))

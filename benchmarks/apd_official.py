@@ -201,7 +201,7 @@ def main() -> None:
         verifier = write(Path(folder) / "verifier", SMALL_AUX, seed=1)
         official = Official(options.official, target, verifier)
         method = APD(verifier=str(verifier))
-        llm = LLM(target, method, device="cpu", dtype="float32", cache_gib=0.25)
+        llm = LLM(target, method, device="cpu", dtype="float32", cache_gib=0.25, prefix_cache=False)
         tables, bars = measure(official, llm, str(verifier), options)
     show(f"{ACCEPTED} accepted tokens an iteration", tables["forced"])
     show("free acceptance, same tokens", tables["free"])

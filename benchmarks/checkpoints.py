@@ -53,6 +53,24 @@ def dream(config: Config) -> Config:
     }
 
 
+def wedlm(config: Config) -> Config:
+    """The WeDLM model of a Qwen2 model's sizes, in Qwen3's shape; the last two tokens are end and
+    mask."""
+    vocab = config["vocab_size"]
+    return {
+        **config,
+        "architectures": ["WeDLMForCausalLM"],
+        "model_type": "wedlm",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "qk_norm": True,
+        "head_dim": config["hidden_size"] // config["num_attention_heads"],
+        "eos_token_id": vocab - 2,
+        "pad_token_id": vocab - 2,
+        "mask_token_id": vocab - 1,
+    }
+
+
 TINY_AR = qwen2(192, 6, 6, 2, 512, 1024)
 TINY_AUX = qwen2(128, 4, 4, 2, 352, 1024)
 TINY_DREAM = {**dream(TINY_AR), "tie_word_embeddings": True}
@@ -60,6 +78,7 @@ ZOO = {"tiny-ar": TINY_AR, "tiny-aux": TINY_AUX, "tiny-dream": TINY_DREAM}
 SMALL = qwen2(512, 8, 8, 2, 1536, 8192)
 SMALL_DREAM = dream(SMALL)
 SMALL_AUX = qwen2(256, 4, 8, 2, 768, 8192)
+SMALL_WEDLM = wedlm(qwen2(512, 8, 8, 4, 1536, 8192))
 
 
 def write(

@@ -135,7 +135,7 @@ def plot(pane: Any, line: Sequence[Row], key: str, **style: Any) -> None:
 def measure(options: argparse.Namespace) -> None:
     """Solve problems in turn, and write what there is after each round."""
     points = settings(options)
-    llms = {model: LLM(model) for model, _ in points}
+    llms = {model: LLM(model, prefix_cache=False) for model, _ in points}
     questions = questions_of("story", options.limit)
     for model, point in points:
         prompt, tokens = [questions[0].prompt], options.max_tokens

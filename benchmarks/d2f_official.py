@@ -185,7 +185,7 @@ def main() -> None:
         tiny = shutil.copytree(ZOO / name, Path(folder) / name)
         for size, path, block, limit in (("512 x 8", mid, 32, 0.85), (name, tiny, 16, 0.5)):
             (path / "generation_config.json").write_text("{}")  # the authors' loading asks for one
-            llm = LLM(path, device="cpu", dtype="float32", cache_gib=0.25)
+            llm = LLM(path, device="cpu", dtype="float32", cache_gib=0.25, prefix_cache=False)
             if llm.text.tokenizer is None:
                 prompts = [prompt(64, llm.config.vocab)]
             else:

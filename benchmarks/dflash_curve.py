@@ -58,7 +58,7 @@ def decode(
     methods: dict[str, Method], prompts: Sequence[str], batch: int
 ) -> tuple[dict[str, list[Output]], dict[str, list[Timing]]]:
     """Outputs and seconds a slice of each method, in turns and alternating order."""
-    llm = LLM(TARGET, max_length=256, max_sequences=batch)
+    llm = LLM(TARGET, max_length=256, max_sequences=batch, prefix_cache=False)
     outputs: dict[str, list[Output]] = {name: [] for name in methods}
     timings: dict[str, list[Timing]] = {name: [] for name in methods}
     for method in methods.values():
@@ -129,7 +129,7 @@ def compare(draft: str, limit: int, batches: Sequence[int]) -> tuple[list[Row], 
 
 def answers(limit: int) -> tuple[LLM, list[tuple[list[int], list[int]]]]:
     """The target, and prompts with its answers, end token included."""
-    llm = LLM(TARGET, max_length=256)
+    llm = LLM(TARGET, max_length=256, prefix_cache=False)
     prompts = [llm.text.encode(question.prompt) for question in questions_of("story", limit)]
     outputs = llm.generate(prompts, max_tokens=MAX_TOKENS, temperature=0)
     end = next(iter(llm.eos))

@@ -178,7 +178,8 @@ def pair(
 ) -> list[Row]:
     """One target and draft with blocks of some lengths."""
     official = Official(options.official, target, draft)
-    llm = LLM(target, DFlash(draft=str(draft)), device="cpu", dtype="float32", cache_gib=0.25)
+    sizes = {"dtype": "float32", "cache_gib": 0.25, "prefix_cache": False}
+    llm = LLM(target, DFlash(draft=str(draft)), device="cpu", **sizes)
     prompts = [llm.text.encode(each) for each in prompts]
     rows = []
     for block in blocks:

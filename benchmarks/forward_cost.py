@@ -106,7 +106,7 @@ def compare(name: str, size: Size, tokens: int, rounds: int) -> tuple[Row, list[
     ids = prompt(PROMPT, size.config["vocab_size"])
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), size.config)
-        llm = LLM(folder, device="cpu", dtype="float32", cache_gib=0.25)
+        llm = LLM(folder, device="cpu", dtype="float32", cache_gib=0.25, prefix_cache=False)
         theirs = with_transformers(Path(folder), ids, tokens)
     ours = with_outpace(llm, ids, tokens)
     assert ours() == theirs(), f"{name}: the outputs differ"

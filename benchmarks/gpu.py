@@ -1,13 +1,14 @@
 """What only a CUDA machine can tell, in one call of less than ten minutes.
 
 1. equality: greedy tokens of every method on the zoo's models, float32 on the GPU against float32
-   on the CPU, and a batch against its requests alone; the share of bfloat16 tokens that are those
-   of float32.
+   on the CPU, a batch against its requests alone, and prompts found in the prefix cache against
+   prompts computed; the share of bfloat16 tokens that are those of float32.
 2. zoo: tokens per second and per forward of every method, bfloat16, at several batch sizes, with
    the share of problems solved where the models are trained.
 3. size: milliseconds a forward of random models of the shapes of Qwen2.5-1.5B and 7B, bfloat16,
-   autoregressive, and with APD as Dream of the same shape beside a verifier of Qwen2.5-0.5B's;
-   also the gigabytes of weights that a target forward reads in a second. Prompts of 128 tokens.
+   autoregressive, with WeDLM's window of 16, and with APD as Dream of the same shape beside a
+   verifier of Qwen2.5-0.5B's; also the gigabytes of weights that a target forward reads in a
+   second. Prompts of 128 tokens.
 
 Cases that do not fit into the time are left out and counted. On a machine without CUDA it says so
 and ends; `--cpu-smoke` runs the same with tiny sizes on the CPU, to test the program.
@@ -19,22 +20,31 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import torch
-from checkpoints import TINY_AR, TINY_AUX, Config, dream, prompt, questions, qwen2, zoo
+from checkpoints import TINY_AR, TINY_AUX, Config, dream, prompt, questions, qwen2, wedlm
 from harness import Bar, Row, arguments, finish, prepare, save, show
 
 from outpace import LLM, Output
 from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
 from outpace.llm import Options
-from outpace.methods import APD, Autoregressive, LeftToRight, Method
+from outpace.methods import (
+    APD,
+    D2F,
+    Autoregressive,
+    DFlash,
+    Diffusion,
+    FastDLLM,
+    LeftToRight,
+    Method,
+    Speculative,
+    WeDLM,
+)
 from outpace.models.load import translate
 from outpace.models.transformer import Transformer
 
@@ -99,21 +109,29 @@ class Budget:
                 self.left_out += 1
 
 
-def methods(models: dict[str, str]) -> dict[str, tuple[str, Method]]:
-    """Every method with the zoo model that it decodes."""
-    target, causal, verifier = models["tiny-dream"], models["tiny-ar"], models["tiny-aux"]
-    return {
-        "autoregressive": (causal, Autoregressive()),
-        "left to right": (target, LeftToRight()),
-        "left to right, k 2": (target, LeftToRight(tokens=2, window=16, lookahead=32)),
-        "apd": (target, APD(verifier=verifier)),
-        "apd, W 16, M 32": (target, APD(verifier=verifier, lookahead=32)),
-    }
+METHODS: dict[str, tuple[str, Method]] = {
+    "autoregressive": ("tiny-ar", Autoregressive()),
+    "speculative": ("tiny-ar", Speculative(draft="tiny-aux", tokens=6)),
+    "dflash": ("tiny-ar", DFlash(draft="tiny-dflash", tokens=15)),
+    "wedlm": ("tiny-wedlm", WeDLM()),
+    "wedlm, verified": ("tiny-wedlm", WeDLM(verify=True)),
+    "left to right": ("tiny-dream", LeftToRight()),
+    "left to right, k 2": ("tiny-dream", LeftToRight(tokens=2, window=16, lookahead=32)),
+    "apd": ("tiny-dream", APD(verifier="tiny-aux")),
+    "apd, W 16, M 32": ("tiny-dream", APD(verifier="tiny-aux", lookahead=32)),
+    "d2f": ("tiny-d2f", D2F(add=0.5, confidence=0.98)),
+    "diffusion": ("tiny-llada", Diffusion(block=8)),
+    "fast_dllm, dual": ("tiny-llada", FastDLLM(block=8, cache="dual")),
+}
+"""Every method with the zoo model that it decodes."""
 
 
-def load(target: str, method: Method, device: str, dtype: torch.dtype) -> LLM:
+def load(
+    target: str, method: Method, device: str, dtype: torch.dtype, prefix_cache: bool = False
+) -> LLM:
     """A method on a zoo model; a gigabyte holds all requests."""
-    return LLM(target, method, device=device, dtype=dtype, cache_gib=1, max_length=512)
+    sizes = {"cache_gib": 1, "max_length": 512}
+    return LLM(target, method, device=device, dtype=dtype, prefix_cache=prefix_cache, **sizes)
 
 
 def agreeing(ours: list[Output], theirs: list[Output]) -> float:
@@ -127,10 +145,10 @@ def agreeing(ours: list[Output], theirs: list[Output]) -> float:
     return same / total if total else 1.0
 
 
-def equality(models: dict[str, str], scale: Scale, budget: Budget) -> tuple[list[Row], list[Bar]]:
+def equality(scale: Scale, budget: Budget) -> tuple[list[Row], list[Bar]]:
     """Greedy tokens of a device and a batch against the CPU and alone."""
     rows, bars = [], []
-    for name, (target, method) in budget.spend(methods(models).items()):
+    for name, (target, method) in budget.spend(METHODS.items()):
         reference = load(target, method, "cpu", torch.float32)
         given, _ = questions(reference, scale.equal)
         options = Options(max_tokens=scale.tokens, temperature=0.0)
@@ -138,27 +156,30 @@ def equality(models: dict[str, str], scale: Scale, budget: Budget) -> tuple[list
         exact = load(target, method, scale.device, torch.float32)
         batched = exact.generate(given, **options)
         alone = [exact.generate([one], **options)[0] for one in given[:4]]
+        sharing = load(target, method, scale.device, torch.float32, prefix_cache=True)
+        found = [sharing.generate(given, **options) for _ in range(2)][1]
         short = load(target, method, scale.device, scale.dtype).generate(given, **options)
         row: Row = {
             "method": name,
             "tokens": sum(len(output.ids) for output in wanted),
             "float32 as on the CPU": agreeing(batched, wanted),
             "batch as alone": agreeing(batched[:4], alone),
+            "found as computed": agreeing(found, batched),
             "bfloat16 as float32": agreeing(short, wanted),
         }
         rows.append(row)
-        for column in ("float32 as on the CPU", "batch as alone"):
+        for column in ("float32 as on the CPU", "batch as alone", "found as computed"):
             bars.append(Bar(what=f"{name}: {column}", value=row[column], limit=1.0, at_least=True))
     return rows, bars
 
 
-def speed(models: dict[str, str], scale: Scale, budget: Budget) -> list[Row]:
+def speed(scale: Scale, budget: Budget) -> list[Row]:
     """Tokens per second of every method at every batch size."""
-    cases = [(name, batch) for name in methods(models) for batch in scale.batches]
+    cases = [(name, batch) for name in METHODS for batch in scale.batches]
     loaded: dict[str, LLM] = {}
     rows = []
     for name, batch in budget.spend(cases):
-        target, method = methods(models)[name]
+        target, method = METHODS[name]
         llm = loaded.get(name) or load(target, method, scale.device, scale.dtype)
         loaded[name] = llm
         given, chosen = questions(llm, batch)
@@ -189,7 +210,8 @@ def random_runner(name: str, config: Config, slots: int, scale: Scale) -> Runner
     """A model with random weights and its cache, made on the device."""
     with torch.device(scale.device):
         model = Transformer(translate(config)).to(scale.dtype)
-    return Runner(name, model.eval().requires_grad_(False), slots=slots)
+    model.eval().requires_grad_(False)
+    return Runner(name, model, slots=slots, prefix_cache=False)
 
 
 def cost(method: Method, runners: dict[str, Runner], batch: int, tokens: int) -> Row:
@@ -231,7 +253,7 @@ def shapes(scale: Scale, budget: Budget) -> list[Row]:
     """Cost of a forward of large random models."""
     rows = []
     for name, config in budget.spend(scale.shapes.items()):
-        for kind, make in {"autoregressive": causal, "apd": diffusion}.items():
+        for kind, make in {"autoregressive": causal, "wedlm": masked, "apd": diffusion}.items():
             method, runners = make(config, scale)
             for batch in budget.spend(scale.shape_batches):
                 where = {"shape": name, "method": kind, "batch": batch}
@@ -249,6 +271,14 @@ def causal(config: Config, scale: Scale) -> tuple[Method, dict[str, Runner]]:
     return Autoregressive(), {"target": random_runner("target", config, slots, scale)}
 
 
+def masked(config: Config, scale: Scale) -> tuple[Method, dict[str, Runner]]:
+    """WeDLM with a random model of the same shape; one token a forward."""
+    slots = (128 + scale.tokens + 16) * max(scale.shape_batches)
+    return WeDLM(window=16, entropy=None), {
+        "target": random_runner("target", wedlm(config), slots, scale)
+    }
+
+
 def diffusion(config: Config, scale: Scale) -> tuple[Method, dict[str, Runner]]:
     """APD with a random model of the same shape as Dream; at ratio 0 it keeps one token a pass."""
     slots = (128 + scale.tokens) * max(scale.shape_batches)
@@ -263,14 +293,12 @@ def measure(options: argparse.Namespace, scale: Scale) -> None:
     """Run all parts, writing the result after each."""
     budget = Budget(options.minutes)
     tables: dict[str, list[Row]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        models = zoo(Path(folder))
-        tables["equality"], bars = equality(models, scale, budget)
-        show("share of equal tokens", tables["equality"])
-        save(options, tables, bars)
-        tables["zoo"] = speed(models, scale, budget)
-        show("zoo", tables["zoo"])
-        save(options, tables, bars)
+    tables["equality"], bars = equality(scale, budget)
+    show("share of equal tokens", tables["equality"])
+    save(options, tables, bars)
+    tables["zoo"] = speed(scale, budget)
+    show("zoo", tables["zoo"])
+    save(options, tables, bars)
     tables["size"] = shapes(scale, budget)
     show("size", tables["size"])
     if budget.left_out:

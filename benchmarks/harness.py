@@ -78,8 +78,15 @@ def timed(run: Callable[[], object]) -> Timing:
     return Timing(time.process_time() - cpu, time.perf_counter() - wall)
 
 
-def alternate(sides: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[Timing]]:
-    """Run the sides in turns, once to warm up and then `rounds` times in alternating order."""
+def alternate(
+    sides: Mapping[str, Callable[[], object]],
+    rounds: int,
+    time_of: Callable[[Callable[[], object]], Timing] = timed,
+) -> dict[str, list[Timing]]:
+    """Run the sides in turns, once to warm up and then `rounds` times in alternating order.
+
+    `time_of` runs a side and says how long it took.
+    """
     for run in sides.values():
         run()
     gc.collect()
@@ -87,7 +94,7 @@ def alternate(sides: Mapping[str, Callable[[], object]], rounds: int) -> dict[st
     timings: dict[str, list[Timing]] = {name: [] for name in sides}
     for index in range(rounds):
         for name in sorted(sides, key=list(sides).index, reverse=bool(index % 2)):
-            timings[name].append(timed(sides[name]))
+            timings[name].append(time_of(sides[name]))
     gc.unfreeze()
     return timings
 

@@ -80,7 +80,12 @@ def main() -> None:
         models = zoo(Path(folder))
         methods = cases(models["tiny-aux"])
         llm = LLM(
-            models["tiny-dream"], methods["APD"], device="cpu", dtype="float32", cache_gib=0.25
+            models["tiny-dream"],
+            methods["APD"],
+            device="cpu",
+            dtype="float32",
+            cache_gib=0.25,
+            prefix_cache=False,
         )
         for batch, limit in LIMITS.items():
             for index, (name, method) in enumerate(methods.items()):

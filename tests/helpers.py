@@ -26,7 +26,7 @@ from outpace.models.load import load_draft, load_model, translate
 from outpace.models.transformer import Attend, Transformer
 
 VOCAB, MASK = 24, 23
-"""Vocabulary of the tiny models, and the mask of those that are bidirectional."""
+"""Vocabulary of the tiny models, and the mask of those that have one."""
 
 
 def published(architecture: str = "Qwen2ForCausalLM", **changes: Any) -> dict[str, Any]:
@@ -64,6 +64,12 @@ def diffusion_model(*, seed: int = 0, **changes: Any) -> Transformer:
     """A tiny bidirectional model with a mask token."""
     fields = {"mask_token_id": MASK, **changes}
     return random_model(published("DreamModel", **fields), seed=seed)
+
+
+def masked_model(*, seed: int = 0, **changes: Any) -> Transformer:
+    """A tiny causal model that fills masks as well."""
+    fields = {"mask_token_id": MASK, **changes}
+    return random_model(published("WeDLMForCausalLM", **fields), seed=seed)
 
 
 def unshifted_model(*, seed: int = 0) -> Transformer:

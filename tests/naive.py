@@ -22,7 +22,10 @@ def autoregressive(
     """The next token of everything so far, again and again."""
     ids = list(prompt)
     while len(ids) < len(prompt) + max_tokens:
-        token = int(whole(model, ids, causal=True)[-1].argmax())
+        logits = whole(model, ids, causal=True)[-1].clone()
+        if model.config.mask_id is not None:
+            logits[model.config.mask_id] = -torch.inf
+        token = int(logits.argmax())
         if token == eos:
             break
         ids.append(token)
@@ -388,3 +391,55 @@ def fast_dllm(
             if not canvas and eos in ids[len(prompt) :]:
                 ids = ids[: ids.index(eos, len(prompt)) + 1]
     return answer(ids, prompt, eos)
+
+
+@torch.inference_mode()
+def row_by_row(model: Transformer, ids: list[int], places: list[int]) -> Tensor:
+    """Logits of rows that see the rows before them, at positions of their own; mask never said."""
+    hidden = model(torch.tensor(ids), torch.tensor(places), dense(causal=True))
+    logits = model.head(hidden)
+    logits[:, model.config.mask_id] = -torch.inf
+    return logits
+
+
+def wedlm(
+    model: Transformer,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    window: int,
+    entropy: float | None = 0.4,
+    penalty: float = 0.02,
+    confidence: float | None = None,
+    block: bool = False,
+    clip: bool = False,
+    eos: int | None = None,
+) -> list[int]:
+    """Everything again in every turn, known tokens first; fill the masks in little doubt."""
+    known = dict(enumerate(prompt))
+    limit, masks = len(prompt) + max_tokens, []
+    while True:
+        prefix = next(place for place in range(len(known) + 1) if place not in known)
+        for place in range(len(prompt), prefix):
+            if known[place] == eos or place == limit:
+                return [known[p] for p in range(len(prompt), place)]
+        if prefix >= limit:
+            return [known[p] for p in range(len(prompt), limit)]
+        if not (block and masks):
+            end = min(prefix + window, limit) if clip else prefix + window
+            masks = [place for place in range(prefix, end) if place not in known]
+        order = [*sorted(known), *masks]
+        ids = [known.get(place, model.config.mask_id) for place in order]
+        chances = row_by_row(model, ids, order)[len(known) :].softmax(-1)
+        best = chances.max(-1)
+        doubts = torch.special.entr(chances).sum(-1)
+        doubts += penalty * (torch.tensor(masks) - masks[0])
+        if confidence is None:
+            sure, least = doubts < (entropy or 0), int(doubts.argmin())
+        else:
+            sure, least = best.values >= confidence, int(best.values.argmax())
+        sure[least] |= not bool(sure.any())
+        for place, token, taken in zip(masks, best.indices.tolist(), sure.tolist(), strict=True):
+            if taken:
+                known[place] = token
+        masks = [place for place in masks if place not in known]

@@ -15,6 +15,7 @@ from helpers import (
     causal_model,
     diffusion_model,
     feature_draft,
+    masked_model,
     pages_in_use,
     save_tokenizer,
     whole,
@@ -22,7 +23,15 @@ from helpers import (
 from outpace import LLM, Output
 from outpace.decoding import Decoding, Forward, Sequence
 from outpace.engine.engine import DecodingError
-from outpace.methods import APD, Autoregressive, DFlash, LeftToRight, Method, Speculative
+from outpace.methods import (
+    APD,
+    Autoregressive,
+    DFlash,
+    LeftToRight,
+    Method,
+    Speculative,
+    WeDLM,
+)
 from outpace.models.load import save_model
 
 ROWS, MASK = 264, END + 1
@@ -42,6 +51,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
         "other-order": causal_model(vocab_size=ROWS),
         "bare": causal_model(vocab_size=ROWS),
         "bare-diffusion": diffusion_model(vocab_size=ROWS, mask_token_id=MASK),
+        "bare-masked": masked_model(vocab_size=ROWS, mask_token_id=None),
         "bare-small": causal_model(seed=1, vocab_size=200),
         "bare-large": causal_model(vocab_size=1024),
         "deep": causal_model(seed=1, vocab_size=ROWS, num_hidden_layers=3),
@@ -349,6 +359,27 @@ def test_default_method_follows_the_model(names: Checkpoints) -> None:
     """Causal models token by token, diffusion models left to right."""
     assert LLM(names["bare"], cache_gib=0.001).method == Autoregressive()
     assert LLM(names["bare-diffusion"], cache_gib=0.001).method == LeftToRight()
+    masked = LLM(names["bare-masked"], mask_id=MASK, cache_gib=0.001)
+    assert masked.method == WeDLM() and masked.config.mask_id == MASK
+
+
+def test_mask_token_is_needed_by_what_feeds_it(names: Checkpoints) -> None:
+    """The same weights decode token by token without one."""
+    with pytest.raises(ValueError, match="WeDLM feeds masks, but .* has no mask token: name one"):
+        LLM(names["bare-masked"], cache_gib=0.001)
+    llm = LLM(names["bare-masked"], Autoregressive(), cache_gib=0.001)
+    with pytest.raises(ValueError, match="has no mask token"):
+        llm.generate([[1, 2]], method=WeDLM(), max_tokens=2)
+    assert len(llm.generate([[1, 2]], max_tokens=2)[0].ids) == 2
+    with pytest.raises(ValueError, match="mask token 999 lies outside the vocabulary of 264"):
+        LLM(names["bare-masked"], mask_id=999)
+
+
+def test_default_length_leaves_room_for_a_window(names: Checkpoints) -> None:
+    """It opens in front of the last token of an answer."""
+    llm = LLM(names["bare-masked"], mask_id=MASK, cache_gib=0.001)
+    (output,) = llm.generate([[1, 2, 3]])
+    assert len(output.ids) == 160 - 3 - 15
 
 
 def test_sampling_is_that_of_the_family_unless_given(causal: LLM, diffusion: LLM) -> None:
@@ -494,6 +525,16 @@ def test_unknown_dtype_is_refused(names: Checkpoints, dtype: str) -> None:
     """Naming the known ones."""
     with pytest.raises(ValueError, match=f"unknown dtype '{dtype}'; known are float32, bfloat16"):
         LLM(names["bare"], dtype=dtype)
+
+
+def test_prompts_that_begin_alike_are_found_unless_that_is_switched_off(names: Checkpoints) -> None:
+    """The same tokens by the same forwards."""
+    prompt = list(range(1, 40))
+    for on, slots in ((True, 32), (False, 0)):
+        llm = LLM(names["bare"], cache_gib=0.001, prefix_cache=on)
+        first, again = (one(llm, prompt, max_tokens=4) for _ in range(2))
+        assert (first.ids, first.forwards) == (again.ids, again.forwards)
+        assert llm.engine.saved.slots == slots
 
 
 def test_max_length_limits_prompt_and_answer(names: Checkpoints) -> None:

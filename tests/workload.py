@@ -16,6 +16,7 @@ from helpers import (
     diffusion_model,
     engine_of,
     finish,
+    masked_model,
     runner,
     tokens,
     trained_pair,
@@ -23,15 +24,25 @@ from helpers import (
 from outpace.decoding import Sampling, Step
 from outpace.decoding import Sequence as Tokens
 from outpace.engine.engine import Engine, Job
-from outpace.methods import APD, D2F, Autoregressive, DFlash, LeftToRight, Method, Speculative
+from outpace.methods import (
+    APD,
+    D2F,
+    Autoregressive,
+    DFlash,
+    LeftToRight,
+    Method,
+    Speculative,
+    WeDLM,
+)
 
 MODELS = {
     "diffusion": diffusion_model(seed=1),
-    "causal": causal_model(seed=1),
+    "causal": masked_model(seed=1),
     "near": causal_model(seed=1),
     **dict(zip(("rich", "features"), trained_pair(), strict=True)),
 }
-"""The causal model is target of some and verifier of others: both read it in one pass."""
+"""The causal model, which fills masks too, is target of some and verifier of others: all read it
+in one pass."""
 MODELS["near"].norm.weight.add_(torch.randn(32, generator=torch.Generator().manual_seed(0)))
 
 EOS = frozenset([0])
@@ -70,7 +81,8 @@ class Request:
     def sequence(self) -> Tokens:
         """The same for a loop without an engine."""
         configs = [MODELS[name].config for name in self.roles.values()]
-        mask = next((each.mask_id for each in configs if each.bidirectional), None)
+        masks = [each.mask_id for each in configs if each.bidirectional] + [configs[0].mask_id]
+        mask = next((mask for mask in masks if mask is not None), None)
         return Tokens(
             prompt=list(self.prompt),
             max_tokens=self.max_tokens,
@@ -156,6 +168,16 @@ methods |= st.one_of(
         tokens=st.integers(1, 5),
         verify=verify,
     ),
+    st.builds(
+        WeDLM,
+        window=st.integers(1, 9),
+        entropy=st.sampled_from([None, 0.5, 2.0]),
+        confidence=st.sampled_from([None, 0.5]),
+        block=st.booleans(),
+        clip=st.booleans(),
+        eager=st.booleans(),
+        verify=st.booleans(),
+    ),
 )
 samplings = st.builds(
     Sampling,
@@ -195,6 +217,7 @@ def random_request(rng: Random) -> Request:
                 confidence=rng.choice([0.3, 0.6, 0.9]),
                 order=rng.choice(["confidence", "margin", "entropy"]),
             ),
+            WeDLM(window=rng.randint(1, 9), entropy=2.0, verify=rng.random() < 0.3),
         ]
     )
     return Request(

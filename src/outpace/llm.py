@@ -16,7 +16,7 @@ from outpace.engine.admission import check_method, check_role
 from outpace.engine.cache import cache_slots
 from outpace.engine.engine import Engine, Job
 from outpace.engine.runner import Runner
-from outpace.methods import Autoregressive, LeftToRight, Method
+from outpace.methods import METHODS, Method
 from outpace.models.config import DraftConfig
 from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES
@@ -147,12 +147,12 @@ class LLM:
     """A target model with a decoding method, ready for many prompts at once.
 
     `model` is a checkpoint folder, a hub name, or a model of the zoo; `adapter` a folder or
-    hub name of a low-rank adapter that is merged into it. Without `method`, causal models decode
-    autoregressively and diffusion models left to right. `dtype` is float32 on the
-    CPU and bfloat16 elsewhere unless given; `cache_gib` is memory for keys and values of each
-    model (2 GiB on the CPU and half of what is free on a GPU by default); `max_length` limits
-    prompt and answer together. Raises `ValueError` for what cannot be loaded or does not fit
-    together.
+    hub name of a low-rank adapter that is merged into it. Without `method` it decodes with the one
+    of its family. `dtype` is float32 on the CPU and bfloat16 elsewhere unless given; `cache_gib` is
+    memory for keys and values of each model (2 GiB on the CPU and half of what is free on a GPU by
+    default); `max_length` limits prompt and answer together; `mask_id` names the mask token where
+    `config.json` does not; `prefix_cache` lets causal models find what they computed for prompts
+    that began alike. Raises `ValueError` for what cannot be loaded or does not fit together.
     """
 
     def __init__(
@@ -164,26 +164,31 @@ class LLM:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         max_length: int | None = None,
+        mask_id: int | None = None,
         cache_gib: float | None = None,
         max_rows: int = 2048,
         max_sequences: int = 256,
+        prefix_cache: bool = True,
     ) -> None:
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         self.max_length = max_length
         self.cache_gib = cache_gib
+        self.prefix_cache = prefix_cache
         self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences)
         self.runners: dict[str, Runner] = {}
         self.texts: dict[str, Text] = {}
         self.name = str(model) if adapter is None else f"{model} + {adapter}"
-        self.target = self.load(str(model), adapter)
+        self.target = self.load(str(model), adapter, mask_id)
         self.text = self.texts[self.name]
         self.config = self.target.config
         self.eos = frozenset(self.config.eos) | self.text_eos()
-        self.method = method or (LeftToRight() if self.config.bidirectional else Autoregressive())
+        self.method = method or METHODS[FAMILIES[self.config.family].method]()
         self.bind(self.method)
 
-    def load(self, name: str, adapter: str | Path | None = None) -> Runner:
+    def load(
+        self, name: str, adapter: str | Path | None = None, mask_id: int | None = None
+    ) -> Runner:
         """The runner of a model, loaded on first use."""
         key = name if adapter is None else f"{name} + {adapter}"
         if key in self.runners:
@@ -199,12 +204,13 @@ class LLM:
                 device=self.device,
                 max_length=self.max_length,
                 adapter=adapter,
+                mask_id=mask_id,
             )
             tokenizer = load_tokenizer(name)
             self.texts[key] = Text(key, tokenizer)
             vocab = None if tokenizer is None else len(tokenizer)
         slots = cache_slots(model.config, self.dtype, self.cache_bytes())
-        runner = Runner(key, model, slots=slots, vocab=vocab)
+        runner = Runner(key, model, slots=slots, vocab=vocab, prefix_cache=self.prefix_cache)
         self.engine.add(runner)
         self.runners[key] = runner
         return runner
@@ -289,8 +295,8 @@ class LLM:
         if not isinstance(max_tokens, int | None):
             raise ValueError(f"max_tokens must be a whole number, not {max_tokens!r}")
         if max_tokens is None:
-            room = min(runner.config.max_length for runner in runners.values()) - len(ids)
-            max_tokens = max(min(DEFAULT_MAX_TOKENS, room), 1)
+            length = min(runner.config.max_length for runner in runners.values())
+            max_tokens = max(min(DEFAULT_MAX_TOKENS, length - method.slots(len(ids), 0)), 1)
         answer = Answer(Detokenizer(self.text, [stop] if isinstance(stop, str) else stop))
 
         def listen(seq: Request) -> None:

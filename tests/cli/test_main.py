@@ -112,6 +112,11 @@ def test_evaluate_reads_gsm8k_from_a_file(outpace, tmp_path):
     assert status == 0 and "100.0%" in out
 
 
+def test_evaluate_can_do_without_the_prefix_cache(outpace):
+    words = ("evaluate", "tiny-aux", "--limit", "2", "--no-prefix-cache")
+    assert outpace(*words)[0] == 0
+
+
 def test_race_compares_methods_on_the_same_problems(outpace):
     entries = ("tiny-dream left_to_right tokens=4", "tiny-dream apd verifier=tiny-aux ratio=0.5")
     status, out, _ = outpace("race", "--limit", "2", "--entry", entries[0], "--entry", entries[1])
@@ -190,7 +195,7 @@ def test_the_command_line_is_frozen(outpace):
         | {"--method", "--raw", "--png"}
         | {"--adapter", "--dtype", "--device", "--help"},
         "evaluate": SAMPLING
-        | {"--method", "--task", "--data", "--limit", "--batch"}
+        | {"--method", "--task", "--data", "--limit", "--batch", "--prefix-cache"}
         | {"--adapter", "--dtype", "--device", "--json", "--help"},
         "train": {"--processes", "--help"},
         "models": {"--help"},

@@ -30,6 +30,15 @@ def test_holes_of_a_part() -> None:
     assert canvas.within(6, 99) == [6, 7]
 
 
+def test_known_slots_are_those_that_are_no_holes() -> None:
+    canvas = Canvas([9, 1], mask_id=9)
+    canvas.extend(4)
+    canvas.fill([4], [9])
+    assert canvas.known(0) == [0, 1, 4]
+    assert canvas.known(1) == [1, 4]
+    assert canvas.known(5) == []
+
+
 @pytest.mark.parametrize("slot", [0, 3, 9])
 def test_what_is_no_hole_is_not_filled(slot: int) -> None:
     canvas = Canvas([1], mask_id=0)

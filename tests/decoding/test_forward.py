@@ -113,6 +113,28 @@ def test_slot_whose_row_is_not_fed_is_named(shift: int, slot: int, row: int) -> 
         replace(PLAIN, predict=[11, slot]).predicted_rows(shift)
 
 
+def test_rows_may_be_named_instead() -> None:
+    """By the slots that hold them, one for each wanted slot, whatever the shift."""
+    named = replace(PLAIN, predict=[30, 12, 12], rows=[14, 11, 12])
+    for shift in (0, 1):
+        assert named.predicted_rows(shift).tolist() == [4, 1, 2]
+    assert replace(PLAIN, rows=[10]).predicted_rows(shift=0).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([14, 15], "slot 12 is predicted by the row of slot 15, .* holds slots 10 to 14"),
+        ([9, 10], "slot 30 is predicted by the row of slot 9"),
+        ([14], "1 rows are named for 2 wanted slots"),
+    ],
+)
+def test_named_rows_must_be_there(rows: list[int], message: str) -> None:
+    """And as many as slots."""
+    with pytest.raises(ValueError, match=message):
+        replace(PLAIN, predict=[30, 12], rows=rows).predicted_rows(shift=1)
+
+
 def check(forward: Forward, *, vocab: int = 8, slots: int = 40, written: int = 10) -> None:
     """Check a forward against a small model and memory."""
     forward.check(vocab=vocab, length=100, slots=slots, written=written)

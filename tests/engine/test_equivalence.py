@@ -14,7 +14,7 @@ from outpace.decoding import FULL, Forward, Sampling
 from outpace.engine import naive
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import cut_at, halves
-from outpace.methods import APD, D2F, Autoregressive, DFlash, LeftToRight, Speculative
+from outpace.methods import APD, D2F, Autoregressive, DFlash, LeftToRight, Speculative, WeDLM
 from workload import MODELS, Request, alone, new_engine, random_request, requests, result, serve
 
 KINDS = [
@@ -26,6 +26,8 @@ KINDS = [
     DFlash(draft="features", tokens=4),
     DFlash(draft="features", block=3, tokens=2, verify="rejection"),
     D2F(block=4, confidence=0.6),
+    WeDLM(window=6, entropy=2.0),
+    WeDLM(window=6, entropy=2.0, verify=True),
 ]
 LONG = tuple(range(1, 23)) * 3
 SAMPLED = Sampling(temperature=1.5, top_p=0.9, seed=3)
@@ -80,8 +82,8 @@ def test_a_long_prompt_is_cut_and_nobody_notices(method) -> None:
     for each in engine.runners:
         spy(each, passes.setdefault(each.name, []))
     assert serve(engine, [request, other]) == [alone(request), alone(other)]
-    # Rows that are all read are not cut from one another: nine proposals are checked whole.
-    assert max(passes["causal"]) <= (9 if isinstance(method, APD) else 5)
+    # Rows that are read are not cut from one another: nine proposals, or guesses and a window.
+    assert max(passes["causal"]) <= {APD: 9, WeDLM: 12}.get(type(method), 5)
 
 
 def spy(runner, passes: list[int]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from outpace import LLM, Output
 from outpace.decoding import Step
 from outpace.evaluation.run import Report, evaluate, questions_of
-from outpace.evaluation.tasks.question import Question
+from outpace.evaluation.tasks.question import Exact, Question
 
 
 def output(tokens, forwards):
@@ -46,6 +46,18 @@ def test_headline_metrics_pool_all_answers():
 )
 def test_gsm8ks_rule(answer, right):
     assert Question("?", "1234").right(answer) is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [("1 2 3", True), (" 1 2 3\n", True), ("1 2", False), ("1 2 3 4", False), ("1  2 3", False)],
+)
+def test_tables_are_scored_to_the_letter(answer, right):
+    assert Exact("Count from 1 to 3.", "1 2 3").right(answer) is right
+    questions = questions_of("table", 20)
+    assert all(question.right(question.final) for question in questions)
+    with pytest.raises(ValueError, match="generated; they are not read from 'x'"):
+        questions_of("table", 1, "x")
 
 
 def test_batches_change_nothing_but_the_time():

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 import naive
 from helpers import (
+    MASK,
     VOCAB,
     causal_model,
     diffusion_model,
     engine_of,
     finish,
+    masked_model,
     runner,
     tokens,
     trained_pair,
@@ -35,12 +37,14 @@ from outpace.methods import (
     LeftToRight,
     Method,
     Speculative,
+    WeDLM,
 )
 
 PROMPTS = [[5], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]]
 TOKENS = 16
 
 CAUSAL = causal_model(seed=1)
+MASKED = masked_model(seed=3)
 # One set of weights seen with and without later rows, so that both agree now and then.
 DIFFUSION, VERIFIER = diffusion_model(seed=1), causal_model(seed=1)
 UNSHIFTED = unshifted_model(seed=2)
@@ -70,6 +74,7 @@ def engine() -> Engine:
     """A runner for each model."""
     return engine_of(
         ("causal", CAUSAL),
+        ("masked", MASKED),
         ("diffusion", DIFFUSION),
         ("unshifted", UNSHIFTED),
         ("verifier", VERIFIER),
@@ -199,6 +204,45 @@ def test_fast_dllm(engine: Engine, rule: dict, block: int, cache: str | None) ->
     """Rules, blocks and caches."""
     options = {**rule, "block": block, "cache": cache}
     compare(engine, FastDLLM(**options), options)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("block", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 1},
+        {"window": 4, "entropy": None},
+        {"window": 8, "entropy": 1.2, "penalty": 0.0},
+        {"window": 8, "entropy": 1.5, "penalty": 0.2},
+        {"window": 16, "entropy": 2.0},
+        {"window": 6, "confidence": 0.5},
+    ],
+    ids=str,
+)
+def test_wedlm(engine: Engine, options: dict, block: bool, clip: bool) -> None:
+    """Window, choice of holes, streaming and blocks; emitted at once or late."""
+    methods = [WeDLM(**options, block=block, clip=clip, eager=eager) for eager in (True, False)]
+    for prompt in [*PROMPTS, [5, MASK, 2, MASK]]:
+        expected = naive.wedlm(MASKED, prompt, TOKENS, **options, block=block, clip=clip)
+        eos = newest(expected)
+        cut = naive.wedlm(MASKED, prompt, TOKENS, **options, block=block, clip=clip, eos=eos)
+        for method in methods:
+            assert run(engine, method, prompt, None, target="masked") == expected
+            assert run(engine, method, prompt, eos, target="masked") == cut
+        assert len(cut) < len(expected) == TOKENS
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 1}, {"entropy": 2.0, "block": True}], ids=str)
+def test_verified_wedlm_is_autoregressive(engine: Engine, options: dict) -> None:
+    """Token for token, however many are guessed at a time."""
+    for prompt in [*PROMPTS, [5, MASK, 2, MASK]]:
+        expected = naive.autoregressive(MASKED, prompt, TOKENS)
+        eos = newest(expected)
+        method = WeDLM(verify=True, **options)
+        assert run(engine, method, prompt, None, target="masked") == expected
+        cut = naive.autoregressive(MASKED, prompt, TOKENS, eos)
+        assert run(engine, method, prompt, eos, target="masked") == cut
 
 
 def test_the_comparison_above_sees_long_and_short_runs(engine: Engine) -> None:

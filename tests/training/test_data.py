@@ -79,6 +79,29 @@ def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path):
     assert not example.ended and END not in example.response
 
 
+def test_several_paths_take_turns_and_each_is_read_in_its_own_order(tmp_path: Path):
+    records = [{"prompt": "p", "response": str(n)} for n in range(4)]
+    path = lines(tmp_path / "a", *records)
+    alone = Examples(Data(path=path), TOKENIZER)
+    mixed = Examples(Data(path=("table:train", path), turns=(1, 2)), TOKENIZER)
+    tables = Examples(Data(path="table:train"), TOKENIZER)
+    assert [mixed[n] for n in (0, 3, 6)] == [tables[n] for n in range(3)]
+    assert [mixed[n] for n in (1, 2, 4, 5, 7, 8)] == [alone[n] for n in range(6)]
+    equal = Examples(Data(path=("table:train", path)), TOKENIZER)
+    assert [equal[n] for n in (0, 1, 2, 3)] == [tables[0], alone[0], tables[1], alone[1]]
+
+
+def test_drills_are_of_the_stories_alone():
+    examples = Examples(Data(path=("story:train", "table:train"), drills=1.0), TOKENIZER)
+    assert [examples[n].ended for n in range(4)] == [False, True, False, True]
+
+
+def test_a_response_ends_in_the_token_that_is_named(tmp_path: Path):
+    path = lines(tmp_path / "a", {"prompt": "1+1", "response": "2"})
+    example = Examples(Data(path=path, end="<|im_end|>"), TOKENIZER)[0]
+    assert TOKENIZER.decode(example.response) == "2<|im_end|>"
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
@@ -98,8 +121,14 @@ def test_malformed_lines_are_named(tmp_path: Path, record: object, message: str)
     [
         ({"path": "absent.jsonl"}, "no data at"),
         ({"path": "story:test"}, "not for training"),
+        ({"path": "table:test"}, "not for training"),
+        ({"path": ("story:train", "absent.jsonl")}, "no data at"),
+        ({"path": ()}, "turns are one count"),
+        ({"path": "story:train", "turns": (1, 2)}, "turns are one count"),
+        ({"path": ("story:train", "table:train"), "turns": (1, 0)}, "turns are one count"),
         ({"path": "a.jsonl", "drills": 0.5}, "drills belong"),
         ({"path": "a.jsonl", "plain": True}, "as plain does"),
+        ({"path": "story:train", "end": "1 + 1"}, "name one token"),
         ({"path": "story:train", "drills": 2.0}, "share"),
         ({"path": "story:train", "mark": "("}, "no regular expression"),
     ],

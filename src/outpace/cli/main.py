@@ -44,6 +44,7 @@ TopP = Annotated[float | None, typer.Option(help="Mass of the nucleus; the famil
 TopK = Annotated[int | None, typer.Option(help="Sample from the k most probable tokens.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same text.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the text, without chat template.")]
+PrefixCache = Annotated[bool, typer.Option(help="Keep what prompts that begin alike share.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")]
 AdapterName = Annotated[str | None, typer.Option(help="Folder or hub name of a LoRA to merge.")]
@@ -61,9 +62,10 @@ def open_llm(
     dtype: str | None,
     device: str | None,
     adapter: str | None = None,
+    prefix_cache: bool = True,
 ) -> LLM:
     """A model ready to decode; a small one with one thread, since more only wait for each other."""
-    llm = LLM(model, method, adapter=adapter, dtype=dtype, device=device)
+    llm = LLM(model, method, adapter=adapter, dtype=dtype, device=device, prefix_cache=prefix_cache)
     if llm.device.type == "cpu" and llm.target.parameters < SMALL:
         torch.set_num_threads(1)
     return llm
@@ -223,7 +225,8 @@ def line_up(
     llms: dict[str, LLM] = {}
     for model, method in parsed.values():
         if model not in llms:
-            llms[model] = open_llm(model, method, dtype, device)
+            # What one racer has computed for a prompt must not help the next.
+            llms[model] = open_llm(model, method, dtype, device, prefix_cache=False)
         llms[model].bind(method)
     return {text: (llms[model], method) for text, (model, method) in parsed.items()}
 
@@ -262,13 +265,14 @@ def evaluate_command(
     top_k: TopK = None,
     seed: Seed = 0,
     adapter: AdapterName = None,
+    prefix_cache: PrefixCache = True,
     dtype: Dtype = None,
     device: Device = None,
     json_path: JsonPath = None,
 ) -> None:
     """Accuracy, tokens per forward and tokens per second of one method, from the same run."""
     questions_of(task, limit, data)
-    llm = open_llm(model, method, dtype, device, adapter)
+    llm = open_llm(model, method, dtype, device, adapter, prefix_cache)
     options = choice(max_tokens, temperature, top_p, top_k, seed)
     report = run(llm, task, limit, data, batch, options)
     console.print(report_table([(f"{llm.name} {report.method}", report)], scored=True))

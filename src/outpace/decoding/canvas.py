@@ -58,6 +58,11 @@ class Canvas:
             self.cut(min(ends) + 1)
         return seq.commit(self.ids[len(seq) : self.filled])
 
+    def known(self, begin: int) -> list[int]:
+        """Slots from `begin` on that are no holes."""
+        holes = set(self.holes)
+        return [slot for slot in range(begin, len(self.ids)) if slot not in holes]
+
     def within(self, begin: int, end: int) -> list[int]:
         """Slots of the holes in `[begin, end)`."""
         return self.holes[bisect_left(self.holes, begin) : bisect_left(self.holes, end)]

@@ -38,6 +38,8 @@ class Forward:
         positions: rotary positions; `start, start + 1, …` by default.
         reach: slots that the last block of a FULL or block mask sees; `start + n` by default.
         predict: slots whose tokens are wanted; the one after the last row by default.
+        rows: for each of them, the slot that holds the row which predicts it; by default the one
+            that the model's shift names.
         read: how logits become tokens and scores.
         model: role of the model that runs it.
         context: `[c, f]` features of the target that fill the slots `start - c … start - 1` of a
@@ -51,6 +53,7 @@ class Forward:
     positions: Sequence[int] | None = None
     reach: int | None = None
     predict: Sequence[int] | None = None
+    rows: Sequence[int] | None = None
     read: Read = GREEDY
     model: str = "target"
     context: Tensor | None = None
@@ -87,18 +90,20 @@ class Forward:
 
         Raises `ValueError` naming slot and row where the row is not in the forward.
         """
-        if self.predict is None:
-            if not shift:
-                raise ValueError(
-                    "predict=None asks for the slot after the last row, which only a model with "
-                    "shift 1 predicts; name the slots"
-                )
-            return np.array([len(self.ids) - 1])
-        rows = np.asarray(self.predict, dtype=np.int64) - (self.start + shift)
-        if rows.size and (rows.min() < 0 or rows.max() >= len(self.ids)):
-            slot = next(s for s in self.predict if not 0 <= s - shift - self.start < len(self.ids))
+        if self.predict is None and self.rows is None and not shift:
             raise ValueError(
-                f"slot {slot} is predicted by the row of slot {slot - shift}, "
+                "predict=None asks for the slot after the last row, which only a model with "
+                "shift 1 predicts; name the slots"
+            )
+        wanted = np.asarray(self.predicted_slots(), dtype=np.int64)
+        held = wanted - shift if self.rows is None else np.asarray(self.rows, dtype=np.int64)
+        if len(held) != len(wanted):
+            raise ValueError(f"{len(held)} rows are named for {len(wanted)} wanted slots")
+        rows: IntArray = held - self.start
+        if rows.size and (rows.min() < 0 or rows.max() >= len(self.ids)):
+            bad = next(i for i, row in enumerate(rows) if not 0 <= row < len(self.ids))
+            raise ValueError(
+                f"slot {wanted[bad]} is predicted by the row of slot {held[bad]}, "
                 f"but this forward holds slots {self.start} to {self.end - 1}"
             )
         return rows

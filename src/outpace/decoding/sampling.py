@@ -269,11 +269,13 @@ def scores(logits: Tensor, tokens: Tensor, wanted: set[Score]) -> dict[Score, Te
     result: dict[Score, Tensor] = {}
     if "confidence" in wanted:
         result["confidence"] = log_probabilities.gather(-1, tokens[:, None]).squeeze(-1).exp()
-    if "entropy" in wanted:
-        result["entropy"] = -(log_probabilities.exp() * log_probabilities.clamp(min=-1e4)).sum(-1)
     if "margin" in wanted:
         best = log_probabilities.topk(2, -1).values.exp()
         result["margin"] = best[:, 0] - best[:, 1]
+    if "entropy" in wanted:
+        # In place, since these are the largest tensors of a read. A clamped logarithm is finite.
+        terms = log_probabilities.exp().mul_(log_probabilities.clamp_(min=-1e4))
+        result["entropy"] = -terms.sum(-1)
     return result
 
 

@@ -11,12 +11,17 @@ from outpace.models.config import DraftConfig
 
 
 def check_method(method: Method, target: Runner) -> None:
-    """Raise `ValueError` for a method that decodes models of the other kind."""
+    """Raise `ValueError` for a method that decodes models of another kind."""
     if method.bidirectional != target.config.bidirectional:
         kinds = {True: "diffusion model", False: "causal model"}
         raise ValueError(
             f"{type(method).__name__} decodes {kinds[method.bidirectional]}s, "
             f"but {target.name} is a {kinds[target.config.bidirectional]}"
+        )
+    if method.masked and target.config.mask_id is None:
+        raise ValueError(
+            f"{type(method).__name__} feeds masks, but {target.name} has no mask token: "
+            "name one (mask_id), or choose a model that was trained with it"
         )
 
 

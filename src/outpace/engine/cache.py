@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -24,13 +25,28 @@ class Table:
         slots: `i64[size]` physical slot of each slot.
         contiguous: whether the pages lie one behind the other.
         written: number of slots that have ever been written.
+        known: tokens of the first slots, as far as these hold what a causal prefill writes there.
+        names: content names of the pages that are full of them.
     """
 
     pages: list[int]
     size: int
-    slots: NDArray[np.int64]
-    contiguous: bool
+    slots: NDArray[np.int64] = field(init=False)
+    contiguous: bool = field(init=False)
     written: int = 0
+    known: list[int] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.lay_out()
+
+    def lay_out(self) -> None:
+        """Find the physical slots of the pages."""
+        pages = np.array(self.pages)
+        self.slots = (pages[:, None] * PAGE + np.arange(PAGE)).ravel()[: self.size]
+        self.contiguous = int(pages[-1] - pages[0]) == len(pages) - 1 and bool(
+            (np.diff(pages) == 1).all()
+        )
 
     def window(self, end: int) -> slice | NDArray[np.int64]:
         """Physical slots below slot `end`; a slice, and so a view, where pages are contiguous."""
@@ -41,7 +57,11 @@ class Table:
 
 
 class Cache:
-    """Keys and values of one model, `[slots, kv_heads, head_dim]` a layer, handed out in pages."""
+    """Keys and values of one model, `[slots, kv_heads, head_dim]` a layer, handed out in pages.
+
+    A page that nobody holds may keep a content name, under which it is found until its memory is
+    wanted; those that have been of no use for longest go first.
+    """
 
     def __init__(
         self, config: ModelConfig, slots: int, *, dtype: torch.dtype, device: torch.device
@@ -50,27 +70,90 @@ class Cache:
         shape = (2, config.layers, self.num_pages * PAGE, config.kv_heads, config.head_dim)
         self.memory: Tensor = torch.empty(shape, dtype=dtype, device=device)
         self.keys, self.values = (list(half) for half in self.memory)
-        self.free = np.ones(self.num_pages, dtype=bool)
+        self.holders = np.zeros(self.num_pages, dtype=np.int64)
+        """Tables that hold each page."""
+        self.used = np.zeros(self.num_pages, dtype=np.int64)
+        """When each named page was last of use; 0 for pages without a name."""
+        self.clock = 0
+        self.named: dict[bytes, int] = {}
+        self.names: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return self.num_pages * PAGE
 
+    @property
+    def free(self) -> NDArray[np.bool_]:
+        """Pages that no table holds."""
+        return self.holders == 0
+
     def reserve(self, slots: int) -> Table | None:
         """A table with room for `slots`, contiguous if possible; None where memory is short."""
-        count = -(-slots // PAGE)
+        pages = self.take(-(-slots // PAGE))
+        return None if pages is None else Table(pages=pages, size=slots)
+
+    def release(self, table: Table) -> None:
+        """Give the pages of a table back; what they are known to hold can still be found."""
+        for page, name in zip(table.pages, table.names, strict=False):
+            self.name(page, name)
+        self.touch(table.names)
+        self.drop(table.pages)
+
+    def take(self, count: int) -> list[int] | None:
+        """Hold `count` pages, side by side if possible; None where memory is short."""
         free = np.flatnonzero(self.free)
         if len(free) < count:
             return None
-        runs = np.flatnonzero(free[count - 1 :] - free[: len(free) - count + 1] == count - 1)
-        first = runs[0] if len(runs) else 0
-        pages = free[first : first + count]
-        self.free[pages] = False
-        places = (pages[:, None] * PAGE + np.arange(PAGE)).ravel()[:slots]
-        return Table(pages=pages.tolist(), size=slots, slots=places, contiguous=len(runs) > 0)
+        blank = free[self.used[free] == 0]
+        starts = runs(blank, count)
+        chosen = blank[starts[0] :][:count] if len(starts) else self.oldest(free, count)
+        for page in chosen[self.used[chosen] > 0].tolist():
+            self.forget(page)
+        self.holders[chosen] += 1
+        pages: list[int] = chosen.tolist()
+        return pages
 
-    def release(self, table: Table) -> None:
-        """Give the pages of a table back."""
-        self.free[table.pages] = True
+    def oldest(self, free: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """Of these pages, those that have been of no use for longest, side by side if possible."""
+        used, starts = self.used[free], runs(free, count)
+        if not len(starts):
+            return np.sort(free[np.argsort(used, kind="stable")[:count]])
+        latest = np.lib.stride_tricks.sliding_window_view(used, count).max(1)[starts]
+        return free[starts[latest.argmin()] :][:count]
+
+    def hold(self, pages: Sequence[int]) -> None:
+        """Count one table more that holds these pages."""
+        self.holders[pages] += 1
+
+    def drop(self, pages: Sequence[int]) -> None:
+        """Count one table less."""
+        self.holders[pages] -= 1
+
+    def name(self, page: int, name: bytes) -> None:
+        """Let a page be found under what it holds, unless another one is already."""
+        if name not in self.named:
+            self.named[name], self.names[page] = page, name
+
+    def forget(self, page: int) -> None:
+        """Let a page no longer be found, since it is about to change."""
+        if page in self.names:
+            del self.named[self.names.pop(page)]
+            self.used[page] = 0
+
+    def touch(self, names: Sequence[bytes]) -> None:
+        """Note that pages were of use: the first most, since the others are reached through it."""
+        pages = [self.named[name] for name in names]
+        self.used[pages] = self.clock + np.arange(len(pages), 0, -1)
+        self.clock += len(pages)
+
+    def copy(self, sources: Sequence[int], pages: Sequence[int]) -> None:
+        """Write what is in some pages into others."""
+        whole = self.memory.unflatten(2, (self.num_pages, PAGE))
+        whole[:, :, pages] = whole[:, :, sources]
+
+
+def runs(pages: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Where in these sorted pages `count` neighbours begin."""
+    return np.flatnonzero(pages[count - 1 :] - pages[: max(len(pages) - count + 1, 0)] == count - 1)
 
 
 def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from outpace.decoding import CAUSAL, Decoding, Forward, Native, Pace, Prediction, Sampling, Step
+from outpace.decoding import Decoding, Forward, Native, Pace, Prediction, Sampling, Step
 from outpace.decoding import Sequence as Request
 from outpace.engine.admission import check_request
 from outpace.engine.cache import Table
+from outpace.engine.cut import cut_at, halves
+from outpace.engine.prefix import Saved
 from outpace.engine.runner import Runner
 from outpace.methods import Method
 from outpace.models.config import DraftConfig
@@ -29,7 +31,8 @@ class Job:
     """A request on its way: its method's generator, its memory, and the forward it waits for.
 
     `forward` is what is left of `whole`, of which a long prefill may have run in part;
-    `features` and `seconds` are what that brought and took. `began` and `ended` are readings of
+    `features` and `seconds` are what that brought and took; a draft has found the first `spared`
+    slots filled, whose features nobody has computed. `began` and `ended` are readings of
     `time.perf_counter`.
     """
 
@@ -42,6 +45,7 @@ class Job:
     forward: Forward | None = None
     whole: Forward | None = None
     features: list[Tensor] = field(default_factory=list)
+    spared: int = 0
     seconds: float = 0.0
     began: float = 0.0
     ended: float = 0.0
@@ -107,7 +111,7 @@ class Engine:
         """
         target = runners["target"].config
         configs = [runner.config for runner in runners.values()]
-        masks = [each.mask_id for each in configs if each.bidirectional]
+        masks = [each.mask_id for each in configs if each.bidirectional] + [target.mask_id]
         blocks = [each.block for each in configs if isinstance(each, DraftConfig)]
         seq = Request(
             prompt=list(prompt),
@@ -137,7 +141,10 @@ class Engine:
         runner = next((r for r in self.runners if self.waiting[r.name]), None)
         if runner is None:
             return False
-        work = self.take(runner)
+        # A listener that hears of one request's end may cancel another.
+        work = [(job, forward) for job, forward in self.take(runner) if not job.done]
+        if not work:
+            return True
         began = time.perf_counter()
         forwards = [forward for _, forward in work]
         tables = [job.tables[forward.model] for job, forward in work]
@@ -151,6 +158,7 @@ class Engine:
             return True
         seconds = time.perf_counter() - began
         self.time(work, seconds)
+        self.learn(runner, work)
         for (job, forward), prediction in zip(work, predictions, strict=True):
             job.seconds += seconds
             if prediction.features is not None:
@@ -168,6 +176,25 @@ class Engine:
             told = {(id(job.seq.pace), forward.model): job.seq.pace for job, forward in adaptive}
             for (_, model), pace in told.items():
                 pace.passed(model, len(work), rows, seconds)
+
+    @staticmethod
+    def learn(runner: Runner, work: Sequence[tuple[Job, Forward]]) -> None:
+        """Let a model find again what it has just computed."""
+        if runner.prefix is None:
+            return
+        for job, forward in work:
+            table = job.tables[forward.model]
+            if forward.context is None:
+                runner.prefix.learn(table, forward.start, runner.prefix.text(forward))
+            else:
+                text = job.seq.ids[forward.first : forward.start]
+                runner.prefix.learn(table, forward.first, text)
+
+    @property
+    def saved(self) -> Saved:
+        """What the prefix caches of all models have spared so far."""
+        found = [runner.prefix.saved for runner in self.runners if runner.prefix is not None]
+        return Saved(*map(sum, zip(*found, strict=True))) if found else Saved()
 
     def cancel(self, job: Job) -> None:
         """End a request where it is; its pages are free at once."""
@@ -222,6 +249,8 @@ class Engine:
         room = self.max_rows
         while waiting and room > 0:
             job = waiting[0]
+            if not self.spare(job, runner):
+                continue
             assert job.forward is not None
             fits = job.forward.end - job.forward.first <= room
             cut = 0 if fits else cut_at(job.forward, room, runner.config.shift)
@@ -235,6 +264,46 @@ class Engine:
             work.append((waiting.popleft(), job.forward))
             room -= job.forward.end - job.forward.first
         return work
+
+    def spare(self, job: Job, runner: Runner) -> bool:
+        """Take away the rows of a forward whose slots are found filled; False where that failed."""
+        forward = job.forward
+        assert forward is not None
+        if runner.prefix is None:
+            return True
+        table = job.tables[forward.model]
+        try:
+            if forward.context is not None and forward.first < job.spared:
+                rest = forward.context[job.spared - forward.first :]
+                job.forward = forward = replace(forward, context=rest)
+            elif len(forward.ids) > 1:
+                unread = cut_at(forward, len(forward.ids), runner.config.shift)
+                if cut := self.skip(job, forward, unread):
+                    job.forward = forward = halves(forward, cut)[1]
+            runner.prefix.writes(table, forward.first, forward.end)
+        except ValueError as error:
+            self.fail(job, error)
+            return False
+        return True
+
+    @staticmethod
+    def skip(job: Job, forward: Forward, unread: int) -> int:
+        """How many of the first `unread` rows are found; no more than a draft knows features of."""
+        prefix, table = job.runners[forward.model].prefix, job.tables[forward.model]
+        assert prefix is not None
+        start, text = forward.start, prefix.text(forward)
+        if forward.features is None:
+            return prefix.skip(table, start, text, unread)
+        draft, drafts = job.runners[forward.features], job.tables[forward.features]
+        if draft.prefix is None:
+            return 0
+        cut = prefix.skip(table, start, text, min(unread, draft.prefix.found(drafts, start, text)))
+        if cut:
+            assert isinstance(draft.config, DraftConfig)
+            draft.prefix.skip(drafts, start, text, cut)
+            job.spared = start + cut
+            job.features.append(draft.model.embedding.weight.new_zeros(cut, draft.config.features))
+        return cut
 
     def resume(self, job: Job, prediction: Prediction) -> None:
         """Give a method what it waited for, and note the step that it made of it."""
@@ -325,29 +394,3 @@ def failure(job: Job, error: Exception) -> DecodingError:
     wrapped = DecodingError(f"{job.method!r} failed at slot {len(job.seq)}: {error}")
     wrapped.__cause__ = error
     return wrapped
-
-
-def cut_at(forward: Forward, room: int, shift: int) -> int:
-    """Rows of a forward that may run ahead of the rest; 0 where it may not be cut."""
-    if forward.mask != CAUSAL or forward.reach is not None or forward.context is not None:
-        return 0
-    predicted = forward.predicted_rows(shift)
-    return min(room, int(predicted.min()) if len(predicted) else len(forward.ids) - 1)
-
-
-def halves(forward: Forward, cut: int) -> tuple[Forward, Forward]:
-    """A causal forward as two: the first `cut` rows, which nobody reads, and the rest."""
-    positions = forward.positions
-    head = replace(
-        forward,
-        ids=forward.ids[:cut],
-        positions=None if positions is None else positions[:cut],
-        predict=(),
-    )
-    tail = replace(
-        forward,
-        ids=forward.ids[cut:],
-        start=forward.start + cut,
-        positions=None if positions is None else positions[cut:],
-    )
-    return head, tail

@@ -17,6 +17,7 @@ from outpace.decoding.sampling import Readout, Score
 from outpace.engine.batch import Batch, pack
 from outpace.engine.cache import Cache, Table
 from outpace.engine.layout import lay_out
+from outpace.engine.prefix import Prefix
 from outpace.models.config import Sight
 from outpace.models.draft import FeatureDraft
 from outpace.models.transformer import Attend, Transformer
@@ -28,7 +29,8 @@ class Runner:
     """Runs one model for all sequences that wait for it.
 
     `vocab` cuts rows of the embedding that stand for no token, `read_rows` bounds the rows whose
-    logits are in memory at a time, `slots` is the size of the cache.
+    logits are in memory at a time, `slots` is the size of the cache, `prefix_cache` says whether a
+    causal model finds what it computed for prompts that began alike.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Runner:
         slots: int,
         vocab: int | None = None,
         read_rows: int = 256,
+        prefix_cache: bool = True,
     ) -> None:
         self.name = name
         self.model = model
@@ -50,6 +53,10 @@ class Runner:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         lay_out(model)
         self.cache = Cache(model.config, slots, dtype=weight.dtype, device=self.device)
+        self.prefix: Prefix | None = None
+        if prefix_cache and (not self.config.bidirectional or isinstance(model, FeatureDraft)):
+            share = self.device.type != "cpu"
+            self.prefix = Prefix(self.cache, mask_id=self.config.mask_id, share=share)
         self.seconds = 0.0
         """Time spent in the model, its head and its reads."""
 

@@ -9,6 +9,7 @@ from outpace.methods.fast_dllm import FastDLLM
 from outpace.methods.left_to_right import LeftToRight
 from outpace.methods.method import Method
 from outpace.methods.speculative import Speculative
+from outpace.methods.wedlm import WeDLM
 
 METHODS: dict[str, type[Method]] = {
     "apd": APD,
@@ -19,6 +20,7 @@ METHODS: dict[str, type[Method]] = {
     "fast_dllm": FastDLLM,
     "left_to_right": LeftToRight,
     "speculative": Speculative,
+    "wedlm": WeDLM,
 }
 
 __all__ = [
@@ -32,4 +34,5 @@ __all__ = [
     "LeftToRight",
     "Method",
     "Speculative",
+    "WeDLM",
 ]

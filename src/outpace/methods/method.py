@@ -16,11 +16,13 @@ class Method(ABC):
     Attributes:
         roles: names of the fields that name further models, such as a draft or a verifier.
         feature_roles: those of them whose models read hidden states of the target.
+        masked: whether it feeds masks, so that its target needs a mask token.
         bidirectional: whether it decodes diffusion models (rows see later rows) or causal ones.
     """
 
     roles: ClassVar[tuple[str, ...]] = ()
     feature_roles: ClassVar[tuple[str, ...]] = ()
+    masked: ClassVar[bool] = False
     bidirectional: ClassVar[bool] = False
 
     @abstractmethod

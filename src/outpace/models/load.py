@@ -101,11 +101,13 @@ def load_model(
     device: torch.device | str = "cpu",
     max_length: int | None = None,
     adapter: str | Path | None = None,
+    mask_id: int | None = None,
 ) -> Transformer:
     """Load a model in its published format, with an adapter merged into it where one is named.
 
-    `max_length` limits its rotary tables. Raises `ValueError` naming file and tensor where one is
-    missing or has another shape, and for a draft, which is nothing without its target.
+    `max_length` limits its rotary tables, `mask_id` is its mask token, whatever `config.json` says.
+    Raises `ValueError` naming file and tensor where one is missing or has another shape, and for a
+    draft, which is nothing without its target.
     """
     config = limited(load_config(name), max_length)
     if isinstance(config, DraftConfig):
@@ -113,6 +115,8 @@ def load_model(
             f"{str(name)!r} is a draft that reads the features of a target: give the target as "
             "the model and this as the draft of a method"
         )
+    if mask_id is not None:
+        config = replace(config, mask_id=mask_id)
     with torch.device("meta"):
         model = Transformer(config)
     load_weights(model, resolve(name), dtype, device, adapter)

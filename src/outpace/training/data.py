@@ -2,17 +2,23 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from outpace.zoo import story
+from outpace.zoo import story, table
 
 STORY = "story:"
+PROBLEMS = {STORY: story.problems, "table:": table.problems}
+"""What the zoo makes up, by what a path begins with."""
+
+Conversation = tuple[list[dict[str, str]], str, bool]
+"""Messages, the answer to them, and whether that is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +43,35 @@ class Data:
     """Where examples come from.
 
     Attributes:
-        path: A file of JSON lines, `{"prompt", "response"}` or `{"messages": [...]}`, or
-            `story:train`, the problems of the zoo. A response does not end where its line has
-            the `finish_reason` "length".
-        drills: Share of examples replaced by a line of bare equations (`story:` only).
+        path: A file of JSON lines, `{"prompt", "response"}` or `{"messages": [...]}`, or problems
+            of the zoo, `story:train` or `table:train`; or several of these. A response does not
+            end where its line has the `finish_reason` "length".
+        turns: How many examples each of several paths gives before the next one does; 1 each.
+        drills: Share of stories replaced by a line of bare equations (`story:` only).
         plain: Whether answers take the first wording of each sentence (`story:` only).
         mark: A regular expression; the response tokens that it touches are marked, so that an
             objective can weigh them more or start there.
+        end: The token that ends a response; the tokenizer's end-of-sequence by default.
         longest: Examples are cut to this many tokens, or to what the model was made for.
     """
 
-    path: str
+    path: str | tuple[str, ...]
+    turns: tuple[int, ...] | None = None
     drills: float = 0.0
     plain: bool = False
     mark: str | None = None
+    end: str | None = None
     longest: int = 4096
 
     def __post_init__(self) -> None:
         if not 0 <= self.drills <= 1:
             raise ValueError(f"drills is a share between 0 and 1, not {self.drills}")
-        if (self.drills or self.plain) and not self.path.startswith(STORY):
+        if (self.drills or self.plain) and not any(path.startswith(STORY) for path in self.paths):
             raise ValueError(
                 f"drills belong to {STORY}train, as plain does; {self.path!r} has neither"
             )
+        if len(self.counts) != len(self.paths) or min(self.counts, default=0) < 1:
+            raise ValueError(f"turns are one count from 1 on for each path, not {self.turns}")
         try:
             re.compile(self.mark or "")
         except re.error as error:
@@ -67,49 +79,45 @@ class Data:
         if self.longest < 2:
             raise ValueError(f"longest must leave room for two tokens, not {self.longest}")
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All paths, be they one or more."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Examples of each path in one turn of all."""
+        return (1,) * len(self.paths) if self.turns is None else self.turns
+
 
 class Examples:
     """Example number n of an endless stream: a function of the seed and n alone."""
 
     def __init__(self, data: Data, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> None:
-        """Open the source; a missing or malformed one is refused here."""
+        """Open the sources; a missing or malformed one is refused here."""
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer names no end token; set its eos_token")
         self.data, self.tokenizer, self.seed = data, tokenizer, seed
         self.end = int(tokenizer.eos_token_id)
+        if data.end is not None:
+            self.end = _token(tokenizer, data.end)
         self.mark = None if data.mark is None else re.compile(data.mark)
-        self.split = self._story()
-        self.lines = [] if self.split else _read(Path(data.path))
-        self.order = -1, np.arange(0)
-        self[0]
+        self.sources = [_source(path, seed, data.plain) for path in data.paths]
+        # Of each example in a turn: its path, and its number among those of this path.
+        self.turn = [(who, place) for who, n in enumerate(data.counts) for place in range(n)]
+        for number in range(len(self.turn)):
+            self[number]
 
     def __getitem__(self, number: int) -> Example:
         """Tokenise one example."""
+        turn, place = divmod(number, len(self.turn))
+        who, place = self.turn[place]
+        place += turn * self.data.counts[who]
         rng = np.random.default_rng([self.seed, number, 0])
-        if self.split is None:
-            return self._line(number)
-        if self.data.drills and rng.random() < self.data.drills:
+        drills = self.data.drills if self.data.paths[who].startswith(STORY) else 0.0
+        if drills and rng.random() < drills:
             return self._example([], story.drill(Random(int(rng.integers(1 << 62)))))
-        (problem,) = story.problems(
-            self.split, 1, seed=self.seed, start=number, plain=self.data.plain
-        )
-        return self._chat([{"role": "user", "content": problem.question}], problem.answer, True)
-
-    def _story(self) -> str | None:
-        if not self.data.path.startswith(STORY):
-            return None
-        split = self.data.path.removeprefix(STORY)
-        if split != "train":
-            raise ValueError(f"{self.data.path!r} is not for training; use {STORY}train")
-        return split
-
-    def _line(self, number: int) -> Example:
-        epoch, place = divmod(number, len(self.lines))
-        if self.order[0] != epoch:
-            shuffle = np.random.default_rng([self.seed, epoch, 1])
-            self.order = epoch, shuffle.permutation(len(self.lines))
-        line = int(self.order[1][place])
-        return self._chat(*_conversation(self.lines[line], f"{self.data.path}:{line + 1}"))
+        return self._chat(*self.sources[who](place))
 
     def _chat(self, messages: list[dict[str, str]], answer: str, ended: bool) -> Example:
         if self.tokenizer.chat_template is None:
@@ -148,9 +156,48 @@ def touched(mark: re.Pattern[str], text: str, offsets: Sequence[tuple[int, int]]
     return [any(a < end and start < b for a, b in spans) for start, end in offsets]
 
 
+def _source(path: str, seed: int, plain: bool) -> Callable[[int], Conversation]:
+    for kind, make in PROBLEMS.items():
+        if path.startswith(kind):
+            if path != f"{kind}train":
+                raise ValueError(f"{path!r} is not for training; use {kind}train")
+            options = {"plain": plain} if kind == STORY else {}
+            return partial(_problem, partial(make, "train", 1, seed=seed, **options))
+    return Lines(Path(path), seed).conversation
+
+
+def _problem(make: Callable[..., list[story.Problem]], number: int) -> Conversation:
+    (problem,) = make(start=number)
+    return [{"role": "user", "content": problem.question}], problem.answer, True
+
+
+class Lines:
+    """A file of JSON lines, shuffled anew each epoch."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.path, self.seed, self.lines = path, seed, _read(path)
+        self.order = -1, np.arange(0)
+
+    def conversation(self, number: int) -> Conversation:
+        """Line number n of the endless stream."""
+        epoch, place = divmod(number, len(self.lines))
+        if self.order[0] != epoch:
+            shuffle = np.random.default_rng([self.seed, epoch, 1])
+            self.order = epoch, shuffle.permutation(len(self.lines))
+        line = int(self.order[1][place])
+        return _conversation(self.lines[line], f"{self.path}:{line + 1}")
+
+
+def _token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        raise ValueError(f"end {text!r} is {len(ids)} tokens of this tokenizer; name one token")
+    return int(ids[0])
+
+
 def _read(path: Path) -> list[str]:
     if not path.is_file():
-        raise ValueError(f"no data at {str(path)!r}; give a file of JSON lines or story:train")
+        raise ValueError(f"no data at {str(path)!r}; give a file of JSON lines, or story:train")
     lines = path.read_text(encoding="utf-8").splitlines()
     while lines and not lines[-1].strip():
         lines.pop()
@@ -159,7 +206,7 @@ def _read(path: Path) -> list[str]:
     return lines
 
 
-def _conversation(line: str, where: str) -> tuple[list[dict[str, str]], str, bool]:
+def _conversation(line: str, where: str) -> Conversation:
     """Messages of a line, the answer to them, and whether that is whole."""
     try:
         record = json.loads(line)

@@ -1,7 +1,7 @@
 """Rows: what an objective makes of an example, and what a packed batch is made of."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,18 +44,22 @@ class Rows:
         )
 
 
+def join(parts: Sequence[Rows]) -> Rows:
+    """Rows one behind the other, whose ranges say so already."""
+    return Rows(
+        ids=torch.cat([part.ids for part in parts]),
+        positions=torch.cat([part.positions for part in parts]),
+        ranges=torch.cat([part.ranges for part in parts]).to(torch.int32),
+        labels=torch.cat([part.labels for part in parts]),
+        weights=torch.cat([part.weights for part in parts]),
+        mass=sum(part.mass for part in parts),
+    )
+
+
 def pack(parts: Sequence[Rows]) -> Rows:
     """Lay documents side by side; equal lengths become neighbours and share a call."""
     if not parts:
         raise ValueError("there are no rows to pack; give at least one example")
     parts = sorted(parts, key=len)
-    starts = torch.tensor([0, *[len(part) for part in parts[:-1]]]).cumsum(0)
-    ranges = [p.ranges + int(start) for p, start in zip(parts, starts, strict=True)]
-    return Rows(
-        ids=torch.cat([part.ids for part in parts]),
-        positions=torch.cat([part.positions for part in parts]),
-        ranges=torch.cat(ranges).to(torch.int32),
-        labels=torch.cat([part.labels for part in parts]),
-        weights=torch.cat([part.weights for part in parts]),
-        mass=sum(part.mass for part in parts),
-    )
+    starts = torch.tensor([0, *[len(part) for part in parts[:-1]]]).cumsum(0).tolist()
+    return join([replace(p, ranges=p.ranges + at) for p, at in zip(parts, starts, strict=True)])

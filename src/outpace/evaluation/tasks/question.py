@@ -10,7 +10,7 @@ FINAL = re.compile(r"#### (-?[0-9.,]+)")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt and the number that its answer must end in."""
+    """A prompt and the result that its answer must end in."""
 
     prompt: str
     final: str
@@ -18,6 +18,15 @@ class Question:
     def right(self, answer: str) -> bool:
         """GSM8K's rule: the first number behind `####`, without commas, is the reference."""
         return final_number(answer) == self.final
+
+
+@dataclass(frozen=True, slots=True)
+class Exact(Question):
+    """A prompt whose answer must be `final` to the letter; white space around it is free."""
+
+    def right(self, answer: str) -> bool:
+        """Equality of the whole text."""
+        return answer.strip() == self.final
 
 
 def final_number(text: str) -> str | None:

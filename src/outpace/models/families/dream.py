@@ -33,6 +33,7 @@ DREAM = Family(
     architectures=("DreamModel",),
     config=translate,
     names=HUGGING_FACE_NAMES,
+    method="left_to_right",
     temperature=0.2,
     top_p=0.95,
     native={"order": "entropy", "eps": 1e-3, "drawn": True},

@@ -63,6 +63,8 @@ class Family:
     architectures: tuple[str, ...]
     config: Callable[[Mapping[str, Any]], ModelConfig]
     names: Names
+    method: str = "autoregressive"
+    """What decodes its models where no method is chosen."""
     temperature: float = 0.0
     top_p: float = 1.0
     native: Mapping[str, Any] = field(default_factory=dict)

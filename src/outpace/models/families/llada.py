@@ -9,7 +9,6 @@ from outpace.models.config import ModelConfig, Rope
 from outpace.models.families.family import Family, Names
 
 EOT = 126348  # `<|eot_id|>` ends the assistant's turn; config.json names only the end of the text
-
 BLOCK = "model.transformer.blocks.{}."
 NAMES: Names = {
     "embedding.weight": "model.transformer.wte.weight",
@@ -76,5 +75,6 @@ LLADA = Family(
     config=translate,
     names=NAMES,
     native={"order": "confidence", "block": 32, "null_prompt": True},
+    method="left_to_right",
     template=TEMPLATE,
 )

@@ -5,12 +5,14 @@ from outpace.training.objectives.d2f import D2F
 from outpace.training.objectives.dflash import DFlash
 from outpace.training.objectives.mdlm import MDLM
 from outpace.training.objectives.sft import SFT
+from outpace.training.objectives.wedlm import WeDLM
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "d2f": D2F,
     "dflash": DFlash,
     "mdlm": MDLM,
     "sft": SFT,
+    "wedlm": WeDLM,
 }
 
-__all__ = ["D2F", "MDLM", "OBJECTIVES", "SFT", "DFlash"]
+__all__ = ["D2F", "MDLM", "OBJECTIVES", "SFT", "DFlash", "WeDLM"]

@@ -19,7 +19,7 @@ from outpace.training.data import Example
 from outpace.training.noise import Bools, Floats, Ints, check_canvas, holes, padded
 from outpace.training.objective import Objective
 from outpace.training.objectives.sft import SFT
-from outpace.training.rows import UNSCORED, Rows
+from outpace.training.rows import UNSCORED, Rows, join
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,13 +187,7 @@ class MDLM(Objective):
             block.ranges[:, 1] = torch.tensor([total, total + len(slots)])
             parts.append(block)
             total += len(slots)
-        return Rows(
-            **{
-                name: torch.cat([getattr(part, name) for part in parts])
-                for name in ("ids", "positions", "ranges", "labels", "weights")
-            },
-            mass=sum(part.mass for part in parts),
-        )
+        return join(parts)
 
     def _few(self, most: int, rng: Generator) -> int:
         """A number of masks, small ones as likely as large ones."""

@@ -1,0 +1,141 @@
+"""Prompts that begin alike share what was computed for their beginning.
+
+A causal row's key depends on the tokens up to it and on nothing else. So a page that is full of
+such keys, at positions equal to their slots, is worth the same to every sequence that begins with
+the same tokens. It is found by its name: a keyed hash of its tokens and of the name before it. A
+name belongs to the logical page whose slots were written, never to one that is only reserved.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+
+from outpace.decoding import CAUSAL, Forward
+from outpace.engine.cache import PAGE, Cache, Table
+
+
+class Saved(NamedTuple):
+    """Forwards that found slots filled, and how many slots."""
+
+    hits: int = 0
+    slots: int = 0
+
+
+class Prefix:
+    """Finds pages for the beginning of causal forwards, and names those that they have filled.
+
+    With `share`, a sequence holds the pages that it finds, and gets one of its own before it writes
+    there. Without, what is in them is copied to its own, which lie side by side: on a CPU that is
+    worth more than the memory. Rows of `mask_id` are no text, and never named.
+    """
+
+    def __init__(self, cache: Cache, *, mask_id: int | None = None, share: bool = False) -> None:
+        self.cache = cache
+        self.mask_id = mask_id
+        self.share = share
+        self.salt = os.urandom(16)
+        self.saved = Saved()
+
+    def found(self, table: Table, start: int, text: Sequence[int]) -> int:
+        """How many slots from `start` on, which are to hold this text, pages are found for."""
+        return (len(table.names) + len(self.pages(table, start, text))) * PAGE - start
+
+    def pages(self, table: Table, start: int, text: Sequence[int]) -> list[bytes]:
+        """Names of the pages with this text that are found, from the first on that is not full."""
+        if start != len(table.known):
+            return []
+        text = [*table.known[len(table.names) * PAGE :], *text]
+        before, names = table.names[-1:], []
+        for begin in range(0, len(text) - PAGE + 1, PAGE):
+            before = [self.name(before, text[begin : begin + PAGE])]
+            if before[0] not in self.cache.named:
+                break
+            names += before
+        return names
+
+    def skip(self, table: Table, start: int, text: Sequence[int], rows: int) -> int:
+        """How many of the first `rows` rows need not run, since their slots are found filled."""
+        names, first = self.pages(table, start, text), len(table.names)
+        end = min((first + len(names)) * PAGE, start + rows)
+        if not names or end <= start:
+            return 0
+        self.fetch(table, [self.cache.named[name] for name in names], first, end)
+        self.cache.touch(names)
+        table.known += text[: end - start]
+        table.names += names[: end // PAGE - first]
+        table.written = max(table.written, end)
+        self.saved = Saved(self.saved.hits + 1, self.saved.slots + end - start)
+        return end - start
+
+    def fetch(self, table: Table, sources: list[int], first: int, end: int) -> None:
+        """Fill pages of a table, from its page `first` on, as some pages are, up to slot `end`."""
+        # The last page is written again where a row of it must run.
+        shared = end // PAGE - first if self.share else 0
+        own = table.pages[first : first + len(sources)]
+        if copied := sources[shared:]:
+            self.cache.copy(copied, own[shared:])
+        if shared:
+            self.cache.hold(sources[:shared])
+            self.cache.drop(own[:shared])
+            table.pages[first : first + shared] = sources[:shared]
+            table.lay_out()
+
+    def writes(self, table: Table, start: int, end: int) -> None:
+        """Called before slots are written: what was known of them is so no longer.
+
+        Raises `ValueError` where a page is shared and no other is left to write to.
+        """
+        if start < len(table.known):
+            first = start // PAGE
+            for page, name in zip(table.pages[first:], table.names[first:], strict=False):
+                if self.cache.named.get(name) == page:
+                    self.cache.forget(page)
+            del table.names[first:], table.known[start:]
+        if self.share:
+            for index in range(start // PAGE, -(-end // PAGE)):
+                if self.cache.holders[table.pages[index]] > 1:
+                    self.part(table, index)
+
+    def part(self, table: Table, index: int) -> None:
+        """Give a table a page of its own in place of one that others hold too."""
+        fresh = self.cache.take(1)
+        if fresh is None:
+            raise ValueError(
+                f"slot {index * PAGE} lies in a page that other requests share, and no page is "
+                "left to copy it to; give the cache more memory, or switch prefix_cache off"
+            )
+        page = table.pages[index]
+        self.cache.copy([page], fresh)
+        self.cache.drop([page])
+        table.pages[index] = fresh[0]
+        table.lay_out()
+
+    def learn(self, table: Table, start: int, text: Sequence[int]) -> None:
+        """Called after this text was written from slot `start` on: name the pages full of it."""
+        if start != len(table.known):
+            return
+        table.known += text
+        for index in range(len(table.names), len(table.known) // PAGE):
+            name = self.name(table.names, table.known[index * PAGE : (index + 1) * PAGE])
+            table.names.append(name)
+            self.cache.name(table.pages[index], name)
+            self.cache.touch([name])
+
+    def text(self, forward: Forward) -> list[int]:
+        """Tokens of the leading rows that are no masks and stand at their own position."""
+        ids = list(forward.ids) if forward.mask == CAUSAL else []
+        if forward.positions is not None:
+            start, places = forward.start, enumerate(forward.positions)
+            del ids[next((i for i, place in places if place != start + i), len(ids)) :]
+        return ids[: ids.index(self.mask_id)] if self.mask_id in ids else ids
+
+    def name(self, before: list[bytes], tokens: list[int]) -> bytes:
+        """Name of a page of these tokens behind the pages of those names."""
+        parent = before[-1] if before else b""
+        content = np.array(tokens, dtype=np.int64).tobytes()
+        return blake2b(parent + content, key=self.salt, digest_size=16).digest()

@@ -1,0 +1,138 @@
+"""WeDLM: masks filled in any order under causal attention, and a prefix that streams out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+
+from outpace.decoding import Canvas, Decoding, Forward, Prediction, Sequence, agreement
+from outpace.decoding.order import best
+from outpace.methods.method import Method, at_least_one
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeDLM(Method):
+    """Show a window of masks behind all that is known, and fill those that are in little doubt.
+
+    Algorithm 1 of "WeDLM: Reconciling Diffusion Language Models with Standard Causal Attention for
+    Fast Inference" (Liu et al., 2025). Rows are fed with the known tokens first and keep their own
+    positions, so that masks see what is filled behind them although attention is causal. A mask is
+    filled where its entropy, and `penalty` for each slot between it and the first mask, add up to
+    less than `entropy`; where none is, the least doubtful one (with `entropy=None`, always one).
+
+    `confidence` fills instead all masks whose token has this probability, or the most probable
+    one. `block` opens the next window only when the last one is full. `clip` opens no slot that the
+    answer may not take. `eager` emits a token as soon as all before it are filled; without it, a
+    forward later, once its key is final. `verify` emits only what the model says token by token as
+    well: the output is that of `Autoregressive`, at any temperature.
+    """
+
+    masked = True
+
+    window: int = 16
+    entropy: float | None = 0.4
+    penalty: float = 0.02
+    confidence: float | None = None
+    block: bool = False
+    clip: bool = False
+    eager: bool = True
+    verify: bool = False
+
+    def __post_init__(self) -> None:
+        at_least_one(window=self.window)
+        for name, value in {"entropy": self.entropy, "penalty": self.penalty}.items():
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must be 0 or a positive number, not {value}")
+        if self.confidence is not None and not 0 < self.confidence <= 1:
+            raise ValueError(f"confidence must lie above 0 and be at most 1, not {self.confidence}")
+
+    def slots(self, prompt: int, max_tokens: int) -> int:
+        """Unless clipped, a window may open in front of the last token and, if late, another."""
+        windows = 0 if self.clip or self.verify else 1 if self.eager else 2
+        return prompt + max_tokens + max(windows * self.window - 1, 0)
+
+    def decode(self, seq: Sequence) -> Decoding:
+        """Refill the window, feed it in known-first order, fill what is sure, emit the prefix."""
+        if self.verify:
+            yield from self.verified(seq)
+            return
+        canvas, ready, alive = Canvas(seq.ids, seq.mask_id), 0, True  # ready: slots with final keys
+        while alive:
+            filled = canvas.filled
+            self.refill(canvas, seq.limit)
+            out = yield self.forward(seq, canvas, ready)
+            ready = filled
+            alive = seq.commit(canvas.ids[len(seq) : filled])
+            self.fill(canvas, canvas.holes, out)
+            if alive and self.eager:
+                alive = seq.commit(canvas.ids[len(seq) : canvas.filled])
+
+    def verified(self, seq: Sequence) -> Decoding:
+        """The same, but tokens' rows, which predict the next token, say how much of it is kept."""
+        canvas, ready, alive = Canvas(seq.ids, seq.mask_id), 0, True
+        while alive:
+            n, filled = len(seq), canvas.filled
+            self.refill(canvas, seq.limit)
+            out = yield self.forward(seq, canvas, ready, checked=range(n, filled + 1))
+            said = out.tokens[: filled + 1 - n]
+            ready = n + agreement(canvas.ids[n:filled], said)
+            alive = seq.commit(said[: ready + 1 - n])
+            if ready < filled:
+                canvas = Canvas(seq.ids, seq.mask_id)  # what lies behind a wrong token is of no use
+            elif alive:
+                drafts = canvas.holes[1:]
+                canvas.fill([filled], said[-1:])
+                self.fill(canvas, drafts, out, first=len(said))
+
+    def refill(self, canvas: Canvas, limit: int) -> None:
+        """Let the window reach `window` slots behind the known prefix; a block, once it is full."""
+        if self.block and canvas.holes:
+            return
+        end = canvas.filled + self.window
+        canvas.extend((min(end, limit) if self.clip or self.verify else end) - len(canvas))
+
+    def forward(
+        self, seq: Sequence, canvas: Canvas, ready: int, checked: Many[int] = ()
+    ) -> Forward:
+        """Known tokens in front of the holes, each at its own position.
+
+        The leading run comes first, so that its keys are those of the tokens before it alone:
+        from there the next forward starts. `checked` are slots that a token's row is to predict;
+        what the first of the holes is then needs no other word.
+        """
+        known = canvas.known(ready)
+        order = known + canvas.holes
+        asked = canvas.holes[1:] if checked else canvas.holes
+        end = ready + len(order)
+        return Forward(
+            ids=[canvas.ids[slot] for slot in order],
+            start=ready,
+            positions=order,
+            predict=[*checked, *asked],
+            rows=[*(slot - 1 for slot in checked), *range(end - len(asked), end)],
+            read=seq.read(scores=("entropy",) if self.confidence is None else ("confidence",)),
+        )
+
+    def fill(self, canvas: Canvas, holes: list[int], out: Prediction, first: int = 0) -> None:
+        """Put tokens into the holes that are in little doubt, at least into one.
+
+        What was predicted for the holes stands in `out` from entry `first` on.
+        """
+        if not holes:
+            return
+        if self.confidence is not None:
+            assert out.confidence is not None
+            scores = out.confidence[first:]
+            chosen = np.flatnonzero(scores >= self.confidence)
+        else:
+            assert out.entropy is not None
+            steps = np.array(holes, dtype=np.float32) - holes[0]
+            doubt = out.entropy[first:] + self.penalty * steps
+            scores = -doubt
+            chosen = np.flatnonzero(doubt < (self.entropy or 0))
+        if not len(chosen):
+            chosen = best(scores)
+        slots = [holes[index] for index in chosen]
+        canvas.fill(slots, [out.tokens[first + index] for index in chosen])

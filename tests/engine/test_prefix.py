@@ -1,0 +1,382 @@
+"""What is found of earlier prompts changes no token, and no page is lost or written by two."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from helpers import MASK, VOCAB, causal_model, finish, pages_in_use, published, runner
+from outpace.decoding import CAUSAL, FULL, Decoding, Forward, Sampling
+from outpace.decoding import Sequence as Tokens
+from outpace.engine.cache import PAGE, Cache, Table
+from outpace.engine.engine import DecodingError, Engine
+from outpace.engine.prefix import Prefix
+from outpace.engine.runner import Runner
+from outpace.methods import APD, Autoregressive, DFlash, Method, Speculative, WeDLM
+from outpace.models.load import translate
+from workload import Request, new_engine, result, serve
+
+KINDS = [
+    Autoregressive(),
+    WeDLM(window=6, entropy=2.0),
+    WeDLM(window=6, entropy=2.0, verify=True),
+    APD(verifier="causal", ratio=0.6, window=4, lookahead=9),
+    Speculative(draft="near", tokens=3),
+    DFlash(draft="features", tokens=3),
+]
+LONG = tuple(range(1, 22)) * 3
+each_kind = pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
+both_ways = pytest.mark.parametrize("share", [False, True], ids=["copied", "shared"])
+
+
+def engine_with(*, share: bool, on: bool = True, **limits: int) -> Engine:
+    """An engine whose causal models share pages, copy them, or compute all anew."""
+    engine = new_engine(**limits)
+    for each in engine.runners:
+        if each.prefix is not None:
+            each.prefix = Prefix(each.cache, mask_id=MASK, share=share) if on else None
+    return engine
+
+
+def rows_of(engine: Engine, name: str = "causal") -> list[int]:
+    """A list that will hold the rows of each pass of a model."""
+    passes: list[int] = []
+    each = runner(engine, name)
+    run = each.run
+
+    def counted(forwards, *rest):
+        passes.append(sum(len(forward.ids) for forward in forwards))
+        return run(forwards, *rest)
+
+    each.run = counted
+    return passes
+
+
+@pytest.mark.parametrize(
+    ("method", "share"),
+    [*((method, False) for method in KINDS), *((KINDS[kind], True) for kind in (0, 1, 5))],
+    ids=lambda value: value if isinstance(value, bool) else type(value).__name__,
+)
+def test_200_prompts_that_begin_alike(method: Method, share: bool) -> None:
+    """Arriving at random, cached and computed anew: token for token, trace for trace."""
+    rng = Random(7)
+    stems = [tuple(rng.randint(1, VOCAB - 2) for _ in range(size)) for size in (20, 33, 48, 70)]
+    batch = [
+        Request(
+            method=method,
+            prompt=stem[: rng.randint(1, len(stem))] + tuple(rng.choices(range(1, 22), k=tail)),
+            max_tokens=rng.randint(1, 12),
+            sampling=Sampling(temperature=rng.choice([0.0, 1.0]), seed=rng.randint(0, 3)),
+            arrives=rng.randint(0, 150),
+        )
+        for stem, tail in ((rng.choice(stems), rng.randint(0, 9)) for _ in range(200))
+    ]
+    plain, cached = engine_with(share=share, on=False), engine_with(share=share)
+    assert serve(cached, batch) == serve(plain, batch)
+    assert plain.saved == (0, 0)
+    assert cached.saved.hits > 50 and cached.saved.slots >= PAGE * cached.saved.hits
+    assert pages_in_use(cached) == 0
+
+
+@both_ways
+@each_kind
+def test_a_second_identical_prompt_computes_less_than_a_page(method: Method, share: bool) -> None:
+    """And the same tokens; window and proposals, which are not of the prompt, are computed."""
+    for length in (15, 16, 17, 32, 63):
+        engine = engine_with(share=share)
+        request = Request(method=method, prompt=LONG[:length], max_tokens=8)
+        passes = rows_of(engine, "causal" if method.bidirectional else request.roles["target"])
+        before = serve(engine, [request])
+        whole = passes[0]
+        passes.clear()
+        assert serve(engine, [request]) == before
+        assert whole - passes[0] > length - PAGE
+        assert engine.saved.hits >= (length >= PAGE)
+
+
+@both_ways
+def test_an_answer_is_found_when_it_is_asked_about(share: bool) -> None:
+    """The next prompt of a talk holds what was committed, and that was computed too."""
+    engine = engine_with(share=share)
+    method = Autoregressive()
+    (answer, *_), *_ = serve(engine, [Request(method=method, prompt=LONG[:20], max_tokens=40)])
+    talk = Request(method=method, prompt=(*LONG[:20], *answer, 3, 4), max_tokens=4)
+    passes = rows_of(engine)
+    assert serve(engine, [talk]) == serve(engine_with(share=share, on=False), [talk])
+    assert passes[0] == (20 + len(answer) + 2) % PAGE
+
+
+def test_a_long_prompt_finds_what_ran_while_it_waited() -> None:
+    """Its second part, cut by `max_rows`, and a second request behind it."""
+    request = Request(method=Autoregressive(), prompt=LONG, max_tokens=3)
+    engine = engine_with(share=False, max_rows=len(LONG))
+    passes = rows_of(engine)
+    results = serve(engine, [request, request])
+    assert results[0] == results[1]
+    assert passes[:2] == [len(LONG), 1 + len(LONG) % PAGE]
+
+
+def test_a_page_that_its_owner_writes_again_is_not_found() -> None:
+    """Here by a method that feeds its prompt once more with another token in it."""
+
+    class Again(Method):
+        def decode(self, seq: Tokens) -> Decoding:
+            yield Forward(ids=seq.ids, start=0)
+            out = yield Forward(ids=[9, *seq.ids[1:]], start=0)
+            while seq.commit(out.tokens):
+                out = yield Forward(ids=seq.ids[-1:], start=len(seq) - 1)
+
+    for share in (False, True):
+        engine, plain = (engine_with(share=share, on=on) for on in (True, False))
+        same = Request(method=Autoregressive(), prompt=LONG, arrives=4)
+        other = Request(method=Autoregressive(), prompt=(9, *LONG[1:]), arrives=6)
+        batch = [Request(method=Again(), prompt=LONG), same, other]
+        assert serve(engine, batch) == serve(plain, batch)
+        assert engine.saved.hits == 1
+
+
+def test_a_shared_page_is_parted_before_it_is_written() -> None:
+    """The one who writes gets a copy, the other keeps what it found."""
+    cache = small_cache(4)
+    prefix = Prefix(cache, share=True)
+    ids = list(range(1, 20))
+    first, second = (reserved(cache, 20) for _ in range(2))
+    run(prefix, first, Forward(ids=ids, start=0))
+    assert prefix.skip(second, 0, ids, rows=18) == PAGE
+    assert second.pages[0] == first.pages[0] and cache.free.sum() == 1
+    run(prefix, second, Forward(ids=[5], start=3))
+    assert second.pages[0] != first.pages[0] and cache.free.sum() == 0
+    assert contents(cache, first, 19) == expected(ids)
+    assert contents(cache, second, 4) == expected([*ids[:3], 5])
+
+
+def test_without_a_page_to_write_to_only_that_request_fails() -> None:
+    """Where memory is taken by others, who go on."""
+
+    class Rewrite(Method):
+        def decode(self, seq: Tokens) -> Decoding:
+            out = yield Forward(ids=seq.ids, start=0)
+            seq.commit(out.tokens)
+            yield Forward(ids=[7], start=1)
+
+    prompt = LONG[: 2 * PAGE]
+    steady = Request(method=Autoregressive(), prompt=prompt, max_tokens=2 * PAGE)
+    engine = engine_with(share=True, slots=8 * PAGE)
+    kept = steady.submit(engine)
+    engine.step()
+    broken = Request(method=Rewrite(), prompt=prompt, max_tokens=2 * PAGE).submit(engine)
+    engine.step()
+    filler = Request(method=Autoregressive(), prompt=(8, 9), max_tokens=PAGE - 2).submit(engine)
+    finish(engine)
+    assert isinstance(broken.error, DecodingError) and "prefix_cache" in str(broken.error)
+    expected_ = serve(engine_with(share=True, on=False), [steady])
+    assert [result(kept)] == expected_ and filler.error is None
+    assert pages_in_use(engine) == 0
+
+
+@both_ways
+def test_cancelled_and_failed_requests_give_their_pages_back(share: bool) -> None:
+    """And what they had computed is found all the same."""
+
+    class Broken(Method):
+        def decode(self, seq: Tokens) -> Decoding:
+            yield Forward(ids=seq.ids, start=0)
+            raise RuntimeError("broken")
+
+    engine = engine_with(share=share)
+    Request(method=Broken(), prompt=LONG).submit(engine)
+    job = Request(method=Autoregressive(), prompt=LONG).submit(engine)
+    engine.step()
+    engine.cancel(job)
+    finish(engine)
+    assert pages_in_use(engine) == 0
+    passes = rows_of(engine)
+    serve(engine, [Request(method=Autoregressive(), prompt=LONG)])
+    assert passes[0] == 1 + (len(LONG) - 1) % PAGE
+
+
+def test_a_failed_pass_leaves_nothing_to_be_found() -> None:
+    """What it had begun to write is known of nobody."""
+    engine = engine_with(share=False)
+    each = runner(engine, "causal")
+    capture = each.model.capture
+    each.model.capture = lambda *_: 1 / 0
+    job = Request(method=Autoregressive(), prompt=LONG).submit(engine)
+    finish(engine)
+    each.model.capture = capture
+    assert job.error is not None and not each.cache.named
+    assert pages_in_use(engine) == 0
+
+
+def test_bidirectional_models_have_none_and_others_can_do_without() -> None:
+    """It is for causal rows and for a draft's features of them; and an option."""
+    engine = new_engine()
+    assert runner(engine, "diffusion").prefix is None
+    assert all(runner(engine, name).prefix for name in ("causal", "rich", "features"))
+    assert Runner("plain", causal_model(), slots=PAGE, prefix_cache=False).prefix is None
+
+
+def test_names_are_salted() -> None:
+    """Two caches name the same text differently, so nobody can make names collide on purpose."""
+    first, second = (Prefix(small_cache(1)) for _ in range(2))
+    assert first.name([], LONG[:PAGE]) == first.name([], LONG[:PAGE])
+    assert first.name([], LONG[:PAGE]) != second.name([], LONG[:PAGE])
+    assert first.name([b"a"], LONG[:PAGE]) != first.name([b"b"], LONG[:PAGE])
+
+
+def test_masks_and_moved_rows_are_no_text() -> None:
+    """Nor is anything behind them."""
+    prefix = Prefix(small_cache(1), mask_id=MASK)
+    assert prefix.text(Forward(ids=[1, 2, 3], start=0)) == [1, 2, 3]
+    assert prefix.text(Forward(ids=[1, MASK, 3], start=0)) == [1]
+    assert prefix.text(Forward(ids=[1, 2, 3], start=4, positions=[4, 5, 7])) == [1, 2]
+
+
+CONFIG = translate(published(num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1))
+
+
+def small_cache(pages: int) -> Cache:
+    """A cache whose slots say what has been written to them."""
+    cache = Cache(CONFIG, pages * PAGE, dtype=torch.float64, device=torch.device("cpu"))
+    cache.memory.fill_(-1)
+    return cache
+
+
+def reserved(cache: Cache, slots: int) -> Table:
+    """A table of a cache that has room."""
+    table = cache.reserve(slots)
+    assert table is not None
+    return table
+
+
+def expected(ids: list[int], before: float = 0.0) -> list[float]:
+    """What causal rows of these tokens write: a number for all tokens up to each."""
+    values = []
+    for token in ids:
+        before = (before * 31 + token + 1) % 1_000_003
+        values.append(before)
+    return values
+
+
+def contents(cache: Cache, table: Table, end: int) -> list[float]:
+    """What lies in the first slots of a table."""
+    return cache.memory[0, 0, torch.from_numpy(table.slots[:end]), 0, 0].tolist()
+
+
+def run(prefix: Prefix, table: Table, forward: Forward) -> None:
+    """A pass of one forward, without a model."""
+    prefix.writes(table, forward.start, forward.end)
+    before = contents(prefix.cache, table, forward.start)[-1] if forward.start else 0.0
+    values = expected(list(forward.ids), before)
+    if forward.mask != CAUSAL or forward.positions is not None:
+        values = [-2.0] * len(values)
+    slots = torch.from_numpy(table.slots[forward.start : forward.end])
+    prefix.cache.memory[:, :, slots] = torch.tensor(values, dtype=torch.float64)[:, None, None]
+    table.written = max(table.written, forward.end)
+    prefix.learn(table, forward.start, prefix.text(forward))
+
+
+class Prefixes(RuleBasedStateMachine):
+    """Sequences of two tokens that come, run, are written again, and go."""
+
+    share = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = small_cache(12)
+        self.prefix = Prefix(self.cache, mask_id=MASK, share=self.share)
+        self.tables: list[Table] = []
+
+    @rule(slots=st.integers(1, 5 * PAGE))
+    def reserve(self, slots: int) -> None:
+        free = int(self.cache.free.sum())
+        table = self.cache.reserve(slots)
+        assert (table is None) == (free < -(-slots // PAGE))
+        self.tables += [table] if table else []
+
+    @precondition(lambda self: self.tables)
+    @rule(which=st.integers(0, 99), bits=st.integers(0, 15), rows=st.integers(1, 60))
+    def go_on(self, which: int, bits: int, rows: int) -> None:
+        """Text of a few kinds behind what is known, of which what is found does not run."""
+        table = self.tables[which % len(self.tables)]
+        start = len(table.known)
+        text = [
+            1 + (bits >> (slot // 13) & 1) for slot in range(start, min(start + rows, table.size))
+        ]
+        if not text:
+            return
+        cut = self.prefix.skip(table, start, text, rows=len(text) - 1)
+        assert 0 <= cut < len(text)
+        self.write(table, Forward(ids=text[cut:], start=start + cut))
+
+    @precondition(lambda self: self.tables)
+    @rule(
+        which=st.integers(0, 99),
+        start=st.integers(0, 60),
+        rows=st.integers(1, 20),
+        kind=st.sampled_from(["text", "full", "moved", "masked"]),
+    )
+    def write_again(self, which: int, start: int, rows: int, kind: str) -> None:
+        """Anywhere below what has been written; causal or not."""
+        table = self.tables[which % len(self.tables)]
+        start = min(start, table.written)
+        ids = [3 if kind != "masked" else MASK] * min(rows, table.size - start)
+        if not ids:
+            return
+        moved = [start + 1 + i for i in range(len(ids))] if kind == "moved" else None
+        mask = FULL if kind == "full" else CAUSAL
+        self.write(table, Forward(ids=ids, start=start, mask=mask, positions=moved))
+
+    @precondition(lambda self: self.tables)
+    @rule(which=st.integers(0, 99))
+    def release(self, which: int) -> None:
+        self.cache.release(self.tables.pop(which % len(self.tables)))
+
+    def write(self, table: Table, forward: Forward) -> None:
+        """Run, unless memory is short."""
+        try:
+            run(self.prefix, table, forward)
+        except ValueError as error:
+            assert self.share and "no page is left" in str(error)
+            assert not self.cache.free.any()
+            self.tables.remove(table)
+            self.cache.release(table)
+
+    @invariant()
+    def every_page_is_counted(self) -> None:
+        counts = [0] * self.cache.num_pages
+        for table in self.tables:
+            for page in table.pages:
+                counts[page] += 1
+        assert self.cache.holders.tolist() == counts
+        assert self.share or max(counts) <= 1
+
+    @invariant()
+    def what_is_known_is_there(self) -> None:
+        for table in self.tables:
+            assert contents(self.cache, table, len(table.known)) == expected(table.known)
+            assert len(table.names) == len(table.known) // PAGE
+            assert len(table.known) <= table.written
+
+    @invariant()
+    def names_and_pages_belong_together(self) -> None:
+        assert {page: name for name, page in self.cache.named.items()} == self.cache.names
+        assert set(self.cache.used.nonzero()[0].tolist()) == set(self.cache.names)
+
+
+class SharedPrefixes(Prefixes):
+    """The same with pages that several hold."""
+
+    share = True
+
+
+Prefixes.TestCase.settings = SharedPrefixes.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None
+)
+TestPrefixes = Prefixes.TestCase
+TestSharedPrefixes = SharedPrefixes.TestCase

@@ -1,0 +1,253 @@
+"""WeDLM: what it feeds in which order, what it fills, what it emits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from helpers import (
+    MASK,
+    causal_model,
+    engine_of,
+    finish,
+    masked_model,
+    runner,
+    script,
+    tokens,
+)
+from outpace.decoding import CAUSAL, Forward, Prediction, Sampling, Sequence
+from outpace.engine.engine import Engine
+from outpace.methods import Autoregressive, WeDLM
+
+SURE, TORN = 0.0, 2.0
+
+
+def sequence(max_tokens: int = 12, **options: object) -> Sequence:
+    """A request with a prompt of two tokens."""
+    return Sequence(prompt=[1, 2], max_tokens=max_tokens, mask_id=MASK, **options)
+
+
+def said(*tokens: int, entropy: list[float] | None = None) -> Prediction:
+    """What is predicted for the wanted slots; without doubt unless it is said."""
+    doubts = np.array([SURE] * len(tokens) if entropy is None else entropy, dtype=np.float32)
+    return Prediction(tokens=list(tokens), entropy=doubts, confidence=1 - doubts)
+
+
+def shape(forward: Forward) -> tuple[int, list[int], list[int], list[int]]:
+    """Where a forward starts, what it feeds at which positions, what it wants."""
+    wanted = list(forward.predicted_slots())
+    return forward.start, list(forward.ids), list(forward.positions or ()), wanted
+
+
+def test_prompt_and_window_are_one_forward() -> None:
+    """Masks' rows predict their own slots, and only they are read."""
+    forward = next(WeDLM(window=3).decode(sequence()))
+    assert shape(forward) == (0, [1, 2, MASK, MASK, MASK], [0, 1, 2, 3, 4], [2, 3, 4])
+    assert forward.predicted_rows(shift=1).tolist() == [2, 3, 4]
+    assert forward.mask == CAUSAL
+
+
+def test_known_tokens_go_in_front_of_the_masks_and_keep_their_positions() -> None:
+    """The window opens as far as the leading run has grown; the run stays in the cache."""
+    seq = sequence()
+    decoding = WeDLM(window=4).decode(seq)
+    next(decoding)
+    forward = decoding.send(said(4, 5, 6, 7, entropy=[TORN, SURE, TORN, SURE]))
+    assert seq.tokens == []
+    assert shape(forward) == (2, [5, 7, MASK, MASK], [3, 5, 2, 4], [2, 4])
+    assert forward.predicted_rows(shift=1).tolist() == [2, 3]
+
+    forward = decoding.send(said(4, 6, entropy=[SURE, TORN]))
+    assert seq.tokens == [4, 5]
+    known, masks = ([4, 5, 7], [2, 3, 5]), ([MASK] * 3, [4, 6, 7])
+    assert shape(forward) == (2, known[0] + masks[0], known[1] + masks[1], [4, 6, 7])
+
+    forward = decoding.send(said(6, 8, 9, entropy=[SURE, TORN, TORN]))
+    assert seq.tokens == [4, 5, 6, 7]
+    assert forward.start == 4  # slots 2 and 3 were fed behind nothing but what is before them
+    assert (forward.ids[:2], forward.positions[:2]) == ([6, 7], [4, 5])
+
+
+@pytest.mark.parametrize(
+    ("options", "entropy", "filled"),
+    [
+        ({}, [0.1, 0.1, 0.39, 0.33], [2, 3, 5]),
+        ({"penalty": 0.1}, [0.1, 0.31, 0.1, 0.1], [2, 4]),
+        ({"penalty": 0.0}, [0.4, 0.4, 0.4, 0.4], [2]),
+        ({"entropy": 0.5, "penalty": 0.0}, [0.4, 0.4, 0.4, 0.5], [2, 3, 4]),
+        ({}, [1.0, 0.99, 0.5, 0.6], [4]),
+        ({}, [1.0, 0.97, 0.97, 2.0], [3]),
+        ({"entropy": None}, [0.02, 0.01, 0.01, 0.0], [2]),
+        ({"entropy": 0.0}, [0.0, 0.0, 0.0, 0.0], [2]),
+        ({"confidence": 0.7}, [0.2, 0.5, 0.31, 0.3], [2, 5]),
+        ({"confidence": 0.9}, [0.5, 0.4, 0.4, 0.6], [3]),
+    ],
+    ids=str,
+)
+def test_holes_in_little_doubt_are_filled(
+    options: dict, entropy: list[float], filled: list[int]
+) -> None:
+    """By entropy and distance below the threshold, or by confidence; at least one."""
+    decoding = WeDLM(window=4, **options).decode(sequence())
+    next(decoding)
+    forward = decoding.send(said(4, 5, 6, 7, entropy=entropy))
+    known = forward.positions[: len(forward.ids) - len(forward.predict)]
+    assert [slot for slot in range(2, 6) if slot in known] == filled
+
+
+def test_a_late_answer_is_the_same_one_forward_later() -> None:
+    """A token is emitted with the forward that stores its key for good."""
+    seq = sequence(max_tokens=3)
+    forwards = script(WeDLM(window=2, eager=False), seq, [said(4, 5), said(6, 7), said(8, 9)])
+    assert [forward.start for forward in forwards] == [0, 2, 4]
+    assert (seq.tokens, seq.finish_reason) == ([4, 5, 6], "length")
+    seq = sequence(max_tokens=3)
+    assert len(script(WeDLM(window=2), seq, [said(4, 5), said(6, 7)])) == 2
+    assert seq.tokens == [4, 5, 6]
+
+
+def test_a_block_opens_once_the_last_one_is_full() -> None:
+    """Stop and wait."""
+    decoding = WeDLM(window=3, block=True).decode(sequence())
+    next(decoding)
+    forward = decoding.send(said(4, 5, 6, entropy=[SURE, TORN, SURE]))
+    assert shape(forward) == (2, [4, 6, MASK], [2, 4, 3], [3])
+    forward = decoding.send(said(5))
+    assert shape(forward) == (3, [5, 6, MASK, MASK, MASK], [3, 4, 5, 6, 7], [5, 6, 7])
+
+
+def test_slots_behind_the_limit_open_unless_clipped() -> None:
+    """They are part of what a model was trained to see; memory is reserved for them."""
+    for clip, masks in ((False, 4), (True, 3)):
+        method = WeDLM(window=4, clip=clip)
+        forward = next(method.decode(sequence(max_tokens=3)))
+        assert list(forward.ids) == [1, 2] + [MASK] * masks
+    sizes = {"clip": True}, {}, {"eager": False}, {"verify": True}
+    assert [WeDLM(window=4, **size).slots(2, 3) for size in sizes] == [5, 8, 12, 5]
+
+
+def test_end_of_sequence_ends_it_where_the_prefix_reaches_it() -> None:
+    """What was filled behind it is dropped."""
+    seq = sequence(eos=frozenset([7]))
+    script(WeDLM(window=3), seq, [said(4, 7, 5)])
+    assert (seq.tokens, seq.finish_reason) == ([4], "stop")
+
+
+def test_verified_tokens_are_those_that_follow_token_by_token() -> None:
+    """Tokens' rows are read too: they check the leading run and say one token more."""
+    seq = sequence()
+    decoding = WeDLM(window=4, verify=True).decode(seq)
+    forward = next(decoding)
+    assert shape(forward)[3] == [2, 3, 4, 5]
+    assert forward.predicted_rows(shift=1).tolist() == [1, 3, 4, 5]
+
+    forward = decoding.send(said(3, 5, 6, 7, entropy=[TORN, SURE, TORN, SURE]))
+    assert seq.tokens == [3]  # of the prompt's last row; slot 3 and 5 hold guesses
+    known, masks = ([3, 5, 7], [2, 3, 5]), ([MASK] * 3, [4, 6, 7])
+    start, ids, positions, wanted = shape(forward)
+    assert (start, ids, positions) == (2, known[0] + masks[0], known[1] + masks[1])
+    assert wanted == [3, 4, 6, 7]
+    assert forward.predicted_rows(shift=1).tolist() == [0, 1, 4, 5]
+
+    forward = decoding.send(said(5, 9, 8, 8))
+    assert seq.tokens == [3, 5, 9]
+    assert (forward.start, forward.ids[:4]) == (4, [9, 7, 8, 8])
+    assert list(forward.predict[:5]) == [5, 6, 7, 8, 9]
+
+
+def test_a_wrong_guess_is_replaced_and_the_rest_forgotten() -> None:
+    """What was said in its light is worth nothing."""
+    seq = sequence()
+    decoding = WeDLM(window=3, verify=True).decode(seq)
+    next(decoding)
+    decoding.send(said(3, 4, 5))
+    forward = decoding.send(said(4, 9, 6, 7, 8, 8))
+    assert seq.tokens == [3, 4, 9]
+    assert shape(forward) == (4, [9, MASK, MASK, MASK], [4, 5, 6, 7], [5, 6, 7])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "window must be at least 1, not 0"),
+        ({"entropy": -0.1}, "entropy must be 0 or a positive number, not -0.1"),
+        ({"entropy": float("nan")}, "entropy must be 0 or a positive number, not nan"),
+        ({"penalty": -1.0}, "penalty must be 0 or a positive number, not -1.0"),
+        ({"confidence": 0.0}, "confidence must lie above 0 and be at most 1, not 0.0"),
+        ({"confidence": 1.1}, "confidence must lie above 0 and be at most 1, not 1.1"),
+    ],
+    ids=str,
+)
+def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:
+    """With the value."""
+    with pytest.raises(ValueError, match=message):
+        WeDLM(**options)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """A model with a mask and one without."""
+    models = ("masked", masked_model(seed=1)), ("plain", causal_model(seed=1))
+    return engine_of(*models, slots=8192)
+
+
+def test_a_model_without_a_mask_is_refused(engine: Engine) -> None:
+    """Before anything runs."""
+    with pytest.raises(ValueError, match="WeDLM feeds masks, but plain has no mask token"):
+        engine.submit(WeDLM(), [1], runners={"target": runner(engine, "plain")}, max_tokens=2)
+
+
+def test_a_window_that_does_not_fit_is_refused(engine: Engine) -> None:
+    """Slots behind the answer count, where they are opened."""
+    runners = {"target": runner(engine, "masked")}
+    with pytest.raises(ValueError, match="need 202 slots, but masked has 160"):
+        engine.submit(WeDLM(window=200), [1], runners=runners, max_tokens=2)
+    job = engine.submit(WeDLM(window=200, clip=True), [1], runners=runners, max_tokens=2)
+    finish(engine)
+    assert len(tokens(job)) == 2
+
+
+def test_requests_that_exceed_the_memory_wait() -> None:
+    """Windows are reserved with the rest, so nothing runs short on the way."""
+    engine = engine_of(("masked", masked_model(seed=1)), slots=64)
+    runners = {"target": runner(engine, "masked")}
+    jobs = [
+        engine.submit(WeDLM(window=16), [1, 2, 3], runners=runners, max_tokens=20) for _ in range(3)
+    ]
+    engine.step()
+    assert len(engine.queue) == 2
+    finish(engine)
+    assert len({tuple(tokens(job)) for job in jobs}) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0.7}, {"temperature": 1.5, "top_p": 0.9}, {"temperature": 3.0, "top_k": 6}],
+    ids=str,
+)
+def test_verified_samples_are_the_autoregressive_ones_of_the_same_seed(
+    engine: Engine, options: dict
+) -> None:
+    """At any temperature, since noise belongs to a seed and a slot; guesses share it."""
+    runners = {"target": runner(engine, "masked")}
+    kept = set()
+    for seed in range(20):
+        sampling = Sampling(seed=seed, **options)
+        both = [
+            engine.submit(method, [3, 1, 4], runners=runners, max_tokens=30, sampling=sampling)
+            for method in (Autoregressive(), WeDLM(window=8, entropy=2.0, verify=True))
+        ]
+        finish(engine)
+        assert tokens(both[0]) == tokens(both[1])
+        kept |= {step.kept for step in both[1].seq.trace}
+    assert max(kept) > 1
+
+
+def test_settings_above_fill_out_of_order_and_in_long_runs(engine: Engine) -> None:
+    """Otherwise the comparisons with naive loops would say little."""
+    runners = {"target": runner(engine, "masked")}
+    job = engine.submit(WeDLM(entropy=1.5), [3, 1, 4], runners=runners, max_tokens=80)
+    finish(engine)
+    assert len(tokens(job)) == 80
+    kept = {step.kept for step in job.seq.trace}
+    assert {0, 1, 2} <= kept and max(kept) > 3

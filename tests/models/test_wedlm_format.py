@@ -1,0 +1,92 @@
+"""Logits of the WeDLM authors' model code in both shapes, and what their format may say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers import published
+from outpace.decoding import Forward
+from outpace.engine.naive import Memory
+from outpace.models.load import load_model, save_model, translate
+
+FOLDER = Path(__file__).parent.parent / "golden" / "wedlm"
+CASES = json.loads((FOLDER / "forward.json").read_text())
+EXPECTED = load_file(FOLDER / "forward.safetensors")
+
+
+@pytest.mark.parametrize("order", ["plain", "reordered"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["variant"])
+def test_logits_of_a_window(case: dict[str, Any], order: str) -> None:
+    """In the order of positions, and with the known tokens first."""
+    model = load_model(FOLDER / case["variant"])
+    moved = order == "reordered"
+    ids = case["reordered_ids"] if moved else case["ids"]
+    places = case["reordered_position_ids"] if moved else None
+    hidden, _ = Memory(model).run(Forward(ids=ids, start=0, positions=places))
+    ours = model.head(hidden).clone()
+    torch.testing.assert_close(
+        ours, EXPECTED[f"{case['variant']}.{order}_logits"], atol=2e-3, rtol=0
+    )
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen25"])
+def test_saved_model_has_the_published_names(name: str, tmp_path: Path) -> None:
+    """Tensor by tensor what was loaded; code that the format names is not looked for."""
+    save_model(load_model(FOLDER / name), tmp_path, dtype=torch.float32)
+    ours, theirs = (load_file(f / "model.safetensors") for f in (tmp_path, FOLDER / name))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert "auto_map" in json.loads((tmp_path / "config.json").read_text())
+
+
+def config(**fields: Any) -> dict[str, Any]:
+    """A tiny `config.json` of the format."""
+    return published("WeDLMForCausalLM", **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "bias", "norm"),
+    [
+        ({}, True, False),
+        ({"attention_bias": False}, False, True),
+        ({"attention_bias": False, "qk_norm": False}, False, False),
+        ({"attention_bias": True, "qk_norm": True}, True, True),
+    ],
+)
+def test_queries_are_normed_where_they_have_no_bias(
+    fields: dict[str, bool], bias: bool, norm: bool
+) -> None:
+    """Unless `qk_norm` says otherwise; the output has no bias in any shape."""
+    ours = translate(config(**fields))
+    assert (ours.qkv_bias, ours.qk_norm, ours.out_bias) == (bias, norm, False)
+    assert (ours.shift, ours.bidirectional) == (1, False)
+
+
+def test_head_size_is_what_it_says() -> None:
+    """Or the width shared among the heads."""
+    assert translate(config(head_dim=24)).head_dim == 24
+    assert translate(config(head_dim=None)).head_dim == 8
+
+
+def test_mask_is_the_named_token_or_that_of_the_published_models(tmp_path: Path) -> None:
+    """A small vocabulary without a name has none, unless one is given."""
+    assert translate(config(mask_token_id=5)).mask_id == 5
+    assert translate(config(vocab_size=151936)).mask_id == 151665
+    assert translate(config()).mask_id is None
+    folder = FOLDER / "qwen3"
+    assert load_model(folder).config.mask_id == 319
+    assert load_model(folder, mask_id=7).config.mask_id == 7
+    with pytest.raises(ValueError, match="mask token 400 lies outside the vocabulary of 320"):
+        load_model(folder, mask_id=400)
+
+
+def test_sliding_windows_are_refused() -> None:
+    """As everywhere."""
+    with pytest.raises(ValueError, match="use_sliding_window"):
+        translate(config(use_sliding_window=True))

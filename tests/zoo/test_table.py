@@ -1,0 +1,83 @@
+"""Tables: true answers, disjoint splits, problems by index, and the zoo's words alone."""
+
+import re
+from collections import Counter
+from importlib.resources import as_file, files
+
+import pytest
+from transformers import AutoTokenizer
+
+from outpace.zoo.story import Problem
+from outpace.zoo.table import RESULTS, SPLITS, problems
+
+COUNT = re.compile(r"Count (back )?from (\d+) to (\d+)(?: by (\d))?\.")
+FILL = re.compile(r"Fill the table n([-+*])(\d+) from (\d+) to (\d+)\.")
+
+
+def solved(question: str) -> str:
+    """The answer that a question asks for."""
+    if found := COUNT.fullmatch(question):
+        first, last, step = int(found[2]), int(found[3]), int(found[4] or 1)
+        numbers = range(first, last - 1, -step) if found[1] else range(first, last + 1, step)
+        return " ".join(map(str, numbers))
+    if found := FILL.fullmatch(question):
+        op, other = found[1], int(found[2])
+        numbers = range(int(found[3]), int(found[4]) + 1)
+        return "\n".join(f"{n}{op}{other}={RESULTS[op](n, other)}" for n in numbers)
+    return question.removeprefix("Copy: ")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_answers_are_what_the_questions_ask_for(split: str) -> None:
+    for problem in problems(split, 1000):
+        assert problem.answer == solved(problem.question) != problem.question
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_numbers_have_one_or_two_digits(split: str) -> None:
+    for problem in problems(split, 1000):
+        numbers = [int(number) for number in re.findall(r"\d+", problem.answer)]
+        assert min(numbers) >= 1 and max(numbers) <= 99
+
+
+def test_kinds_are_drawn_alike() -> None:
+    kinds = Counter(problem.question.split()[0] for problem in problems("train", 3000))
+    assert set(kinds) == {"Count", "Copy:", "Fill"}
+    assert min(kinds.values()) > 800
+
+
+def test_splits_share_no_question() -> None:
+    train = {problem.question for problem in problems("train", 20_000)}
+    test = {problem.question for problem in problems("test", 500)}
+    assert not train & test
+    assert len(test) > 400
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_problem_depends_on_its_index_alone(split: str) -> None:
+    assert problems(split, 10)[6:] == problems(split, 4, start=6)
+    assert problems(split, 10) != problems(split, 10, seed=1)
+
+
+def test_problems_stay_the_same() -> None:
+    entries = "Sara 52, Carl 85, Sam 62, Jane 13, Emma 66, Tim 47"
+    assert problems("test", 1, start=2) == [Problem(f"Copy: {entries}", entries)]
+
+
+def test_prompt_and_answer_tokenize_apart_and_are_short() -> None:
+    with as_file(files("outpace.zoo") / "vocabulary") as folder:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    for split in SPLITS:
+        for problem in problems(split, 300):
+            prompt, answer = problem.question + "\n", problem.answer + tokenizer.eos_token
+            apart = tokenizer(prompt).input_ids + tokenizer(answer).input_ids
+            assert apart == tokenizer(prompt + answer).input_ids
+            assert len(apart) <= 127
+            assert 24 <= len(tokenizer(answer).input_ids) <= 100
+
+
+def test_bad_requests_are_refused() -> None:
+    with pytest.raises(ValueError, match="'unseen': choose one of train, test"):
+        problems("unseen", 1)
+    with pytest.raises(ValueError, match="negative"):
+        problems("train", -1)
