@@ -5,31 +5,24 @@
 `tiny-d2f` solves held-out story problems greedily, one at a time, under every pair of `confidence`
 and `add`; add = 1 is one block at a time, the pipeline switched off. Beside it stand `tiny-ar`,
 autoregressive, and `tiny-dream`, of which it is a student, in its own order with one token a
-forward. All settings solve a few problems in turn before the next ones are, so that a slow minute
-of the machine falls on all alike, and a run that ends early has solved the same problems with
-each. Tokens per second are of CPU time, on one thread: what the wall clock shows where nothing
-else runs. The table of needs says how many tokens a forward would have to bring, at what a
-forward costs here, to be that much faster than `tiny-ar`. `--draw` makes picture and tables again
-from the JSON.
+forward. The table of needs says how many tokens a forward would have to bring, at what a forward
+costs here, to be that much faster than `tiny-ar`. `--draw` makes picture and tables again from the
+JSON. How it is measured: `curve.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import curve
 import harness
 import matplotlib
+from curve import Point
 from harness import Bar, Row
-from orders import Point
-from rich.progress import track
 
-from outpace import LLM
-from outpace.evaluation.run import questions_of
 from outpace.methods import D2F, Autoregressive, Diffusion
 
 matplotlib.use("Agg")
@@ -42,26 +35,23 @@ STYLES = {0.1: "#2166ac", 0.5: "#92c5de", 1.0: "#b2182b"}
 AR, OWN = "autoregressive (tiny-ar)", "own order, full steps (tiny-dream)"
 
 
-def settings(options: argparse.Namespace) -> list[tuple[str, Point]]:
-    """Model and point of every setting."""
+def settings(options: argparse.Namespace) -> list[Point]:
+    """All points, the baselines first."""
     points = [
-        ("tiny-ar", Point(AR, "", 0, Autoregressive())),
-        ("tiny-dream", Point(OWN, "", 0, Diffusion())),
+        Point(AR, "", "tiny-ar", Autoregressive()),
+        Point(OWN, "", "tiny-dream", Diffusion()),
     ]
     for add in ADDS:
         for confidence in CONFIDENCES:
             method = D2F(block=options.block, add=add, confidence=confidence)
-            points.append(
-                (options.model, Point(f"add {add}", str(confidence), method.block, method))
-            )
+            points.append(Point(f"add {add}", str(confidence), options.model, method))
     return points
 
 
-def figures(model: str, point: Point) -> Row:
-    """What a setting came to; a forward's CPU milliseconds follow from both rates."""
-    row = {"model": model, **point.row()}
-    row["ms_per_forward"] = round(1e3 * row["tokens_per_forward"] / row["tokens_per_second"], 2)
-    return row
+def with_cost(row: Row) -> Row:
+    """A forward's CPU milliseconds follow from both rates."""
+    cost = 1e3 * row["tokens_per_forward"] / row["tokens_per_second"]
+    return {**row, "ms_per_forward": round(cost, 2)}
 
 
 def needs(rows: Sequence[Row]) -> list[Row]:
@@ -102,14 +92,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         for add, colour in STYLES.items():
             line = [row for row in rows if row["kind"] == f"add {add}"]
             title = f"D2F, add {add}" + (" (one block at a time)" if add == 1 else "")
-            plot(pane, line, key, label=title, color=colour, marker="o")
-            for row in line:
-                where = (row[key], 100 * row["accuracy"])
-                style = {"textcoords": "offset points", "size": 6, "color": colour}
-                pane.annotate(row["setting"], where, (4, 4), **style)
+            curve.plot(pane, line, key, label=title, color=colour, marker="o")
         for kind, colour, marker in ((AR, "#444444", "D"), (OWN, "#e08214", "s")):
             line = [row for row in rows if row["kind"] == kind]
-            plot(pane, line, key, label=kind, color=colour, marker=marker)
+            curve.plot(pane, line, key, label=kind, color=colour, marker=marker)
         pane.set_xlabel(label)
         pane.grid(alpha=0.3)
         pane.margins(x=0.09)
@@ -120,35 +106,11 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def plot(pane: Any, line: Sequence[Row], key: str, **style: Any) -> None:
-    """A line with its standard errors."""
-    pane.errorbar(
-        [row[key] for row in line],
-        [100 * row["accuracy"] for row in line],
-        yerr=[100 * row["standard_error"] for row in line],
-        markersize=5,
-        capsize=2,
-        **style,
-    )
-
-
 def measure(options: argparse.Namespace) -> None:
-    """Solve problems in turn, and write what there is after each round."""
-    points = settings(options)
-    llms = {model: LLM(model, prefix_cache=False) for model, _ in points}
-    questions = questions_of("story", options.limit)
-    for model, point in points:
-        prompt, tokens = [questions[0].prompt], options.max_tokens
-        llms[model].generate(prompt, method=point.method, max_tokens=tokens, temperature=0.0)
-    began = time.process_time()
-    for first in track(range(0, len(questions), options.slice), "rounds"):
-        for model, point in points:
-            for question in questions[first : first + options.slice]:
-                point.solve(llms[model], [question], options.max_tokens)
-        rows = [figures(model, point) for model, point in points]
+    """Solve problems in turn, and write what there is after each turn."""
+    for figures in curve.solve(settings(options), options):
+        rows = [with_cost(row) for row in figures]
         harness.save(options, {"results": rows, "needs": needs(rows)}, bars_of(rows))
-        if options.minutes is not None and time.process_time() - began > 60 * options.minutes:
-            break
 
 
 def main() -> None:
@@ -156,12 +118,8 @@ def main() -> None:
     parser = harness.arguments(__doc__, rounds=None)
     parser.add_argument("--model", default="tiny-d2f")
     parser.add_argument("--block", type=int, default=16)
-    parser.add_argument("--limit", type=int, default=500, help="problems (500)")
-    parser.add_argument("--slice", type=int, default=10, help="problems a turn (10)")
-    parser.add_argument("--minutes", type=float, help="end earlier, after this many CPU minutes")
-    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--png", type=Path)
-    parser.add_argument("--draw", action="store_true", help="only draw what the JSON holds")
+    curve.add_options(parser)
     options = parser.parse_args()
     if options.json is None:
         parser.error("--json names the file for the result")
@@ -169,7 +127,7 @@ def main() -> None:
     if not options.draw:
         measure(options)
     rows: list[Row] = json.loads(options.json.read_text())["results"]
-    dropped = ("problems", "tokens_per_wall_second", "tokens_per_answer", "ms_per_forward")
+    dropped = ("task", "problems", "tokens_per_wall_second", "tokens_per_answer", "method")
     shown = [{key: row[key] for key in row if key not in dropped} for row in rows]
     harness.show("accuracy and speed", shown)
     harness.show("tokens a forward", needs(rows))

@@ -3,12 +3,9 @@
     python benchmarks/orders.py --json benchmarks/results/orders.json --png docs/orders.png
 
 The miniature of Table 1 of "Accelerating Diffusion LLMs via Adaptive Parallel Decoding" (Israel et
-al., 2025), with the caches and thresholds of Fast-dLLM beside it. Held-out story problems are
-solved greedily, `batch` at a time, by all settings in turn before the next ones are, so that a slow
-minute of the machine falls on all settings alike, and a run that ends early has solved the same
-problems with each. Tokens per second are of CPU time, on one thread: what the wall clock shows
-where nothing else runs. Steps are shared evenly; `full` is one token a forward. `--draw` makes
-picture and table again from the JSON.
+al., 2025), with the caches and thresholds of Fast-dLLM beside it. Steps are shared evenly; `full`
+is one token a forward. `--draw` makes picture and table again from the JSON. How it is measured:
+`curve.py`.
 """
 
 from __future__ import annotations
@@ -16,22 +13,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import curve
 import harness
 import matplotlib
 import numpy as np
-from harness import Bar, Row, Timing
-from rich.progress import track
+from curve import Point
+from harness import Bar, Row
 
-from outpace import LLM
-from outpace.evaluation.run import questions_of
-from outpace.evaluation.tasks import Question
-from outpace.methods import Diffusion, FastDLLM, Method
+from outpace.methods import Diffusion, FastDLLM
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -52,67 +45,36 @@ STYLES = {
 }
 
 
-@dataclass(slots=True)
-class Point:
-    """One setting, and what it has come to."""
-
-    kind: str
-    setting: str
-    block: int
-    method: Method
-    right: list[bool] = field(default_factory=list)
-    tokens: int = 0
-    forwards: int = 0
-    timings: list[Timing] = field(default_factory=list)
-
-    def solve(self, llm: LLM, questions: Sequence[Question], max_tokens: int) -> None:
-        """Answer some questions together, and count them."""
-        prompts = [question.prompt for question in questions]
-        wall, cpu = time.perf_counter(), time.process_time()
-        outputs = llm.generate(prompts, method=self.method, max_tokens=max_tokens, temperature=0.0)
-        self.timings.append(Timing(time.process_time() - cpu, time.perf_counter() - wall))
-        for question, output in zip(questions, outputs, strict=True):
-            self.right.append(question.right(output.text))
-            self.tokens += len(output.ids)
-            self.forwards += output.forwards
-
-    def row(self) -> Row:
-        """The figures as they are written."""
-        problems, accuracy = len(self.right), sum(self.right) / len(self.right)
-        return {
-            "block": self.block,
-            "kind": self.kind,
-            "setting": self.setting,
-            "problems": problems,
-            "accuracy": round(accuracy, 4),
-            "standard_error": round(math.sqrt(accuracy * (1 - accuracy) / problems), 4),
-            "tokens_per_forward": round(self.tokens / self.forwards, 3),
-            "tokens_per_second": round(self.tokens / sum(t.cpu for t in self.timings), 1),
-            "tokens_per_wall_second": round(self.tokens / sum(t.wall for t in self.timings), 1),
-            "tokens_per_answer": round(self.tokens / problems, 1),
-        }
-
-
 def settings(options: argparse.Namespace) -> list[Point]:
     """All orders and caches in blocks of one size, and the main ones in smaller blocks."""
-    points = []
+    points: list[Point] = []
+
+    def add(kind: str, setting: str, method: Diffusion | FastDLLM) -> None:
+        points.append(Point(kind, setting, options.model, method))
+
     for size in dict.fromkeys((options.block, options.small)):
         for order in ORDERS if size == options.block else ("confidence",):
             for name, part in STEPS.items():
                 steps = options.max_tokens // part
                 method = Diffusion(order=order, steps=steps, block=size, eps=0.0)
-                points.append(Point(order, name, size, method))
+                add(order, name, method)
         for kind, cache in (("no cache", None), ("prefix cache", "prefix")):
             if size == options.block:
                 method = FastDLLM(cache=cache, threshold=0.9, block=size)
-                points.append(Point(kind, "threshold 0.9", size, method))
+                add(kind, "threshold 0.9", method)
         for threshold in (None, *THRESHOLDS):
             setting = "one a forward" if threshold is None else f"threshold {threshold}"
             method = FastDLLM(cache="dual", threshold=threshold, block=size)
-            points.append(Point("dual cache", setting, size, method))
+            add("dual cache", setting, method)
         method = FastDLLM(cache="dual", factor=1.0, block=size)
-        points.append(Point("dual cache", "factor 1", size, method))
+        add("dual cache", "factor 1", method)
     return points
+
+
+def block_of(point: Point) -> int | None:
+    """Length of the blocks of a setting."""
+    assert isinstance(point.method, Diffusion | FastDLLM)
+    return point.method.block
 
 
 def bars_of(points: Sequence[Point]) -> tuple[list[Bar], list[Row]]:
@@ -122,8 +84,8 @@ def bars_of(points: Sequence[Point]) -> tuple[list[Bar], list[Row]]:
     thresholds that lose no more than `LOSS` of the accuracy, the fastest counts.
     """
     bars, pairs = [], []
-    for block in dict.fromkeys(point.block for point in points):
-        same = [point for point in points if point.block == block]
+    for block in dict.fromkeys(map(block_of, points)):
+        same = [point for point in points if block_of(point) == block]
         for plain in (p for p in same if p.kind == "confidence"):
             rates = [0.0]
             for dual in (p for p in same if p.kind == "dual cache" and "threshold" in p.setting):
@@ -203,30 +165,16 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Solve problem after problem, and write what there is after each round."""
-    llm = LLM(options.model)
+    """Solve problem after problem, and write what there is after each turn."""
     kinds = options.kinds.split(",") if options.kinds else list(STYLES)
     points = [p for p in settings(options) if p.kind in kinds]
     if options.settings:
         points = [p for p in points if p.setting in options.settings.split(",")]
-    questions = questions_of("story", options.limit)
-    for point in points:
-        llm.generate(
-            [questions[0].prompt],
-            method=point.method,
-            max_tokens=options.max_tokens,
-            temperature=0.0,
-        )
-    began = time.process_time()
-    for first in track(range(0, len(questions), options.batch), "rounds"):
-        for point in points:
-            point.solve(llm, questions[first : first + options.batch], options.max_tokens)
+    for figures in curve.solve(points, options):
         bars, pairs = bars_of(points)
-        shared = {"model": options.model, "batch": options.batch}
-        rows: list[Row] = [{**shared, **point.row()} for point in points]
+        blocks = zip(points, figures, strict=True)
+        rows: list[Row] = [{"block": block_of(point), **row} for point, row in blocks]
         harness.save(options, {"results": rows, "pairs": pairs}, bars)
-        if options.minutes is not None and time.process_time() - began > 60 * options.minutes:
-            break
     harness.show(f"{options.model}, {options.batch} at a time", rows)
     harness.show("dual cache against confidence", pairs)
     harness.finish(options, {"results": rows, "pairs": pairs}, bars)
@@ -236,16 +184,12 @@ def main() -> None:
     """Measure, write and draw."""
     parser = harness.arguments(__doc__, rounds=None)
     parser.add_argument("--model", default="tiny-dream")
-    parser.add_argument("--limit", type=int, default=500, help="problems (500)")
-    parser.add_argument("--minutes", type=float, help="end earlier, after this many CPU minutes")
-    parser.add_argument("--batch", type=int, default=1, help="problems at a time (1)")
     parser.add_argument("--kinds", help="only these, such as 'confidence,dual cache'")
     parser.add_argument("--settings", help="only these, such as 'full,threshold 0.99'")
-    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument("--small", type=int, default=8, help="tokens of the smaller blocks (8)")
     parser.add_argument("--png", type=Path)
-    parser.add_argument("--draw", action="store_true", help="only draw what the JSON holds")
+    curve.add_options(parser)
     options = parser.parse_args()
     harness.prepare(options)
     if not options.draw:

@@ -1,0 +1,110 @@
+"""Every method on the models of the zoo: accuracy, tokens per forward and speed, in one run.
+
+    python benchmarks/methods.py --json benchmarks/results/methods.json --png docs/methods.png
+
+Held-out story problems. Each method decodes the model that was trained for it, with settings that
+cost it little accuracy; the causal model decodes token by token for comparison. `--draw` makes the
+picture again from the JSON. How it is measured: `curve.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import curve
+import harness
+import matplotlib
+from curve import Point
+from harness import Row
+
+from outpace.methods import (
+    APD,
+    D2F,
+    Autoregressive,
+    DFlash,
+    Diffusion,
+    FastDLLM,
+    LeftToRight,
+    Speculative,
+    WeDLM,
+)
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+NEAR = {"window": 16, "lookahead": 16}
+POINTS = [
+    Point("autoregressive", "", "tiny-ar", Autoregressive()),
+    Point("speculative", "tiny-aux", "tiny-ar", Speculative(draft="tiny-aux")),
+    Point("DFlash", "tiny-dflash", "tiny-ar", DFlash(draft="tiny-dflash")),
+    Point("WeDLM", "entropy 0.4", "tiny-wedlm", WeDLM()),
+    Point("WeDLM, verified", "entropy 0.8", "tiny-wedlm", WeDLM(entropy=0.8, verify=True)),
+    Point("left to right", "K = 1", "tiny-dream", LeftToRight(**NEAR)),
+    Point("left to right", "K = 2", "tiny-dream", LeftToRight(tokens=2, **NEAR)),
+    Point("APD", "R = 0.3", "tiny-dream", APD(verifier="tiny-aux", ratio=0.3, **NEAR)),
+    Point("Fast-dLLM", "dual, 0.99", "tiny-dream", FastDLLM(block=8, threshold=0.99)),
+    Point("LLaDA's order", "blocks of 8", "tiny-llada", Diffusion(block=8)),
+    Point("D2F", "add 0.5, 0.98", "tiny-d2f", D2F(add=0.5, confidence=0.98)),
+]
+
+
+PANES = {
+    "tokens_per_second": ("tokens per second of CPU time", "#2166ac"),
+    "tokens_per_forward": ("tokens per forward", "#92c5de"),
+    "accuracy": ("problems solved (%)", "#bbbbbb"),
+}
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """A bar for each method and figure, the fastest on top."""
+    rows = sorted(rows, key=lambda row: row["tokens_per_second"])
+    names = [", ".join(filter(None, (row["kind"], row["setting"]))) for row in rows]
+    labels = [f"{name}\n{row['model']}" for name, row in zip(names, rows, strict=True)]
+    figure, panes = plt.subplots(
+        1, len(PANES), figsize=(11, 0.45 * len(rows) + 1.2), sharey=True, layout="constrained"
+    )
+    for pane, (key, (title, colour)) in zip(panes, PANES.items(), strict=True):
+        percent = key == "accuracy"
+        values = [row[key] * (100 if percent else 1) for row in rows]
+        errors = [100 * row["standard_error"] for row in rows] if percent else None
+        bars = pane.barh(labels, values, xerr=errors, color=colour)
+        figures = [f"{value:.3g}" if value < 100 else f"{value:.0f}" for value in values]
+        pane.bar_label(bars, figures, padding=3, size=8)
+        pane.set_title(title, size=10)
+        pane.margins(x=0.15, y=0.01)
+        pane.tick_params(axis="y", labelsize=8)
+        for side in ("top", "right"):
+            pane.spines[side].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Measure, write and draw."""
+    parser = harness.arguments(__doc__, rounds=None)
+    parser.add_argument("--png", type=Path, help="picture")
+    curve.add_options(parser)
+    options = parser.parse_args()
+    if options.draw:
+        rows = json.loads(options.json.read_text())["results"]
+    else:
+        harness.prepare(options)
+        rows = measure(options)
+    shown = ("model", "kind", "setting", "accuracy", "tokens_per_forward", "tokens_per_second")
+    harness.show("methods", [{name: row[name] for name in shown} for row in rows])
+    if options.png:
+        draw(rows, options.png)
+
+
+def measure(options: argparse.Namespace) -> list[Row]:
+    """Solve problems in turn, and write what there is after each turn."""
+    rows: list[Row] = []
+    for rows in curve.solve(POINTS, options):
+        harness.save(options, {"results": rows}, [])
+    return rows
+
+
+if __name__ == "__main__":
+    main()
