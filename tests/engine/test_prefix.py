@@ -100,6 +100,22 @@ def test_a_second_identical_prompt_computes_less_than_a_page(method: Method, sha
 
 
 @both_ways
+def test_a_target_leaves_away_only_rows_whose_features_its_draft_has(share: bool) -> None:
+    """Here another method has filled the target's pages before the draft saw any of them."""
+    engine, plain = (engine_with(share=share, on=on) for on in (True, False))
+    rich = runner(engine, "rich")
+    engine.submit(Autoregressive(), LONG, runners={"target": rich}, max_tokens=4)
+    finish(engine)
+    request = Request(method=DFlash(draft="features", tokens=3), prompt=LONG, max_tokens=8)
+    passes, expected_ = rows_of(engine, "rich"), serve(plain, [request])
+    assert serve(engine, [request]) == expected_
+    assert passes[0] == len(LONG)
+    passes.clear()
+    assert serve(engine, [request]) == expected_
+    assert passes[0] == 1 + (len(LONG) - 1) % PAGE
+
+
+@both_ways
 def test_an_answer_is_found_when_it_is_asked_about(share: bool) -> None:
     """The next prompt of a talk holds what was committed, and that was computed too."""
     engine = engine_with(share=share)
