@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outpace.cli.slots import CELLS, block_edges, has_blocks, legend, slot_lines, slot_states
+from outpace.cli.slots import CELLS, block_edges, is_scattered, legend, slot_lines, slot_states
 from outpace.decoding import FULL, Step
 from outpace.decoding.forward import Mask
 from outpace.llm import Output
@@ -57,7 +57,7 @@ def test_a_pipeline_of_blocks() -> None:
         "▒█▒▒▒▒   ",
         "···▒▒▒███",
     ]
-    assert block_edges(given) == [3, 6, 9] and has_blocks(given)
+    assert block_edges(given) == [3, 6, 9] and is_scattered(given)
     assert [line.plain for line in slot_lines(given, 20)] == [
         "░░█│",
         "█░▒│███│",
@@ -82,7 +82,7 @@ def test_one_token_a_forward() -> None:
     """Without holes, a slot is filled by the forward on which it was committed."""
     given = output(step(0, 3, 1), step(3, 1, 1), step(4, 1, 1))
     assert picture(given) == ["█  ", "▒█ ", "·▒█"]
-    assert block_edges(given) == [] and not has_blocks(given)
+    assert block_edges(given) == [] and not is_scattered(given)
 
 
 def test_tokens_that_another_model_checked_belong_to_the_forward_of_the_target() -> None:

@@ -194,3 +194,5 @@ def test_holes_are_runs_of_masks_behind_the_committed_tokens() -> None:
     assert forward.holes(9, 0) == (range(4, 5), range(6, 8), range(9, 10))
     assert forward.holes(9, 7) == (range(7, 8), range(9, 10))
     assert forward.holes(9, 10) == forward.holes(8, 0) == ()
+    moved = Forward(ids=[1, 2, 9, 9], start=4, positions=[4, 6, 5, 7])
+    assert moved.holes(9, 0) == (range(5, 6), range(7, 8))

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outpace.cli.slots import has_blocks, legend, slot_lines
+from outpace.cli.slots import is_scattered, legend, slot_lines
 from outpace.evaluation.run import Report
 from outpace.llm import LLM, Output
 
@@ -40,10 +40,10 @@ def statistics(output: Output) -> str:
 def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> None:
     """Print each forward: the model that ran, its rows, what was kept, the canvas with holes.
 
-    Where rows were fed in blocks, the canvas is one cell a slot, and the text stands below.
+    Where slots were filled out of order, the canvas is one cell a slot, and the text stands below.
     """
-    blocks = has_blocks(output)
-    lines = cells(output, width) if blocks else canvases(llm, output)
+    scattered = is_scattered(output)
+    lines = cells(output, width) if scattered else canvases(llm, output)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, justify in (("step", "right"), ("model", "left"), ("rows", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> Non
         kept = str(step.kept) if step.kept else ""
         table.add_row(str(index + 1), step.model, str(step.rows), slots, kept, line)
     console.print(table)
-    if blocks:
+    if scattered:
         console.print(legend())
         console.print(output.text or output.ids)
 

@@ -23,9 +23,9 @@ def target_steps(output: Output) -> list[Step]:
     return [step for step in output.steps if step.model == "target"]
 
 
-def has_blocks(output: Output) -> bool:
-    """Whether rows were fed in blocks."""
-    return any(not isinstance(step.mask, str) for step in output.steps)
+def is_scattered(output: Output) -> bool:
+    """Whether rows were fed in blocks, or with filled slots between the holes."""
+    return any(not isinstance(step.mask, str) or len(step.holes) > 1 for step in output.steps)
 
 
 def block_edges(output: Output) -> list[int]:

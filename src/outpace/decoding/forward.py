@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -113,15 +112,15 @@ class Forward:
         return (self.end,) if self.predict is None else self.predict
 
     def holes(self, mask_id: int, first: int) -> tuple[range, ...]:
-        """Runs of slots, from slot `first` on, that are fed as masks."""
-        first = max(first, self.start)
-        runs = []
-        for is_hole, run in groupby(
-            range(first, self.end), lambda slot: self.ids[slot - self.start] == mask_id
-        ):
-            if is_hole:
-                slots = list(run)
-                runs.append(range(slots[0], slots[-1] + 1))
+        """Runs of slots, from slot `first` on, that are fed as masks, wherever their rows lie."""
+        places = range(self.start, self.end) if self.positions is None else self.positions
+        masked = (p for p, token in zip(places, self.ids, strict=True) if token == mask_id)
+        runs: list[range] = []
+        for slot in sorted(place for place in masked if place >= first):
+            if runs and slot == runs[-1].stop:
+                runs[-1] = range(runs[-1].start, slot + 1)
+            else:
+                runs.append(range(slot, slot + 1))
         return tuple(runs)
 
     def check(

@@ -58,7 +58,8 @@ def check_request(method: Method, seq: Sequence, runners: Mapping[str, Runner]) 
             )
         limit = min(runner.config.max_length, len(runner.cache))
         if slots > limit:
+            extra = f" with {method!r}" if slots > len(seq.prompt) + seq.max_tokens else ""
             raise ValueError(
                 f"a prompt of {len(seq.prompt)} tokens and max_tokens={seq.max_tokens} need "
-                f"{slots} slots, but {runner.name} has {limit}: shorten one of them"
+                f"{slots} slots{extra}, but {runner.name} has {limit}: shorten one of them"
             )
