@@ -8,27 +8,27 @@ import pytest
 import torch
 
 from helpers import whole
-from outpace.engine.layout import MANY_ROWS, ONE_ROW, PackedLinear, lay_out, packs
+from outpace.engine.layout import LARGE, MEDIUM, PackedLinear, lay_out, packs
 from outpace.models.config import ModelConfig
 from outpace.models.transformer import Transformer
 
 
-def model(*, bidirectional: bool) -> Transformer:
-    """A model whose MLP is large enough to be packed and whose attention is not."""
+def model(*, bidirectional: bool, vocab: int = 2048, tied: bool = False) -> Transformer:
+    """A model with matrices of all sizes."""
     torch.manual_seed(0)
     config = ModelConfig(
         family="dream" if bidirectional else "qwen2",
         architecture="DreamModel" if bidirectional else "Qwen2ForCausalLM",
-        vocab=2048,
+        vocab=vocab,
         dim=192,
         layers=2,
         heads=4,
         kv_heads=2,
-        head_dim=64,
+        head_dim=32,
         mlp=1024,
         max_length=64,
         qkv_bias=True,
-        tied=not bidirectional,
+        tied=tied,
         bidirectional=bidirectional,
         mask_id=7 if bidirectional else None,
     )
@@ -48,25 +48,32 @@ def test_results_stay(bidirectional: bool, rows: int) -> None:
 
 
 @pytest.mark.skipif(not packs(), reason="this build of PyTorch has no oneDNN")
-@pytest.mark.parametrize(("bidirectional", "large"), [(True, MANY_ROWS), (False, ONE_ROW)])
-def test_large_matrices_are_packed(bidirectional: bool, large: int) -> None:
-    """And small ones are left alone; which are small depends on the rows."""
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_matrices_are_packed_by_size(bidirectional: bool) -> None:
+    """Large ones only, medium ones beside a copy by column; small ones are stored by column."""
     laid_out = model(bidirectional=bidirectional)
     sizes = {name: m.weight.numel() for name, m in laid_out.named_modules() if is_linear(m)}
     lay_out(laid_out)
-    packed = {name for name, m in laid_out.named_modules() if isinstance(m, PackedLinear)}
-    assert packed == {name for name, size in sizes.items() if size >= large}
-    assert "blocks.0.mlp.gate_up" in packed
-    assert ("blocks.0.attention.qkv" in packed) == bidirectional
+    packed = {name: m for name, m in laid_out.named_modules() if isinstance(m, PackedLinear)}
+    assert packed.keys() == {name for name, size in sizes.items() if size >= MEDIUM}
+    for name, module in packed.items():
+        assert (module.columns is None) == (sizes[name] >= LARGE)
+    small = laid_out.blocks[0].attention.out.weight
+    assert small.stride() == (1, small.shape[0])
 
 
-def test_a_tied_head_of_a_causal_model_is_stored_by_column() -> None:
-    """With the values and the shape that it had."""
-    laid_out = model(bidirectional=False)
-    before = laid_out.embedding.weight.clone()
-    lay_out(laid_out)
-    after = laid_out.embedding.weight
-    assert torch.equal(before, after) and after.stride() == (1, after.shape[0])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_a_tied_head(bidirectional: bool) -> None:
+    """A large one of a causal model is stored by column, a medium one is laid out as others are."""
+    for vocab in (1024, 2048):
+        laid_out = model(bidirectional=bidirectional, vocab=vocab, tied=True)
+        before, hidden = laid_out.embedding.weight.clone(), torch.randn(3, 192)
+        lay_out(laid_out)
+        after = laid_out.embedding.weight
+        assert torch.equal(before, after)
+        assert (after.stride(0) == 1) == (vocab == 2048 and not bidirectional)
+        assert isinstance(laid_out.unembedding, PackedLinear) == (vocab == 1024 and packs())
+        torch.testing.assert_close(laid_out.head(hidden), hidden @ before.T, atol=1e-4, rtol=1e-4)
 
 
 def is_linear(module: torch.nn.Module) -> bool:

@@ -61,7 +61,7 @@ def test_tied_head_is_the_embedding(tmp_path: Path) -> None:
     save_model(load_model(FOLDER / "model"), tmp_path, dtype=torch.float32)
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "weight_tying": True}))
     model = load_model(tmp_path)
-    assert not hasattr(model, "unembedding")
+    assert model.unembedding is None
     assert torch.equal(model.head(torch.eye(64)), model.embedding.weight.T)
 
 

@@ -1,60 +1,75 @@
 """How matrices lie in a CPU's memory; shapes, values and results stay as they are.
 
-Which layout is fast depends on the number of rows that a product usually has: one where a causal
-model decodes a single sequence, dozens where a diffusion model shows its masks.
+Which layout is fast depends on the rows that a product has: one where a causal model decodes a
+single sequence, more where it verifies drafts or has company, dozens where a diffusion model shows
+its masks. A small matrix is kept in two.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from outpace.models.draft import FeatureDraft
 from outpace.models.transformer import Transformer
 
-ONE_ROW, MANY_ROWS = 2**18, 2**16
-"""Elements from which on a packed product gains more than its call costs."""
+MEDIUM, LARGE = 2**16, 2**18
+"""Elements from which on a packed product of many rows, and of one row, is worth its call."""
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose float32 weight is packed into oneDNN's blocks, for inference."""
+    """A linear layer whose float32 weight is packed into oneDNN's blocks, for inference.
 
-    def __init__(self, linear: nn.Linear) -> None:
+    A matrix that is not large is kept by column as well, where a single row goes.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 32)
-        self.bias = linear.bias
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 32)
+        self.columns = by_column(weight.detach()) if weight.numel() < LARGE else None
+        self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map rows `x [T, in]`."""
+        if self.columns is not None and len(x) == 1:
+            return F.linear(x, self.columns, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
 
 def lay_out(model: Transformer | FeatureDraft) -> None:
-    """Choose the layout for the rows that this kind of model is fed, where that is known to help.
+    """Choose the layout of every matrix, where that is known to help.
 
     With 4 to 100 rows, packed blocks take 0.45 to 0.85 of the time, and with one row no more. Small
-    ones lose that to the call unless the rows are many, as where a model shows its masks.
+    ones lose that to the call, and are best stored by column. All of this is measured with weights
+    that the last pass has left outside of the processor's nearest caches.
     """
-    weight, config = model.embedding.weight, model.config
+    weight = model.embedding.weight
     if weight.device.type != "cpu":
         return
-    many = config.bidirectional or config.mask_id is not None
-    large = MANY_ROWS if many else ONE_ROW
-    if not many and config.tied and weight.numel() >= large:
-        # As the head, which one row then passes in two thirds of the time; looking a row up gets
-        # dearer, but costs nothing beside the product.
-        by_column(model.embedding)
-    if weight.dtype != torch.float32 or not packs():
+    fast = weight.dtype == torch.float32 and packs()
+    if isinstance(model, Transformer) and model.config.tied and weight.numel() >= MEDIUM:
+        if fast and weight.numel() < LARGE:
+            model.unembedding = PackedLinear(weight)
+        elif not model.config.bidirectional:
+            # One row passes in two thirds of the time; looking a row up gets dearer, but costs
+            # nothing beside the product.
+            weight.data = by_column(weight.data)
+    if not fast:
         return
     for module in list(model.modules()):
         for name, linear in list(module.named_children()):
-            if isinstance(linear, nn.Linear) and linear.weight.numel() >= large:
-                setattr(module, name, PackedLinear(linear))
+            if not isinstance(linear, nn.Linear):
+                continue
+            if linear.weight.numel() >= MEDIUM:
+                setattr(module, name, PackedLinear(linear.weight, linear.bias))
+            else:
+                linear.weight.data = by_column(linear.weight.data)
 
 
-def by_column(module: nn.Embedding) -> None:
-    """Store a matrix by column."""
-    module.weight.data = module.weight.data.t().contiguous().t()
+def by_column(weight: Tensor) -> Tensor:
+    """The same matrix, stored column by column."""
+    return weight.t().contiguous().t()
 
 
 def packs() -> bool:

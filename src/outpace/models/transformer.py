@@ -189,6 +189,7 @@ class Transformer(Stack):
         self.embedding = nn.Embedding(config.vocab, config.dim)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.unembedding: nn.Module | None = None
         if not config.tied:
             self.unembedding = Linear(config.dim, config.vocab, bias=False)
         self.initialise()
@@ -231,6 +232,6 @@ class Transformer(Stack):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[..., vocab]` of hidden states `[..., dim]`."""
-        if self.config.tied:
+        if self.unembedding is None:
             return F.linear(hidden, self.embedding.weight)
         return self.unembedding(hidden)
