@@ -142,30 +142,36 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> bool:
         """Take new tokens; True once a stop string has come."""
+        if not self.stop:
+            self.ids += ids  # decoded when asked for
+            return False
         for token in ids:
             if self.stopped:
                 break
             self.ids.append(token)
             self.extend()
+            found = [at for mark in self.stop if (at := self.text.find(mark)) >= 0]
+            if found:
+                self.text, self.stopped = self.text[: min(found)], True
         return self.stopped
 
     def extend(self) -> None:
         """Decode the last tokens again; a character may end only with the next one."""
-        first = max(self.done - 4, 0)
+        first, end = max(self.done - 4, 0), len(self.ids)
         before = self.decode(self.ids[first : self.done])
-        after = self.decode(self.ids[first:])
-        if after.endswith("\ufffd"):
-            self.text = self.known
-            return
-        self.known += after[len(before) :]
-        self.done = len(self.ids)
+        while end > self.done:
+            after = self.decode(self.ids[first:end])
+            if not after.endswith("\ufffd"):
+                self.known += after[len(before) :]
+                self.done = end
+                break
+            end -= 1
         self.text = self.known
-        found = [at for mark in self.stop if (at := self.text.find(mark)) >= 0]
-        if found:
-            self.text, self.stopped = self.text[: min(found)], True
 
     def take(self, *, final: bool = False) -> str:
         """Text since the last call, held back where it may be the beginning of a stop string."""
+        if not self.stop:
+            self.extend()
         if final and not self.stopped and self.done < len(self.ids):
             self.text = self.known + self.decode(self.ids[self.done :])
         end = len(self.text)
