@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers import whole
-from outpace.engine.layout import LARGE, MEDIUM, PackedLinear, lay_out, packs
+from outpace.engine.layout import LARGE, MEDIUM, FixedLinear, lay_out, packs
 from outpace.models.config import ModelConfig
 from outpace.models.transformer import Transformer
 
@@ -54,12 +54,12 @@ def test_matrices_are_packed_by_size(bidirectional: bool) -> None:
     laid_out = model(bidirectional=bidirectional)
     sizes = {name: m.weight.numel() for name, m in laid_out.named_modules() if is_linear(m)}
     lay_out(laid_out)
-    packed = {name: m for name, m in laid_out.named_modules() if isinstance(m, PackedLinear)}
-    assert packed.keys() == {name for name, size in sizes.items() if size >= MEDIUM}
-    for name, module in packed.items():
-        assert (module.columns is None) == (sizes[name] >= LARGE)
-    small = laid_out.blocks[0].attention.out.weight
-    assert small.stride() == (1, small.shape[0])
+    fixed = {name: m for name, m in laid_out.named_modules() if isinstance(m, FixedLinear)}
+    assert fixed.keys() == sizes.keys()
+    for name, size in sizes.items():
+        assert (fixed[name].packed is None) == (size < MEDIUM)
+        assert (fixed[name].columns is None) == (size >= LARGE)
+    assert min(sizes.values()) < MEDIUM and max(sizes.values()) >= LARGE
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -72,7 +72,7 @@ def test_a_tied_head(bidirectional: bool) -> None:
         after = laid_out.embedding.weight
         assert torch.equal(before, after)
         assert (after.stride(0) == 1) == (vocab == 2048 and not bidirectional)
-        assert isinstance(laid_out.unembedding, PackedLinear) == (vocab == 1024 and packs())
+        assert isinstance(laid_out.unembedding, FixedLinear) == (vocab == 1024 and packs())
         torch.testing.assert_close(laid_out.head(hidden), hidden @ before.T, atol=1e-4, rtol=1e-4)
 
 

@@ -6,7 +6,7 @@ Shapes: T rows of all sequences, H heads, K key/value heads, D head size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,6 +30,10 @@ class Segment:
     mask: Tensor | None = None
     causal: bool = False
 
+    def masked(self, mask: Tensor) -> Segment:
+        """The same rows under another mask."""
+        return Segment(rows=self.rows, slots=self.slots, mask=mask)
+
 
 @dataclass(slots=True)
 class DenseAttention:
@@ -47,7 +51,7 @@ class DenseAttention:
         # Made here once, and not by PyTorch in every layer.
         dtype = self.keys[0].dtype
         self.segments = [
-            segment if segment.mask is None else replace(segment, mask=bias(segment.mask, dtype))
+            segment if segment.mask is None else segment.masked(bias(segment.mask, dtype))
             for segment in self.segments
         ]
 
@@ -71,8 +75,8 @@ def bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def attention(q: Tensor, keys: Tensor, values: Tensor, segment: Segment) -> Tensor:
     """Attention of one segment's rows `q [n, H, D]` over a layer's slots: `[n, H, D]`."""
-    k = keys[segment.slots].transpose(0, 1).unsqueeze(0)
-    v = values[segment.slots].transpose(0, 1).unsqueeze(0)
+    k = keys[None, segment.slots].transpose(1, 2)
+    v = values[None, segment.slots].transpose(1, 2)
     n, heads, size = q.shape
     if n == 1:
         # The heads that share a key head become its rows, and no key is read twice.
@@ -80,11 +84,11 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, segment: Segment) -> Tens
         out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=segment.mask)
         return out.view(1, heads, size)
     out = F.scaled_dot_product_attention(
-        q.transpose(0, 1).unsqueeze(0),
+        q[None].transpose(1, 2),
         k,
         v,
         attn_mask=segment.mask,
         is_causal=segment.causal,
         enable_gqa=heads != k.shape[1],
     )
-    return out[0].transpose(0, 1)
+    return out.transpose(1, 2)[0]

@@ -61,7 +61,7 @@ class Forward:
     @property
     def first(self) -> int:
         """First slot that is written."""
-        return self.start if self.context is None else self.start - len(self.context)
+        return self.start if self.context is None else self.start - self.context.shape[0]
 
     @property
     def end(self) -> int:
@@ -94,7 +94,8 @@ class Forward:
                 "predict=None asks for the slot after the last row, which only a model with "
                 "shift 1 predicts; name the slots"
             )
-        wanted = np.asarray(self.predicted_slots(), dtype=np.int64)
+        slots = self.predicted_slots()
+        wanted = np.fromiter(slots, np.int64, len(slots))
         held = wanted - shift if self.rows is None else np.asarray(self.rows, dtype=np.int64)
         if len(held) != len(wanted):
             raise ValueError(f"{len(held)} rows are named for {len(wanted)} wanted slots")

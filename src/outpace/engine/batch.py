@@ -15,6 +15,8 @@ from outpace.decoding.forward import IntArray
 from outpace.engine.cache import Table
 from outpace.models.config import Sight
 
+PLAIN = Sight()
+
 
 @dataclass(slots=True)
 class Batch:
@@ -85,7 +87,7 @@ def pack(
                 segment(forward, table, at, device, sight)
                 for forward, table, at in zip(forwards, tables, rows, strict=True)
             ]
-            for sight in set(sights) or {Sight()}
+            for sight in set(sights) or {PLAIN}
         },
         predict=join(order, device),
         reads=list(groups.items()),
@@ -104,7 +106,7 @@ def segment(
     window = table.window(forward.seen)
     slots = window if isinstance(window, slice) else torch.from_numpy(window).to(device)
     stops = forward.stops()
-    if sight == Sight():
+    if sight == PLAIN:
         if stops[0] == forward.seen:
             return Segment(rows=rows, slots=slots)
         if forward.mask == CAUSAL and forward.start == 0:
@@ -114,11 +116,11 @@ def segment(
 
 def visible(forward: Forward, stops: IntArray, sight: Sight) -> Tensor:
     """Which slots each row sees in one kind of layer, `bool[n, seen]`."""
-    slots = torch.arange(forward.seen)
-    own = torch.arange(forward.start, forward.end)[:, None]
-    mask = slots < torch.from_numpy(stops)[:, None]
+    slots = np.arange(forward.seen)
+    mask = slots < stops[:, None]
+    own = np.arange(forward.start, forward.end)[:, None]
     if sight.causal:
         mask &= slots <= own
     if sight.window is not None:
         mask &= slots > own - sight.window
-    return mask
+    return torch.from_numpy(mask)

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -310,12 +311,12 @@ class Engine:
         whole, before = job.whole, len(job.seq)
         assert whole is not None
         # Read before the method goes on: it may have fed the sequence's own list, which grows.
-        step = Step(
+        step = partial(
+            Step,
             model=whole.model,
             start=whole.start,
             rows=len(whole.ids),
             seen=whole.seen,
-            kept=0,
             seconds=job.seconds,
             mask=whole.mask,
             holes=whole.holes(job.seq.mask_id, before),
@@ -326,7 +327,7 @@ class Engine:
         job.features.clear()
         self.advance(job, prediction)
         kept = len(job.seq) - before
-        job.seq.trace.append(replace(step, kept=kept))
+        job.seq.trace.append(step(kept=kept))
         if job.done:
             self.finish(job)
         elif kept:

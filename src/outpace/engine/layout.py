@@ -18,21 +18,25 @@ MEDIUM, LARGE = 2**16, 2**18
 """Elements from which on a packed product of many rows, and of one row, is worth its call."""
 
 
-class PackedLinear(nn.Module):
-    """A linear layer whose float32 weight is packed into oneDNN's blocks, for inference.
+class FixedLinear(nn.Module):
+    """A linear layer for inference, whose float32 weight lies as is best for its size.
 
-    A matrix that is not large is kept by column as well, where a single row goes.
+    That is packed into oneDNN's blocks if it is large, stored by column if it is small, and in
+    between both: a single row then goes to the columns.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 32)
-        self.columns = by_column(weight.detach()) if weight.numel() < LARGE else None
-        self.bias = bias
+        weight, size = weight.detach(), weight.numel()
+        self.columns = by_column(weight) if size < LARGE else None
+        self.packed = (
+            torch.ops.mkldnn._reorder_linear_weight(weight, 32) if size >= MEDIUM else None
+        )
+        self.bias = None if bias is None else bias.detach()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map rows `x [T, in]`."""
-        if self.columns is not None and len(x) == 1:
+        if self.packed is None or (self.columns is not None and x.shape[0] == 1):
             return F.linear(x, self.columns, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
@@ -50,7 +54,7 @@ def lay_out(model: Transformer | FeatureDraft) -> None:
     fast = weight.dtype == torch.float32 and packs()
     if isinstance(model, Transformer) and model.config.tied and weight.numel() >= MEDIUM:
         if fast and weight.numel() < LARGE:
-            model.unembedding = PackedLinear(weight)
+            model.unembedding = FixedLinear(weight)
         elif not model.config.bidirectional:
             # One row passes in two thirds of the time; looking a row up gets dearer, but costs
             # nothing beside the product.
@@ -59,12 +63,8 @@ def lay_out(model: Transformer | FeatureDraft) -> None:
         return
     for module in list(model.modules()):
         for name, linear in list(module.named_children()):
-            if not isinstance(linear, nn.Linear):
-                continue
-            if linear.weight.numel() >= MEDIUM:
-                setattr(module, name, PackedLinear(linear.weight, linear.bias))
-            else:
-                linear.weight.data = by_column(linear.weight.data)
+            if isinstance(linear, nn.Linear):
+                setattr(module, name, FixedLinear(linear.weight, linear.bias))
 
 
 def by_column(weight: Tensor) -> Tensor:

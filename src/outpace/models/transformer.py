@@ -99,7 +99,7 @@ class Attention(nn.Module):
             q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1)
         q, k = rotate(qk, cos, sin).to(x.dtype).split_with_sizes((self.heads, self.kv_heads), 1)
-        attended = attend(self.layer, q[behind:], k, v).reshape(x.shape[0] - behind, -1)
+        attended = attend(self.layer, q[behind:] if behind else q, k, v).flatten(1)
         return self.out(attended if wanted is None else attended[wanted])
 
 
@@ -142,10 +142,11 @@ class Block(nn.Module):
         """
         y, behind = self.attention_norm(x), 0
         if context is not None:
-            y, behind = torch.cat((context, y)), len(context)
-        attended = self.attention(y, cos, sin, attend, wanted, behind)
+            y, behind = torch.cat((context, y)), context.shape[0]
+        # Straight to `forward`: the calls of a module cost as much as those of a small product.
+        attended = self.attention.forward(y, cos, sin, attend, wanted, behind)
         x = attended + (x if wanted is None else x[wanted])
-        return x + self.mlp(self.mlp_norm(x))
+        return x + self.mlp.forward(self.mlp_norm(x))
 
 
 class Stack(nn.Module):
@@ -172,8 +173,8 @@ class Stack(nn.Module):
         """Cosine and sine `[T, 1, D]` of rows at `positions i64[T]`."""
         dtype = torch.float32 if self.config.rope.float32 else dtype
         return (
-            self.cos[positions].to(dtype).unsqueeze(1),
-            self.sin[positions].to(dtype).unsqueeze(1),
+            self.cos.index_select(0, positions).to(dtype).unsqueeze(1),
+            self.sin.index_select(0, positions).to(dtype).unsqueeze(1),
         )
 
 
