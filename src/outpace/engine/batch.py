@@ -29,7 +29,8 @@ class Batch:
         write: `i64[C + T]` physical slots, those of the context first.
         rows: place of each sequence's rows.
         segments: for each kind of layer, a sequence's rows and what they see.
-        predict: `i64[R]` rows whose logits are wanted, those of one read type together.
+        predict: `i64[R]` rows whose logits are wanted, those of one read type together; None
+            where that is all rows in their order.
         reads: for each read type, the forwards that ask for it.
     """
 
@@ -40,7 +41,7 @@ class Batch:
     write: Tensor
     rows: list[slice]
     segments: dict[Sight, list[Segment]]
-    predict: Tensor
+    predict: Tensor | None
     reads: list[tuple[type[Read], list[int]]]
 
 
@@ -89,9 +90,14 @@ def pack(
             ]
             for sight in set(sights) or {PLAIN}
         },
-        predict=join(order, device),
+        predict=None if in_order(order, len(ids)) else join(order, device),
         reads=list(groups.items()),
     )
+
+
+def in_order(rows: list[IntArray], count: int) -> bool:
+    """Whether these are all rows, from the first to the last."""
+    return sum(map(len, rows)) == count and bool((np.concatenate(rows) == np.arange(count)).all())
 
 
 def join(parts: list[IntArray], device: torch.device) -> Tensor:

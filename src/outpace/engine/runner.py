@@ -97,7 +97,8 @@ class Runner:
         attend: Attend = by_layer(attends, self.config.sights)
         if isinstance(self.model, FeatureDraft):
             context = batch.context, batch.context_positions
-            return self.model(batch.ids, batch.positions, attend, *context)[batch.predict], {}
+            hidden = self.model(batch.ids, batch.positions, attend, *context)
+            return (hidden if batch.predict is None else hidden[batch.predict]), {}
         return self.model.capture(batch.ids, batch.positions, attend, layers, batch.predict)
 
     def read(self, hidden: Tensor, forwards: Sequence[Forward], batch: Batch) -> list[Prediction]:
