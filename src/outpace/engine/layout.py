@@ -2,7 +2,7 @@
 
 Which layout is fast depends on the rows that a product has: one where a causal model decodes a
 single sequence, more where it verifies drafts or has company, dozens where a diffusion model shows
-its masks. A small matrix is kept in two.
+its masks. A matrix of middling size is kept in two layouts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FixedLinear(nn.Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map rows `x [T, in]`."""
-        if self.packed is None or (self.columns is not None and x.shape[0] == 1):
+        if self.columns is not None and (self.packed is None or x.shape[0] == 1):
             return F.linear(x, self.columns, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
