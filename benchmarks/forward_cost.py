@@ -32,7 +32,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from outpace import LLM
 
-PRODUCTS = re.compile(r"aten::(addmm|mm|bmm|linear|matmul|\w*(scaled_dot_product|flash_att)\w*)")
+PRODUCTS = re.compile(
+    r"mkldnn::_linear_pointwise|aten::(addmm|mm|bmm|linear|matmul|\w*(scaled_dot_product|flash_att)\w*)"
+)
 PROMPT, TOKENS = 64, 128
 PROFILED, PROFILE_ROUNDS = 64, 5
 
