@@ -200,7 +200,8 @@ def test_a_model_without_a_mask_is_refused(engine: Engine) -> None:
 def test_a_window_that_does_not_fit_is_refused(engine: Engine) -> None:
     """Slots behind the answer count, where they are opened."""
     runners = {"target": runner(engine, "masked")}
-    with pytest.raises(ValueError, match="need 202 slots, but masked has 160"):
+    wanted = r"need 202 slots with WeDLM\(window=200.*, but masked has 160"
+    with pytest.raises(ValueError, match=wanted):
         engine.submit(WeDLM(window=200), [1], runners=runners, max_tokens=2)
     job = engine.submit(WeDLM(window=200, clip=True), [1], runners=runners, max_tokens=2)
     finish(engine)

@@ -10,14 +10,14 @@ from transformers import AutoTokenizer
 from outpace.zoo.story import Problem
 from outpace.zoo.table import RESULTS, SPLITS, problems
 
-COUNT = re.compile(r"Count (back )?from (\d+) to (\d+)(?: by (\d))?\.")
+COUNT = re.compile(r"Count (back )?from (\d+) by (\d) (?:down|up) to (\d+)\.")
 FILL = re.compile(r"Fill the table n([-+*])(\d+) from (\d+) to (\d+)\.")
 
 
 def solved(question: str) -> str:
     """The answer that a question asks for."""
     if found := COUNT.fullmatch(question):
-        first, last, step = int(found[2]), int(found[3]), int(found[4] or 1)
+        first, step, last = int(found[2]), int(found[3]), int(found[4])
         numbers = range(first, last - 1, -step) if found[1] else range(first, last + 1, step)
         return " ".join(map(str, numbers))
     if found := FILL.fullmatch(question):
@@ -50,7 +50,7 @@ def test_splits_share_no_question() -> None:
     train = {problem.question for problem in problems("train", 20_000)}
     test = {problem.question for problem in problems("test", 500)}
     assert not train & test
-    assert len(test) > 400
+    assert len(test) > 250
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -60,8 +60,8 @@ def test_a_problem_depends_on_its_index_alone(split: str) -> None:
 
 
 def test_problems_stay_the_same() -> None:
-    entries = "Sara 52, Carl 85, Sam 62, Jane 13, Emma 66, Tim 47"
-    assert problems("test", 1, start=2) == [Problem(f"Copy: {entries}", entries)]
+    numbers = "58 56 12 65 94 37 52 47"
+    assert problems("test", 1, start=5) == [Problem(f"Copy: {numbers}", numbers)]
 
 
 def test_prompt_and_answer_tokenize_apart_and_are_short() -> None:

@@ -5,11 +5,11 @@ forward shows here how far that can go. Problems are made without end and by see
 digits of the zoo's vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from zlib import crc32
 
-from outpace.zoo.story import NAMES, Problem
+from outpace.zoo.story import Problem
 
 SPLITS = ("train", "test")
 TEST_EVERY = 10  # one question of so many belongs to the test split
@@ -34,39 +34,37 @@ def _problem(split: str, rng: Random) -> Problem:
 
 
 def count(rng: Random) -> Problem:
-    """Twelve to thirty numbers, each a step above or below the one before."""
-    step = rng.choice((1, 1, 2, 3))
-    length = rng.randint(12, min(30, TOP // step))
-    low = rng.randint(1, TOP - step * (length - 1))
-    numbers = [low + step * i for i in range(length)]
-    back = rng.random() < 0.3
-    first, last = (numbers[-1], low) if back else (low, numbers[-1])
-    by = f" by {step}" if step > 1 else ""
-    question = f"Count {'back ' * back}from {first} to {last}{by}."
-    return Problem(question, " ".join(map(str, reversed(numbers) if back else numbers)))
+    """Twelve to thirty numbers, up to the bound or down to it, which need not be met."""
+    step = rng.randint(1, 5)
+    length = rng.randint(12, min(30, (TOP - 1) // step + 1))
+    start = min(1 + step * (length - 1) + rng.randrange(step), TOP)
+    if rng.random() < 0.5:
+        numbers = range(start, 0, -step)
+        return Problem(f"Count back from {start} by {step} down to 1.", joined(numbers))
+    start = TOP + 1 - start
+    numbers = range(start, TOP + 1, step)
+    return Problem(f"Count from {start} by {step} up to {TOP}.", joined(numbers))
 
 
 def copy(rng: Random) -> Problem:
-    """The same list again: six to twelve names, each with a number."""
-    names = rng.sample(NAMES, rng.randint(6, 12))
-    entries = ", ".join(f"{name} {rng.randint(2, TOP)}" for name in names)
-    return Problem(f"Copy: {entries}", entries)
+    """The same eight to eighteen numbers again."""
+    numbers = joined(rng.randint(10, TOP) for _ in range(rng.randint(8, 18)))
+    return Problem(f"Copy: {numbers}", numbers)
 
 
 def fill(rng: Random) -> Problem:
-    """A table of six to eleven sums, differences or products, a line each."""
-    rows = rng.randint(6, 11)
+    """A table of six to ten sums, differences or products, a line each, up to a multiple of ten."""
     op = rng.choice("+-*")
-    if op == "*":
-        other = rng.randint(2, 8)
-        first = rng.randint(1, 12 - rows + 1)
-    else:
-        other = rng.randint(2, 30)
-        bounds = (1, TOP - other - rows) if op == "+" else (other + 1, TOP - rows)
-        first = rng.randint(*bounds)
-    numbers = range(first, first + rows)
-    lines = [f"{x}{op}{other}={RESULTS[op](x, other)}" for x in numbers]
-    return Problem(f"Fill the table n{op}{other} from {first} to {numbers[-1]}.", "\n".join(lines))
+    last = 10 * {"+": rng.randint(1, 8), "-": rng.randint(2, 9), "*": 1}[op]
+    first = last + 1 - rng.randint(6, 10)
+    other = rng.randint(1, {"+": TOP - last, "-": first - 1, "*": TOP // last}[op])
+    lines = [f"{x}{op}{other}={RESULTS[op](x, other)}" for x in range(first, last + 1)]
+    return Problem(f"Fill the table n{op}{other} from {first} to {last}.", "\n".join(lines))
+
+
+def joined(numbers: Iterable[int]) -> str:
+    """Numbers with spaces between them."""
+    return " ".join(map(str, numbers))
 
 
 RESULTS: dict[str, Callable[[int, int], int]] = {
