@@ -22,6 +22,7 @@ from outpace.answers import answer_file
 from outpace.cli.draw import report_table, show_pieces, show_trace, statistics
 from outpace.cli.options import flag, named, parse_method, with_method
 from outpace.evaluation.run import Report, evaluate, questions_of
+from outpace.evaluation.tasks import TASKS
 from outpace.llm import LLM, Options
 from outpace.methods import METHODS, Method
 from outpace.models.families import FAMILIES
@@ -32,9 +33,12 @@ console = Console(highlight=False)
 
 RACE = (
     "tiny-ar autoregressive",
+    "tiny-ar dflash draft=tiny-dflash",
+    "tiny-wedlm wedlm verify=true",
     "tiny-dream left_to_right tokens=1 window=16 lookahead=16",
     "tiny-dream left_to_right tokens=4 window=16 lookahead=16",
     "tiny-dream apd verifier=tiny-aux ratio=0.5 window=16 lookahead=16",
+    "tiny-d2f d2f add=0.5 confidence=0.98",
 )
 
 ModelName = Annotated[str, typer.Argument(help="Folder, hub name, or model of the zoo.")]
@@ -255,7 +259,7 @@ def run(llm: LLM, task: str, limit: int, data: str | None, batch: int, options: 
 def evaluate_command(
     model: ModelName,
     method: Method | None = None,
-    task: Annotated[str, typer.Option(help="story, story-unseen or gsm8k.")] = "story",
+    task: Annotated[str, typer.Option(help=f"One of {', '.join(TASKS)}.")] = "story",
     data: Annotated[str | None, typer.Option(help="File of the task, where it needs one.")] = None,
     limit: Limit = 100,
     batch: Batch = 1,
