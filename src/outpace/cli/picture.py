@@ -9,6 +9,7 @@ try:
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
 except ImportError as error:
     raise ValueError(f"{error}; pictures need: pip install 'outpace[eval]'") from error
 
@@ -40,6 +41,7 @@ def draw_slots(output: Output, title: str, path: Path) -> None:
         pane.axvline(edge, color="black", linewidth=0.8)
     pane.set_xlabel("slot of the answer")
     pane.set_ylabel("forward")
+    pane.yaxis.set_major_locator(MaxNLocator(integer=True))
     pane.set_title(title, size=9, loc="left", wrap=True)
     patches = [
         Patch(facecolor=colour, edgecolor="#aaaaaa", label=state)
