@@ -129,7 +129,8 @@ def lines(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def accuracy(pane: Axes, rows: Sequence[Row], key: str, label: str) -> None:
-    """Accuracy of all settings against one kind of speed."""
+    """Accuracy of all settings against one kind of speed; of those that solve anything."""
+    rows = [row for row in rows if row["accuracy"]]
     for series, found in lines(rows).items():
         color, marker = STYLES[series]
         joined = "" if series == "window" else "-"
