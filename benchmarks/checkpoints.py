@@ -1,4 +1,4 @@
-"""Checkpoints to measure: random weights in the published formats, or the models of the zoo."""
+"""Checkpoints to measure: random weights in the published formats."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from outpace import LLM
-from outpace.evaluation.tasks import TASKS, Question
-from outpace.models.load import save_model, translate, zoo_names
+from outpace.models.load import save_model, translate
 from outpace.models.transformer import Transformer
 
 Config = dict[str, Any]
@@ -73,8 +71,6 @@ def wedlm(config: Config) -> Config:
 
 TINY_AR = qwen2(192, 6, 6, 2, 512, 1024)
 TINY_AUX = qwen2(128, 4, 4, 2, 352, 1024)
-TINY_DREAM = {**dream(TINY_AR), "tie_word_embeddings": True}
-ZOO = {"tiny-ar": TINY_AR, "tiny-aux": TINY_AUX, "tiny-dream": TINY_DREAM}
 SMALL = qwen2(512, 8, 8, 2, 1536, 8192)
 SMALL_DREAM = dream(SMALL)
 SMALL_AUX = qwen2(256, 4, 8, 2, 768, 8192)
@@ -105,19 +101,3 @@ def prompt(length: int, vocab: int, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     ids: list[int] = torch.randint(vocab - 2, (length,), generator=generator).tolist()
     return ids
-
-
-def zoo(folder: Path) -> dict[str, str]:
-    """Models of the zoo by name; stand-ins of their sizes, all random, where one is missing."""
-    if set(ZOO) <= set(zoo_names()):
-        return {name: name for name in ZOO}
-    stand_ins = {name: {**config, "eos_token_id": None} for name, config in ZOO.items()}
-    return {name: str(write(folder / name, config)) for name, config in stand_ins.items()}
-
-
-def questions(llm: LLM, count: int) -> tuple[list[Any], list[Question] | None]:
-    """Prompts: problems of the test split, and what they are, or else random ids."""
-    if llm.text.tokenizer is None:
-        return [prompt(64, llm.config.vocab, seed) for seed in range(count)], None
-    chosen = TASKS["story"](count, None)
-    return [question.prompt for question in chosen], chosen

@@ -31,12 +31,13 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
-from checkpoints import SMALL_DREAM, Config, prompt, questions, write
+from checkpoints import SMALL_DREAM, Config, prompt, write
 from harness import Bar, Row, alternate, arguments, finish, median, prepare, ratio, show, spread
 
 from outpace import LLM
+from outpace.evaluation.run import questions_of
 from outpace.methods import D2F
-from outpace.models.load import ZOO, zoo_names
+from outpace.models.load import ZOO
 
 UNUSED = ("accelerate", "datasets", "lm_eval", "lm_eval.__main__", "lm_eval.api.instance")
 UNUSED += ("lm_eval.api.model", "lm_eval.api.registry", "lm_eval.models.utils", "peft")
@@ -173,12 +174,12 @@ def main() -> None:
     parser = arguments(__doc__, rounds=7)
     parser.add_argument("--official", type=Path, required=True, help="clone of the authors' code")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens (128)")
-    parser.add_argument("--problems", type=int, default=4, help="story problems (4)")
+    parser.add_argument("--zoo", default="tiny-d2f", help="model of the zoo (tiny-d2f)")
     parser.add_argument("--zoo", help="model of the zoo; tiny-d2f where there is one")
     options = parser.parse_args()
     prepare(options)
     module = import_official(options.official)
-    name = options.zoo or ("tiny-d2f" if "tiny-d2f" in zoo_names() else "tiny-dream")
+    name = options.zoo
     rows, bars = [], []
     with tempfile.TemporaryDirectory() as folder:
         mid = random_model(Path(folder) / "random", SMALL_DREAM)
@@ -189,7 +190,8 @@ def main() -> None:
             if llm.text.tokenizer is None:
                 prompts = [prompt(64, llm.config.vocab)]
             else:
-                prompts = [llm.text.encode(text) for text in questions(llm, options.problems)[0]]
+                questions = questions_of("story", options.problems)
+                prompts = [llm.text.encode(question.prompt) for question in questions]
             method = D2F(block=block)
             official = Official(module, path, method, options.tokens)
             part = compare(official, llm, method, prompts, options)

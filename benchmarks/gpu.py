@@ -26,12 +26,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from checkpoints import TINY_AR, TINY_AUX, Config, dream, prompt, questions, qwen2, wedlm
+from checkpoints import TINY_AR, TINY_AUX, Config, dream, prompt, qwen2, wedlm
 from harness import Bar, Row, arguments, finish, prepare, save, show
 
 from outpace import LLM, Output
 from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
+from outpace.evaluation.run import questions_of
 from outpace.llm import Options
 from outpace.methods import (
     APD,
@@ -150,7 +151,7 @@ def equality(scale: Scale, budget: Budget) -> tuple[list[Row], list[Bar]]:
     rows, bars = [], []
     for name, (target, method) in budget.spend(METHODS.items()):
         reference = load(target, method, "cpu", torch.float32)
-        given, _ = questions(reference, scale.equal)
+        given = [question.prompt for question in questions_of("story", scale.equal)]
         options = Options(max_tokens=scale.tokens, temperature=0.0)
         wanted = reference.generate(given, **options)
         exact = load(target, method, scale.device, torch.float32)
@@ -182,14 +183,15 @@ def speed(scale: Scale, budget: Budget) -> list[Row]:
         target, method = METHODS[name]
         llm = loaded.get(name) or load(target, method, scale.device, scale.dtype)
         loaded[name] = llm
-        given, chosen = questions(llm, batch)
+        questions = questions_of("story", batch)
+        given = [question.prompt for question in questions]
         llm.generate(given, max_tokens=8)
         began = time.perf_counter()
         outputs = llm.generate(given, max_tokens=scale.tokens)
         seconds = time.perf_counter() - began
         tokens = sum(len(output.ids) for output in outputs)
         forwards = sum(output.forwards for output in outputs)
-        pairs = zip(outputs, chosen or [], strict=False)
+        pairs = zip(questions, outputs, strict=True)
         rows.append(
             {
                 "method": name,
@@ -198,9 +200,7 @@ def speed(scale: Scale, budget: Budget) -> list[Row]:
                 "tokens/s a request": statistics.mean(o.tokens_per_second for o in outputs),
                 "tokens per forward": tokens / forwards if forwards else 0.0,
                 "ms a forward": seconds / max(output.forwards for output in outputs) * 1e3,
-                "solved": sum(question.right(o.text) for o, question in pairs) / batch
-                if chosen
-                else None,
+                "solved": sum(question.right(o.text) for question, o in pairs) / batch,
             }
         )
     return rows

@@ -13,29 +13,27 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from checkpoints import questions, zoo
 from harness import Bar, Row, arguments, finish, prepare, show
 
 from outpace import LLM
+from outpace.evaluation.run import questions_of
 from outpace.methods import APD, LeftToRight, Method
 
 LIMITS = {1: 0.10, 32: 0.15}
 
 
-def cases(verifier: str) -> dict[str, Method]:
-    """Methods by name; the first two have bars."""
-    return {
-        "LeftToRight": LeftToRight(),
-        "APD": APD(verifier=verifier),
-        "LeftToRight, window 16, lookahead 32": LeftToRight(window=16, lookahead=32),
-        "APD, window 16, lookahead 32": APD(verifier=verifier, window=16, lookahead=32),
-    }
+MODEL, VERIFIER = "tiny-dream", "tiny-aux"
+METHODS: dict[str, Method] = {
+    "LeftToRight": LeftToRight(),
+    "APD": APD(verifier=VERIFIER),
+    "LeftToRight, window 16, lookahead 32": LeftToRight(window=16, lookahead=32),
+    "APD, window 16, lookahead 32": APD(verifier=VERIFIER, window=16, lookahead=32),
+}
+"""Methods by name; the first two have bars."""
 
 
 def host_share(llm: LLM, given: Sequence[Any], **options: Any) -> tuple[float, float, int]:
@@ -50,7 +48,7 @@ def host_share(llm: LLM, given: Sequence[Any], **options: Any) -> tuple[float, f
 
 def measure(llm: LLM, name: str, method: Method, batch: int, options: argparse.Namespace) -> Row:
     """Median over the rounds of one method at one batch size."""
-    given, _ = questions(llm, batch)
+    given = [question.prompt for question in questions_of("story", batch)]
     settings = {"method": method, "max_tokens": options.tokens}
     host_share(llm, given, **settings | {"max_tokens": 8})
     runs = [host_share(llm, given, **settings) for _ in range(options.rounds)]
@@ -76,25 +74,15 @@ def main() -> None:
     options = parser.parse_args()
     prepare(options)
     rows, bars = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        models = zoo(Path(folder))
-        methods = cases(models["tiny-aux"])
-        llm = LLM(
-            models["tiny-dream"],
-            methods["APD"],
-            device="cpu",
-            dtype="float32",
-            cache_gib=0.25,
-            prefix_cache=False,
-        )
-        for batch, limit in LIMITS.items():
-            for index, (name, method) in enumerate(methods.items()):
-                rows.append(measure(llm, name, method, batch, options))
-                if index < 2:
-                    what = f"{name}, batch {batch}: host share"
-                    bars.append(Bar(what=what, value=rows[-1]["host share"], limit=limit))
-        name = "tiny-dream" if llm.text.tokenizer else "tiny-dream's size, random weights"
-    show(f"host time: {name}", rows)
+    sizes = {"device": "cpu", "dtype": "float32", "cache_gib": 0.25}
+    llm = LLM(MODEL, METHODS["APD"], prefix_cache=False, **sizes)
+    for batch, limit in LIMITS.items():
+        for index, (name, method) in enumerate(METHODS.items()):
+            rows.append(measure(llm, name, method, batch, options))
+            if index < 2:
+                what = f"{name}, batch {batch}: host share"
+                bars.append(Bar(what=what, value=rows[-1]["host share"], limit=limit))
+    show(f"host time: {MODEL}", rows)
     finish(options, {"host_time": rows}, bars)
 
 

@@ -89,11 +89,13 @@ class Forward:
 
         Raises `ValueError` naming slot and row where the row is not in the forward.
         """
-        if self.predict is None and self.rows is None and not shift:
-            raise ValueError(
-                "predict=None asks for the slot after the last row, which only a model with "
-                "shift 1 predicts; name the slots"
-            )
+        if self.predict is None and self.rows is None:
+            if not shift:
+                raise ValueError(
+                    "predict=None asks for the slot after the last row, which only a model with "
+                    "shift 1 predicts; name the slots"
+                )
+            return np.array([len(self.ids) - 1])
         slots = self.predicted_slots()
         wanted = np.fromiter(slots, np.int64, len(slots))
         held = wanted - shift if self.rows is None else np.asarray(self.rows, dtype=np.int64)

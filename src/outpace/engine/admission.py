@@ -7,16 +7,25 @@ from collections.abc import Mapping
 from outpace.decoding import Sequence
 from outpace.engine.runner import Runner
 from outpace.methods import Method
-from outpace.models.config import DraftConfig
+from outpace.models.config import DraftConfig, ModelConfig
+
+KINDS = {True: "diffusion model", False: "causal model"}
+"""What a model is, by whether it is bidirectional."""
+
+DRAFT = "draft that reads features"
+
+
+def kind(config: ModelConfig) -> str:
+    """What a model is, in the words of messages."""
+    return DRAFT if isinstance(config, DraftConfig) else KINDS[config.bidirectional]
 
 
 def check_method(method: Method, target: Runner) -> None:
     """Raise `ValueError` for a method that decodes models of another kind."""
-    if method.bidirectional != target.config.bidirectional:
-        kinds = {True: "diffusion model", False: "causal model"}
+    wanted, found = KINDS[method.bidirectional], kind(target.config)
+    if found != wanted:
         raise ValueError(
-            f"{type(method).__name__} decodes {kinds[method.bidirectional]}s, "
-            f"but {target.name} is a {kinds[target.config.bidirectional]}"
+            f"{type(method).__name__} decodes {wanted}s, but {target.name} is a {found}"
         )
     if method.masked and target.config.mask_id is None:
         raise ValueError(
@@ -27,14 +36,11 @@ def check_method(method: Method, target: Runner) -> None:
 
 def check_role(method: Method, role: str, runner: Runner) -> None:
     """Raise `ValueError` for a further model of another kind than the method wants there."""
-    kinds = {True: "a diffusion model", False: "a causal model"}
-    found = kinds[runner.config.bidirectional]
-    if isinstance(runner.config, DraftConfig):
-        found = "a draft that reads features"
-    wanted = "a draft that reads features" if role in method.feature_roles else kinds[False]
+    wanted, found = DRAFT if role in method.feature_roles else KINDS[False], kind(runner.config)
     if found != wanted:
         raise ValueError(
-            f"{type(method).__name__} takes {wanted} as its {role}, but {runner.name} is {found}"
+            f"{type(method).__name__} takes a {wanted} as its {role}, "
+            f"but {runner.name} is a {found}"
         )
 
 
