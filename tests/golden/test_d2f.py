@@ -24,7 +24,7 @@ from outpace.engine.engine import Engine, Job
 from outpace.methods import D2F, Method
 from outpace.models.load import load_model
 
-FOLDER = Path(__file__).parent.parent / "golden" / "d2f"
+FOLDER = Path(__file__).parent / "d2f"
 CASES: list[dict[str, Any]] = json.loads((FOLDER / "decode_cases.json").read_text())
 NAMES = [case["id"] for case in CASES]
 ORDERS = {"default": "confidence", "margin_confidence": "margin", "neg_entropy": "entropy"}

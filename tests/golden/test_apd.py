@@ -27,7 +27,7 @@ from outpace.engine.engine import Engine, Job
 from outpace.methods import APD, LeftToRight, Method
 from outpace.models.load import load_model
 
-FOLDER = Path(__file__).parent / "golden" / "apd"
+FOLDER = Path(__file__).parent / "apd"
 DATA = json.loads((FOLDER / "cases.json").read_text())
 EXPECTED = load_file(FOLDER / "expected.safetensors")
 UNIFORMS = (EXPECTED["noise_u16"].double() + 0.5) / 65536

@@ -13,7 +13,7 @@ from outpace.engine.engine import Engine, Job
 from outpace.methods import FastDLLM, Method
 from outpace.models.load import load_model
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDER = Path(__file__).parent
 CASES: list[dict[str, Any]] = json.loads((FOLDER / "fast_dllm" / "cases.json").read_text())
 MODELS = sorted({case["model"] for case in CASES})
 MASK = 310

@@ -14,7 +14,7 @@ from helpers import whole
 from outpace.models.load import load_model
 from outpace.models.transformer import Transformer
 
-FOLDER = Path(__file__).parent.parent / "golden" / "dream"
+FOLDER = Path(__file__).parent / "dream"
 CASES = json.loads((FOLDER / "cases.json").read_text())["logits"]
 EXPECTED = load_file(FOLDER / "expected.safetensors")
 

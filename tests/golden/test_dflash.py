@@ -23,7 +23,7 @@ from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_draft, load_model
 from outpace.models.transformer import Transformer
 
-GOLDEN = Path(__file__).parent / "golden" / "dflash"
+GOLDEN = Path(__file__).parent / "dflash"
 PAIRS = ["pair_a", "pair_b"]
 Case = dict[str, Any]
 

@@ -15,7 +15,7 @@ from helpers import save_tokenizer, whole
 from outpace.models.load import load_model, load_tokenizer, save_model, translate
 from outpace.models.transformer import Transformer
 
-FOLDER = Path(__file__).parent.parent / "golden" / "llada"
+FOLDER = Path(__file__).parent / "llada"
 CASES = json.loads((FOLDER / "cases.json").read_text())["logits"]
 EXPECTED = load_file(FOLDER / "expected.safetensors")
 CONFIG = json.loads((FOLDER / "model" / "config.json").read_text())

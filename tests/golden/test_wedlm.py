@@ -26,7 +26,7 @@ from outpace.engine.engine import Engine, Job
 from outpace.methods import Autoregressive, Method, WeDLM
 from outpace.models.load import load_model
 
-FOLDER = Path(__file__).parent / "golden" / "wedlm"
+FOLDER = Path(__file__).parent / "wedlm"
 STREAMS = json.loads((FOLDER / "stream_cases.json").read_text())
 BLOCKS = json.loads((FOLDER / "block_cases.json").read_text())["cases"]
 TOKENS = json.loads((FOLDER / "ar_cases.json").read_text())["cases"]

@@ -24,7 +24,7 @@ from outpace.training.objectives import D2F
 from outpace.training.optim import Optim
 from outpace.training.rows import UNSCORED, Rows, pack
 
-FOLDER = Path(__file__).parent.parent / "golden" / "d2f"
+FOLDER = Path(__file__).parent / "d2f"
 GOLDEN = json.loads((FOLDER / "train_cases.json").read_text())
 EXPECTED = load_file(FOLDER / "train_cases.safetensors")
 CASES = [pytest.param(case, id=case["id"]) for case in GOLDEN["cases"]]

@@ -21,7 +21,7 @@ from outpace.engine.engine import Engine, Job
 from outpace.methods import Diffusion, LeftToRight, Method, diffusion
 from outpace.models.load import load_model
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDER = Path(__file__).parent
 DREAM, LLADA = (json.loads((FOLDER / n / "cases.json").read_text()) for n in ("dream", "llada"))
 EXPECTED = {n: load_file(FOLDER / n / "expected.safetensors") for n in ("dream", "llada")}
 MASK, EOT = DREAM["mask_token_id"], LLADA["eot_token_id"]

@@ -15,7 +15,7 @@ from outpace.decoding import Forward
 from outpace.engine.naive import Memory
 from outpace.models.load import load_model, save_model, translate
 
-FOLDER = Path(__file__).parent.parent / "golden" / "wedlm"
+FOLDER = Path(__file__).parent / "wedlm"
 CASES = json.loads((FOLDER / "forward.json").read_text())
 EXPECTED = load_file(FOLDER / "forward.safetensors")
 

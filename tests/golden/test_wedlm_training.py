@@ -20,7 +20,7 @@ from outpace.training.objectives import WeDLM
 from outpace.training.objectives.wedlm import clean
 from outpace.training.rows import UNSCORED, Rows, join
 
-FOLDER = Path(__file__).parent.parent / "golden" / "wedlm"
+FOLDER = Path(__file__).parent / "wedlm"
 CASES = {case["name"]: case for case in json.loads((FOLDER / "train.json").read_text())["cases"]}
 LOGITS = load_file(FOLDER / "train.safetensors")
 TALKS = json.loads((FOLDER / "sft_data.json").read_text())
