@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test slow check clean
 
 # The release of torch that the tests run with; `pip install .` alone takes any from 2.9 on.
 .venv/core: pyproject.toml
@@ -18,7 +18,10 @@ demo: .venv/core
 	$(BIN)/outpace race
 
 test: .venv/dev
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -m "not slow"
+
+slow: .venv/dev
+	$(BIN)/python -m pytest -q -m slow
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

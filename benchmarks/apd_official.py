@@ -3,7 +3,7 @@
 A Dream model of 512 x 8 layers (8192 tokens) and a verifier of 256 x 4 layers, prompt of 64
 tokens, 128 new ones, float32, ratio 0.7, batch 1. The authors' code is imported from a clone of
 danielmisrael/apd and needs the version of transformers that the clone pins; both run in one
-process and take turns. Reported are CPU milliseconds an iteration (a pass of the diffusion model
+process and take turns. Reported are CPU milliseconds per iteration (a pass of the diffusion model
 and what follows it).
 
 Random models agree on little, so the speed is measured with the number of accepted tokens set
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,15 +31,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from checkpoints import SMALL, SMALL_AUX, SMALL_DREAM, prompt, write
-from harness import Bar, Row, alternate, arguments, finish, median, prepare, ratio, show, spread
 from transformers import AutoModelForCausalLM
 
+from checkpoints import SMALL_AUX, SMALL_DREAM, load, prompt, silenced, write
+from harness import Bar, Row, alternate, arguments, costs, finish, imported, prepare, show
 from outpace import LLM
 from outpace.decoding import agreement
 from outpace.methods import APD
 
-VOCAB = SMALL["vocab_size"]
 RATIO, TOP_P, TOP_K = 0.7, 0.95, 50
 ACCEPTED = 5
 WINDOWS = ((16, 32), (16, 100), (None, None))
@@ -53,14 +51,14 @@ Run = Callable[[], tuple[list[int], int]]
 class Official:
     """The authors' code on a target and a verifier."""
 
-    def __init__(self, clone: Path, target: Path, verifier: Path) -> None:
-        sys.path.insert(0, str(clone))
+    def __init__(self, module: Any, target: Path, verifier: Path) -> None:
         (target / "generation_config.json").write_text("{}")  # their loading asks for one
-        self.module: Any = importlib.import_module("dream.generation_utils")
+        self.module = module
         dream = importlib.import_module("dream.modeling_dream").DreamModel
         self.target = dream.from_pretrained(target, attn_implementation="sdpa").float().eval()
-        self.verifier = AutoModelForCausalLM.from_pretrained(verifier, attn_implementation="sdpa")
-        self.verifier.float().eval()
+        self.verifier = AutoModelForCausalLM.from_pretrained(
+            verifier, attn_implementation="sdpa", dtype=torch.float32
+        ).eval()
 
     def run(self, ids: list[int], tokens: int, temperature: float, **window: int | None) -> Run:
         """A decode with `kv_window` and `max_lookahead`."""
@@ -124,25 +122,10 @@ def forced(official: Official, accepted: int) -> Iterator[None]:
 
 
 def compare(sides: dict[str, Run], rounds: int) -> list[Row]:
-    """Milliseconds an iteration of each side, and its ratio to the first one."""
+    """Milliseconds per iteration of each side, and its ratio to the first one."""
     iterations = {name: run()[1] for name, run in sides.items()}
-    timings = alternate(sides, rounds)
-    first, *_ = timings
-    rows = []
-    for name, runs in timings.items():
-        scale = iterations[first] / iterations[name]
-        rows.append(
-            {
-                "side": name,
-                "iterations": iterations[name],
-                "CPU ms": median(runs) / iterations[name] * 1e3,
-                "wall ms": median(runs, "wall") / iterations[name] * 1e3,
-                "CPU ratio": ratio(runs, timings[first]) * scale,
-                "wall ratio": ratio(runs, timings[first], "wall") * scale,
-                "range of runs": spread(runs, timings[first]),
-            }
-        )
-    return rows
+    sums = costs(alternate(sides, rounds), iterations, "iteration")
+    return [{"side": name, **row} for name, row in sums.items()]
 
 
 def label(window: int | None, lookahead: int | None) -> str:
@@ -154,7 +137,7 @@ def measure(
     official: Official, llm: LLM, verifier: str, options: argparse.Namespace
 ) -> tuple[dict[str, list[Row]], list[Bar]]:
     """All settings with forced acceptance, then greedily with free acceptance."""
-    ids = prompt(64, VOCAB)
+    ids = prompt(64, llm.config.vocab)
     speed, free, bars = [], [], []
     for window, lookahead in WINDOWS:
         for temperature, limit in LIMITS.items():
@@ -194,16 +177,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="new tokens (128)")
     options = parser.parse_args()
     prepare(options)
+    module = imported(options.official, "dream.generation_utils", "danielmisrael/apd")
     with tempfile.TemporaryDirectory() as folder:
-        # Neither side may say end or mask: their logits stay far below the best ones.
-        mute = SMALL_DREAM["eos_token_id"], SMALL_DREAM["mask_token_id"]
-        target = write(Path(folder) / "target", SMALL_DREAM, mute=mute)
+        target = write(Path(folder) / "target", SMALL_DREAM, mute=silenced(SMALL_DREAM))
         verifier = write(Path(folder) / "verifier", SMALL_AUX, seed=1)
-        official = Official(options.official, target, verifier)
-        method = APD(verifier=str(verifier))
-        llm = LLM(target, method, device="cpu", dtype="float32", cache_gib=0.25, prefix_cache=False)
+        official = Official(module, target, verifier)
+        llm = load(target, APD(verifier=str(verifier)))
         tables, bars = measure(official, llm, str(verifier), options)
-    show(f"{ACCEPTED} accepted tokens an iteration", tables["forced"])
+    show(f"{ACCEPTED} accepted tokens per iteration", tables["forced"])
     show("free acceptance, same tokens", tables["free"])
     finish(options, tables, bars)
 

@@ -1,4 +1,4 @@
-"""Checkpoints to measure: random weights in the published formats."""
+"""Checkpoints to measure: random weights in the published formats, and how they are loaded."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from outpace import LLM
+from outpace.methods import Method
 from outpace.models.load import save_model, translate
 from outpace.models.transformer import Transformer
 
@@ -37,13 +39,11 @@ def qwen2(dim: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int
     }
 
 
-def dream(config: Config) -> Config:
-    """The Dream model of a Qwen2 model's sizes; the last two tokens are end and mask."""
+def with_mask(config: Config) -> Config:
+    """The same sizes untied; the last two tokens are end and mask."""
     vocab = config["vocab_size"]
     return {
         **config,
-        "architectures": ["DreamModel"],
-        "model_type": "Dream",
         "tie_word_embeddings": False,
         "eos_token_id": vocab - 2,
         "pad_token_id": vocab - 2,
@@ -51,21 +51,24 @@ def dream(config: Config) -> Config:
     }
 
 
+def dream(config: Config) -> Config:
+    """The Dream model of a Qwen2 model's sizes."""
+    return {**with_mask(config), "architectures": ["DreamModel"], "model_type": "Dream"}
+
+
+def qwen3(config: Config) -> Config:
+    """The fields in which Qwen3's shape differs from a Qwen2 model's of these sizes."""
+    head = config["hidden_size"] // config["num_attention_heads"]
+    return {**config, "tie_word_embeddings": False, "attention_bias": False, "head_dim": head}
+
+
 def wedlm(config: Config) -> Config:
-    """The WeDLM model of a Qwen2 model's sizes, in Qwen3's shape; the last two tokens are end and
-    mask."""
-    vocab = config["vocab_size"]
+    """The WeDLM model of a Qwen2 model's sizes, in Qwen3's shape."""
     return {
-        **config,
+        **with_mask(qwen3(config)),
         "architectures": ["WeDLMForCausalLM"],
         "model_type": "wedlm",
-        "tie_word_embeddings": False,
-        "attention_bias": False,
         "qk_norm": True,
-        "head_dim": config["hidden_size"] // config["num_attention_heads"],
-        "eos_token_id": vocab - 2,
-        "pad_token_id": vocab - 2,
-        "mask_token_id": vocab - 1,
     }
 
 
@@ -74,7 +77,8 @@ TINY_AUX = qwen2(128, 4, 4, 2, 352, 1024)
 SMALL = qwen2(512, 8, 8, 2, 1536, 8192)
 SMALL_DREAM = dream(SMALL)
 SMALL_AUX = qwen2(256, 4, 8, 2, 768, 8192)
-SMALL_WEDLM = wedlm(qwen2(512, 8, 8, 4, 1536, 8192))
+SMALL_GROUPED = qwen2(512, 8, 8, 4, 1536, 8192)
+SMALL_WEDLM = wedlm(SMALL_GROUPED)
 
 
 def write(
@@ -89,11 +93,21 @@ def write(
     for weight in (w for w in model.blocks.parameters() if w.dim() == 2):
         weight.mul_(2 / (weight.std() * weight.shape[1] ** 0.5))
     if peak != 1.0:
-        model.unembedding.weight.mul_(peak)
+        model.get_parameter("unembedding.weight").mul_(peak)
     if mute:
-        model.unembedding.weight[list(mute)] = 0
+        model.get_parameter("unembedding.weight")[list(mute)] = 0
     save_model(model, folder, dtype=torch.float32)
     return folder
+
+
+def silenced(config: Config) -> tuple[int, int]:
+    """End and mask, which neither side of a comparison may say: to be `mute`."""
+    return config["eos_token_id"], config["mask_token_id"]
+
+
+def load(target: str | Path, method: Method | None = None) -> LLM:
+    """A model in float32 on the CPU, which computes every prompt."""
+    return LLM(target, method, device="cpu", dtype="float32", cache_gib=0.25, prefix_cache=False)
 
 
 def prompt(length: int, vocab: int, seed: int = 0) -> list[int]:

@@ -9,19 +9,34 @@ wall clock shows where nothing else runs.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from harness import Row, Timing
+import matplotlib
+from matplotlib.axes import Axes
 from rich.progress import track
 
+import harness
+from harness import Bar, Row, Timing
 from outpace import LLM
 from outpace.evaluation.run import questions_of
 from outpace.evaluation.tasks import Question
 from outpace.methods import Method
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+Summary = tuple[dict[str, list[Row]], list[Bar]]
+"""Tables, of which `results` has a row for each setting, and bars."""
+
+SPEEDS = {"tokens_per_forward": "tokens per forward", "tokens_per_second": "tokens per second"}
+HIDDEN = ("task", "problems", "tokens_per_wall_second", "tokens_per_answer", "method")
+"""Columns that are written and not shown."""
 
 
 @dataclass(slots=True)
@@ -75,17 +90,46 @@ class Point:
         }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """How much is solved, and what is drawn."""
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """The options of every curve: how much is solved, and what is drawn."""
+    parser = harness.arguments(doc, rounds=None)
     parser.add_argument("--limit", type=int, default=500, help="problems of each task (500)")
     parser.add_argument("--minutes", type=float, help="end earlier, after this many CPU minutes")
     parser.add_argument("--batch", type=int, default=1, help="problems at a time (1)")
     parser.add_argument("--max-tokens", type=int, default=128, help="of an answer (128)")
-    parser.add_argument("--draw", action="store_true", help="only draw what the JSON holds")
+    parser.add_argument("--png", type=Path, help="picture")
+    parser.add_argument("--draw", type=Path, metavar="JSON", help="only draw what this file holds")
+    return parser
 
 
-def solve(points: Sequence[Point], options: argparse.Namespace) -> Iterator[list[Row]]:
-    """Figures of all points, after each turn of all."""
+def figures(points: Sequence[Point]) -> Summary:
+    """The row of each point, without a bar."""
+    return {"results": [point.row() for point in points]}, []
+
+
+def results(
+    options: argparse.Namespace,
+    points: Sequence[Point],
+    summary: Callable[[Sequence[Point]], Summary] = figures,
+) -> list[Row]:
+    """A row for each setting: measured, written after each turn and shown, or those of a file."""
+    if options.draw is not None:
+        drawn: list[Row] = json.loads(options.draw.read_text())["results"]
+        return drawn
+    harness.prepare(options)
+    tables: dict[str, list[Row]] = {}
+    bars: list[Bar] = []
+    for _ in solve(points, options):
+        tables, bars = summary(points)
+        harness.save(options, tables, bars)
+    for title, rows in tables.items():
+        harness.show(title, [{k: row[k] for k in row if k not in HIDDEN} for row in rows])
+    harness.finish(options, tables, bars)
+    return tables["results"]
+
+
+def solve(points: Sequence[Point], options: argparse.Namespace) -> Iterator[None]:
+    """Turn after turn of all points."""
     names = dict.fromkeys(point.model for point in points)
     llms = {name: LLM(name, prefix_cache=False) for name in names}
     tasks = dict.fromkeys(point.task for point in points)
@@ -100,18 +144,37 @@ def solve(points: Sequence[Point], options: argparse.Namespace) -> Iterator[list
             for begin in range(0, len(part), options.batch):
                 batch = part[begin : begin + options.batch]
                 point.solve(llms[point.model], batch, options.max_tokens)
-        yield [point.row() for point in points]
+        yield
         if options.minutes is not None and time.process_time() - began > 60 * options.minutes:
             return
 
 
-def plot(pane: Any, line: Sequence[Row], key: str, **style: Any) -> None:
+def plot(pane: Axes, line: Sequence[Row], key: str, *, color: str, **style: Any) -> None:
     """Accuracy of a line against one of its figures, with standard errors and settings."""
     errors = [100 * row["standard_error"] for row in line]
     x, y = [row[key] for row in line], [100 * row["accuracy"] for row in line]
-    pane.errorbar(x, y, yerr=errors, markersize=5, capsize=2, **style)
+    pane.errorbar(x, y, yerr=errors, color=color, markersize=5, capsize=2, **style)
     for row, left, height in zip(line, x, y, strict=True):
         pane.annotate(
-            row["setting"], (left, height), (4, 4), textcoords="offset points", size=6,
-            color=style["color"],
-        )  # fmt: skip
+            row["setting"], (left, height), (4, 4), textcoords="offset points", size=6, color=color
+        )
+
+
+def frame(pane: Axes, label: str) -> None:
+    """What stands around the lines of a pane."""
+    pane.set_xlabel(label)
+    pane.grid(alpha=0.3)
+    pane.margins(x=0.09)
+
+
+def picture(path: Path, title: str, lines: Callable[[Axes, str], None], legend: str) -> None:
+    """Accuracy against both speeds, side by side; `lines` draws into a pane by a row's key."""
+    figure, panes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True, layout="constrained")
+    for pane, (key, label) in zip(panes, SPEEDS.items(), strict=True):
+        lines(pane, key)
+        frame(pane, label)
+    panes[0].set_ylabel("accuracy on held-out story problems (%)")
+    panes[0].legend(fontsize=8, loc=legend)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -4,11 +4,12 @@ Two models in Dream's format, float32, batch 1, 128 new tokens, the thresholds o
 0.1, activate 0.95, confidence 0.9): one of 512 x 8 layers and 8192 tokens with random weights, a
 prompt of 64 tokens and blocks of 32; and one of the zoo on story problems, with blocks of 16. The
 sides run in one process and take turns, and give the same text, which is asserted. Reported are
-CPU milliseconds a forward, and of whole decodes.
+CPU milliseconds per forward, and the ratios of whole decodes.
 
 The authors' decoder is imported from a clone of zhijie-group/Discrete-Diffusion-Forcing
-(`D2F-eval/eval_dream.py`), with empty stand-ins for the packages that this file imports for other
-purposes (accelerate, datasets, lm_eval, peft). No adapter is attached, which would make the
+(`D2F-eval/eval_dream.py`), with empty stand-ins for those packages that this file imports for other
+purposes (accelerate, datasets, lm_eval, peft) and that are not installed; it needs transformers
+4.54. No adapter is attached, which would make the
 authors' side slower, as theirs stays unmerged. `D2F(canvas=True)` fills everything as
 their code does, in the same number of forwards, which is asserted too; without `canvas` the decode
 ends with the text.
@@ -26,36 +27,43 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import torch
-from checkpoints import SMALL_DREAM, Config, prompt, write
-from harness import Bar, Row, alternate, arguments, finish, median, prepare, ratio, show, spread
 
+from checkpoints import SMALL_DREAM, load, prompt, silenced, write
+from harness import Bar, Row, alternate, arguments, costs, finish, imported, prepare, show
 from outpace import LLM
 from outpace.evaluation.run import questions_of
 from outpace.methods import D2F
-from outpace.models.load import ZOO
+from outpace.models.load import resolve
 
-UNUSED = ("accelerate", "datasets", "lm_eval", "lm_eval.__main__", "lm_eval.api.instance")
-UNUSED += ("lm_eval.api.model", "lm_eval.api.registry", "lm_eval.models.utils", "peft")
+UNUSED = (
+    *("accelerate", "datasets", "lm_eval", "lm_eval.__main__", "lm_eval.api.instance"),
+    *("lm_eval.api.model", "lm_eval.api.registry", "lm_eval.models.utils", "peft"),
+)
 PEAK = 13.0
-"""Factor of the random head, with which about four tokens a forward are sure enough."""
+"""Factor of the random head, with which about four tokens per forward are sure enough."""
 
 Run = Callable[[], tuple[list[list[int]], int]]
 """Answers of some prompts, and the forwards that they took."""
 
 
 def import_official(clone: Path) -> Any:
-    """The authors' evaluation file."""
-    stand_ins = {name: MagicMock() for name in UNUSED}
-    stand_ins["lm_eval.api.model"].LM = object
-    stand_ins["lm_eval.api.registry"].register_model = lambda name: lambda kind: kind
-    sys.modules |= {name: each for name, each in stand_ins.items() if name not in sys.modules}
-    sys.path.insert(0, str(clone / "D2F-eval"))
-    return importlib.import_module("eval_dream")
+    """The authors' evaluation file; the stand-ins are there only while it is imported."""
+    stand_ins = {name: MagicMock() for name in UNUSED if find_spec(name.split(".")[0]) is None}
+    if "lm_eval" in stand_ins:
+        stand_ins["lm_eval.api.model"].LM = object
+        stand_ins["lm_eval.api.registry"].register_model = lambda name: lambda kind: kind
+    sys.modules |= stand_ins
+    try:
+        return imported(clone / "D2F-eval", "eval_dream", "zhijie-group/Discrete-Diffusion-Forcing")
+    finally:
+        for name in stand_ins:
+            del sys.modules[name]
 
 
 class Official:
@@ -119,8 +127,10 @@ def ours(llm: LLM, method: D2F, prompts: Sequence[list[int]], tokens: int) -> Ru
     """The same decode here."""
 
     def decode() -> tuple[list[list[int]], int]:
-        options = {"method": method, "max_tokens": tokens, "temperature": 0.0, "top_p": 1.0}
-        outputs = [llm.generate(ids, **options)[0] for ids in prompts]
+        outputs = [
+            llm.generate(ids, method=method, max_tokens=tokens, temperature=0.0, top_p=1.0)[0]
+            for ids in prompts
+        ]
         return [output.ids for output in outputs], sum(output.forwards for output in outputs)
 
     return decode
@@ -135,7 +145,7 @@ def visible(outputs: list[list[int]], eos: frozenset[int]) -> list[list[int]]:
 def compare(
     official: Official, llm: LLM, method: D2F, prompts: list[list[int]], options: argparse.Namespace
 ) -> list[Row]:
-    """Milliseconds a forward of both sides."""
+    """Milliseconds per forward of both sides."""
     sides = {
         "official": official.run(prompts),
         "ours": ours(llm, replace(method, canvas=True), prompts, options.tokens),
@@ -146,27 +156,24 @@ def compare(
     assert all(visible(output, llm.eos) == text for output, _ in results.values()), "texts differ"
     forwards = {name: count for name, (_, count) in results.items()}
     assert forwards["official"] == forwards["ours"], f"forwards differ: {forwards}"
-    timings = alternate(sides, options.rounds)
-    theirs = timings["official"]
-    return [
-        {
-            "side": name,
-            "forwards": forwards[name],
-            "tokens": sum(map(len, text)),
-            "CPU ms": median(runs) / forwards[name] * 1e3,
-            "wall ms": median(runs, "wall") / forwards[name] * 1e3,
-            "CPU ratio": ratio(runs, theirs) * forwards["official"] / forwards[name],
-            "CPU ratio of decodes": ratio(runs, theirs),
-            "range of runs": spread(runs, theirs),
-        }
-        for name, runs in timings.items()
-    ]
+    sums = costs(alternate(sides, options.rounds), forwards, "forward")
+    return [{"side": name, "tokens": sum(map(len, text)), **row} for name, row in sums.items()]
 
 
-def random_model(folder: Path, config: Config) -> Path:
-    """A checkpoint of random weights that is sure of some tokens, but never of end or mask."""
-    mute = config["eos_token_id"], config["mask_token_id"]
-    return write(folder, config, mute=mute, peak=PEAK)
+def settings(folder: Path, options: argparse.Namespace) -> list[tuple[str, Path, int, float]]:
+    """Name, checkpoint, block and bar of both models."""
+    random = write(folder / "random", SMALL_DREAM, mute=silenced(SMALL_DREAM), peak=PEAK)
+    tiny = Path(shutil.copytree(resolve(options.model), folder / "zoo"))
+    for path in (random, tiny):
+        (path / "generation_config.json").write_text("{}")  # the authors' loading asks for one
+    return [("512 x 8", random, 32, 0.85), (options.model, tiny, 16, 0.5)]
+
+
+def prompts_for(llm: LLM, options: argparse.Namespace) -> list[list[int]]:
+    """Story problems, or random ids for a model without a tokenizer."""
+    if llm.text.tokenizer is None:
+        return [prompt(64, llm.config.vocab)]
+    return [llm.text.encode(each.prompt) for each in questions_of("story", options.problems)]
 
 
 def main() -> None:
@@ -174,29 +181,21 @@ def main() -> None:
     parser = arguments(__doc__, rounds=7)
     parser.add_argument("--official", type=Path, required=True, help="clone of the authors' code")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens (128)")
-    parser.add_argument("--zoo", default="tiny-d2f", help="model of the zoo (tiny-d2f)")
-    parser.add_argument("--zoo", help="model of the zoo; tiny-d2f where there is one")
+    parser.add_argument("--model", default="tiny-d2f", help="model of the zoo (tiny-d2f)")
+    parser.add_argument("--problems", type=int, default=8, help="story problems (8)")
     options = parser.parse_args()
     prepare(options)
     module = import_official(options.official)
-    name = options.zoo
     rows, bars = [], []
     with tempfile.TemporaryDirectory() as folder:
-        mid = random_model(Path(folder) / "random", SMALL_DREAM)
-        tiny = shutil.copytree(ZOO / name, Path(folder) / name)
-        for size, path, block, limit in (("512 x 8", mid, 32, 0.85), (name, tiny, 16, 0.5)):
-            (path / "generation_config.json").write_text("{}")  # the authors' loading asks for one
-            llm = LLM(path, device="cpu", dtype="float32", cache_gib=0.25, prefix_cache=False)
-            if llm.text.tokenizer is None:
-                prompts = [prompt(64, llm.config.vocab)]
-            else:
-                questions = questions_of("story", options.problems)
-                prompts = [llm.text.encode(question.prompt) for question in questions]
-            method = D2F(block=block)
+        for name, path, block, limit in settings(Path(folder), options):
+            llm, method = load(path), D2F(block=block)
             official = Official(module, path, method, options.tokens)
-            part = compare(official, llm, method, prompts, options)
-            rows += [{"model": size, "block": block} | row for row in part]
-            bars.append(Bar(what=f"CPU a forward, {size}", value=part[1]["CPU ratio"], limit=limit))
+            part = compare(official, llm, method, prompts_for(llm, options), options)
+            rows += [{"model": name, "block": block} | row for row in part]
+            bars.append(
+                Bar(what=f"CPU per forward, {name}", value=part[1]["CPU ratio"], limit=limit)
+            )
     show("a forward of both sides, same tokens", rows)
     finish(options, {"forwards": rows}, bars)
 

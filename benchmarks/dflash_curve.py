@@ -24,15 +24,16 @@ from typing import Any
 import matplotlib
 import numpy as np
 import torch
-from harness import Bar, Row, Timing, arguments, finish, prepare, ratio, save, show, spread, timed
 from rich.progress import track
 
+from harness import Bar, Row, Timing, arguments, finish, prepare, ratio, save, show, spread, timed
 from outpace import LLM
 from outpace.evaluation.run import questions_of
-from outpace.llm import Output
 from outpace.methods import Autoregressive, DFlash, Method
 from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_draft
+from outpace.models.transformer import Transformer
+from outpace.output import Output
 from outpace.training import objectives
 from outpace.training.objective import Models
 
@@ -57,7 +58,7 @@ def slices(items: Sequence[str]) -> Iterator[list[str]]:
 def decode(
     methods: dict[str, Method], prompts: Sequence[str], batch: int
 ) -> tuple[dict[str, list[Output]], dict[str, list[Timing]]]:
-    """Outputs and seconds a slice of each method, in turns and alternating order."""
+    """Outputs and seconds per slice of each method, in turns and alternating order."""
     llm = LLM(TARGET, max_length=256, max_sequences=batch, prefix_cache=False)
     outputs: dict[str, list[Output]] = {name: [] for name in methods}
     timings: dict[str, list[Timing]] = {name: [] for name in methods}
@@ -150,24 +151,28 @@ def reach(
     rows = objective.blocks(tokens, scored, np.flatnonzero(scored)[:-1])
     out = objective.passes(models, rows)
     hits = draft.head(out.hidden).argmax(-1) == rows.labels[out.block]
-    lengths: list[int] = hits.view(-1, draft.config.block)[:, 1:].long().cumprod(1).sum(1).tolist()
+    assert objective.block is not None
+    lengths: list[int] = hits.view(-1, objective.block)[:, 1:].long().cumprod(1).sum(1).tolist()
     return lengths
 
 
 def judge(run: Path, llm: LLM, problems: Sequence[tuple[list[int], list[int]]]) -> Row:
     """Acceptance of the draft that a run exported, as decoding would meet it."""
     target = llm.target.model
+    assert isinstance(target, Transformer)
     facts = json.loads((run / "run.json").read_text())["settings"]
     draft = load_draft(run / "export", target)
     objective = objectives.DFlash(features=facts["objective"]["features"]).bind(draft.config)
     models = Models(draft, {"target": target})
     lengths: list[int] = []
-    alive = np.zeros((2, draft.config.block))  # blocks that got so far, and that could have
+    block = draft.config.block
+    assert block is not None
+    alive = np.zeros((2, block))  # blocks that got so far, and that could have
     for prompt, answer in track(problems, run.name):
         right = reach(draft, objective, models, prompt, answer)
         at = 0
         while at < len(right):
-            ahead = min(draft.config.block, len(answer) - at)
+            ahead = min(block, len(answer) - at)
             alive[0, : right[at] + 1] += 1
             alive[1, :ahead] += 1
             lengths.append(min(right[at] + 1, len(answer) - 2 - at))  # the end is not counted
@@ -178,7 +183,7 @@ def judge(run: Path, llm: LLM, problems: Sequence[tuple[list[int], list[int]]]) 
         "by position": (alive[0] / alive[1])[1:].round(4).tolist(),
         "fixed": facts["objective"]["fixed"],
         "steps": facts["train"]["steps"],
-        "examples a step": facts["train"]["batch"],
+        "examples per step": facts["train"]["batch"],
         "seconds": metrics[-1]["seconds"],
         "curve": [[line["step"], line["accepted"]] for line in metrics],
     }

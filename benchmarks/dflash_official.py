@@ -4,7 +4,7 @@ Two pairs: a Qwen3 target of 512 x 8 layers (8192 tokens) with a draft of two la
 blocks of 16 and of 8 behind a prompt of 64 tokens, 128 new ones; and the zoo's `tiny-ar` with
 `tiny-dflash` on story problems. Batch 1, float32, greedy. The authors' loop (dflash/model.py) is
 imported from a clone of z-lab/dflash at 44947fb and needs transformers 4.57.1; both run in one
-process and take turns. Reported are CPU milliseconds of a draft-and-verify pair: all of a decode,
+process and take turns. Reported are CPU milliseconds per draft-and-verify pair: all of a decode,
 prefill included, over its number of pairs. Both sides must give the same tokens.
 
 A random draft is right about nothing, so that every token takes a pair; the trained one is right
@@ -17,8 +17,6 @@ about most, so that its context grows by many rows at a time.
 from __future__ import annotations
 
 import argparse
-import importlib
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -26,35 +24,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from checkpoints import Config, prompt, write
-from harness import Bar, Row, alternate, arguments, finish, median, prepare, ratio, show, spread
 from transformers import AutoModelForCausalLM
 
+from checkpoints import SMALL_GROUPED, Config, load, prompt, qwen3, write
+from harness import Bar, Row, alternate, arguments, costs, finish, imported, prepare, show
 from outpace import LLM
 from outpace.evaluation.tasks import TASKS
 from outpace.methods import DFlash
-from outpace.models.config import DraftConfig
 from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_model, resolve, save_model, translate
 
 TARGET: Config = {
+    **qwen3(SMALL_GROUPED),
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
-    "vocab_size": 8192,
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "hidden_act": "silu",
-    "bos_token_id": None,
-    "eos_token_id": None,
 }
 DRAFT: Config = {
     **TARGET,
@@ -74,9 +57,7 @@ Run = Callable[[], tuple[list[list[int]], int]]
 def write_draft(folder: Path, target: Path) -> Path:
     """A draft of random weights."""
     torch.manual_seed(1)
-    config = translate(DRAFT)
-    assert isinstance(config, DraftConfig)
-    draft = FeatureDraft(config, load_model(target)).requires_grad_(False)
+    draft = FeatureDraft(translate(DRAFT), load_model(target)).requires_grad_(False)
     for weight in (w for w in draft.blocks.parameters() if w.dim() == 2):
         weight.mul_(2 / (weight.std() * weight.shape[1] ** 0.5))
     save_model(draft, folder, dtype=torch.float32)
@@ -86,13 +67,15 @@ def write_draft(folder: Path, target: Path) -> Path:
 class Official:
     """The authors' loop on a target and a draft."""
 
-    def __init__(self, clone: Path, target: Path, draft: Path) -> None:
-        sys.path.insert(0, str(clone))
-        self.module: Any = importlib.import_module("dflash.model")
-        self.module._cuda_time = time.perf_counter  # the statistics ask for a GPU's clock
-        load = {"attn_implementation": "sdpa", "dtype": torch.float32}
-        self.target = AutoModelForCausalLM.from_pretrained(target, **load).eval()
-        self.draft = self.module.DFlashDraftModel.from_pretrained(draft, **load).eval()
+    def __init__(self, module: Any, target: Path, draft: Path) -> None:
+        self.module = module
+        self.target, self.draft = (
+            kind.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32).eval()
+            for kind, folder in (
+                (AutoModelForCausalLM, target),
+                (module.DFlashDraftModel, draft),
+            )
+        )
 
     def run(self, prompts: Sequence[list[int]], tokens: int, block: int, eos: list[int]) -> Run:
         """Decodes of all prompts, one after another."""
@@ -133,43 +116,35 @@ def ours(llm: LLM, method: DFlash, prompts: Sequence[list[int]], tokens: int) ->
 
 
 def compare(where: Row, official: Run, own: Run, rounds: int) -> list[Row]:
-    """Milliseconds a pair of each side, after asserting that both give the same tokens."""
-    (theirs, their_pairs), (tokens, pairs) = official(), own()
-    assert tokens == theirs, f"{where}: the outputs differ"
-    timings = alternate({"official": official, "ours": own}, rounds)
-    rows = []
-    for side, count in (("official", their_pairs), ("ours", pairs)):
-        scale = their_pairs / count
-        rows.append(
-            {
-                **where,
-                "side": side,
-                "pairs": count,
-                "tokens a pair": sum(len(ids) - 1 for ids in tokens) / count,
-                "CPU ms a pair": median(timings[side]) / count * 1e3,
-                "wall ms a pair": median(timings[side], "wall") / count * 1e3,
-                "CPU ratio": ratio(timings[side], timings["official"]) * scale,
-                "wall ratio": ratio(timings[side], timings["official"], "wall") * scale,
-                "range of runs": spread(timings[side], timings["official"]),
-            }
-        )
-    return rows
+    """Milliseconds per pair of each side, after asserting that both give the same tokens."""
+    sides = {"official": official, "ours": own}
+    results = {side: run() for side, run in sides.items()}
+    tokens = results["ours"][0]
+    assert tokens == results["official"][0], f"{where}: the outputs differ"
+    pairs = {side: count for side, (_, count) in results.items()}
+    sums = costs(alternate(sides, rounds), pairs, "pair")
+    new = sum(len(ids) - 1 for ids in tokens)
+    return [
+        {**where, "side": side, "tokens per pair": new / pairs[side], **row}
+        for side, row in sums.items()
+    ]
 
 
-def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
+def measure(options: argparse.Namespace, module: Any, folder: Path) -> list[Row]:
     """Both pairs."""
     rows = []
     target = write(folder / "target", TARGET)
     draft = write_draft(folder / "draft", target)
     ids = [prompt(64, TARGET["vocab_size"])]
-    rows += pair(options, "512 x 8", target, draft, ids, (16, 8))
+    rows += pair(options, module, "512 x 8", target, draft, ids, (16, 8))
     zoo = resolve("tiny-ar"), resolve("tiny-dflash")
     problems = [question.prompt for question in TASKS["story"](options.problems, None)]
-    return rows + pair(options, "zoo", *zoo, problems, (16,))
+    return rows + pair(options, module, "zoo", *zoo, problems, (16,))
 
 
 def pair(
     options: argparse.Namespace,
+    module: Any,
     name: str,
     target: Path,
     draft: Path,
@@ -177,9 +152,8 @@ def pair(
     blocks: Sequence[int],
 ) -> list[Row]:
     """One target and draft with blocks of some lengths."""
-    official = Official(options.official, target, draft)
-    sizes = {"dtype": "float32", "cache_gib": 0.25, "prefix_cache": False}
-    llm = LLM(target, DFlash(draft=str(draft)), device="cpu", **sizes)
+    official = Official(module, target, draft)
+    llm = load(target, DFlash(draft=str(draft)))
     prompts = [llm.text.encode(each) for each in prompts]
     rows = []
     for block in blocks:
@@ -198,8 +172,10 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=8, help="story problems (8)")
     options = parser.parse_args()
     prepare(options)
+    module = imported(options.official, "dflash.model", "z-lab/dflash")
+    module._cuda_time = time.perf_counter  # the statistics ask for a GPU's clock
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure(options, Path(folder))
+        rows = measure(options, module, Path(folder))
     show("a draft-and-verify pair", rows)
     bars = [
         Bar(

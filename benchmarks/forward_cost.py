@@ -1,9 +1,10 @@
 """Cost of a forward pass, beside the `generate` of transformers on the same weights.
 
-Batch 1, greedy, float32, prompt of 64 tokens, 128 new ones and no end-of-sequence, on Qwen2
-checkpoints with random weights of two sizes: that of the zoo's tiny-ar, and 512 x 8 layers. Both
-sides give the same tokens, which is asserted, and take turns. Reported are CPU and wall
-milliseconds of a whole run divided by its 128 forwards.
+Greedy, float32, prompts of 64 tokens, 128 new ones and no end-of-sequence, on Qwen2 checkpoints
+with random weights of two sizes: that of the zoo's tiny-ar, and 512 x 8 layers. Both sides give the
+same tokens, which is asserted, and take turns. Reported are CPU and wall milliseconds of a whole
+run divided by its forwards; for one prompt, and for several that decode together (with half the new
+tokens and a third of the rounds).
 
 The share of matrix products and attention is that of the decode, without the prefill: self CPU
 time of these operators under torch.profiler, divided (a) by the wall time of that same decode
@@ -19,70 +20,72 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from checkpoints import SMALL, TINY_AR, Config, prompt, write
-from harness import Bar, Row, alternate, arguments, finish, median, prepare, ratio, show, spread
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from checkpoints import SMALL, TINY_AR, Config, load, prompt, write
+from harness import Bar, Row, alternate, arguments, finish, median, prepare, ratio, show, spread
 from outpace import LLM
 
 PRODUCTS = re.compile(
     r"mkldnn::_linear_pointwise|aten::(addmm|mm|bmm|linear|matmul|\w*(scaled_dot_product|flash_att)\w*)"
 )
 PROMPT, TOKENS = 64, 128
+BATCHES = [4, 16, 64]
 PROFILED, PROFILE_ROUNDS = 64, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A model and how dear its forward may be, as a part of what it costs with transformers."""
+    """A model and how dear a run may be by its prompts, as a part of that with transformers."""
 
     config: Config
-    limit: float
+    limits: Mapping[int, float]
     products: float | None = None
 
 
 SIZES = {
-    "192 x 6 (tiny-ar)": Size(config=TINY_AR, limit=0.5),
-    "512 x 8": Size(config=SMALL, limit=0.85, products=0.85),
+    "192 x 6 (tiny-ar)": Size(config=TINY_AR, limits={1: 0.55, 16: 0.7, 64: 0.9}),
+    "512 x 8": Size(config=SMALL, limits={1: 0.75, 4: 0.75, 16: 0.75, 64: 0.75}, products=0.85),
 }
+Prompts = list[list[int]]
 
 
-def with_transformers(folder: Path, ids: list[int], tokens: int) -> Callable[[], list[int]]:
+def with_transformers(folder: Path, prompts: Prompts, tokens: int) -> Callable[[], Prompts]:
     """A run with the reference."""
-    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
-    given = torch.tensor([ids])
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    given = torch.tensor(prompts)
     options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
     whole = torch.ones_like(given)
 
-    def run() -> list[int]:
+    def run() -> Prompts:
         out = model.generate(given, attention_mask=whole, pad_token_id=0, **options)
-        new: list[int] = out[0, len(ids) :].tolist()
+        new: Prompts = out[:, given.shape[1] :].tolist()
         return new
 
     return run
 
 
-def with_outpace(llm: LLM, ids: list[int], tokens: int) -> Callable[[], list[int]]:
+def with_outpace(llm: LLM, prompts: Prompts, tokens: int) -> Callable[[], Prompts]:
     """The same run here."""
-    return lambda: llm.generate(ids, max_tokens=tokens)[0].ids
+    return lambda: [output.ids for output in llm.generate(prompts, max_tokens=tokens)]
 
 
 def decode_seconds(llm: LLM, ids: list[int], tokens: int, profiler: profile | None) -> float:
     """Wall seconds of a decode after its prefill."""
     answer = llm.submit(ids, max_tokens=tokens)
-    llm.engine.step()
+    llm.driver.step()
     if profiler is not None:
         profiler.start()
     began = time.perf_counter()
     while not answer.job.done:
-        llm.engine.step()
+        llm.driver.step()
     seconds = time.perf_counter() - began
     if profiler is not None:
         profiler.stop()
@@ -103,23 +106,33 @@ def product_shares(llm: LLM, ids: list[int], tokens: int, rounds: int) -> tuple[
     return statistics.median(within[1:]), statistics.median(beside[1:])
 
 
-def compare(name: str, size: Size, tokens: int, rounds: int) -> tuple[Row, list[Bar]]:
-    """Measure one size."""
-    ids = prompt(PROMPT, size.config["vocab_size"])
+def compare(
+    name: str, size: Size, batch: int, tokens: int, rounds: int
+) -> tuple[Row, list[Bar], LLM]:
+    """Measure one size with so many prompts at a time."""
+    prompts = [prompt(PROMPT, size.config["vocab_size"], seed) for seed in range(batch)]
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), size.config)
-        llm = LLM(folder, device="cpu", dtype="float32", cache_gib=0.25, prefix_cache=False)
-        theirs = with_transformers(Path(folder), ids, tokens)
-    ours = with_outpace(llm, ids, tokens)
-    assert ours() == theirs(), f"{name}: the outputs differ"
+        llm = load(folder)
+        theirs = with_transformers(Path(folder), prompts, tokens)
+    ours = with_outpace(llm, prompts, tokens)
+    assert ours() == theirs(), f"{name}, batch {batch}: the outputs differ"
     timings = alternate({"ours": ours, "transformers": theirs}, rounds)
     pair = timings["ours"], timings["transformers"]
-    row: Row = {"model": name}
+    row: Row = {"model": name, "batch": batch}
     for side, runs in timings.items():
         row[f"{side}: CPU ms"] = median(runs) / tokens * 1e3
         row["wall ms" if side == "ours" else "wall ms "] = median(runs, "wall") / tokens * 1e3
     row |= {"CPU ratio": ratio(*pair), "wall ratio": ratio(*pair, "wall"), "range": spread(*pair)}
-    bars = [Bar(what=f"{name}: CPU ratio", value=row["CPU ratio"], limit=size.limit)]
+    what, limit = f"{name}, batch {batch}: CPU ratio", size.limits.get(batch)
+    bars = [] if limit is None else [Bar(what=what, value=row["CPU ratio"], limit=limit)]
+    return row, bars, llm
+
+
+def alone(name: str, size: Size, tokens: int, rounds: int) -> tuple[Row, list[Bar]]:
+    """Measure one size with one prompt, and what of that are products and attention."""
+    row, bars, llm = compare(name, size, 1, tokens, rounds)
+    ids = prompt(PROMPT, size.config["vocab_size"])
     shares = product_shares(llm, ids, min(tokens, PROFILED), min(rounds, PROFILE_ROUNDS))
     row["products (a)"], row["products (b)"] = shares
     if size.products is not None:
@@ -132,16 +145,25 @@ def main() -> None:
     """Measure all sizes."""
     parser = arguments(__doc__, rounds=15)
     parser.add_argument("--tokens", type=int, default=TOKENS, help="new tokens")
+    parser.add_argument("--batch", type=int, nargs="*", default=BATCHES, help="prompts at a time")
     options = parser.parse_args()
     prepare(options)
     disable_progress_bar()
-    rows, bars = [], []
+    rows: list[Row] = []
+    together: list[Row] = []
+    bars: list[Bar] = []
     for name, size in SIZES.items():
-        row, marks = compare(name, size, options.tokens, options.rounds)
+        row, marks = alone(name, size, options.tokens, options.rounds)
         rows.append(row)
         bars += marks
-    show("cost of a forward, batch 1", rows)
-    finish(options, {"forward_cost": rows}, bars)
+        for batch in options.batch:
+            tokens, rounds = max(options.tokens // 2, 1), max(options.rounds // 3, 1)
+            row, marks, _ = compare(name, size, batch, tokens, rounds)
+            together.append(row)
+            bars += marks
+    show("cost of a forward, one prompt", rows)
+    show("cost of a forward, several prompts together", together)
+    finish(options, {"forward_cost": rows, "batches": together}, bars)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@
    prompts computed; the share of bfloat16 tokens that are those of float32.
 2. zoo: tokens per second and per forward of every method, bfloat16, at several batch sizes, with
    the share of problems solved where the models are trained.
-3. size: milliseconds a forward of random models of the shapes of Qwen2.5-1.5B and 7B, bfloat16,
+3. size: milliseconds per forward of random models of the shapes of Qwen2.5-1.5B and 7B, bfloat16,
    autoregressive, with WeDLM's window of 16, and with APD as Dream of the same shape beside a
-   verifier of Qwen2.5-0.5B's; also the gigabytes of weights that a target forward reads in a
+   verifier of Qwen2.5-0.5B's; also the gigabytes of weights that a target forward reads per
    second. Prompts of 128 tokens.
 
 Cases that do not fit into the time are left out and counted. On a machine without CUDA it says so
@@ -26,28 +26,20 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from checkpoints import TINY_AR, TINY_AUX, Config, dream, prompt, qwen2, wedlm
-from harness import Bar, Row, arguments, finish, prepare, save, show
 
+from checkpoints import TINY_AR, TINY_AUX, Config, dream, prompt, qwen2, wedlm
+from curve import Point
+from harness import Bar, Row, arguments, finish, prepare, save, show
+from methods import POINTS
 from outpace import LLM, Output
 from outpace.engine.engine import Engine
+from outpace.engine.pairing import Pairing
 from outpace.engine.runner import Runner
 from outpace.evaluation.run import questions_of
-from outpace.llm import Options
-from outpace.methods import (
-    APD,
-    D2F,
-    Autoregressive,
-    DFlash,
-    Diffusion,
-    FastDLLM,
-    LeftToRight,
-    Method,
-    Speculative,
-    WeDLM,
-)
+from outpace.methods import APD, Autoregressive, LeftToRight, Method, WeDLM
 from outpace.models.load import translate
 from outpace.models.transformer import Transformer
+from outpace.output import Options
 
 UNTIED = {"tie_word_embeddings": False}  # with tied random weights every token predicts itself
 QWEN_1B = {**qwen2(1536, 28, 12, 2, 8960, 151_936), "max_position_embeddings": 4096}
@@ -110,29 +102,25 @@ class Budget:
                 self.left_out += 1
 
 
-METHODS: dict[str, tuple[str, Method]] = {
-    "autoregressive": ("tiny-ar", Autoregressive()),
-    "speculative": ("tiny-ar", Speculative(draft="tiny-aux", tokens=6)),
-    "dflash": ("tiny-ar", DFlash(draft="tiny-dflash", tokens=15)),
-    "wedlm": ("tiny-wedlm", WeDLM()),
-    "wedlm, verified": ("tiny-wedlm", WeDLM(verify=True)),
-    "left to right": ("tiny-dream", LeftToRight()),
-    "left to right, k 2": ("tiny-dream", LeftToRight(tokens=2, window=16, lookahead=32)),
-    "apd": ("tiny-dream", APD(verifier="tiny-aux")),
-    "apd, W 16, M 32": ("tiny-dream", APD(verifier="tiny-aux", lookahead=32)),
-    "d2f": ("tiny-d2f", D2F(add=0.5, confidence=0.98)),
-    "diffusion": ("tiny-llada", Diffusion(block=8)),
-    "fast_dllm, dual": ("tiny-llada", FastDLLM(block=8, cache="dual")),
-}
-"""Every method with the zoo model that it decodes."""
+UNLIMITED = [
+    Point("left to right", "no window", "tiny-dream", LeftToRight()),
+    Point("APD", "no window", "tiny-dream", APD(verifier="tiny-aux")),
+]
+CASES = {f"{p.kind}, {p.setting}".removesuffix(", "): p for p in [*POINTS, *UNLIMITED]}
+"""Every method on the model of the zoo that it decodes."""
 
 
-def load(
-    target: str, method: Method, device: str, dtype: torch.dtype, prefix_cache: bool = False
-) -> LLM:
+def load(point: Point, device: str, dtype: torch.dtype, prefix_cache: bool = False) -> LLM:
     """A method on a zoo model; a gigabyte holds all requests."""
-    sizes = {"cache_gib": 1, "max_length": 512}
-    return LLM(target, method, device=device, dtype=dtype, prefix_cache=prefix_cache, **sizes)
+    return LLM(
+        point.model,
+        point.method,
+        device=device,
+        dtype=dtype,
+        prefix_cache=prefix_cache,
+        cache_gib=1,
+        max_length=512,
+    )
 
 
 def agreeing(ours: list[Output], theirs: list[Output]) -> float:
@@ -149,17 +137,17 @@ def agreeing(ours: list[Output], theirs: list[Output]) -> float:
 def equality(scale: Scale, budget: Budget) -> tuple[list[Row], list[Bar]]:
     """Greedy tokens of a device and a batch against the CPU and alone."""
     rows, bars = [], []
-    for name, (target, method) in budget.spend(METHODS.items()):
-        reference = load(target, method, "cpu", torch.float32)
+    for name, point in budget.spend(CASES.items()):
+        reference = load(point, "cpu", torch.float32)
         given = [question.prompt for question in questions_of("story", scale.equal)]
         options = Options(max_tokens=scale.tokens, temperature=0.0)
         wanted = reference.generate(given, **options)
-        exact = load(target, method, scale.device, torch.float32)
+        exact = load(point, scale.device, torch.float32)
         batched = exact.generate(given, **options)
         alone = [exact.generate([one], **options)[0] for one in given[:4]]
-        sharing = load(target, method, scale.device, torch.float32, prefix_cache=True)
+        sharing = load(point, scale.device, torch.float32, prefix_cache=True)
         found = [sharing.generate(given, **options) for _ in range(2)][1]
-        short = load(target, method, scale.device, scale.dtype).generate(given, **options)
+        short = load(point, scale.device, scale.dtype).generate(given, **options)
         row: Row = {
             "method": name,
             "tokens": sum(len(output.ids) for output in wanted),
@@ -176,12 +164,11 @@ def equality(scale: Scale, budget: Budget) -> tuple[list[Row], list[Bar]]:
 
 def speed(scale: Scale, budget: Budget) -> list[Row]:
     """Tokens per second of every method at every batch size."""
-    cases = [(name, batch) for name in METHODS for batch in scale.batches]
+    cases = [(name, batch) for name in CASES for batch in scale.batches]
     loaded: dict[str, LLM] = {}
     rows = []
     for name, batch in budget.spend(cases):
-        target, method = METHODS[name]
-        llm = loaded.get(name) or load(target, method, scale.device, scale.dtype)
+        llm = loaded.get(name) or load(CASES[name], scale.device, scale.dtype)
         loaded[name] = llm
         questions = questions_of("story", batch)
         given = [question.prompt for question in questions]
@@ -197,9 +184,9 @@ def speed(scale: Scale, budget: Budget) -> list[Row]:
                 "method": name,
                 "batch": batch,
                 "tokens/s": tokens / seconds,
-                "tokens/s a request": statistics.mean(o.tokens_per_second for o in outputs),
+                "tokens/s per request": statistics.mean(o.tokens_per_second for o in outputs),
                 "tokens per forward": tokens / forwards if forwards else 0.0,
-                "ms a forward": seconds / max(output.forwards for output in outputs) * 1e3,
+                "ms per forward": seconds / max(output.forwards for output in outputs) * 1e3,
                 "solved": sum(question.right(o.text) for question, o in pairs) / batch,
             }
         )
@@ -215,22 +202,24 @@ def random_runner(name: str, config: Config, slots: int, scale: Scale) -> Runner
 
 
 def cost(method: Method, runners: dict[str, Runner], batch: int, tokens: int) -> Row:
-    """Median milliseconds a forward of each model, after the first one."""
+    """Median milliseconds per forward of each model, after the first one."""
     engine = Engine()
     for runner in runners.values():
         engine.add(runner)
-    vocab = min(runner.config.vocab for runner in runners.values())
+    pairing = Pairing.of(runners)
 
     def run(tokens: int) -> list[list[float]]:
-        given = [prompt(128, vocab, seed) for seed in range(batch)]
+        given = [prompt(128, pairing.vocab, seed) for seed in range(batch)]
         jobs = [
-            engine.submit(method, ids, runners=runners, max_tokens=tokens, eos=frozenset())
+            engine.enter(
+                engine.job(method, ids, pairing=pairing, max_tokens=tokens, eos=frozenset())
+            )
             for ids in given
         ]
         while engine.step():
             pass
         assert all(job.error is None for job in jobs), jobs[0].error
-        trace = jobs[0].seq.trace
+        trace = jobs[0].request.trace
         return [[step.seconds for step in trace if step.model == role][1:] for role in runners]
 
     run(8)
@@ -272,7 +261,7 @@ def causal(config: Config, scale: Scale) -> tuple[Method, dict[str, Runner]]:
 
 
 def masked(config: Config, scale: Scale) -> tuple[Method, dict[str, Runner]]:
-    """WeDLM with a random model of the same shape; one token a forward."""
+    """WeDLM with a random model of the same shape; one token per forward."""
     slots = (128 + scale.tokens + 16) * max(scale.shape_batches)
     return WeDLM(window=16, entropy=None), {
         "target": random_runner("target", wedlm(config), slots, scale)
@@ -280,7 +269,7 @@ def masked(config: Config, scale: Scale) -> tuple[Method, dict[str, Runner]]:
 
 
 def diffusion(config: Config, scale: Scale) -> tuple[Method, dict[str, Runner]]:
-    """APD with a random model of the same shape as Dream; at ratio 0 it keeps one token a pass."""
+    """APD with a random model of that shape as Dream; at ratio 0 it keeps one token per pass."""
     slots = (128 + scale.tokens) * max(scale.shape_batches)
     verifier = {**scale.verifier, **UNTIED}
     return APD(verifier="verifier", ratio=0.0), {

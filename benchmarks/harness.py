@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from rich.console import Console
@@ -25,6 +27,7 @@ from outpace.provenance import provenance
 
 Clock = Literal["cpu", "wall"]
 Row = dict[str, Any]
+Side = TypeVar("Side", bound=Callable[[], object])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,7 @@ def timed(run: Callable[[], object]) -> Timing:
 
 
 def alternate(
-    sides: Mapping[str, Callable[[], object]],
-    rounds: int,
-    time_of: Callable[[Callable[[], object]], Timing] = timed,
+    sides: Mapping[str, Side], rounds: int, time_of: Callable[[Side], Timing] = timed
 ) -> dict[str, list[Timing]]:
     """Run the sides in turns, once to warm up and then `rounds` times in alternating order.
 
@@ -125,6 +126,38 @@ def spread(ours: Sequence[Timing], theirs: Sequence[Timing], clock: Clock = "cpu
     return f"{min(every):.2f}-{max(every):.2f}"
 
 
+def costs(
+    timings: Mapping[str, Sequence[Timing]], counts: Mapping[str, int], unit: str
+) -> dict[str, Row]:
+    """What a unit of work, of which each side did `counts`, cost it and over the first side."""
+    first = next(iter(timings))
+    rows = {}
+    for name, runs in timings.items():
+        scale = counts[first] / counts[name]
+        rows[name] = {
+            f"{unit}s": counts[name],
+            f"CPU ms per {unit}": median(runs) / counts[name] * 1e3,
+            f"wall ms per {unit}": median(runs, "wall") / counts[name] * 1e3,
+            "CPU ratio": ratio(runs, timings[first]) * scale,
+            "wall ratio": ratio(runs, timings[first], "wall") * scale,
+            "CPU ratio of decodes": ratio(runs, timings[first]),
+            "range of decodes": spread(runs, timings[first]),
+        }
+    return rows
+
+
+def imported(clone: Path, module: str, repository: str) -> Any:
+    """A module of other people's code, from a clone of their repository."""
+    sys.path.insert(0, str(clone))
+    try:
+        return importlib.import_module(module)
+    except ImportError as problem:
+        raise SystemExit(
+            f"{clone} gives no {module} ({problem}): --official takes a clone of {repository}, "
+            "which needs the packages that it names"
+        ) from None
+
+
 def show(title: str, rows: Sequence[Row]) -> None:
     """Print rows, which have the same keys, as a table."""
     table = Table(*rows[0], title=title) if rows else Table(title=f"{title}: nothing")
@@ -152,16 +185,9 @@ def save(options: argparse.Namespace, tables: Mapping[str, list[Row]], bars: lis
 def finish(options: argparse.Namespace, tables: Mapping[str, list[Row]], bars: list[Bar]) -> None:
     """Print the bars and write everything."""
     sides = {True: "at least", False: "at most"}
-    show(
-        "bars",
-        [
-            {
-                "what": b.what,
-                "value": b.value,
-                "bar": f"{sides[b.at_least]} {b.limit}",
-                "met": b.met,
-            }
-            for b in bars
-        ],
-    )
+    marks: list[Row] = [
+        {"what": b.what, "value": b.value, "bar": f"{sides[b.at_least]} {b.limit}", "met": b.met}
+        for b in bars
+    ]
+    show("bars", marks)
     save(options, tables, bars)

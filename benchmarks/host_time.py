@@ -17,8 +17,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from checkpoints import load
 from harness import Bar, Row, arguments, finish, prepare, show
-
 from outpace import LLM
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, LeftToRight, Method
@@ -63,7 +63,7 @@ def measure(llm: LLM, name: str, method: Method, batch: int, options: argparse.N
         "range": f"{min(shares):.3f}-{max(shares):.3f}",
         "seconds": seconds,
         "forwards": forwards,
-        "host us a forward a request": host * seconds / forwards / batch * 1e6,
+        "host us per forward per request": host * seconds / forwards / batch * 1e6,
     }
 
 
@@ -71,17 +71,17 @@ def main() -> None:
     """Measure all cases."""
     parser = arguments(__doc__, rounds=5)
     parser.add_argument("--tokens", type=int, default=64, help="new tokens (64)")
+    parser.add_argument("--batch", type=int, nargs="+", default=list(LIMITS), help="requests")
     options = parser.parse_args()
     prepare(options)
     rows, bars = [], []
-    sizes = {"device": "cpu", "dtype": "float32", "cache_gib": 0.25}
-    llm = LLM(MODEL, METHODS["APD"], prefix_cache=False, **sizes)
-    for batch, limit in LIMITS.items():
+    llm = load(MODEL, METHODS["APD"])
+    for batch in options.batch:
         for index, (name, method) in enumerate(METHODS.items()):
             rows.append(measure(llm, name, method, batch, options))
-            if index < 2:
+            if index < 2 and batch in LIMITS:
                 what = f"{name}, batch {batch}: host share"
-                bars.append(Bar(what=what, value=rows[-1]["host share"], limit=limit))
+                bars.append(Bar(what=what, value=rows[-1]["host share"], limit=LIMITS[batch]))
     show(f"host time: {MODEL}", rows)
     finish(options, {"host_time": rows}, bars)
 

@@ -4,22 +4,19 @@
 
 Held-out story problems. Each method decodes the model that was trained for it, with settings that
 cost it little accuracy; the causal model decodes token by token for comparison. `--draw` makes the
-picture again from the JSON. How it is measured: `curve.py`.
+picture again from a JSON file. How it is measured: `curve.py`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+
 import curve
-import harness
-import matplotlib
 from curve import Point
 from harness import Row
-
 from outpace.methods import (
     APD,
     D2F,
@@ -32,24 +29,22 @@ from outpace.methods import (
     WeDLM,
 )
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-NEAR = {"window": 16, "lookahead": 16}
 POINTS = [
     Point("autoregressive", "", "tiny-ar", Autoregressive()),
     Point("speculative", "tiny-aux", "tiny-ar", Speculative(draft="tiny-aux")),
     Point("DFlash", "tiny-dflash", "tiny-ar", DFlash(draft="tiny-dflash")),
     Point("WeDLM", "entropy 0.4", "tiny-wedlm", WeDLM()),
     Point("WeDLM, verified", "entropy 0.8", "tiny-wedlm", WeDLM(entropy=0.8, verify=True)),
-    Point("left to right", "K = 1", "tiny-dream", LeftToRight(**NEAR)),
-    Point("left to right", "K = 2", "tiny-dream", LeftToRight(tokens=2, **NEAR)),
-    Point("APD", "R = 0.3", "tiny-dream", APD(verifier="tiny-aux", ratio=0.3, **NEAR)),
+    Point("left to right", "K = 1", "tiny-dream", LeftToRight(window=16, lookahead=16)),
+    Point("left to right", "K = 2", "tiny-dream", LeftToRight(tokens=2, window=16, lookahead=16)),
+    Point(
+        "APD", "R = 0.3", "tiny-dream", APD(verifier="tiny-aux", ratio=0.3, window=16, lookahead=16)
+    ),
     Point("Fast-dLLM", "dual, 0.99", "tiny-dream", FastDLLM(block=8, threshold=0.99)),
     Point("LLaDA's order", "blocks of 8", "tiny-llada", Diffusion(block=8)),
     Point("D2F", "add 0.5, 0.98", "tiny-d2f", D2F(add=0.5, confidence=0.98)),
 ]
-
+"""Every method on the model that was trained for it."""
 
 PANES = {
     "tokens_per_second": ("tokens per second of CPU time", "#2166ac"),
@@ -83,27 +78,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 def main() -> None:
     """Measure, write and draw."""
-    parser = harness.arguments(__doc__, rounds=None)
-    parser.add_argument("--png", type=Path, help="picture")
-    curve.add_options(parser)
-    options = parser.parse_args()
-    if options.draw:
-        rows = json.loads(options.json.read_text())["results"]
-    else:
-        harness.prepare(options)
-        rows = measure(options)
-    shown = ("model", "kind", "setting", "accuracy", "tokens_per_forward", "tokens_per_second")
-    harness.show("methods", [{name: row[name] for name in shown} for row in rows])
-    if options.png:
+    options = curve.arguments(__doc__).parse_args()
+    rows = curve.results(options, POINTS)
+    if options.png is not None:
         draw(rows, options.png)
-
-
-def measure(options: argparse.Namespace) -> list[Row]:
-    """Solve problems in turn, and write what there is after each turn."""
-    rows: list[Row] = []
-    for rows in curve.solve(POINTS, options):
-        harness.save(options, {"results": rows}, [])
-    return rows
 
 
 if __name__ == "__main__":

@@ -4,33 +4,28 @@
 
 The miniature of Table 1 of "Accelerating Diffusion LLMs via Adaptive Parallel Decoding" (Israel et
 al., 2025), with the caches and thresholds of Fast-dLLM beside it. Steps are shared evenly; `full`
-is one token a forward. `--draw` makes picture and table again from the JSON. How it is measured:
-`curve.py`.
+is one token per forward. `--draw` makes picture and table again from a JSON file. How it is
+measured: `curve.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
 
 import curve
-import harness
-import matplotlib
-import numpy as np
-from curve import Point
+from curve import Point, Summary
 from harness import Bar, Row
+from outpace.decoding.target import Order
+from outpace.methods import Diffusion, FastDLLM, Method
 
-from outpace.methods import Diffusion, FastDLLM
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-ORDERS = ("origin", "confidence", "margin", "entropy", "left_to_right")
-STEPS = {"full": 1, "half": 2, "quarter": 4}
+ORDERS: tuple[Order, ...] = ("origin", "confidence", "margin", "entropy", "left_to_right")
 THRESHOLDS = (0.8, 0.9, 0.95, 0.99)
 FASTER, LOSS = 3.0, 0.02
 STYLES = {
@@ -47,28 +42,40 @@ STYLES = {
 
 def settings(options: argparse.Namespace) -> list[Point]:
     """All orders and caches in blocks of one size, and the main ones in smaller blocks."""
-    points: list[Point] = []
+    smaller = [] if options.small == options.block else in_blocks(options, options.small)
+    main = [p for p in smaller if p.kind in ("confidence", "dual cache")]
+    return [*in_blocks(options, options.block), *main]
 
-    def add(kind: str, setting: str, method: Diffusion | FastDLLM) -> None:
-        points.append(Point(kind, setting, options.model, method))
 
-    for size in dict.fromkeys((options.block, options.small)):
-        for order in ORDERS if size == options.block else ("confidence",):
-            for name, part in STEPS.items():
-                steps = options.max_tokens // part
-                method = Diffusion(order=order, steps=steps, block=size, eps=0.0)
-                add(order, name, method)
-        for kind, cache in (("no cache", None), ("prefix cache", "prefix")):
-            if size == options.block:
-                method = FastDLLM(cache=cache, threshold=0.9, block=size)
-                add(kind, "threshold 0.9", method)
-        for threshold in (None, *THRESHOLDS):
-            setting = "one a forward" if threshold is None else f"threshold {threshold}"
-            method = FastDLLM(cache="dual", threshold=threshold, block=size)
-            add("dual cache", setting, method)
-        method = FastDLLM(cache="dual", factor=1.0, block=size)
-        add("dual cache", "factor 1", method)
-    return points
+def in_blocks(options: argparse.Namespace, size: int) -> list[Point]:
+    """All orders and caches in blocks of one size."""
+
+    def point(kind: str, setting: str, method: Method) -> Point:
+        return Point(kind, setting, options.model, method)
+
+    def dual(threshold: float | None) -> FastDLLM:
+        return FastDLLM(cache="dual", threshold=threshold, block=size)
+
+    plain = FastDLLM(cache=None, threshold=0.9, block=size)
+    prefix = FastDLLM(cache="prefix", threshold=0.9, block=size)
+    factor = FastDLLM(cache="dual", factor=1.0, block=size)
+    return [
+        *(
+            point(order, name, Diffusion(order=order, steps=steps, block=size, eps=0.0))
+            for order in ORDERS
+            for name, steps in steps_of(options.max_tokens).items()
+        ),
+        point("no cache", "threshold 0.9", plain),
+        point("prefix cache", "threshold 0.9", prefix),
+        point("dual cache", "one per forward", dual(None)),
+        *(point("dual cache", f"threshold {level}", dual(level)) for level in THRESHOLDS),
+        point("dual cache", "factor 1", factor),
+    ]
+
+
+def steps_of(tokens: int) -> dict[str, int]:
+    """Steps for an answer of so many tokens, by name."""
+    return {"full": tokens, "half": tokens // 2, "quarter": tokens // 4}
 
 
 def block_of(point: Point) -> int | None:
@@ -132,73 +139,65 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         1, len(blocks), figsize=(11, 4.6), sharey=True, squeeze=False, layout="constrained"
     )
     for pane, block in zip(panes[0], blocks, strict=True):
-        for kind, color in STYLES.items():
-            line = [r for r in rows if (r["block"], r["kind"]) == (block, kind)]
-            rule = sorted(
-                (r for r in line if r["setting"] != "factor 1"),
-                key=lambda r: r["tokens_per_second"],
-            )
-            marker = "o" if "cache" in kind else "s"
-            pane.errorbar(
-                [r["tokens_per_second"] for r in rule],
-                [100 * r["accuracy"] for r in rule],
-                yerr=[100 * r["standard_error"] for r in rule],
-                label=kind.replace("_", " ") if rule else None,
-                color=color,
-                marker=marker,
-                markersize=5,
-                capsize=2,
-            )
-            for r in rule:
-                name = r["setting"].removeprefix("threshold ").replace("one a forward", "one")
-                where = (r["tokens_per_second"], 100 * r["accuracy"])
-                pane.annotate(name, where, (4, 4), textcoords="offset points", size=6, color=color)
+        lines(pane, [row for row in rows if row["block"] == block])
+        curve.frame(pane, "tokens per second (logarithmic)")
         pane.set_title(f"blocks of {block}", size=10)
-        pane.set_xscale("log")
-        pane.set_xticks([50, 100, 200, 400, 800], ["50", "100", "200", "400", "800"])
-        pane.minorticks_off()
-        pane.set_xlabel("tokens per second (logarithmic)")
-        pane.grid(alpha=0.3)
     panes[0, 0].set_ylabel("accuracy on held-out story problems (%)")
     panes[0, 0].legend(fontsize=8)
     figure.savefig(path, dpi=150)
 
 
-def measure(options: argparse.Namespace) -> None:
-    """Solve problem after problem, and write what there is after each turn."""
-    kinds = options.kinds.split(",") if options.kinds else list(STYLES)
-    points = [p for p in settings(options) if p.kind in kinds]
-    if options.settings:
-        points = [p for p in points if p.setting in options.settings.split(",")]
-    for figures in curve.solve(points, options):
-        bars, pairs = bars_of(points)
-        blocks = zip(points, figures, strict=True)
-        rows: list[Row] = [{"block": block_of(point), **row} for point, row in blocks]
-        harness.save(options, {"results": rows, "pairs": pairs}, bars)
-    harness.show(f"{options.model}, {options.batch} at a time", rows)
-    harness.show("dual cache against confidence", pairs)
-    harness.finish(options, {"results": rows, "pairs": pairs}, bars)
+def lines(pane: Axes, rows: Sequence[Row]) -> None:
+    """Orders and caches in blocks of one size, each from the slowest setting to the fastest."""
+    for kind, color in STYLES.items():
+        line = [
+            {**row, "setting": short(row["setting"])}
+            for row in sorted(rows, key=lambda row: row["tokens_per_second"])
+            if row["kind"] == kind and row["setting"] != "factor 1"
+        ]
+        if line:
+            marker, label = "o" if "cache" in kind else "s", kind.replace("_", " ")
+            curve.plot(pane, line, "tokens_per_second", color=color, label=label, marker=marker)
+    pane.set_xscale("log")
+    pane.set_xticks([50, 100, 200, 400, 800], ["50", "100", "200", "400", "800"])
+    pane.minorticks_off()
+
+
+def short(setting: str) -> str:
+    """A setting as it is written beside its point."""
+    return setting.removeprefix("threshold ").replace("one per forward", "one")
+
+
+def summary(points: Sequence[Point]) -> Summary:
+    """The figures of all points, and the caches against the orders."""
+    bars, pairs = bars_of(points)
+    rows: list[Row] = [{"block": block_of(point), **point.row()} for point in points]
+    return {"results": rows, "pairs": pairs}, bars
+
+
+def chosen(points: Sequence[Point], options: argparse.Namespace) -> list[Point]:
+    """The kinds and settings that are asked for."""
+    return [
+        point
+        for point in points
+        if point.kind in (options.kinds or point.kind).split(",")
+        and point.setting in (options.settings or point.setting).split(",")
+    ]
 
 
 def main() -> None:
     """Measure, write and draw."""
-    parser = harness.arguments(__doc__, rounds=None)
+    parser = curve.arguments(__doc__)
     parser.add_argument("--model", default="tiny-dream")
     parser.add_argument("--kinds", help="only these, such as 'confidence,dual cache'")
     parser.add_argument("--settings", help="only these, such as 'full,threshold 0.99'")
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument("--small", type=int, default=8, help="tokens of the smaller blocks (8)")
-    parser.add_argument("--png", type=Path)
-    curve.add_options(parser)
     options = parser.parse_args()
-    harness.prepare(options)
-    if not options.draw:
-        measure(options)
-    if options.json is not None:
-        rows: list[dict[str, Any]] = json.loads(options.json.read_text())["results"]
-        print(markdown(rows))
-        if options.png is not None:
-            draw(rows, options.png)
+    rows = curve.results(options, chosen(settings(options), options), summary)
+    print(markdown(rows))
+    if options.png is not None:
+        draw(rows, options.png)
 
 
 if __name__ == "__main__":

@@ -7,27 +7,22 @@ Stories and the low-entropy tables, by: entropy and penalty; the window; streami
 stop-and-wait blocks; what verification keeps; and token by token, by the same weights and by the
 autoregressive baseline. `p_cache` is output tokens over rows fed after the prompt, as in the paper:
 at most one half where every token is fed as a mask and as itself. `--draw` makes the picture again
-from the JSON. How it is measured: `curve.py`.
+from a JSON file. How it is measured: `curve.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import curve
-import harness
-import matplotlib
-from curve import Point
-from harness import Bar, Row
+import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+import curve
+from curve import Point, Summary
+from harness import Bar, Row
 from outpace.methods import Autoregressive, Method, WeDLM
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 TASKS = ("story", "table")
 ENTROPIES = (0.1, 0.2, 0.4, 0.6, 0.9, 1.2)
@@ -38,7 +33,7 @@ STREAMING = "streaming, penalty "
 STYLES = {
     "baseline": ("#444444", "D"),
     "token by token": ("#999999", "D"),
-    "one a forward": ("#000000", "*"),
+    "one per forward": ("#000000", "*"),
     f"{STREAMING}0.0": ("#92c5de", "o"),
     f"{STREAMING}0.02": ("#2166ac", "o"),
     f"{STREAMING}0.1": ("#053061", "o"),
@@ -58,7 +53,7 @@ def settings(task: str, options: argparse.Namespace) -> list[Point]:
     points = [
         point("baseline", options.baseline, Autoregressive(), options.baseline),
         point("token by token", "its own", Autoregressive()),
-        point("one a forward", "1", WeDLM(window=window, entropy=None)),
+        point("one per forward", "1", WeDLM(window=window, entropy=None)),
     ]
     for penalty in PENALTIES:
         for entropy in ENTROPIES:
@@ -77,12 +72,12 @@ def settings(task: str, options: argparse.Namespace) -> list[Point]:
 def bars_of(rows: Sequence[Row]) -> list[Bar]:
     """Speed at the fastest setting that costs no more than `LOSS` of the accuracy.
 
-    The accuracy is that of the same weights with one token a forward.
+    The accuracy is that of the same weights with one token per forward.
     """
     bars = []
     for task in dict.fromkeys(row["task"] for row in rows):
         here = [row for row in rows if row["task"] == task]
-        one = next(row for row in here if row["kind"] == "one a forward")
+        one = next(row for row in here if row["kind"] == "one per forward")
         base = next(row for row in here if row["kind"] == "baseline")
         masked = [row for row in here if row["kind"] not in ("baseline", "token by token")]
         fair = [row for row in masked if row["accuracy"] >= one["accuracy"] - LOSS]
@@ -135,9 +130,7 @@ def accuracy(pane: Axes, rows: Sequence[Row], key: str, label: str) -> None:
         color, marker = STYLES[series]
         joined = "" if series == "window" else "-"
         curve.plot(pane, found, key, label=series, color=color, marker=marker, ls=joined, lw=1)
-    pane.set_xlabel(label)
-    pane.grid(alpha=0.3)
-    pane.margins(x=0.09)
+    curve.frame(pane, label)
 
 
 def shares(pane: Axes, rows: Sequence[Row]) -> None:
@@ -155,26 +148,23 @@ def shares(pane: Axes, rows: Sequence[Row]) -> None:
     pane.grid(alpha=0.3)
 
 
+def summary(points: Sequence[Point]) -> Summary:
+    """The figures of all points, and the bars."""
+    rows = [point.row() for point in points]
+    return {"results": rows}, bars_of(rows)
+
+
 def main() -> None:
     """Measure, write and draw."""
-    parser = harness.arguments(__doc__, rounds=None)
+    parser = curve.arguments(__doc__)
     parser.add_argument("--model", default="tiny-wedlm", help="the model that fills masks")
     parser.add_argument("--baseline", default="tiny-ar", help="its autoregressive counterpart")
     parser.add_argument("--tasks", nargs="+", default=TASKS, help="what to solve")
     parser.add_argument("--window", type=int, default=16, help="slots of the window (16)")
-    parser.add_argument("--png", type=Path, help="picture")
-    curve.add_options(parser)
     options = parser.parse_args()
-    if options.draw:
-        rows = json.loads(options.json.read_text())["results"]
-    else:
-        harness.prepare(options)
-        points = [point for task in options.tasks for point in settings(task, options)]
-        for rows in curve.solve(points, options):
-            harness.save(options, {"results": rows}, bars_of(rows))
-        harness.show("settings", [{k: v for k, v in row.items() if k != "method"} for row in rows])
-        harness.finish(options, {"results": rows}, bars_of(rows))
-    if options.png:
+    points = [point for task in options.tasks for point in settings(task, options)]
+    rows = curve.results(options, points, summary)
+    if options.png is not None:
         draw(rows, options.png)
 
 

@@ -11,7 +11,7 @@ not timed.
 *Decoders.* The authors publish an engine that needs CUDA, and `generate_wedlm` in `hf_compat`,
 which runs anywhere: blocks filled by confidence, without a cache. The same rule here (`block`,
 `clip`, `confidence`) gives the same tokens in the same number of forwards, which is asserted; with
-the streaming window it gives others. Their threshold of 0 takes one token a forward, as 1 does
+the streaming window it gives others. Their threshold of 0 takes one token per forward, as 1 does
 here. Imported from a clone of Tencent/WeDLM, with transformers 4.54 to 4.56:
 
     python benchmarks/wedlm_official.py --official WeDLM \
@@ -21,8 +21,6 @@ here. Imported from a clone of Tencent/WeDLM, with transformers 4.54 to 4.56:
 from __future__ import annotations
 
 import argparse
-import importlib
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,21 +29,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from checkpoints import SMALL_WEDLM, prompt, write
+
+from checkpoints import SMALL_WEDLM, load, prompt, silenced, write
 from harness import (
     Bar,
     Row,
     Timing,
     alternate,
     arguments,
+    costs,
     finish,
+    imported,
     median,
     prepare,
-    ratio,
     show,
-    spread,
 )
-
 from outpace import LLM, Output
 from outpace.methods import Autoregressive, Method, WeDLM
 
@@ -62,9 +60,7 @@ Run = Callable[[], tuple[list[int], int]]
 class Official:
     """The authors' model and its block decoding."""
 
-    def __init__(self, clone: Path, folder: Path) -> None:
-        sys.path.insert(0, str(clone))
-        module: Any = importlib.import_module("hf_compat.modeling_wedlm")
+    def __init__(self, module: Any, folder: Path) -> None:
         kind = module.WeDLMForCausalLM
         self.model = kind.from_pretrained(folder, attn_implementation="sdpa").float().eval()
 
@@ -88,59 +84,53 @@ def decode(llm: LLM, method: Method, ids: list[int], tokens: int) -> Output:
 def after_prompt(llm: LLM, method: Method, ids: list[int], tokens: int) -> Timing:
     """Time of a decode without its first forward."""
     answer = llm.submit(ids, method=method, max_tokens=tokens)
-    llm.engine.step()
+    llm.driver.step()
     wall, cpu = time.perf_counter(), time.process_time()
     while not answer.job.done:
-        llm.engine.step()
+        llm.driver.step()
     return Timing(time.process_time() - cpu, time.perf_counter() - wall)
 
 
 def steps(llm: LLM, options: argparse.Namespace) -> tuple[list[Row], list[Bar]]:
-    """Milliseconds a forward of streaming windows and of single tokens."""
+    """Milliseconds per forward of streaming windows and of single tokens, without the prompt's."""
     ids = prompt(64, llm.config.vocab)
     methods: dict[str, Method] = {"autoregressive": Autoregressive()}
     for entropy in ENTROPIES:
         methods[f"W {WINDOW}, entropy {entropy}"] = WeDLM(window=WINDOW, entropy=entropy)
     outputs = {name: decode(llm, method, ids, options.tokens) for name, method in methods.items()}
+    forwards = {name: len(output.steps) - 1 for name, output in outputs.items()}
     sides = {
         name: partial(after_prompt, llm, m, ids, options.tokens) for name, m in methods.items()
     }
     timings = alternate(sides, options.rounds, lambda run: run())
-    rows, bars = [], []
-    single = len(outputs["autoregressive"].steps) - 1
-    for name, runs in timings.items():
-        output = outputs[name]
-        forwards = len(output.steps) - 1
-        scale = single / forwards
-        rows.append(
-            {
-                "side": name,
-                "forwards": forwards,
-                "rows a forward": sum(s.rows for s in output.steps[1:]) / forwards,
-                "tokens a forward": output.tokens_per_forward,
-                "CPU ms a forward": median(runs) / forwards * 1e3,
-                "of a single token's": ratio(runs, timings["autoregressive"]) * scale,
-                "tokens a CPU second": len(output.ids) / median(runs),
-                "range of runs": spread(runs, timings["autoregressive"]),
-            }
-        )
-        if name != "autoregressive":
-            what = f"{name}: CPU of a forward over that of a single token"
-            bars.append(Bar(what=what, value=rows[-1]["of a single token's"], limit=STEP_LIMIT))
-    return rows, bars
+    rows = [
+        {
+            "side": name,
+            "rows per forward": sum(s.rows for s in outputs[name].steps[1:]) / forwards[name],
+            "tokens per forward": outputs[name].tokens_per_forward,
+            "tokens per CPU second": len(outputs[name].ids) / median(timings[name]),
+            **cost,
+        }
+        for name, cost in costs(timings, forwards, "forward").items()
+    ]
+    what = "CPU of a forward over that of a single token"
+    return rows, [
+        Bar(what=f"{row['side']}: {what}", value=row["CPU ratio"], limit=STEP_LIMIT)
+        for row in rows[1:]
+    ]
 
 
 def decoders(
     official: Official, llm: LLM, options: argparse.Namespace
 ) -> tuple[list[Row], list[Bar]]:
-    """Tokens a CPU second at equal thresholds."""
+    """Tokens per CPU second at equal thresholds."""
     ids = prompt(64, llm.config.vocab)
     rows, bars = [], []
     for threshold in THRESHOLDS:
-        rule = {"window": WINDOW, "confidence": threshold or 1.0}
+        sure = threshold or 1.0
         methods = {
-            "block": WeDLM(**rule, block=True, clip=True),
-            "streaming": WeDLM(**rule),
+            "block": WeDLM(window=WINDOW, confidence=sure, block=True, clip=True),
+            "streaming": WeDLM(window=WINDOW, confidence=sure),
         }
         sides: dict[str, Run] = {
             "official": partial(official.run, ids, options.tokens, threshold),
@@ -149,23 +139,14 @@ def decoders(
         results = {name: run() for name, run in sides.items()}
         assert results["block"] == results["official"], f"{threshold}: the outputs differ"
         timings = alternate(sides, max(options.rounds // 3, 1))
-        for name, runs in timings.items():
-            tokens, forwards = results[name]
-            faster = 1 / ratio(runs, timings["official"])
-            rows.append(
-                {
-                    "threshold": threshold,
-                    "side": name,
-                    "tokens": len(tokens),
-                    "forwards": forwards,
-                    "CPU ms a forward": median(runs) / forwards * 1e3,
-                    "tokens a CPU second": len(tokens) / median(runs),
-                    "times theirs": faster,
-                    "range of runs": spread(timings["official"], runs),
-                }
-            )
+        forwards = {name: count for name, (_, count) in results.items()}
+        for name, cost in costs(timings, forwards, "forward").items():
+            tokens, faster = len(results[name][0]), 1 / cost["CPU ratio of decodes"]
+            where: Row = {"threshold": threshold, "side": name, "tokens": tokens}
+            speed = {"tokens per CPU second": tokens / median(timings[name])}
+            rows.append({**where, **speed, **cost, "times theirs": faster})
             if name != "official":
-                what = f"threshold {threshold}, {name}: tokens a CPU second over theirs"
+                what = f"threshold {threshold}, {name}: tokens per CPU second over theirs"
                 bars.append(Bar(what=what, value=faster, limit=SPEED_LIMIT, at_least=True))
     return rows, bars
 
@@ -183,17 +164,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="new tokens (128)")
     options = parser.parse_args()
     prepare(options)
+    module = options.official and imported(
+        options.official, "hf_compat.modeling_wedlm", "Tencent/WeDLM"
+    )
+    tables: dict[str, list[Row]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        # Neither side may say end or mask: their logits stay far below the best ones.
-        mute = SMALL_WEDLM["eos_token_id"], SMALL_WEDLM["mask_token_id"]
-        model = write(Path(folder) / "model", SMALL_WEDLM, mute=mute, peak=PEAK)
-        llm = LLM(model, device="cpu", dtype="float32", cache_gib=0.25, prefix_cache=False)
-        tables: dict[str, list[Row]] = {}
+        model = write(Path(folder), SMALL_WEDLM, mute=silenced(SMALL_WEDLM), peak=PEAK)
+        llm = load(model)
         tables["steps"], bars = steps(llm, options)
         show("one forward", tables["steps"])
-        if options.official is not None:
-            official = Official(options.official, model)
-            tables["decoders"], more = decoders(official, llm, options)
+        if module is not None:
+            tables["decoders"], more = decoders(Official(module, model), llm, options)
             bars += more
             show("decoders at equal thresholds", tables["decoders"])
     finish(options, tables, bars)

@@ -9,5 +9,5 @@ questions = questions_of("story", limit=10)
 for method in (LeftToRight(), APD(verifier="tiny-aux")):
     report = evaluate(llm, questions, method=method, max_tokens=128, temperature=0.0)
     print(f"{report.method}: {report.accuracy:.0%} ± {report.standard_error:.0%}")
-    speed = f"{report.tokens_per_second:.0f} a second"
-    print(f"  {report.tokens_per_forward:.2f} tokens a forward, {speed}")
+    speed = f"{report.tokens_per_second:.0f} per second"
+    print(f"  {report.tokens_per_forward:.2f} tokens per forward, {speed}")

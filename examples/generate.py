@@ -11,4 +11,4 @@ STORY = (
 llm = LLM("tiny-dream", method=APD(verifier="tiny-aux"))
 (output,) = llm.generate(STORY, max_tokens=128, temperature=0.0)
 print(output.text)
-print(f"{len(output.ids)} tokens, {output.tokens_per_forward:.2f} a forward")
+print(f"{len(output.ids)} tokens, {output.tokens_per_forward:.2f} per forward")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from outpace import LLM
-from outpace.decoding import Decoding, Forward, Sequence, agreement
+from outpace.decoding import Decoding, Forward, Request, agreement
 from outpace.methods import Autoregressive, Method
 
 
@@ -18,15 +18,15 @@ class PromptLookup(Method):
         if min(self.tokens, self.match) < 1:
             raise ValueError("tokens and match must be at least 1")
 
-    def decode(self, seq: Sequence) -> Decoding:
+    def decode(self, request: Request) -> Decoding:
         """Feed the last token and a draft; keep what the model says as well, and one token more."""
-        read, drafted = seq.read(), []
-        out = yield Forward(ids=seq.ids, start=0, read=read)
-        while seq.commit(out.tokens[: agreement(drafted, out.tokens) + 1]):
-            n = len(seq)
-            drafted = self.draft(seq.ids, seq.limit - n - 1)
+        read, drafted = request.sample(), []
+        out = yield Forward(ids=request.ids, start=0, read=read)
+        while request.commit(out.tokens[: agreement(drafted, out.tokens) + 1], out.logprobs):
+            n = len(request)
+            drafted = self.draft(request.ids, request.limit - n - 1)
             out = yield Forward(
-                ids=[seq.ids[-1], *drafted],
+                ids=[request.ids[-1], *drafted],
                 start=n - 1,
                 predict=range(n, n + len(drafted) + 1),
                 read=read,
@@ -43,7 +43,10 @@ class PromptLookup(Method):
 
 def main() -> None:
     """The same text in fewer forwards."""
-    story = "Ann makes 7 bikes a day for 4 days. 2 of the bikes are broken. How many are good?"
+    story = (
+        "Omar counts 60 people on the boat. Then 39 of them get off and 43 others get on. "
+        "How many people are there now?"
+    )
     llm = LLM("tiny-ar")
     for method in (Autoregressive(), PromptLookup(match=1)):
         (output,) = llm.generate(story, method=method, max_tokens=128)

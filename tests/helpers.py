@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -16,11 +18,14 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from torch.nn import functional as F
 
-from outpace.decoding import Decoding, Forward, Prediction, Sequence
-from outpace.engine.engine import Engine, Job
+from outpace.decoding import Decoding, Forward, Kind, Prediction, Request, Target
+from outpace.engine.cache import Table
+from outpace.engine.engine import Engine
+from outpace.engine.feed import Feed
+from outpace.engine.job import Job
+from outpace.engine.pairing import Pairing, check_kinds
 from outpace.engine.runner import Runner
 from outpace.methods import Method
-from outpace.models.config import DraftConfig
 from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_draft, load_model, translate
 from outpace.models.transformer import Attend, Transformer
@@ -75,7 +80,16 @@ def masked_model(*, seed: int = 0, **changes: Any) -> Transformer:
 def unshifted_model(*, seed: int = 0) -> Transformer:
     """A tiny bidirectional model whose rows predict their own slots, trained for guidance."""
     model = diffusion_model(seed=seed)
-    model.config = replace(model.config, family="llada", shift=0)
+    model.config = replace(
+        model.config,
+        family="llada",
+        shift=0,
+        order="confidence",
+        eps=0.0,
+        drawn=False,
+        block=32,
+        null_prompt=True,
+    )
     return model
 
 
@@ -93,15 +107,26 @@ def published_draft(**changes: Any) -> dict[str, Any]:
 def feature_draft(target: Transformer, *, seed: int = 0, **changes: Any) -> FeatureDraft:
     """A tiny draft of random weights that reads the features of `target`."""
     torch.manual_seed(seed)
-    config = translate(published_draft(**changes))
-    assert isinstance(config, DraftConfig)
-    draft = FeatureDraft(config, target)
+    draft = FeatureDraft(translate(published_draft(**changes)), target)
     for parameter in draft.parameters():
         torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 1.0, std=0.5)
     return draft.eval().requires_grad_(False)
 
 
 GOLDEN = Path(__file__).parent / "golden"
+
+
+def close(ours: Tensor, official: Tensor, tolerance: float = 2e-4) -> None:
+    """Equal to the tolerance of the golden vectors."""
+    torch.testing.assert_close(ours, official, atol=tolerance, rtol=0)
+
+
+def same_weights(ours: Path, theirs: Path) -> None:
+    """Two checkpoints have the same tensors under the same names."""
+    ours_by_name, theirs_by_name = (load_file(f / "model.safetensors") for f in (ours, theirs))
+    assert ours_by_name.keys() == theirs_by_name.keys()
+    for name, official in theirs_by_name.items():
+        assert torch.equal(ours_by_name[name], official), name
 
 
 @cache
@@ -156,7 +181,7 @@ def tokens(job: Job) -> list[int]:
     """Output of a request; raises what its method raised."""
     if job.error is not None:
         raise job.error
-    return job.seq.tokens
+    return job.request.tokens
 
 
 def pages_in_use(engine: Engine) -> int:
@@ -164,7 +189,49 @@ def pages_in_use(engine: Engine) -> int:
     return sum(int((~runner.cache.free).sum()) for runner in engine.runners)
 
 
-def script(method: Method, seq: Sequence, answers: list[Prediction | list[int]]) -> list[Forward]:
+def run(
+    runner: Runner,
+    forwards: Sequence[Forward],
+    tables: Sequence[Table],
+    layers: Sequence[tuple[int, ...]] | None = None,
+) -> list[Prediction]:
+    """One pass of a model over forwards; `layers[i]` are those whose outputs forward i wants."""
+    fed = feeds(runner, forwards, tables)
+    for feed, wanted in zip(fed, layers or [()] * len(fed), strict=True):
+        feed.layers = wanted
+    return runner.run(fed)
+
+
+TARGET_FIELDS = {field.name for field in fields(Target)}
+
+
+def request_of(**given: Any) -> Request:
+    """A request; what is said of its target goes there."""
+    target = {name: given.pop(name) for name in list(given) if name in TARGET_FIELDS}
+    return Request(target=Target(**target), **given)
+
+
+def enter(
+    engine: Engine,
+    method: Method,
+    prompt: Sequence[int],
+    *,
+    runners: Mapping[str, Runner],
+    **options: Any,
+) -> Job:
+    """Pair a method with its models and queue a request."""
+    kinds = {role: (each.name, each.config.kind) for role, each in runners.items()}
+    check_kinds(type(method), kinds)
+    return engine.enter(engine.job(method, prompt, pairing=Pairing.of(runners), **options))
+
+
+def feeds(runner: Runner, forwards: Sequence[Forward], tables: Sequence[Table]) -> list[Feed]:
+    """Forwards as a model is fed them."""
+    pairs = zip(forwards, tables, strict=True)
+    return [Feed.of(forward, table, runner.config) for forward, table in pairs]
+
+
+def script(method: Method, seq: Request, answers: list[Prediction | list[int]]) -> list[Forward]:
     """Drive a method by hand: the forwards that it asks for, one after each answer.
 
     An answer is a prediction, or its tokens alone. The method must end with the last one.
@@ -181,12 +248,12 @@ def script(method: Method, seq: Sequence, answers: list[Prediction | list[int]])
 class Watched(Method):
     """A method of diffusion models whose forwards are written down."""
 
-    bidirectional = True
+    decodes = (Kind.DIFFUSION,)
 
     method: Method
     forwards: list[Forward] = field(default_factory=list)
 
-    def decode(self, seq: Sequence) -> Decoding:
+    def decode(self, seq: Request) -> Decoding:
         """Pass on what the method asks for."""
         decoding = self.method.decode(seq)
         forward = next(decoding)

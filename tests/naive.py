@@ -202,8 +202,7 @@ def dflash(
             torch.tensor([ids[-1], *[draft.config.mask_id] * count]),
             torch.arange(start, start + count + 1),
             dense(causal=False),
-            torch.cat([captured[layer] for layer in layers], -1),
-            torch.arange(start),
+            context=(torch.cat([captured[layer] for layer in layers], -1), torch.arange(start)),
         )
         logits = draft.head(hidden[1:])
         logits[:, draft.config.mask_id] = -torch.inf

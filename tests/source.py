@@ -10,10 +10,10 @@ import outpace
 ROOT = Path(outpace.__file__).parent
 
 
-def modules() -> dict[str, ast.Module]:
-    """Every module of the package, by its path in it."""
-    paths = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
-    return {path: ast.parse((ROOT / path).read_text(), path) for path in paths}
+def modules(root: Path) -> dict[str, ast.Module]:
+    """Every module in a folder, by its path in it."""
+    paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    return {path: ast.parse((root / path).read_text(), path) for path in paths}
 
 
-MODULES = modules()
+MODULES = modules(ROOT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM
-from outpace.answers import answer_file, answers
+from outpace.answers import answer_file, answers, appended
 from outpace.models.load import ZOO, load_tokenizer
 from outpace.training.data import Data, Examples
 from outpace.zoo.story import problems
@@ -66,7 +67,9 @@ def test_answers_are_those_of_generate_and_train(llm: LLM, tmp_path: Path) -> No
     assert trained == set(texts) and all(examples[n].ended for n in range(9))
 
 
-@pytest.mark.parametrize("torn", [b"", b'{"line": 9, "prom'])
+@pytest.mark.parametrize(
+    "torn", [b"", b"{", b'{"line": 9, "mess', b'{"line": 5, "prompt": "%b", "resp']
+)
 def test_a_killed_run_goes_on(
     llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bytes
 ) -> None:
@@ -82,6 +85,7 @@ def test_a_killed_run_goes_on(
     with pytest.raises(KeyboardInterrupt):
         answer_file(llm, source, killed, progress=kill, **options)
     assert len(read(killed)) == 4 and not llm.engine.running
+    torn = torn.replace(b"%b", QUESTIONS[4].encode())
     killed.write_bytes(killed.read_bytes() + torn)
     asked: list[int] = []
     submit = llm.submit
@@ -111,6 +115,16 @@ def test_a_cut_answer_does_not_end_in_training(llm: LLM, tmp_path: Path) -> None
         ('{"messages": []}', r"prompts:2 needs a prompt"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', r"prompts:2 needs"),
         ("", r"prompts:2 is not JSON"),
+        ("[" * 100_000, r"prompts:2 is not JSON"),
+        ('{"prompt": 1' + "0" * 5000 + "}", r"prompts:2 is not JSON"),
+        ('{"prompt": 5}', r"prompts:2 needs a prompt"),
+        ('{"messages": 5}', r"prompts:2 needs a prompt"),
+        ('{"prompt": "half \\ud83d"}', r"prompts:2: .* is not UTF-8"),
+        (
+            '{"messages": [{"role": "system", "content": null}, {"role": "user", "content": "x"}]}',
+            r"prompts:2: .* is no chat message",
+        ),
+        ('{"messages": [{"role": "user", "content": ["x"]}]}', r"prompts:2: .* no chat message"),
     ],
 )
 def test_a_bad_line_is_named_before_any_work(
@@ -141,12 +155,96 @@ def test_answers_to_other_prompts_are_refused(llm: LLM, tmp_path: Path) -> None:
     write(target, {"prompt": QUESTIONS[0], "response": "x"})
     with pytest.raises(ValueError, match=r"out:1 answers another prompt"):
         answer_file(llm, source, target)
+    for record in ({"line": 1, "messages": 5}, {"line": 1}, {"line": True, "prompt": QUESTIONS[0]}):
+        write(target, {"response": "x", **record})
+        with pytest.raises(ValueError, match=r"out:1 answers another prompt"):
+            answer_file(llm, source, target)
     with pytest.raises(ValueError, match="both input and output"):
         answer_file(llm, source, source)
     with pytest.raises(ValueError, match="no prompts at"):
         answer_file(llm, tmp_path / "none", tmp_path / "new")
-    with pytest.raises(ValueError, match="batch must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="batch must be a whole number from 1 on, not 0"):
         answer_file(llm, source, tmp_path / "new", batch=0)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        b"first line\nsecond",
+        b"a text of one line",
+        b'{"line": 1, "prompt": "other", "response": "x"}',
+        b'{"line": 1, "prompt": "other", "response": "x"}\n{"line": 2',
+        b"\xff\xfe",
+        b"\n\n",
+        b"[" * 100_000 + b"\n",
+    ],
+)
+def test_a_foreign_file_is_refused_as_it_stands(llm: LLM, tmp_path: Path, held: bytes) -> None:
+    """Whatever stands behind its last line feed."""
+    source, target = prompts(tmp_path / "prompts"), tmp_path / "out"
+    target.write_bytes(held)
+    with pytest.raises(ValueError, match="out"):
+        answer_file(llm, source, target)
+    assert target.read_bytes() == held
+
+
+@pytest.mark.parametrize("name", [".", "/dev/full", "/proc/none/out"])
+def test_where_nothing_can_be_appended_no_prompt_is_answered(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A folder, a device, a folder that cannot be made."""
+    monkeypatch.setattr(llm, "submit", None)
+    with pytest.raises((ValueError, OSError), match=r"to append to|/proc/none"):
+        answer_file(llm, prompts(tmp_path / "prompts"), tmp_path / name)
+
+
+def test_a_file_that_another_run_writes_to_is_refused(llm: LLM, tmp_path: Path) -> None:
+    """And left alone."""
+    source, target = prompts(tmp_path / "prompts"), tmp_path / "out"
+    with appended(target), pytest.raises(ValueError, match="another run writes to"):
+        answer_file(llm, source, target)
+    assert answer_file(llm, source, target, max_tokens=4) == 9
+
+
+def test_a_full_disk_loses_and_doubles_nothing(llm: LLM, tmp_path: Path) -> None:
+    """A line that found no room is written by the next run."""
+    source, whole, full = (tmp_path / name for name in ("prompts", "whole", "full"))
+    answer_file(llm, prompts(source), whole, max_tokens=8)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (whole.stat().st_size // 2, hard))
+    try:
+        with pytest.raises(OSError, match="File too large: .*full"):
+            answer_file(llm, source, full, max_tokens=8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert full.stat().st_size == whole.stat().st_size // 2 and not llm.engine.running
+    answer_file(llm, source, full, max_tokens=8)
+    assert read(full) == read(whole)
+
+
+def test_lines_end_at_line_feeds_alone(llm: LLM, tmp_path: Path) -> None:
+    """JSON may hold other characters at which Python splits lines."""
+    source, target = tmp_path / "prompts", tmp_path / "out"
+    texts = ["one\u2028two", "three\u0085four", "five\u2029six"]
+    lines = (json.dumps({"prompt": text}, ensure_ascii=False) for text in texts)
+    source.write_text("\r\n".join(lines), encoding="utf-8")
+    assert answer_file(llm, source, target, max_tokens=4) == 3
+    assert [record["prompt"] for record in read(target)] == texts
+
+
+def test_messages_that_are_none_leave_the_prompt(llm: LLM, tmp_path: Path) -> None:
+    """As files of two shapes have it."""
+    source, target = tmp_path / "prompts", tmp_path / "out"
+    write(source, {"prompt": "hi", "messages": None})
+    assert answer_file(llm, source, target, max_tokens=4) == 1
+    assert read(target)[0]["prompt"] == "hi"
+
+
+@pytest.mark.parametrize("seed", ["abc", None, 1.5])
+def test_a_seed_is_a_whole_number(llm: LLM, tmp_path: Path, seed: Any) -> None:
+    """Each line adds its number."""
+    with pytest.raises(ValueError, match="seed must be a whole number"):
+        answer_file(llm, prompts(tmp_path / "prompts"), tmp_path / "out", seed=seed)
 
 
 def test_prompts_are_taken_as_they_are_needed(llm: LLM) -> None:

@@ -13,8 +13,10 @@ import pytest
 import typer
 
 from outpace import LLM
-from outpace.cli.main import build, parse_entry
+from outpace.cli.main import build, main
+from outpace.cli.measure import parse_entry
 from outpace.cli.options import named, parse_method
+from outpace.evaluation import run
 from outpace.methods import METHODS, Autoregressive
 from outpace.training import recipe
 from outpace.zoo.story import problems
@@ -23,12 +25,27 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
+ANSWERS = {
+    "At the zoo 3 birds": "15",
+    "Lily plays 4 games": "26",
+    "Lily reads 2 pages": "46",
+    "Omar counts 60 people": "64",
+    "Tom picks 4 baskets": "19",
+}
+"""How the questions begin that are shown, and their answers."""
+
 page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 
 
 def blocks(path: Path, language: str) -> list[str]:
     """Fenced blocks of a page in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def is_right(shown: str, printed: str) -> bool:
+    """Whether the questions that are shown got their answers, and no other."""
+    given = set(re.findall(r"#### (\d+)", printed.replace("|", "")))
+    return given == {answer for question, answer in ANSWERS.items() if question in shown}
 
 
 def commands(path: Path) -> Iterator[list[str]]:
@@ -44,14 +61,20 @@ def headings(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And prints something."""
+def test_example_runs(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And answers rightly; of an evaluation two questions will do."""
+    questions = run.questions_of
+    monkeypatch.setattr(run, "questions_of", lambda task, limit: questions(task, min(limit, 2)))
     runpy.run_path(str(path), run_name="__main__")
-    assert capsys.readouterr().out.strip()
+    printed = capsys.readouterr().out
+    assert printed.strip()
+    assert is_right(path.read_text(), printed)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_own_method_gives_the_text_of_one_token_a_forward(temperature: float) -> None:
+def test_own_method_gives_the_text_of_one_token_per_forward(temperature: float) -> None:
     """In fewer forwards."""
     lookup = runpy.run_path(str(ROOT / "examples" / "own_method.py"))["PromptLookup"]
     stories = [problem.question for problem in problems("test", 6)]
@@ -65,21 +88,50 @@ def test_own_method_gives_the_text_of_one_token_a_forward(temperature: float) ->
 
 
 @page
-def test_snippets_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a page one after the other; tests among them are called."""
+def test_snippets_run(
+    path: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of a page one after the other; tests among them are called, and answers are right."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": path.stem}
     for block in blocks(path, "python"):
         exec(compile(block, path.name, "exec", dont_inherit=True), names)
     for test in [value for name, value in names.items() if name.startswith("test_")]:
         test()
+    assert is_right("".join(blocks(path, "python")), capsys.readouterr().out)
 
 
-def test_page_on_methods_shows_the_example() -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        words
+        for path in PAGES
+        for words in commands(path)
+        if words[1] in ("generate", "race", "trace") and any(w.endswith("?") for w in words)
+        if not any("/" in word for word in words)
+    ],
+    ids=lambda words: " ".join(words[1:3])[:30],
+)
+def test_questions_of_commands_are_answered_rightly(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the flags that are shown; of a trace, the text."""
+    _, command, *rest = words[: words.index("--png")] if "--png" in words else words
+    with pytest.raises(SystemExit) as ended:
+        main([command.replace("trace", "generate"), *rest])
+    assert not ended.value.code
+    assert is_right(" ".join(rest), capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", ["own_method", "own_diffusion"])
+def test_page_on_methods_shows_the_example(name: str) -> None:
     """Word for word."""
-    shown = blocks(ROOT / "docs" / "adding-a-method.md", "python")[0]
-    body = shown[shown.index("@dataclass") :]
-    assert body in (ROOT / "examples" / "own_method.py").read_text()
+    code = (ROOT / "examples" / f"{name}.py").read_text()
+    body = code[code.index("@dataclass") : code.index("\n\n\ndef main")]
+    assert any(body in block for block in blocks(ROOT / "docs" / "adding-a-method.md", "python"))
 
 
 @page
@@ -99,14 +151,14 @@ def test_commands_are_accepted(path: Path) -> None:
             fields = METHODS[method].__dataclass_fields__
             parse_method(method, {k: v for k, v in given.items() if k in fields and v is not None})
         if "recipe" in given:
-            recipe.read(ROOT / given["recipe"], given["overrides"] or ())
+            recipe.load(ROOT / given["recipe"], given["overrides"] or ())
 
 
 def test_recipe_shown_is_one(tmp_path: Path) -> None:
     """Its sections and keys are known."""
     (shown,) = blocks(ROOT / "docs" / "training.md", "toml")
     (tmp_path / "shown.toml").write_text(shown)
-    assert recipe.read(tmp_path / "shown.toml").objective
+    assert recipe.load(tmp_path / "shown.toml").objective
 
 
 @page

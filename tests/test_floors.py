@@ -9,24 +9,29 @@ import pytest
 from source import MODULES
 
 SHARED = {"version", "provenance"}
-BELOW_LLM = {"attention", "decoding", "engine", "methods", "models", "text"}
+BELOW_OUTPUT = {"attention", "decoding", "engine", "methods", "models", "text"}
+BELOW_LLM = {"driver", "output", *BELOW_OUTPUT}
 
 FLOORS: dict[str, set[str]] = {
-    "attention": set(),
+    "attention": {"models"},
     "decoding": set(),
-    "models": set(),
+    "models": {"decoding"},
     "text": set(),
     "version": set(),
+    "jsonl": set(),
     "zoo": set(),
     "provenance": {"version"},
     "methods": {"decoding"},
     "engine": {"attention", "decoding", "methods", "models"},
-    "training": {"attention", "models", "zoo", *SHARED},
+    "training": {"attention", "decoding", "models", "zoo", *SHARED},
+    "driver": {"engine"},
+    "output": BELOW_OUTPUT,
     "llm": BELOW_LLM,
-    "__init__": {"llm", "version"},
-    "answers": {"llm", "text"},
-    "evaluation": {"llm", "zoo", *BELOW_LLM, *SHARED},
-    "cli": {"answers", "evaluation", "llm", "training", "zoo", *BELOW_LLM, *SHARED},
+    "__init__": {"llm", "output", "version"},
+    "trace": {"decoding", "output"},
+    "answers": {"jsonl", "llm", "output", "text"},
+    "evaluation": {"jsonl", "llm", "zoo", *BELOW_LLM, *SHARED},
+    "cli": {"answers", "evaluation", "llm", "trace", "training", "zoo", *BELOW_LLM, *SHARED},
     "__main__": {"cli"},
 }
 """What each part of the package may import, itself aside; a new part needs its own line."""

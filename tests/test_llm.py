@@ -21,10 +21,11 @@ from helpers import (
     whole,
 )
 from outpace import LLM, Output
-from outpace.decoding import Decoding, Forward, Sequence
-from outpace.engine.engine import DecodingError
+from outpace.decoding import Decoding, Forward, Request, Sampling
+from outpace.engine.job import DecodingError
 from outpace.methods import (
     APD,
+    D2F,
     Autoregressive,
     DFlash,
     LeftToRight,
@@ -101,16 +102,15 @@ def one(llm: LLM, prompt, **options) -> Output:
 def idle(llm: LLM) -> bool:
     """Whether nothing is left of any request."""
     engine = llm.engine
-    return not (engine.running or engine.queue or any(engine.waiting.values())) and (
-        pages_in_use(engine) == 0
-    )
+    waiting = engine.running or engine.queue or llm.driver.inbox
+    return not waiting and pages_in_use(engine) == 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failing(Method):
     """Goes wrong after a token."""
 
-    def decode(self, seq: Sequence) -> Decoding:
+    def decode(self, seq: Request) -> Decoding:
         """One forward, then an error."""
         out = yield Forward(ids=seq.ids, start=0)
         seq.commit(out.tokens)
@@ -168,10 +168,10 @@ def test_raw_continues_the_text(causal: LLM) -> None:
 def test_special_tokens_in_user_text_are_plain_text(diffusion: LLM) -> None:
     """Nobody writes a hole into the canvas, or an end into the chat."""
     answer = diffusion.submit("a<|mask|>b<|im_end|>", max_tokens=1)
-    marks = [token for token in answer.job.seq.prompt if token >= END]
+    marks = [token for token in answer.job.request.prompt if token >= END]
     diffusion.engine.cancel(answer.job)
     plain = diffusion.submit("ab", max_tokens=1)
-    assert marks == [token for token in plain.job.seq.prompt if token >= END]
+    assert marks == [token for token in plain.job.request.prompt if token >= END]
     assert MASK not in marks
     diffusion.engine.cancel(plain.job)
 
@@ -300,6 +300,7 @@ def test_dropping_a_stream_cancels_its_request(llm: LLM) -> None:
         assert not idle(llm)
         del stream
         gc.collect()
+        llm.driver.step()
         assert idle(llm)
 
 
@@ -365,7 +366,9 @@ def test_default_method_follows_the_model(names: Checkpoints) -> None:
 
 def test_mask_token_is_needed_by_what_feeds_it(names: Checkpoints) -> None:
     """The same weights decode token by token without one."""
-    with pytest.raises(ValueError, match="WeDLM feeds masks, but .* has no mask token: name one"):
+    with pytest.raises(
+        ValueError, match="WeDLM decodes causal models that fill masks, .* no mask token: name one"
+    ):
         LLM(names["bare-masked"], cache_gib=0.001)
     llm = LLM(names["bare-masked"], Autoregressive(), cache_gib=0.001)
     with pytest.raises(ValueError, match="has no mask token"):
@@ -384,11 +387,17 @@ def test_default_length_leaves_room_for_a_window(names: Checkpoints) -> None:
 
 def test_sampling_is_that_of_the_family_unless_given(causal: LLM, diffusion: LLM) -> None:
     """Dream's authors sample at 0.2 and 0.95; causal models are greedy."""
-    assert (causal.sampling().temperature, causal.sampling().top_p) == (0.0, 1.0)
-    own = diffusion.sampling()
-    assert (own.temperature, own.top_p, own.top_k, own.seed) == (0.2, 0.95, None, 0)
-    given = diffusion.sampling(0.0, 1.0, 7, 3)
-    assert (given.temperature, given.top_p, given.top_k, given.seed) == (0.0, 1.0, 7, 3)
+    assert causal.sampling(Autoregressive(), 0) == Sampling()
+    own = diffusion.sampling(LeftToRight(), 0, temperature=None)
+    assert own == Sampling(temperature=0.2, top_p=0.95)
+    given = diffusion.sampling(LeftToRight(), 3, temperature=0.0, top_p=1.0, top_k=7)
+    assert given == Sampling(top_k=7, seed=3)
+
+
+def test_a_method_may_have_defaults_of_its_own(diffusion: LLM) -> None:
+    """D2F's authors cut no probabilities, on whatever model."""
+    assert diffusion.sampling(D2F(), 0) == Sampling()
+    assert diffusion.sampling(D2F(), 0, top_p=0.9) == Sampling(top_p=0.9)
 
 
 def test_a_request_may_choose_its_method(diffusion: LLM) -> None:
@@ -398,7 +407,7 @@ def test_a_request_may_choose_its_method(diffusion: LLM) -> None:
         diffusion.submit([1, 2], max_tokens=tokens),
         diffusion.submit([1, 2], max_tokens=tokens, method=plain),
     ]
-    while diffusion.engine.step():
+    while diffusion.driver.step():
         pass
     parallel, serial = (answer.output() for answer in mixed)
     assert serial.forwards == len(serial.ids) >= len(parallel.ids) > parallel.forwards
@@ -407,15 +416,16 @@ def test_a_request_may_choose_its_method(diffusion: LLM) -> None:
 
 def test_verifier_is_loaded_once(diffusion: LLM, names: Checkpoints) -> None:
     """For all requests that name it."""
-    runner = diffusion.bind(diffusion.method)["verifier"]
-    assert diffusion.bind(APD(verifier=names["verifier"], ratio=0.1))["verifier"] is runner
+    pairing = diffusion.pair(diffusion.method)
+    assert diffusion.pair(APD(verifier=names["verifier"], ratio=0.1)) is pairing
 
 
 def test_padded_embeddings_of_one_tokenizer_fit_together(diffusion: LLM) -> None:
     """264 rows and 272, of which 260 stand for tokens."""
-    verifier = diffusion.bind(diffusion.method)["verifier"]
+    pairing = diffusion.pair(diffusion.method)
+    verifier = pairing.runners["verifier"]
     assert (diffusion.config.vocab, verifier.config.vocab) == (ROWS, ROWS + 8)
-    assert verifier.vocab == diffusion.target.vocab == 260
+    assert verifier.vocab == diffusion.target.vocab == pairing.vocab == 260
 
 
 def test_verifier_is_never_given_a_token_that_it_does_not_have(names: Checkpoints) -> None:
@@ -469,7 +479,7 @@ def test_draft_of_the_other_kind_is_refused(names: Checkpoints, causal: LLM) -> 
     """And a draft of features is no model by itself."""
     method = Speculative(draft=names["bare-draft"])
     with pytest.raises(ValueError, match="a causal model as its draft, but .* reads features"):
-        causal.bind(method)
+        causal.pair(method)
     with pytest.raises(ValueError, match="is a draft that reads the features of a target"):
         LLM(names["bare-draft"])
 

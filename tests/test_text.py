@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.decoders import Decoder, Metaspace
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from helpers import CHAT, END, SPECIALS, save_tokenizer
 from outpace.models.load import ZOO, load_tokenizer
-from outpace.text import Detokenizer, Text
+from outpace.text import Detokenizer, Prompt, Text, as_many
 
 TEMPLATE_WITHOUT_SYSTEM = (
     "{% for message in messages %}{% if message.role == 'user' %}{{ message.content }}\n"
@@ -121,6 +126,72 @@ def test_message_that_the_template_drops_stays_dropped(folder: Path) -> None:
     assert max(ids) < END
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array([1, 2, 3]),
+        torch.tensor([1, 2, 3]),
+        [np.int64(1), np.uint8(2), 3],
+        range(1, 4),
+    ],
+    ids=["numpy", "torch", "numbers of numpy", "range"],
+)
+def test_arrays_of_token_ids_are_prompts(ids: Prompt) -> None:
+    """As Python's integers."""
+    encoded = Text("tiny", None).encode(ids)
+    assert encoded == [1, 2, 3] and all(type(token) is int for token in encoded)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ([True, 2], "True is no token id: give whole numbers"),
+        ([1, 2.0], "2.0 is no token id"),
+        ([np.bool_(True)], "True.* is no token id"),
+        (np.array([1.5]), "1.5 is no token id"),
+        (torch.tensor([True]), "True is no token id"),
+        ([[1, 2]], r"\[1, 2\] is no token id"),
+        (np.array([[1, 2]]), r"\[1, 2\] is no token id"),
+        ([None], "None is no token id"),
+        (np.array([], dtype=int), "the prompt is empty"),
+        (np.array(5), "5 is no prompt: give text, token ids or chat messages"),
+        (None, "None is no prompt"),
+        (5, "5 is no prompt"),
+        (b"bytes", "b'bytes' is no prompt"),
+        ({"role": "user", "content": "hi"}, "is no prompt"),
+        ("half \ud83d", "is not UTF-8: character 6 is half of one"),
+        ([{"role": "user", "content": "\udcff"}], "is not UTF-8: character 1"),
+        ([{"role": "\udcff", "content": "hi"}], "is not UTF-8"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(text: Text, prompt: Any, says: str) -> None:
+    """Saying what is wrong with it."""
+    with pytest.raises(ValueError, match=says):
+        text.encode(prompt)
+
+
+def test_refusal_of_a_long_prompt_is_short(text: Text) -> None:
+    """It is one line for a terminal."""
+    with pytest.raises(ValueError) as refused:
+        text.encode({str(number): "x" * 9999 for number in range(999)})
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "template of tiny fails: roles must"),
+        ("{{ messages[0].content + 5 }}", "template of tiny fails: can only concatenate"),
+        ("{% for %}", "template of tiny fails: "),
+        ("{{ '\ud800' }}", "is not UTF-8"),
+    ],
+)
+def test_chat_template_that_fails_is_a_refusal(folder: Path, template: str, says: str) -> None:
+    """In its own words."""
+    with pytest.raises(ValueError, match=says):
+        load(folder, template).encode("hi")
+
+
 @pytest.mark.parametrize("prompt", ["", []], ids=["text", "ids"])
 def test_empty_prompt_is_refused(text: Text, prompt) -> None:
     """There is nothing to answer."""
@@ -135,6 +206,8 @@ def test_empty_prompt_is_refused(text: Text, prompt) -> None:
         {"content": "hi"},
         {"role": "user", "content": None},
         {"role": "user", "content": ["parts"]},
+        {"role": "user", "content": [[[]]]},
+        {"role": 5, "content": "hi"},
         "text",
         3.5,
     ],
@@ -149,6 +222,31 @@ def test_special_token_in_a_role_is_refused(text: Text) -> None:
     """A role is rendered as it stands."""
     with pytest.raises(ValueError, match="is no role: it holds a special token"):
         text.encode([{"role": "user<|mask|>", "content": "hi"}])
+
+
+MESSAGE = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "many"),
+    [
+        ("hi", ["hi"]),
+        ([1, 2], [[1, 2]]),
+        ([np.int64(1)], [[np.int64(1)]]),
+        ([MESSAGE], [[MESSAGE]]),
+        (["hi", [1]], ["hi", [1]]),
+        ([[MESSAGE], "hi"], [[MESSAGE], "hi"]),
+        (np.array([1, 2]), [[1, 2]]),
+        (torch.tensor([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ([np.array([1]), "hi"], [np.array([1]), "hi"]),
+        (None, [None]),
+        ([], [[]]),
+        (5, [5]),
+    ],
+)
+def test_one_prompt_or_many(prompts: Any, many: list[Any]) -> None:
+    """What is no prompt is one, to be refused."""
+    assert as_many(prompts) == many
 
 
 def test_text_without_a_tokenizer_is_refused() -> None:
@@ -300,10 +398,90 @@ def test_spaces_before_punctuation_are_not_cleaned_up(folder: Path) -> None:
     assert "".join(pieces(text, ids, [1] * len(ids))) == answer
 
 
+def bytes_of(text: Text, data: bytes) -> list[int]:
+    """A token for each byte."""
+    assert text.tokenizer is not None
+    alphabet = bytes_to_unicode()
+    return text.tokenizer.convert_tokens_to_ids([alphabet[byte] for byte in data])
+
+
+def test_run_without_a_whole_character_is_given_as_it_comes(text: Text) -> None:
+    """All but what a character may still be made of."""
+    detokenizer = Detokenizer(text)
+    sent = ""
+    for count, token in enumerate(bytes_of(text, b"\xff" * 40), 1):
+        detokenizer.push([token])
+        sent += detokenizer.take()
+        assert len(sent) >= count - 3
+    assert sent + detokenizer.take(final=True) == "\ufffd" * 40
+
+
+@pytest.mark.parametrize("stop", [(), ("###",)])
+def test_long_run_without_a_whole_character_costs_what_text_costs(
+    text: Text, stop: tuple[str, ...]
+) -> None:
+    """A few tokens are decoded at a time, however long it is."""
+    detokenizer = Detokenizer(text, stop)
+    lengths: list[int] = []
+    detokenizer.decode = lambda ids: lengths.append(len(ids)) or text.decode(ids)
+    for token in bytes_of(text, b"\xff" * 400):
+        detokenizer.push([token])
+        detokenizer.take()
+    assert sum(lengths) < 400 * 100 and max(lengths) < 16
+
+
+@pytest.mark.parametrize("stop", [(), ("###",)])
+@given(data=st.lists(st.sampled_from("\u4e2d\U0001f600\u00e9a").map(str.encode), max_size=9))
+@settings(max_examples=150)
+def test_pieces_of_broken_characters_are_their_text(
+    text: Text, stop: tuple[str, ...], data: list[bytes]
+) -> None:
+    """Where each loses a byte or none, and special tokens stand between."""
+    ids: list[int] = []
+    for number, character in enumerate(data):
+        ids += bytes_of(text, character[: len(character) - number % 3] or character)
+        ids += [END + 1] * (number % 5)
+    sent = pieces(text, ids, [1] * len(ids), stop) if ids else []
+    assert "".join(sent) == text.decode(ids)
+
+
+def test_special_tokens_inside_a_character_do_not_break_it(text: Text) -> None:
+    """However many."""
+    first, *rest = bytes_of(text, "\u4e2d".encode())
+    ids = [first, *[END + 1] * 20, *rest]
+    assert "".join(pieces(text, ids, [1] * len(ids))) == "\u4e2d"
+
+
+@pytest.mark.parametrize("stop", ["\ufffd", "b\ufffd"])
+def test_stop_string_in_an_unfinished_character_is_found(text: Text, stop: str) -> None:
+    """Though only the end of the answer says that it is none."""
+    detokenizer = Detokenizer(text, (stop,))
+    detokenizer.push(bytes_of(text, b"ab\xe4\xb8"))
+    pieces = [detokenizer.take(), detokenizer.take(final=True), detokenizer.take(final=True)]
+    assert "".join(pieces) == detokenizer.text == "ab\ufffd"[: -len(stop)]
+    assert detokenizer.stopped
+
+
+@pytest.mark.parametrize("stop", [5, None, [5], ["a", None], b"a", {"a": 1}, [["a"]]])
+def test_what_is_no_stop_string_is_refused(text: Text, stop: Any) -> None:
+    """Saying what it was."""
+    with pytest.raises(ValueError, match="stop must be a string or a list of strings, not "):
+        Detokenizer(text, stop)
+
+
+def test_one_stop_string_needs_no_list(text: Text) -> None:
+    """It is not taken for its characters."""
+    detokenizer = Detokenizer(text, "##")
+    detokenizer.push(text.encode("a#b##c", raw=True))
+    assert detokenizer.text == "a#b"
+
+
 def test_stop_strings_that_mean_nothing_are_refused(text: Text) -> None:
     """An empty one would end everything; without a tokenizer none can be found."""
     with pytest.raises(ValueError, match="a stop string is empty"):
         Detokenizer(text, ("a", ""))
+    with pytest.raises(ValueError, match="is not UTF-8"):
+        Detokenizer(text, ("\udcff",))
     with pytest.raises(ValueError, match="tiny has no tokenizer: stop strings need one"):
         Detokenizer(Text("tiny", None), ("a",))
 
@@ -328,8 +506,21 @@ def test_other_order_of_tokens_is_refused(text: Text, tmp_path: Path) -> None:
     save_tokenizer(tmp_path, first="z")
     other = load(tmp_path)
     other.name = "another"
-    with pytest.raises(ValueError, match=r"another has another tokenizer than tiny: .* is token"):
+    with pytest.raises(ValueError, match="another has another tokenizer than tiny: 'z' is token 0"):
         text.agrees(other, 260, 260)
+
+
+def test_token_that_only_the_other_has_is_named(text: Text) -> None:
+    """Where what is known agrees."""
+    assert text.tokenizer is not None
+    last = len(text.tokenizer) - 1
+    tokenizer = copy.deepcopy(text.tokenizer)
+    holed = Text("holed", tokenizer)
+    tokenizer.convert_ids_to_tokens = lambda ids: [None if i == last else f"{i}" for i in ids]
+    whole = Text("whole", copy.deepcopy(text.tokenizer))
+    whole.tokenizer.convert_ids_to_tokens = lambda ids: [f"{i}" for i in ids]
+    with pytest.raises(ValueError, match=f"'{last}' is token {last} there and None here"):
+        holed.agrees(whole, 260, 260)
 
 
 def test_sizes_decide_where_there_is_no_tokenizer(text: Text) -> None:

@@ -1,4 +1,4 @@
-"""Requests of all methods on two tiny models, alone and together."""
+"""Requests of all methods on tiny models, alone and together."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
+from typing import get_args
 
 import torch
 from hypothesis import strategies as st
@@ -15,20 +16,28 @@ from helpers import (
     causal_model,
     diffusion_model,
     engine_of,
+    enter,
     finish,
     masked_model,
     runner,
     tokens,
     trained_pair,
+    unshifted_model,
 )
-from outpace.decoding import Sampling, Step
-from outpace.decoding import Sequence as Tokens
-from outpace.engine.engine import Engine, Job
+from outpace.decoding import Kind, Sampling, Step
+from outpace.decoding import Request as Tokens
+from outpace.decoding.target import Order
+from outpace.engine.engine import Engine
+from outpace.engine.job import Job
+from outpace.engine.pairing import view
 from outpace.methods import (
     APD,
     D2F,
+    METHODS,
     Autoregressive,
     DFlash,
+    Diffusion,
+    FastDLLM,
     LeftToRight,
     Method,
     Speculative,
@@ -37,6 +46,7 @@ from outpace.methods import (
 
 MODELS = {
     "diffusion": diffusion_model(seed=1),
+    "unshifted": unshifted_model(seed=2),
     "causal": masked_model(seed=1),
     "near": causal_model(seed=1),
     **dict(zip(("rich", "features"), trained_pair(), strict=True)),
@@ -46,6 +56,25 @@ in one pass."""
 MODELS["near"].norm.weight.add_(torch.randn(32, generator=torch.Generator().manual_seed(0)))
 
 EOS = frozenset([0])
+
+KINDS: list[Method] = [
+    Autoregressive(),
+    LeftToRight(tokens=2, window=4, lookahead=6),
+    APD(verifier="causal", ratio=0.6, window=4, lookahead=9),
+    Speculative(draft="near", tokens=3),
+    Speculative(draft="near", tokens=4, verify="rejection"),
+    DFlash(draft="features", tokens=4),
+    DFlash(draft="features", block=3, tokens=2, verify="rejection"),
+    D2F(block=4, confidence=0.6),
+    WeDLM(window=6, entropy=2.0),
+    WeDLM(window=6, entropy=2.0, verify=True),
+    Diffusion(block=4, steps=15),
+    Diffusion(order="entropy", order_temperature=0.7),
+    Diffusion(guidance=1.5, ends="last"),
+    FastDLLM(threshold=0.4, block=4),
+    FastDLLM(budget=1.0, cache="prefix", block=6),
+]
+"""Of each method a few, which run on any prompt with 12 or 20 tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +90,17 @@ class Request:
     @property
     def roles(self) -> dict[str, str]:
         """Name of the model in each role."""
-        target = "diffusion" if self.method.bidirectional else "causal"
-        if self.method.feature_roles:
+        target = "diffusion" if Kind.DIFFUSION in self.method.decodes else "causal"
+        if (Kind.DRAFT,) in self.method.roles.values():
             target = "rich"
+        if isinstance(self.method, Diffusion) and self.method.guidance:
+            target = "unshifted"
         return {"target": target, **self.method.models()}
 
     def submit(self, engine: Engine, listener: Callable[[Tokens], None] | None = None) -> Job:
         """Queue it."""
-        return engine.submit(
+        return enter(
+            engine,
             self.method,
             self.prompt,
             runners={role: runner(engine, name) for role, name in self.roles.items()},
@@ -80,16 +112,12 @@ class Request:
 
     def sequence(self) -> Tokens:
         """The same for a loop without an engine."""
-        configs = [MODELS[name].config for name in self.roles.values()]
-        masks = [each.mask_id for each in configs if each.bidirectional] + [configs[0].mask_id]
-        mask = next((mask for mask in masks if mask is not None), None)
         return Tokens(
             prompt=list(self.prompt),
             max_tokens=self.max_tokens,
             sampling=self.sampling,
             eos=EOS,
-            mask_id=-1 if mask is None else mask,
-            block=MODELS["features"].config.block,
+            target=view({role: MODELS[name].config for role, name in self.roles.items()}),
         )
 
 
@@ -103,8 +131,8 @@ Result = tuple[list[int], str | None, list[Step]]
 
 def result(job: Job) -> Result:
     """Tokens, reason of the end and trace, all but the time that it took."""
-    steps = [replace(step, seconds=0.0) for step in job.seq.trace]
-    return tokens(job), job.seq.finish_reason, steps
+    steps = [replace(step, seconds=0.0) for step in job.request.trace]
+    return tokens(job), job.request.finish_reason, steps
 
 
 @cache
@@ -131,11 +159,14 @@ def serve(engine: Engine, requests: Sequence[Request]) -> list[Result]:
 
 
 optional = st.one_of(st.none(), st.integers(1, 8))
-methods = st.one_of(
-    st.just(Autoregressive()),
-    st.builds(LeftToRight, tokens=st.integers(1, 3), window=optional, lookahead=st.none()),
-    st.builds(LeftToRight, window=optional, lookahead=optional),
-    st.builds(
+verify = st.sampled_from(["match", "rejection"])
+STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
+    Autoregressive: st.just(Autoregressive()),
+    LeftToRight: st.one_of(
+        st.builds(LeftToRight, tokens=st.integers(1, 3), window=optional, lookahead=st.none()),
+        st.builds(LeftToRight, window=optional, lookahead=optional),
+    ),
+    APD: st.builds(
         APD,
         verifier=st.just("causal"),
         ratio=st.sampled_from([0.0, 0.4, 0.8, 1.0]),
@@ -143,7 +174,7 @@ methods = st.one_of(
         lookahead=optional,
         coupling=st.sampled_from(["gumbel", "argmax"]),
     ),
-    st.builds(
+    D2F: st.builds(
         D2F,
         block=st.integers(1, 8),
         add=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
@@ -152,23 +183,20 @@ methods = st.one_of(
         order=st.sampled_from(["confidence", "margin", "entropy"]),
         canvas=st.booleans(),
     ),
-)
-verify = st.sampled_from(["match", "rejection"])
-methods |= st.one_of(
-    st.builds(
+    Speculative: st.builds(
         Speculative,
         draft=st.sampled_from(["near", "causal"]),
         tokens=st.integers(1, 6),
         verify=verify,
     ),
-    st.builds(
+    DFlash: st.builds(
         DFlash,
         draft=st.just("features"),
         block=st.integers(1, 5),
         tokens=st.integers(1, 5),
         verify=verify,
     ),
-    st.builds(
+    WeDLM: st.builds(
         WeDLM,
         window=st.integers(1, 9),
         entropy=st.sampled_from([None, 0.5, 2.0]),
@@ -178,7 +206,36 @@ methods |= st.one_of(
         eager=st.booleans(),
         verify=st.booleans(),
     ),
-)
+    Diffusion: st.builds(
+        Diffusion,
+        order=st.sampled_from([None, *get_args(Order)]),
+        steps=st.sampled_from([None, 1, 4, 12, 60]),
+        block=st.sampled_from([None, 1, 4]),
+        eps=st.sampled_from([None, 0.0, 1e-3]),
+        order_temperature=st.sampled_from([0.0, 0.7]),
+        guidance=st.sampled_from([0.0, 0.0, 1.5]),
+        ends=st.sampled_from(["free", "last", "never"]),
+        canvas=st.booleans(),
+    ),
+    FastDLLM: st.one_of(
+        st.builds(FastDLLM, threshold=st.sampled_from([None, 0.4, 0.9]), block=optional),
+        st.builds(
+            FastDLLM,
+            factor=st.sampled_from([None, 1.5]),
+            cache=st.sampled_from([None, "prefix", "dual"]),
+            block=optional,
+            canvas=st.booleans(),
+        ),
+        st.builds(
+            FastDLLM,
+            budget=st.sampled_from([0.0, 1.0]),
+            cache=st.sampled_from([None, "prefix", "dual"]),
+        ),
+    ),
+}
+"""Every registered method with its options at random."""
+
+methods = st.sampled_from(list(STRATEGIES)).flatmap(STRATEGIES.__getitem__)
 samplings = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 0.7, 2.0]),
@@ -186,6 +243,17 @@ samplings = st.builds(
     top_k=st.sampled_from([None, 5]),
     seed=st.integers(0, 99),
 )
+
+
+def runs(request: Request) -> bool:
+    """Whether the options of a method fit its limit of tokens."""
+    try:
+        request.method.check(request.sequence())
+    except ValueError:
+        return False
+    return True
+
+
 requests = st.builds(
     Request,
     method=methods,
@@ -193,35 +261,48 @@ requests = st.builds(
     max_tokens=st.integers(1, 20),
     sampling=samplings,
     arrives=st.integers(0, 12),
-)
+).filter(runs)
+
+RANDOM: dict[type[Method], Callable[[Random], Method]] = {
+    Autoregressive: lambda rng: Autoregressive(),
+    LeftToRight: lambda rng: LeftToRight(tokens=rng.randint(1, 3), window=rng.choice([None, 1, 5])),
+    APD: lambda rng: APD(
+        verifier="causal",
+        ratio=rng.choice([0.0, 0.5, 0.9]),
+        window=rng.choice([None, 1, 6]),
+        lookahead=rng.choice([None, 3, 9]),
+        coupling=rng.choice(["gumbel", "argmax"]),
+    ),
+    Speculative: lambda rng: Speculative(draft="near", tokens=rng.randint(1, 6)),
+    DFlash: lambda rng: DFlash(draft="features", block=rng.randint(2, 5), tokens=4),
+    D2F: lambda rng: D2F(
+        block=rng.randint(1, 8),
+        add=rng.choice([0.0, 0.1, 1.0]),
+        confidence=rng.choice([0.3, 0.6, 0.9]),
+        order=rng.choice(["confidence", "margin", "entropy"]),
+    ),
+    WeDLM: lambda rng: WeDLM(window=rng.randint(1, 9), entropy=2.0, verify=rng.random() < 0.3),
+    Diffusion: lambda rng: Diffusion(
+        order=rng.choice([None, *get_args(Order)]),
+        block=rng.choice([None, 1]),
+        order_temperature=rng.choice([0.0, 0.7]),
+        guidance=rng.choice([0.0, 1.5]),
+        ends=rng.choice(["free", "last", "never"]),
+    ),
+    FastDLLM: lambda rng: FastDLLM(
+        threshold=rng.choice([None, 0.4]),
+        budget=rng.choice([None, 1.0]),
+        cache=rng.choice([None, "prefix", "dual"]),
+        block=rng.choice([None, 1]),
+    ),
+}
+"""Every registered method with its options from a state."""
 
 
 def random_request(rng: Random) -> Request:
     """A request of any kind, the same for the same state of `rng`."""
-    method: Method = rng.choice(
-        [
-            Autoregressive(),
-            LeftToRight(tokens=rng.randint(1, 3), window=rng.choice([None, 1, 5])),
-            APD(
-                verifier="causal",
-                ratio=rng.choice([0.0, 0.5, 0.9]),
-                window=rng.choice([None, 1, 6]),
-                lookahead=rng.choice([None, 3, 9]),
-                coupling=rng.choice(["gumbel", "argmax"]),
-            ),
-            Speculative(draft="near", tokens=rng.randint(1, 6)),
-            DFlash(draft="features", block=rng.randint(2, 5), tokens=4),
-            D2F(
-                block=rng.randint(1, 8),
-                add=rng.choice([0.0, 0.1, 1.0]),
-                confidence=rng.choice([0.3, 0.6, 0.9]),
-                order=rng.choice(["confidence", "margin", "entropy"]),
-            ),
-            WeDLM(window=rng.randint(1, 9), entropy=2.0, verify=rng.random() < 0.3),
-        ]
-    )
     return Request(
-        method=method,
+        method=RANDOM[rng.choice(list(RANDOM))](rng),
         prompt=tuple(rng.randint(1, VOCAB - 2) for _ in range(rng.randint(1, 30))),
         max_tokens=rng.randint(1, 24),
         sampling=Sampling(
@@ -231,4 +312,19 @@ def random_request(rng: Random) -> Request:
             seed=rng.randint(0, 9),
         ),
         arrives=rng.randint(0, 60),
+    )
+
+
+def missing() -> str:
+    """Registered methods that some part of this workload lacks, in words."""
+    parts = {
+        "KINDS": {type(method) for method in KINDS},
+        "STRATEGIES": set(STRATEGIES),
+        "RANDOM": set(RANDOM),
+    }
+    return "; ".join(
+        f"{name} of tests/workload.py has no {kind.__name__}: add one"
+        for name, kinds in parts.items()
+        for kind in METHODS.values()
+        if kind not in kinds
     )

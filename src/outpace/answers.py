@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any, Unpack
 
-from outpace.llm import LLM, Answer, Options, Output
-from outpace.text import Prompt
-
-Record = dict[str, Any]
+from outpace.jsonl import Record, parse, read_records
+from outpace.llm import LLM
+from outpace.output import Options, Output
+from outpace.text import Message, Prompt, checked_prompt
 
 
 def answers(
@@ -21,28 +24,18 @@ def answers(
     Prompts are taken as they are needed. Raises `ValueError` with its name for a bad one when its
     turn comes.
     """
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, not {batch}")
-    usual, llm.engine.max_sequences = llm.engine.max_sequences, batch
-    waiting: dict[int, Answer] = {}
-    coming = enumerate(requests)
+    names: list[str] = []
+
+    def named() -> Iterator[tuple[Prompt, Options]]:
+        for name, prompt, options in requests:
+            names.append(name)
+            yield prompt, options
+
+    served = llm.serve(named(), batch=batch)
     try:
-        while True:
-            while len(waiting) < 2 * batch and (request := next(coming, None)):
-                number, (name, prompt, options) = request  # as many queue as run
-                try:
-                    waiting[number] = llm.submit(prompt, **options)
-                except ValueError as error:
-                    raise ValueError(f"{name}: {error}") from error
-            if not waiting:
-                return
-            llm.engine.step()
-            for number in [number for number, answer in waiting.items() if answer.job.done]:
-                yield number, waiting.pop(number).output()
-    finally:
-        llm.engine.max_sequences = usual
-        for answer in waiting.values():
-            llm.engine.cancel(answer.job)
+        yield from served
+    except ValueError as error:
+        raise ValueError(f"{names[-1]}: {error}") from error
 
 
 def answer_file(
@@ -62,92 +55,130 @@ def answer_file(
     a run that was killed goes on. The prompt of line n has the seed `seed + n`.
 
     `progress` is called with the number of answers and of prompts. Raises `ValueError` that names
-    the line for one that is no prompt or has no room, and where `target` holds other answers.
+    the line for one that is no prompt or has no room, and where `target` holds other answers or
+    another run writes to it.
     """
     source, target = Path(source), Path(target)
     if source.resolve() == target.resolve():
         raise ValueError(f"{source} is both input and output; give another output")
-    records = read_prompts(source)
-    done = answered(target, records)
-    todo = [line for line in range(1, len(records) + 1) if line not in done]
+    prompts = read_prompts(source)
     seed = options.pop("seed", 0)
-    requests = (
-        (
-            f"{source}:{line}",
-            records[line - 1].get("messages") or records[line - 1]["prompt"],
-            Options(**options, seed=seed + line),
+    if not isinstance(seed, int):
+        raise ValueError(f"seed must be a whole number, not {seed!r}")
+    with appended(target) as file:
+        done = answered(file, prompts)
+        todo = [line for line in range(1, len(prompts) + 1) if line not in done]
+        requests = (
+            (f"{source}:{line}", prompts[line - 1], Options(**options, seed=seed + line))
+            for line in todo
         )
-        for line in todo
-    )
-    progress(len(done), len(records))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("a", encoding="utf-8") as file:
+        progress(len(done), len(prompts))
         for count, (number, output) in enumerate(answers(llm, requests, batch=batch), 1):
             line = todo[number]
-            record = {"line": line, **example(records[line - 1], output)}
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            progress(len(done) + count, len(records))
+            append(file, {"line": line, **example(prompts[line - 1], output)})
+            progress(len(done) + count, len(prompts))
     return len(todo)
 
 
-def example(record: Record, output: Output) -> Record:
+def example(prompt: str | list[Message], output: Output) -> Record:
     """A prompt and its answer as training reads them; a cut answer says so."""
     cut = {"finish_reason": "length"} if output.finish_reason == "length" else {}
-    if "messages" in record:
-        answer = {"role": "assistant", "content": output.text}
-        return {"messages": [*record["messages"], answer], **cut}
-    return {"prompt": record["prompt"], "response": output.text, **cut}
+    if isinstance(prompt, str):
+        return {"prompt": prompt, "response": output.text, **cut}
+    return {"messages": [*prompt, {"role": "assistant", "content": output.text}], **cut}
 
 
-def read_prompts(path: Path) -> list[Record]:
-    """The lines of a file of prompts; `ValueError` that names a bad one."""
+def read_prompts(path: Path) -> list[str | list[Message]]:
+    """The prompts of a file; `ValueError` that names the line of a bad one."""
     if not path.is_file():
         raise ValueError(f"no prompts at {str(path)!r}; give a file of JSON lines")
-    lines = path.read_text(encoding="utf-8").rstrip().split("\n")
-    records = [_record(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
-    for number, record in enumerate(records, 1):
-        match record:
-            case {"prompt": str(prompt)} if prompt:
-                continue
-            case {"messages": [*_, {"role": str(role), "content": str()}]} if role != "assistant":
-                continue
-        raise ValueError(
-            f"{path}:{number} needs a prompt, or messages of which the last is not the "
-            f"assistant's; found {', '.join(sorted(record)) or 'nothing'}"
-        )
-    return records
+    return [prompt_of(record, place) for place, record in read_records(path)]
 
 
-def answered(path: Path, prompts: list[Record]) -> set[int]:
-    """Lines whose answers stand in a file already; what a kill left of a last line is cut off."""
-    if not path.is_file():
-        return set()
-    whole, end, torn = path.read_bytes().rpartition(b"\n")
-    if torn:
-        path.write_bytes(whole + end)
-    done = set()
-    for number, text in enumerate(whole.decode("utf-8").split("\n") if whole else [], 1):
-        record = _record(text, f"{path}:{number}")
-        line = record.get("line")
-        asked = {"prompt": record["prompt"]} if "prompt" in record else {}
-        if messages := record.get("messages"):
-            asked = {"messages": messages[:-1]}
-        if not (isinstance(line, int) and 1 <= line <= len(prompts)) or not (
-            asked.items() <= prompts[line - 1].items()
-        ):
+def prompt_of(record: Record, place: str) -> str | list[Message]:
+    """The prompt of a line: its messages, or its text where it has none."""
+    prompt = record.get("messages") or record.get("prompt")
+    match prompt:
+        case str() if prompt:
+            pass
+        case [*_, {"role": str(role)}] if role != "assistant":
+            pass
+        case _:
             raise ValueError(
-                f"{path}:{number} answers another prompt than the input has; give another output"
+                f"{place} needs a prompt, or messages of which the last is not the "
+                f"assistant's; found {', '.join(sorted(record)) or 'nothing'}"
             )
+    try:
+        return checked_prompt(prompt)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+@contextmanager
+def appended(path: Path) -> Iterator[FileIO]:
+    """A file to read and to append to, which no other run has open in this way."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file to append to; give another output")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Without a buffer, nothing of a line that found no room is written later.
+    with path.open("a+b", buffering=0) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"another run writes to {path}; give another output") from error
+        yield file
+
+
+def append(file: FileIO, record: Record) -> None:
+    """Write one line; `OSError` with the name of the file where it has no room."""
+    line = json.dumps(record).encode() + b"\n"
+    try:
+        while line:
+            line = line[file.write(line) :]
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file.name)) from error
+
+
+def answered(file: FileIO, prompts: list[str | list[Message]]) -> set[int]:
+    """Lines whose answers stand in a file already; what a kill left of a last line is cut off.
+
+    Raises `ValueError` where a line, or what is left of one, answers another prompt; the file then
+    stays as it is.
+    """
+    file.seek(0)
+    whole, end, torn = file.readall().rpartition(b"\n")
+    done: set[int] = set()
+    for number, text in enumerate(whole.split(b"\n") if end else [], 1):
+        line = answered_line(parse(text, place := f"{file.name}:{number}"), prompts)
+        if line is None:
+            raise ValueError(f"{place} answers another prompt than the input has; {OTHER}")
         done.add(line)
+    if torn:
+        if not any(begins(torn, line, prompt) for line, prompt in enumerate(prompts, 1)):
+            raise ValueError(f"{file.name} ends in what is no answer of this input; {OTHER}")
+        file.truncate(len(whole + end))
     return done
 
 
-def _record(text: str, where: str) -> Record:
-    try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"{where} must be an object, not {type(record).__name__}")
-    return record
+OTHER = "give another output"
+
+
+def answered_line(record: Record, prompts: list[str | list[Message]]) -> int | None:
+    """The line whose prompt a record answers; None where it answers none."""
+    match record:
+        case {"messages": [*prompt, {"role": "assistant", "content": str()}]}:
+            asked: Any = prompt
+        case {"prompt": str(asked), "response": str()}:
+            pass
+        case _:
+            return None
+    line = record.get("line")
+    known = type(line) is int and 1 <= line <= len(prompts) and prompts[line - 1] == asked
+    return line if known else None
+
+
+def begins(torn: bytes, line: int, prompt: str | list[Message]) -> bool:
+    """Whether half a line is the beginning of the answer to a prompt."""
+    asked = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
+    whole = json.dumps({"line": line, **asked}).encode().rstrip(b"]}")
+    return whole.startswith(torn) or torn.startswith(whole)

@@ -2,114 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack
+from threading import Lock
+from typing import Any, Unpack
 
 import torch
 
-from outpace.decoding import Sampling, Step
-from outpace.decoding import Sequence as Request
-from outpace.decoding.sequence import FinishReason
-from outpace.engine.admission import check_method, check_role
+from outpace.decoding import Kind, Request, Sampling
+from outpace.decoding.sampling import is_whole
+from outpace.driver import Driver
 from outpace.engine.cache import cache_slots
-from outpace.engine.engine import Engine, Job
+from outpace.engine.engine import Engine
+from outpace.engine.pairing import Pairing, check_kinds
 from outpace.engine.runner import Runner
 from outpace.methods import METHODS, Method
-from outpace.models.config import DraftConfig
 from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES
 from outpace.models.load import DTYPES, load_config, load_draft, load_model, load_tokenizer
-from outpace.models.transformer import Transformer
-from outpace.text import Detokenizer, Prompt, Text
+from outpace.models.transformer import Stack, Transformer
+from outpace.output import Answer, Options, Output
+from outpace.text import Detokenizer, Prompt, Text, as_many
 
 DEFAULT_MAX_TOKENS = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """What became of a prompt.
-
-    Attributes:
-        text: the answer, without end-of-sequence and cut at a stop string.
-        ids: its tokens.
-        finish_reason: `stop` (end-of-sequence or stop string), `length` or `cancelled`.
-        steps: every forward pass, of every model.
-        prompt_tokens: length of the prompt.
-        seconds: from the first forward to the last.
-    """
-
-    text: str
-    ids: list[int]
-    finish_reason: FinishReason
-    steps: list[Step] = field(repr=False)
-    prompt_tokens: int
-    seconds: float
-
-    @property
-    def forwards(self) -> int:
-        """Forward passes of the target model."""
-        return sum(step.model == "target" for step in self.steps)
-
-    @property
-    def tokens_per_forward(self) -> float:
-        """Output tokens for each forward pass of the target model."""
-        return len(self.ids) / self.forwards if self.forwards else 0.0
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Output tokens for each second that the request ran."""
-        return len(self.ids) / self.seconds if self.seconds else 0.0
-
-
-class Options(TypedDict, total=False):
-    """What a request may choose; sampling options default to those of the model's family.
-
-    `method` replaces that of the `LLM`; `max_tokens` is 256 at most unless given; `stop` ends
-    the text before any of these strings; `raw` continues a string as it stands, without the chat
-    template.
-    """
-
-    method: Method | None
-    max_tokens: int | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    seed: int
-    stop: str | Sequence[str]
-    raw: bool
-
-
-@dataclass(slots=True, eq=False)
-class Answer:
-    """A request on its way and the text that it has so far."""
-
-    detokenizer: Detokenizer
-    job: Job = field(init=False)
-    read: int = 0
-
-    def push(self, seq: Request) -> bool:
-        """Decode the tokens that are new; True where a stop string ends the answer."""
-        tokens = seq.ids[len(seq.prompt) + self.read :]
-        self.read += len(tokens)
-        return self.detokenizer.push(tokens)
-
-    def output(self) -> Output:
-        """What became of it, once it has ended; raises what its method raised."""
-        if self.job.error is not None:
-            raise self.job.error
-        seq = self.job.seq
-        assert seq.finish_reason is not None
-        self.detokenizer.take(final=True)
-        return Output(
-            text=self.detokenizer.text,
-            ids=self.detokenizer.ids,
-            finish_reason="stop" if self.detokenizer.stopped else seq.finish_reason,
-            steps=seq.trace,
-            prompt_tokens=len(seq.prompt),
-            seconds=self.job.ended - self.job.began,
-        )
 
 
 class Stream(Iterator[str]):
@@ -118,17 +33,19 @@ class Stream(Iterator[str]):
     Closing it, or leaving it to the garbage collector, cancels the request.
     """
 
-    def __init__(self, llm: LLM, answer: Answer) -> None:
-        self.llm = llm
+    def __init__(self, driver: Driver, answer: Answer) -> None:
+        self.driver = driver
         self.answer = answer
         self.output: Output | None = None
 
     def __next__(self) -> str:
         """The next piece; raises what the method raised."""
         while self.output is None:
-            alive = not self.answer.job.done and self.llm.engine.step()
-            piece = self.answer.detokenizer.take(final=self.answer.job.done)
-            if not alive or self.answer.job.done:
+            job = self.answer.job
+            if not job.done:
+                self.driver.step()
+            piece = self.answer.detokenizer.take(final=job.done)
+            if job.done:
                 self.output = self.answer.output()
             if piece:
                 return piece
@@ -136,11 +53,12 @@ class Stream(Iterator[str]):
 
     def close(self) -> None:
         """Cancel what is left of the request."""
-        self.llm.engine.cancel(self.answer.job)
+        self.driver.cancel(self.answer.job)
 
     def __del__(self) -> None:
+        # The collector may run in any thread, also in the one that drives.
         if self.output is None:
-            self.close()
+            self.driver.drop(self.answer.job)
 
 
 class LLM:
@@ -176,50 +94,55 @@ class LLM:
         self.cache_gib = cache_gib
         self.prefix_cache = prefix_cache
         self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences)
+        self.driver = Driver(self.engine)
+        self.loading = Lock()
         self.runners: dict[str, Runner] = {}
-        self.texts: dict[str, Text] = {}
+        self.pairings: dict[tuple[object, ...], Pairing] = {}
         self.name = str(model) if adapter is None else f"{model} + {adapter}"
-        self.target = self.load(str(model), adapter, mask_id)
-        self.text = self.texts[self.name]
-        self.config = self.target.config
-        self.eos = frozenset(self.config.eos) | self.text_eos()
-        self.method = method or METHODS[FAMILIES[self.config.family].method]()
-        self.bind(self.method)
-
-    def load(
-        self, name: str, adapter: str | Path | None = None, mask_id: int | None = None
-    ) -> Runner:
-        """The runner of a model, loaded on first use."""
-        key = name if adapter is None else f"{name} + {adapter}"
-        if key in self.runners:
-            return self.runners[key]
-        model: Transformer | FeatureDraft
-        if self.runners and isinstance(load_config(name), DraftConfig):
-            model = self.load_draft(name)
-            vocab: int | None = self.target.vocab
-        else:
-            model = load_model(
-                name,
+        self.text = Text(self.name, load_tokenizer(model))
+        self.target = self.add(
+            self.name,
+            load_model(
+                model,
                 dtype=self.dtype,
                 device=self.device,
-                max_length=self.max_length,
+                max_length=max_length,
                 adapter=adapter,
                 mask_id=mask_id,
-            )
-            tokenizer = load_tokenizer(name)
-            self.texts[key] = Text(key, tokenizer)
-            vocab = None if tokenizer is None else len(tokenizer)
+            ),
+            self.text.size,
+        )
+        self.config = self.target.config
+        self.eos = frozenset(self.config.eos) | self.text.eos
+        self.method = method or METHODS[FAMILIES[self.config.family].method]()
+        self.pair(self.method)
+
+    def add(self, name: str, model: Stack, vocab: int | None) -> Runner:
+        """Let the engine run a model, of which `vocab` tokens are known."""
         slots = cache_slots(model.config, self.dtype, self.cache_bytes())
-        runner = Runner(key, model, slots=slots, vocab=vocab, prefix_cache=self.prefix_cache)
+        runner = Runner(name, model, slots=slots, vocab=vocab, prefix_cache=self.prefix_cache)
         self.engine.add(runner)
-        self.runners[key] = runner
+        self.runners[name] = runner
         return runner
+
+    def load(self, name: str) -> Runner:
+        """The runner of a further model of a method, of a kind that it takes; loaded once."""
+        if name in self.runners:
+            return self.runners[name]
+        config = load_config(name)
+        if config.kind is Kind.DRAFT:
+            return self.add(name, self.load_draft(name), self.target.vocab)
+        text = Text(name, load_tokenizer(name))
+        self.text.agrees(text, self.config.vocab, config.vocab)
+        model = load_model(name, dtype=self.dtype, device=self.device, max_length=self.max_length)
+        return self.add(name, model, text.size)
 
     def load_draft(self, name: str) -> FeatureDraft:
         """A draft that reads the features of the target."""
-        assert isinstance(self.target.model, Transformer)
+        target = self.target.model
+        assert isinstance(target, Transformer)
         try:
-            return load_draft(name, self.target.model, max_length=self.max_length)
+            return load_draft(name, target, max_length=self.max_length)
         except ValueError as error:
             raise ValueError(f"{name} cannot draft for {self.name}: {error}") from error
 
@@ -231,46 +154,30 @@ class LLM:
             return torch.cuda.mem_get_info(self.device)[0] // 2
         return 2 * 2**30
 
-    def text_eos(self) -> frozenset[int]:
-        """End-of-sequence of the tokenizer, which may be another than the model's."""
-        tokenizer = self.text.tokenizer
-        if tokenizer is None or tokenizer.eos_token_id is None:
-            return frozenset()
-        return frozenset((tokenizer.eos_token_id,))
-
-    def bind(self, method: Method) -> dict[str, Runner]:
-        """The model of each role of a method.
+    def pair(self, method: Method) -> Pairing:
+        """The models of a method, checked once and then looked up.
 
         Raises `ValueError` where one is of another kind than the method wants, or does not share
         a tokenizer with the target.
         """
-        check_method(method, self.target)
-        runners = {"target": self.target}
-        for role, name in method.models().items():
-            runner = runners[role] = self.load(name)
-            check_role(method, role, runner)
-            if name in self.texts:
-                self.text.agrees(self.texts[name], self.config.vocab, runner.config.vocab)
-            # What only the longer of two embeddings has is padding, and never to be said.
-            self.target.vocab = min(self.target.vocab, runner.config.vocab)
-            runner.vocab = min(runner.vocab, self.target.vocab)
-        return runners
+        if not isinstance(method, Method):
+            raise ValueError(f"method must be a Method, such as Autoregressive(), not {method!r}")
+        models = {role: str(name) for role, name in method.models().items()}
+        key = (type(method), *models.items())
+        if key not in self.pairings:
+            with self.loading:
+                kinds = {role: (name, load_config(name).kind) for role, name in models.items()}
+                check_kinds(type(method), {"target": (self.name, self.config.kind), **kinds})
+                further = {role: self.load(name) for role, name in models.items()}
+                self.pairings[key] = Pairing.of({"target": self.target, **further})
+        return self.pairings[key]
 
-    def sampling(
-        self,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        seed: int = 0,
-    ) -> Sampling:
-        """Sampling options, the family's own where not given."""
+    def sampling(self, method: Method, seed: int, **given: Any) -> Sampling:
+        """Sampling options; those that are None are the method's own, or else the family's."""
         family = FAMILIES[self.config.family]
-        return Sampling(
-            temperature=family.temperature if temperature is None else temperature,
-            top_p=family.top_p if top_p is None else top_p,
-            top_k=top_k,
-            seed=seed,
-        )
+        usual = {"temperature": family.temperature, "top_p": family.top_p, **method.usual}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return Sampling(seed=seed, **{**usual, **chosen})
 
     def submit(
         self,
@@ -284,35 +191,70 @@ class LLM:
         seed: int = 0,
         stop: str | Sequence[str] = (),
         raw: bool = False,
+        logprobs: bool = False,
     ) -> Answer:
-        """Queue a prompt; `engine.step()` moves it on. Options as in `Options`.
+        """Queue a prompt; `driver.step()` moves it on. Options as in `Options`.
 
         Raises `ValueError` for bad input.
         """
         ids = self.text.encode(prompt, raw=raw)
-        method = method or self.method
-        runners = self.bind(method)
-        if not isinstance(max_tokens, int | None):
-            raise ValueError(f"max_tokens must be a whole number, not {max_tokens!r}")
+        method = self.method if method is None else method
+        pairing = self.pair(method)
         if max_tokens is None:
-            length = min(runner.config.max_length for runner in runners.values())
+            length = min(runner.config.max_length for runner in pairing.runners.values())
             max_tokens = max(min(DEFAULT_MAX_TOKENS, length - method.slots(len(ids), 0)), 1)
-        answer = Answer(Detokenizer(self.text, [stop] if isinstance(stop, str) else stop))
+        elif not is_whole(max_tokens):
+            raise ValueError(f"max_tokens must be a whole number, not {max_tokens!r}")
+        answer = Answer(Detokenizer(self.text, stop))
 
-        def listen(seq: Request) -> None:
-            if answer.push(seq):
+        def listen(request: Request) -> None:
+            if answer.push(request):
                 self.engine.cancel(answer.job)
 
-        answer.job = self.engine.submit(
+        answer.job = self.engine.job(
             method,
             ids,
-            runners=runners,
-            max_tokens=max_tokens,
-            sampling=self.sampling(temperature, top_p, top_k, seed),
+            pairing=pairing,
+            max_tokens=int(max_tokens),
+            sampling=self.sampling(method, seed, temperature=temperature, top_p=top_p, top_k=top_k),
             eos=self.eos,
+            logprobs=logprobs,
             listener=listen,
         )
+        self.driver.submit(answer.job)
         return answer
+
+    def serve(
+        self, requests: Iterable[tuple[Prompt, Options]], *, batch: int | None = None
+    ) -> Iterator[tuple[int, Output]]:
+        """Answer requests, `batch` of them at a time, and give each with its number as it ends.
+
+        Requests are taken as they are needed: without `batch` all at once, so that bad input is a
+        `ValueError` before any work. Leaving the loop cancels what is left.
+        """
+        if not (batch is None or is_whole(batch) and batch >= 1):
+            raise ValueError(f"batch must be a whole number from 1 on, not {batch!r}")
+        return self.answers(requests, batch)
+
+    def answers(
+        self, requests: Iterable[tuple[Prompt, Options]], batch: int | None
+    ) -> Iterator[tuple[int, Output]]:
+        """The one loop that drives the engine for many requests."""
+        waiting: dict[int, Answer] = {}
+        coming = enumerate(requests)
+        try:
+            while True:
+                while (batch is None or len(waiting) < batch) and (entry := next(coming, None)):
+                    number, (prompt, options) = entry
+                    waiting[number] = self.submit(prompt, **options)
+                if not waiting:
+                    return
+                self.driver.step()
+                for number in [number for number, answer in waiting.items() if answer.job.done]:
+                    yield number, waiting.pop(number).output()
+        finally:
+            for answer in waiting.values():
+                self.driver.cancel(answer.job)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]
@@ -322,27 +264,12 @@ class LLM:
         A prompt is a string (a user's message; continued as it stands with `raw`), a list of
         token ids, or a list of chat messages. Raises `ValueError` for bad input before any work.
         """
-        answers: list[Answer] = []
-        try:
-            for prompt in as_many(prompts):
-                answers.append(self.submit(prompt, **options))
-            while not all(answer.job.done for answer in answers):
-                self.engine.step()
-            return [answer.output() for answer in answers]
-        finally:
-            for answer in answers:
-                self.engine.cancel(answer.job)
+        outputs = dict(self.serve((prompt, options) for prompt in as_many(prompts)))
+        return [outputs[number] for number in sorted(outputs)]
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Answer one prompt piece by piece, a piece for each forward that brought text."""
-        return Stream(self, self.submit(prompt, **options))
-
-
-def as_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many as a list of prompts."""
-    if isinstance(prompts, str) or not prompts or isinstance(prompts[0], int | dict):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+        return Stream(self.driver, self.submit(prompt, **options))
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:

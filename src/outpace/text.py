@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from reprlib import repr as brief
 from typing import Any
 
+from numpy import integer, ndarray
+from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 Message = dict[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message]
+Prompt = str | Sequence[int] | Sequence[Message] | ndarray | Tensor
+
+UNKNOWN = "\ufffd"
+"""What bytes become that are no character, or not yet one."""
 
 
 class Text:
@@ -17,75 +23,84 @@ class Text:
     def __init__(self, name: str, tokenizer: Tokenizer | None) -> None:
         self.name = name
         self.tokenizer = tokenizer
+        added = {} if tokenizer is None else tokenizer.added_tokens_decoder
+        self.marks = [str(token) for token in added.values()]
+        self.silent = frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @property
+    def size(self) -> int | None:
+        """Number of tokens that have a meaning; None where nobody knows."""
+        return None if self.tokenizer is None else len(self.tokenizer)
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """End-of-sequence of the tokenizer, which may be another than the model's."""
+        if self.tokenizer is None or self.tokenizer.eos_token_id is None:
+            return frozenset()
+        return frozenset((self.tokenizer.eos_token_id,))
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Token ids of a prompt; a string is a user's message unless `raw`.
 
         Special tokens that stand in the text of a user are encoded as plain text. Raises
-        `ValueError` for an empty prompt, a malformed message, or text without a tokenizer.
+        `ValueError` for what is no prompt or empty, a malformed message, text that is no UTF-8 or
+        without a tokenizer, and where the chat template fails.
         """
-        if not isinstance(prompt, str) and all(isinstance(token, int) for token in prompt):
-            if not prompt:
-                raise ValueError("the prompt is empty: give at least one token")
-            return [int(token) for token in prompt]  # type: ignore[arg-type]
+        prompt = checked_prompt(prompt)
+        if isinstance(prompt, list) and not isinstance(prompt[0], dict):
+            return prompt
         if self.tokenizer is None:
             raise ValueError(f"{self.name} has no tokenizer: give the prompt as token ids")
-        if isinstance(prompt, str):
-            if not prompt:
-                raise ValueError("the prompt is empty: give some text")
-            if raw or self.tokenizer.chat_template is None:
-                return self.plain(prompt, begin=True)
-            return self.chat([{"role": "user", "content": prompt}])
-        return self.chat(prompt)
+        if isinstance(prompt, list):
+            return self.chat(prompt)
+        if raw or self.tokenizer.chat_template is None:
+            return self.plain(prompt, begin=True)
+        return self.chat([{"role": "user", "content": prompt}])
 
     def plain(self, text: str, *, begin: bool = False) -> list[int]:
         """Token ids of text in which nothing is special, behind the model's usual beginning."""
         assert self.tokenizer is not None
-        ids: list[int] = self.tokenizer(
-            text, add_special_tokens=begin, split_special_tokens=True
+        return self.tokenizer(
+            text, add_special_tokens=begin, split_special_tokens=True, verbose=False
         ).input_ids
-        return ids
 
-    def chat(self, messages: Sequence[Any]) -> list[int]:
+    def marked(self, text: str) -> list[int]:
+        """Token ids of text in which special tokens are what they are."""
+        assert self.tokenizer is not None
+        return self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation under the model's chat template."""
-        tokenizer = self.tokenizer
-        assert tokenizer is not None
-        for message in messages:
-            if not isinstance(message, dict) or not all(
-                isinstance(message.get(key), str) for key in ("role", "content")
-            ):
-                raise ValueError(
-                    f"{message!r} is no chat message: give {{'role': …, 'content': text}}"
-                )
-        if tokenizer.chat_template is None:
+        assert self.tokenizer is not None
+        if self.tokenizer.chat_template is None:
             raise ValueError(f"{self.name} has no chat template: give text or token ids")
-        special = [str(token) for token in tokenizer.added_tokens_decoder.values()]
-        if marked := [m["role"] for m in messages if any(mark in m["role"] for mark in special)]:
+        if marked := [m["role"] for m in messages if any(mark in m["role"] for mark in self.marks)]:
             raise ValueError(f"{marked[0]!r} is no role: it holds a special token")
-        if not any(mark in message["content"] for message in messages for mark in special):
-            text = self.render(messages)
-            return tokenizer(text, add_special_tokens=False).input_ids
+        if not any(mark in message["content"] for message in messages for mark in self.marks):
+            return self.marked(self.render(messages))
         # Contents are cut out of the rendered template, so that only its own marks are special.
-        stand_ins = [f"\u27ea{index}\u27eb" for index in range(len(messages))]
+        stand_ins = [f"\u27ea{number}\u27eb" for number in range(len(messages))]
         rest = self.render([{**m, "content": s} for m, s in zip(messages, stand_ins, strict=True)])
         ids: list[int] = []
         for stand_in, message in zip(stand_ins, messages, strict=True):
             if stand_in not in rest:
                 continue  # a template may leave messages out
             before, _, rest = rest.partition(stand_in)
-            ids += tokenizer(before, add_special_tokens=False).input_ids
+            ids += self.marked(before)
             ids += self.plain(message["content"])
-        ids += tokenizer(rest, add_special_tokens=False).input_ids
+        ids += self.marked(rest)
         return ids
 
     def render(self, messages: Sequence[Message]) -> str:
         """A conversation as the text of the chat template, ready for the answer."""
         assert self.tokenizer is not None
-        return str(
-            self.tokenizer.apply_chat_template(
+        try:
+            rendered = self.tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True
             )
-        )
+        except Exception as error:  # a template is a program of its own, and may raise anything
+            raise ValueError(f"the chat template of {self.name} fails: {error}") from error
+        return checked_text(str(rendered))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens; empty where there is no tokenizer."""
@@ -106,16 +121,14 @@ class Text:
                     f"{ours}: they must share a tokenizer"
                 )
             return
-        size = min(len(self.tokenizer), len(other.tokenizer))
-        mine, its = (
-            {token: index for token, index in tokenizer.get_vocab().items() if index < size}
-            for tokenizer in (self.tokenizer, other.tokenizer)
-        )
+        ids = list(range(min(len(self.tokenizer), len(other.tokenizer))))
+        mine = self.tokenizer.convert_ids_to_tokens(ids)
+        its = other.tokenizer.convert_ids_to_tokens(ids)
         if mine != its:
-            token = next(token for token in mine if mine[token] != its.get(token))
+            token = next(token for token in ids if mine[token] != its[token])
             raise ValueError(
-                f"{other.name} has another tokenizer than {self.name}: {token!r} is token "
-                f"{mine[token]} here and {its.get(token, 'none')} there"
+                f"{other.name} has another tokenizer than {self.name}: {its[token]!r} is token "
+                f"{token} there and {mine[token]!r} here"
             )
 
 
@@ -123,62 +136,138 @@ PADDING = 512
 """Rows by which published embeddings of one tokenizer may differ in size."""
 
 
+def checked_prompt(prompt: Any) -> str | list[Any]:
+    """A prompt as text, token ids or messages; `ValueError` for what is none of them or empty."""
+    if isinstance(prompt, ndarray | Tensor):
+        prompt = prompt.tolist()
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
+        raise ValueError(f"{brief(prompt)} is no prompt: give text, token ids or chat messages")
+    if not prompt:
+        raise ValueError("the prompt is empty: give some text or at least one token")
+    if isinstance(prompt, str):
+        return checked_text(prompt)
+    if any(isinstance(each, dict | str) for each in prompt):
+        return [checked_message(each) for each in prompt]
+    return [token_id(each) for each in prompt]
+
+
+def as_many(prompts: Any) -> list[Any]:
+    """One prompt or many as a list of prompts; the rows of a table of token ids are many."""
+    if isinstance(prompts, ndarray | Tensor):
+        prompts = prompts.tolist()
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence) or not prompts:
+        return [prompts]
+    many = isinstance(prompts[0], Sequence | ndarray | Tensor)
+    return list(prompts) if many else [prompts]
+
+
+def token_id(token: Any) -> int:
+    """A token id as Python's integer; `ValueError` for what is none."""
+    if isinstance(token, bool) or not isinstance(token, int | integer):
+        raise ValueError(f"{brief(token)} is no token id: give whole numbers")
+    return int(token)
+
+
+def checked_message(message: Any) -> Message:
+    """A chat message; `ValueError` where its role or its content is no text."""
+    if not isinstance(message, dict) or not all(
+        isinstance(message.get(key), str) for key in ("role", "content")
+    ):
+        raise ValueError(
+            f"{brief(message)} is no chat message: give {{'role': …, 'content': text}}"
+        )
+    for key in ("role", "content"):
+        checked_text(message[key])
+    return message
+
+
+def checked_text(text: str) -> str:
+    """Text; `ValueError` where it has no UTF-8, as an argument of other bytes does not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{brief(text)} is not UTF-8: character {error.start + 1} is half of one"
+        ) from error
+    return text
+
+
+CONTEXT = 4
+"""Tokens that are decoded once more, since decoders treat the first of a text differently."""
+
+UNFINISHED = 3
+"""Bytes, and so tokens, that a character may still wait to be finished by."""
+
+
 class Detokenizer:
     """Text of a growing list of tokens, whole characters at a time, cut at a stop string."""
 
-    def __init__(self, text: Text, stop: Sequence[str] = ()) -> None:
-        if "" in stop:
-            raise ValueError("a stop string is empty")
-        if stop and text.tokenizer is None:
-            raise ValueError(f"{text.name} has no tokenizer: stop strings need one")
+    def __init__(self, text: Text, stop: str | Sequence[str] = ()) -> None:
         self.decode = text.decode
-        self.stop = stop
+        self.silent = text.silent
+        self.stop = stop_strings(stop)
+        if self.stop and text.tokenizer is None:
+            raise ValueError(f"{text.name} has no tokenizer: stop strings need one")
         self.ids: list[int] = []
         self.text = ""
         self.stopped = False
         self.sent = 0
-        self.done = 0  # tokens whose text is whole and known
-        self.known = ""  # text of those tokens
+        self.spoken: list[int] = []  # tokens that have text
+        self.done = 0  # how many of them are in the text
 
     def push(self, ids: Sequence[int]) -> bool:
         """Take new tokens; True once a stop string has come."""
-        if not self.stop:
-            self.ids += ids  # decoded when asked for
-            return False
         for token in ids:
             if self.stopped:
                 break
             self.ids.append(token)
-            self.extend()
-            found = [at for mark in self.stop if (at := self.text.find(mark)) >= 0]
-            if found:
-                self.text, self.stopped = self.text[: min(found)], True
+            if token not in self.silent:
+                self.spoken.append(token)
+                if self.stop:  # otherwise decoded when asked for
+                    self.extend()
         return self.stopped
 
-    def extend(self) -> None:
-        """Decode the last tokens again; a character may end only with the next one."""
-        first, end = max(self.done - 4, 0), len(self.ids)
-        before = self.decode(self.ids[first : self.done])
-        while end > self.done:
-            after = self.decode(self.ids[first:end])
-            if not after.endswith("\ufffd"):
-                self.known += after[len(before) :]
+    def extend(self, *, final: bool = False) -> None:
+        """Decode what is new, as far as no later token can change it; all of it if `final`."""
+        window = self.spoken[max(self.done - CONTEXT, 0) :]
+        first = len(self.spoken) - len(window)
+        before, whole = self.decode(window[: self.done - first]), self.decode(window)
+        for end in range(len(self.spoken), self.done, -1):
+            after = whole if end == len(self.spoken) else self.decode(window[: end - first])
+            # Behind what ends in an unfinished character, only so few tokens can belong to it;
+            # where they do, what they finish is another text.
+            late = len(self.spoken) - end >= UNFINISHED and whole.startswith(after)
+            if final or late or not after.endswith(UNKNOWN):
                 self.done = end
+                self.append(after[len(before) :])
                 break
-            end -= 1
-        self.text = self.known
+
+    def append(self, piece: str) -> None:
+        """Take new text, and cut it at a stop string that it completes."""
+        begin, self.text = len(self.text), self.text + piece
+        found = (self.text.find(mark, max(begin - len(mark) + 1, 0)) for mark in self.stop)
+        if ends := [at for at in found if at >= 0]:
+            self.text, self.stopped = self.text[: min(ends)], True
 
     def take(self, *, final: bool = False) -> str:
         """Text since the last call, held back where it may be the beginning of a stop string."""
-        if not self.stop:
-            self.extend()
-        if final and not self.stopped and self.done < len(self.ids):
-            self.text = self.known + self.decode(self.ids[self.done :])
+        if not self.stopped and self.done < len(self.spoken):
+            self.extend(final=final)
         end = len(self.text)
         if not (final or self.stopped):
             end -= max((overlap(self.text, mark) for mark in self.stop), default=0)
         piece, self.sent = self.text[self.sent : end], max(end, self.sent)
         return piece
+
+
+def stop_strings(stop: Any) -> tuple[str, ...]:
+    """One stop string or several; `ValueError` for what is none, or an empty one."""
+    marks = [stop] if isinstance(stop, str) else stop
+    if not isinstance(marks, Sequence) or not all(isinstance(mark, str) for mark in marks):
+        raise ValueError(f"stop must be a string or a list of strings, not {brief(stop)}")
+    if "" in marks:
+        raise ValueError("a stop string is empty")
+    return tuple(map(checked_text, marks))
 
 
 def overlap(text: str, mark: str) -> int:

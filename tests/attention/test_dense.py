@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.attention.dense import DenseAttention, Segment, attention
+from outpace.attention.batch import Batch, Span
+from outpace.attention.dense import Alone, Dense, Together
+from outpace.models.config import Sight
 
 HEADS, KEYS, DIM = 4, 2, 8
 
@@ -16,6 +22,11 @@ HEADS, KEYS, DIM = 4, 2, 8
 def random(*shape: int, seed: int = 0) -> Tensor:
     """Numbers that are the same every time."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def first(pair: tuple[int, int]) -> int:
+    """Its first number."""
+    return pair[0]
 
 
 def by_hand(q: Tensor, keys: Tensor, values: Tensor, seen: list[list[int]]) -> Tensor:
@@ -29,47 +40,104 @@ def by_hand(q: Tensor, keys: Tensor, values: Tensor, seen: list[list[int]]) -> T
     return out
 
 
-@given(st.integers(1, 6), st.integers(1, 12), st.booleans(), st.data())
+@dataclass
+class Memory:
+    """Slots of one sequence, in one piece or scattered."""
+
+    slots: list[int]
+    stride: int = 0
+    pages: list[int] = field(default_factory=list)
+
+    def window(self, end: int) -> slice | NDArray[np.int64]:
+        """Physical slots below slot `end`."""
+        if self.slots == list(range(self.slots[0], self.slots[0] + len(self.slots))):
+            return slice(self.slots[0], self.slots[0] + end)
+        return np.array(self.slots[:end])
+
+
+def batch(spans: list[Span], write: Sequence[int]) -> Batch:
+    """What is fed does not matter to attention, only where it goes."""
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return Batch(nothing, nothing, torch.tensor(write, dtype=torch.int64), None, spans)
+
+
+def attend(memory: Tensor, spans: list[Span], q: Tensor, sight: Sight | None = None) -> Tensor:
+    """Attention of the last layer over what stands there, with nothing new written."""
+    sights = [Sight(), sight] if sight else []
+    backend = Dense(list(memory[0]), list(memory[1]), HEADS, sights)
+    none = q.new_zeros(0, KEYS, DIM)
+    return backend.plan(batch(spans, []))(1, q, none, none)
+
+
+@given(st.integers(1, 6), st.integers(6, 12), st.booleans(), st.data())
 @settings(max_examples=50)
-def test_rows_see_what_their_mask_says(
+def test_rows_see_what_their_stops_say(
     rows: int, length: int, scattered: bool, data: st.DataObject
 ) -> None:
     """Over contiguous slots or scattered ones."""
-    q, keys, values = random(rows, HEADS, DIM), random(40, KEYS, DIM), random(40, KEYS, DIM, seed=1)
-    slots = torch.randperm(40, generator=torch.Generator().manual_seed(2))[:length]
-    stops = data.draw(st.lists(st.integers(1, length), min_size=rows, max_size=rows))
-    places = slots.tolist() if scattered else list(range(7, 7 + length))
-    segment = Segment(
-        rows=slice(0, rows),
-        slots=slots if scattered else slice(7, 7 + length),
-        mask=torch.arange(length) < torch.tensor(stops)[:, None],
+    q, memory = random(rows, HEADS, DIM), random(2, 2, 40, KEYS, DIM)
+    shuffled = torch.randperm(40, generator=torch.Generator().manual_seed(2))[:length].tolist()
+    places = shuffled if scattered else list(range(7, 7 + length))
+    stops = sorted(
+        data.draw(st.lists(st.integers(1, length), min_size=rows - 1, max_size=rows - 1))
     )
-    expected = by_hand(q, keys, values, [places[:stop] for stop in stops])
-    torch.testing.assert_close(attention(q, keys, values, segment), expected)
+    span = Span(slice(0, rows), length - rows, length, [*stops, length], Memory(places))
+    expected = by_hand(q, memory[0, 1], memory[1, 1], [places[:s] for s in [*stops, length]])
+    torch.testing.assert_close(attend(memory, [span], q), expected)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_no_mask_is_needed_for_full_and_causal_rows(causal: bool) -> None:
-    """All slots, or those up to the row's own."""
-    q, keys, values = random(5, HEADS, DIM), random(9, KEYS, DIM), random(9, KEYS, DIM, seed=1)
-    segment = Segment(rows=slice(0, 5), slots=slice(2, 7), causal=causal)
-    seen = [list(range(2, 3 + row if causal else 7)) for row in range(5)]
-    torch.testing.assert_close(attention(q, keys, values, segment), by_hand(q, keys, values, seen))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 7), st.integers(1, 3)), min_size=2, max_size=6, unique_by=first
+    ),
+    st.sampled_from([None, Sight(window=3), Sight(causal=True)]),
+    st.data(),
+)
+@settings(max_examples=80)
+def test_sequences_that_lie_alike_share_calls(
+    placed: list[tuple[int, int]], sight: Sight | None, data: st.DataObject
+) -> None:
+    """In any order and with gaps, causal or full, of few rows each, seeing more or less."""
+    memory = random(2, 2, 8 * 16, KEYS, DIM)
+    spans: list[Span] = []
+    seen: list[list[int]] = []
+    for place, rows in placed:
+        start = data.draw(st.integers(0, 16 - rows))
+        causal, begin = data.draw(st.booleans()), spans[-1].rows.stop if spans else 0
+        end = start + rows
+        pages = Memory(list(range(place * 16, place * 16 + 16)), stride=16)
+        stops = None if causal else [end] * rows
+        spans.append(Span(slice(begin, begin + rows), start, end, stops, pages))
+        for own in range(start, end):
+            least = 0 if sight is None or sight.window is None else own - sight.window + 1
+            last = own + 1 if causal or (sight and sight.causal) else end
+            seen.append([place * 16 + slot for slot in range(max(least, 0), last)])
+    q = random(spans[-1].rows.stop, HEADS, DIM)
+    expected = by_hand(q, memory[0, 1], memory[1, 1], seen)
+    torch.testing.assert_close(attend(memory, spans, q, sight), expected)
+
+
+def test_sequences_that_lie_alike_are_one_call() -> None:
+    """However many there are; one without company has its own."""
+    near = [Memory(list(range(16 * n, 16 * n + 16)), stride=16) for n in range(6)]
+    far = Memory(list(range(16 * 40, 16 * 41)), stride=16)
+    spans = [Span(slice(i, i + 1), 4, 5, None, each) for i, each in enumerate([*near, far])]
+    memory = random(2, 2, 16 * 41, KEYS, DIM)
+    calls = Dense(list(memory[0]), list(memory[1]), HEADS).calls(spans, Sight())
+    assert [type(call) for call in calls] == [Together, Alone]
 
 
 def test_rows_are_stored_before_anyone_attends() -> None:
-    """Each layer has its own memory, each segment its own slots."""
+    """Each layer has its own memory, each sequence its own slots."""
     memory = torch.zeros(2, 2, 12, KEYS, DIM)
     q, k, v = random(5, HEADS, DIM), random(5, KEYS, DIM, seed=1), random(5, KEYS, DIM, seed=2)
     write = torch.tensor([3, 4, 9, 10, 11])
-    segments = [
-        Segment(
-            rows=slice(0, 2), slots=slice(3, 5), mask=torch.tensor([[True, False], [True] * 2])
-        ),
-        Segment(rows=slice(2, 5), slots=slice(9, 12), causal=True),
+    spans = [
+        Span(slice(0, 2), 0, 2, [1, 2], Memory([3, 4])),
+        Span(slice(2, 5), 0, 3, None, Memory([9, 10, 11])),
     ]
-    attend = DenseAttention(list(memory[0]), list(memory[1]), write, segments)
-    out = attend(1, q, k, v)
+    backend = Dense(list(memory[0]), list(memory[1]), HEADS)
+    out = backend.plan(batch(spans, write.tolist()))(1, q, k, v)
     assert torch.equal(memory[0, 1, write], k) and torch.equal(memory[1, 1, write], v)
     assert not memory[:, 0].any() and not memory[:, 1, :3].any()
     seen = [[3], [3, 4], [9], [9, 10], [9, 10, 11]]

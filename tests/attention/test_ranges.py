@@ -1,5 +1,7 @@
 """Ranges equal the boolean mask that they mean."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 from torch.nn import functional
@@ -40,7 +42,9 @@ def brute(ranges: torch.Tensor) -> torch.Tensor:
     )
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor):
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
     """One masked call over all rows."""
     groups = q.shape[1] // k.shape[1]
     k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
@@ -48,30 +52,35 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Ten
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)[0].transpose(0, 1)
 
 
-def test_the_dense_mask_is_what_the_ranges_say():
+def test_the_dense_mask_is_what_the_ranges_say() -> None:
+    """Entry by entry."""
     ranges = packed()
     assert torch.equal(dense(ranges, len(ranges)), brute(ranges))
 
 
-def test_documents_are_cut_where_no_row_sees_across():
+def test_documents_are_cut_where_no_row_sees_across() -> None:
+    """Blocks stay with what they see."""
     spans = documents(packed())
     assert spans == [(0, 3), (3, 6), (6, 9), (9, 14), (14, 22), (22, 30), (30, 31)]
 
 
-def test_a_row_that_sees_only_later_or_earlier_keys_joins_them():
+def test_a_row_that_sees_only_later_or_earlier_keys_joins_them() -> None:
+    """Though no row between them does."""
     ranges = torch.zeros(4, 2, 2, dtype=torch.int32)
     ranges[0, 0] = torch.tensor([1, 2])
     ranges[3, 0] = torch.tensor([2, 3])
     assert documents(ranges) == [(0, 2), (2, 4)]
 
 
-def test_a_row_of_a_group_sees_to_its_end():
+def test_a_row_of_a_group_sees_to_its_end() -> None:
+    """Groups of one are causal, one group is full."""
     sees = dense(groups([2, 3, 1]), 6)
     assert sees.sum(1).tolist() == [2, 2, 5, 5, 5, 6]
     assert torch.equal(groups([1, 1, 1]), causal(3)) and torch.equal(groups([3]), full(3))
 
 
-def test_whole_documents_are_seen_by_their_rows_alone():
+def test_whole_documents_are_seen_by_their_rows_alone() -> None:
+    """Whatever they saw before."""
     parts = [groups([2, 3]), causal(1), two_ranges()]
     ranges = torch.cat([part + start for part, start in zip(parts, (0, 5, 6), strict=True)])
     assert documents(whole(ranges)) == documents(ranges) == [(0, 5), (5, 6), (6, 14)]
@@ -79,27 +88,36 @@ def test_whole_documents_are_seen_by_their_rows_alone():
     assert torch.equal(sees, torch.block_diag(*(torch.ones(n, n) for n in (5, 1, 8))).bool())
 
 
-def test_neighbours_of_one_length_and_kind_share_a_call():
+def test_neighbours_of_one_length_and_kind_share_a_call() -> None:
+    """Others have one each."""
     pieces = RangesAttention(packed()).pieces
     assert [(piece.count, piece.length) for piece in pieces[:3]] == [(2, 3), (1, 3), (1, 5)]
 
 
+def equal_with_gradients(
+    got: torch.Tensor, want: torch.Tensor, given: tuple[torch.Tensor, ...]
+) -> None:
+    """Two results from the same tensors, and what a loss on each would send back to them."""
+    assert torch.allclose(got, want, atol=1e-5)
+    weights = torch.randn_like(want)
+    for ours, theirs in zip(
+        torch.autograd.grad((got * weights).sum(), given),
+        torch.autograd.grad((want * weights).sum(), given),
+        strict=True,
+    ):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_attention_equals_one_masked_call_and_so_do_gradients(kv_heads: int):
+def test_attention_equals_one_masked_call_and_so_do_gradients(kv_heads: int) -> None:
+    """However many heads share a key head."""
     torch.manual_seed(0)
     ranges = packed()
     q = torch.randn(len(ranges), 4, 8, requires_grad=True)
     k, v = (torch.randn(len(ranges), kv_heads, 8, requires_grad=True) for _ in "kv")
-    got = RangesAttention(ranges)(0, q, k, v)
-    want = attention(q, k, v, brute(ranges))
-    assert torch.allclose(got, want, atol=1e-5)
-    weights = torch.randn_like(want)
-    for ours, theirs in zip(
-        torch.autograd.grad((got * weights).sum(), (q, k, v)),
-        torch.autograd.grad((want * weights).sum(), (q, k, v)),
-        strict=True,
-    ):
-        assert torch.allclose(ours, theirs, atol=1e-5)
+    equal_with_gradients(
+        RangesAttention(ranges)(0, q, k, v), attention(q, k, v, brute(ranges)), (q, k, v)
+    )
 
 
 def blocks(anchors: list[int], context: int, size: int) -> torch.Tensor:
@@ -112,26 +130,21 @@ def blocks(anchors: list[int], context: int, size: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("runs", [[12], [3, 9], [6, 3, 3], [5, 7]])
-def test_attention_over_other_keys_equals_one_masked_call(runs: list[int]):
+def test_attention_over_other_keys_equals_one_masked_call(runs: list[int]) -> None:
+    """However the rows are cut into runs."""
     torch.manual_seed(0)
     ranges = blocks([0, 2, 5, 7], 9, 3)
     q = torch.randn(12, 4, 8, requires_grad=True)
     k, v = (torch.randn(9 + 12, 2, 8, requires_grad=True) for _ in "kv")
-    got = HullAttention(ranges, runs)(0, q, k, v)
-    want = attention(q, k, v, dense(ranges, 21))
-    assert torch.allclose(got, want, atol=1e-5)
-    weights = torch.randn_like(want)
-    for ours, theirs in zip(
-        torch.autograd.grad((got * weights).sum(), (q, k, v)),
-        torch.autograd.grad((want * weights).sum(), (q, k, v)),
-        strict=True,
-    ):
-        assert torch.allclose(ours, theirs, atol=1e-5)
+    equal_with_gradients(
+        HullAttention(ranges, runs)(0, q, k, v), attention(q, k, v, dense(ranges, 21)), (q, k, v)
+    )
 
 
-def test_a_run_is_given_no_keys_outside_what_its_rows_see():
+def test_a_run_is_given_no_keys_outside_what_its_rows_see() -> None:
+    """Short runs see nearly nothing else."""
     ranges = blocks([2, 3, 40, 90], 100, 4)
     one, four = (HullAttention(ranges, runs) for runs in ([16], [4] * 4))
-    assert [tuple(mask.shape) for mask in one.masks] == [(16, 90 + 16)]
-    assert [mask.shape[1] for mask in four.masks] == [2 + 4, 3 + 4, 40 + 4, 90 + 4]
-    assert all(mask.all() for mask in four.masks)
+    assert [tuple(piece.mask.shape) for piece in one.pieces] == [(16, 90 + 16)]
+    assert [piece.mask.shape[1] for piece in four.pieces] == [2 + 4, 3 + 4, 40 + 4, 90 + 4]
+    assert all(piece.mask.all() for piece in four.pieces)

@@ -1,11 +1,14 @@
 """Commands as a user types them, on the models of the zoo."""
 
 import json
+import os
 import re
+import subprocess
 import sys
 
 import pytest
 
+from outpace.cli.flags import Loading
 from outpace.cli.main import COMMANDS, main
 
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
@@ -173,12 +176,114 @@ def test_models_and_methods_are_listed(outpace):
         (("race", "x", "--entry", "tiny-aux"), "MODEL METHOD"),
         (("race", "x", "--entry", "tiny-dream apd verifier=tiny-aux size=3"), "size"),
         (("train", "no-such.toml"), "no-such.toml"),
+        (("generate",), "Missing argument 'model'"),
+        (("generate", "tiny-aux", "x", "--nonsense"), "--nonsense"),
+        (("generate", "tiny-aux", "x", "--max-tokens", "abc"), "--max-tokens"),
+        (("generate", "tiny-aux", "x", "more"), "more"),
+        (("nonsense",), "nonsense"),
+        (("evaluate", "tiny-aux", "--limit"), "--limit"),
+        (("generate", "tiny-aux", "\udcff"), "not UTF-8"),
+        (("generate", "tiny-aux", "x", "--stop", "\udcff"), "not UTF-8"),
+        (("trace", "tiny-aux", "\udcff"), "not UTF-8"),
+        (("race", "\udcff", "--entry", "tiny-aux autoregressive"), "not UTF-8"),
+        (("generate", "x" * 5000, "x"), "x" * 5000),
+        (("generate", "tiny-aux", "x" * 3000), "slots"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(outpace, args, says):
     status, _, err = outpace(*args)
     assert status == 2
     assert err.startswith("outpace: ") and err.count("\n") == 1 and says in err
+
+
+UNWRITABLE = [".", "/dev/full", "/proc/none/out", "/proc/version/out"]
+
+
+@pytest.mark.parametrize("name", UNWRITABLE)
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("evaluate", "tiny-aux", "--json"),
+        ("race", "x", "--json"),
+        ("trace", "tiny-aux", "x", "--png"),
+    ],
+)
+def test_where_nothing_can_be_written_nothing_is_computed(
+    outpace, tmp_path, monkeypatch, args, name
+):
+    """A folder, a device, a folder that cannot be made."""
+    monkeypatch.setattr(Loading, "open", None)
+    status, _, err = outpace(*args, str(tmp_path / name))
+    assert status == 2 and err.startswith("outpace: ") and err.count("\n") == 1
+    assert str(tmp_path / name).removesuffix("/.").removesuffix("/out") in err
+
+
+@pytest.mark.parametrize("held", [None, "as it was"])
+def test_a_failed_evaluation_leaves_its_output_as_it_was(outpace, tmp_path, held):
+    """Neither half a file nor an empty one."""
+    path = tmp_path / "result.json"
+    if held is not None:
+        path.write_text(held)
+    args = ("evaluate", "tiny-aux", "--limit", "1", "--max-tokens", "99999", "--json", str(path))
+    assert outpace(*args)[0] == 2
+    assert [each.read_text() for each in tmp_path.iterdir()] == ([] if held is None else [held])
+
+
+def test_a_link_stays_one(outpace, tmp_path):
+    """What it leads to is replaced."""
+    path, link = tmp_path / "result.json", tmp_path / "link"
+    path.write_text("old")
+    link.symlink_to(path)
+    args = ("evaluate", "tiny-aux", "--limit", "1", "--max-tokens", "4", "--json", str(link))
+    assert outpace(*args)[0] == 0
+    assert link.is_symlink() and json.loads(path.read_text())["results"]
+
+
+@pytest.mark.parametrize("place", ["inside", "outside"])
+def test_an_interrupt_is_one_line_and_status_130(outpace, monkeypatch, place):
+    """Inside a command, and before it."""
+
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    if place == "inside":
+        monkeypatch.setattr(Loading, "open", interrupt)
+    else:
+        monkeypatch.setattr("outpace.cli.main.build", interrupt)
+    assert outpace("generate", "tiny-aux", "x") == (130, "", "outpace: interrupted\n")
+
+
+def test_a_reader_that_leaves_is_no_error():
+    """As in `outpace methods | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "outpace", "methods"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert done.stderr == b""
+
+
+def test_an_error_of_several_lines_is_put_on_one(outpace, monkeypatch):
+    """Such as those of a template or a configuration file."""
+
+    def refuse(*args, **options):
+        raise ValueError("one\n  two\r\nthree")
+
+    monkeypatch.setattr(Loading, "open", refuse)
+    assert outpace("generate", "tiny-aux", "x")[2] == "outpace: one two three\n"
+
+
+def test_no_command_is_a_question_for_help(outpace):
+    """It is answered."""
+    status, out, err = outpace()
+    assert status == 0 and "evaluate" in out and not err
+
+
+def test_text_is_shown_as_it_is(outpace):
+    """Neither mark-up nor names of pictures are read in it."""
+    args = ("race", "[/b] :smile:", "--entry", "tiny-aux autoregressive", "--max-tokens", "2")
+    status, out, _ = outpace(*args)
+    assert status == 0 and "[/b] :smile:" in out
 
 
 def test_the_command_line_is_frozen(outpace):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outpace.decoding import Canvas, Sequence
+from outpace.decoding import Canvas, Request
 from outpace.decoding.canvas import blocks
 
 
@@ -71,7 +71,7 @@ def test_cut_drops_tokens_and_holes() -> None:
 
 
 def test_what_stands_before_the_first_hole_is_committed() -> None:
-    seq = Sequence(prompt=[1], max_tokens=4, eos=frozenset([9]))
+    seq = Request(prompt=[1], max_tokens=4, eos=frozenset([9]))
     canvas = Canvas(seq.prompt, mask_id=0)
     canvas.extend(4)
     canvas.fill([2], [6])
@@ -85,7 +85,7 @@ def test_what_stands_before_the_first_hole_is_committed() -> None:
 
 def test_what_is_behind_an_end_is_dropped() -> None:
     """The first end counts, wherever the one filled now stands."""
-    seq = Sequence(prompt=[9], max_tokens=6, eos=frozenset([9]))
+    seq = Request(prompt=[9], max_tokens=6, eos=frozenset([9]))
     canvas = Canvas(seq.prompt, mask_id=0)
     canvas.extend(6)
     canvas.fill([5], [9])

@@ -18,54 +18,54 @@ PLAIN = Forward(ids=ROWS, start=10)
 def test_end_is_the_slot_behind_the_rows() -> None:
     """And by default all that is seen."""
     assert (PLAIN.end, PLAIN.seen) == (15, 15)
-    assert replace(PLAIN, mask=FULL, reach=20).seen == 20
+    assert replace(PLAIN, pattern=FULL, reach=20).seen == 20
 
 
 def test_causal_rows_see_up_to_themselves() -> None:
     """The default mask."""
-    assert PLAIN.stops().tolist() == [11, 12, 13, 14, 15]
+    assert PLAIN.stops() == [11, 12, 13, 14, 15]
 
 
 def test_full_rows_see_all_rows() -> None:
     """Every slot below the end."""
-    assert replace(PLAIN, mask=FULL).stops().tolist() == [15] * 5
+    assert replace(PLAIN, pattern=FULL).stops() == [15] * 5
 
 
 def test_full_rows_see_as_far_as_they_reach() -> None:
     """Slots behind the rows that an earlier forward has filled."""
-    assert replace(PLAIN, mask=FULL, reach=20).stops().tolist() == [20] * 5
+    assert replace(PLAIN, pattern=FULL, reach=20).stops() == [20] * 5
 
 
 def test_reach_means_nothing_to_causal_rows() -> None:
     """Each stops at itself; nobody sees further."""
     reaching = replace(PLAIN, reach=20)
-    assert reaching.stops().tolist() == [11, 12, 13, 14, 15]
+    assert reaching.stops() == [11, 12, 13, 14, 15]
     assert reaching.seen == 15
 
 
 def test_blocks_see_to_their_own_end() -> None:
     """Lengths of consecutive blocks."""
-    assert replace(PLAIN, mask=(2, 3)).stops().tolist() == [12, 12, 15, 15, 15]
+    assert replace(PLAIN, pattern=(2, 3)).stops() == [12, 12, 15, 15, 15]
 
 
 def test_only_the_last_block_reaches_further() -> None:
     """What is behind the rows lies behind the earlier blocks too."""
-    assert replace(PLAIN, mask=(2, 3), reach=18).stops().tolist() == [12, 12, 18, 18, 18]
+    assert replace(PLAIN, pattern=(2, 3), reach=18).stops() == [12, 12, 18, 18, 18]
 
 
 @given(st.integers(0, 50), st.integers(1, 12))
 def test_causal_is_blocks_of_one_and_full_is_one_block(start: int, rows: int) -> None:
     """One integer a row is all that a mask is."""
     forward = Forward(ids=[0] * rows, start=start)
-    singles, single = replace(forward, mask=(1,) * rows), replace(forward, mask=(rows,))
-    assert forward.stops().tolist() == singles.stops().tolist()
-    assert replace(forward, mask=FULL).stops().tolist() == single.stops().tolist()
+    singles, single = replace(forward, pattern=(1,) * rows), replace(forward, pattern=(rows,))
+    assert forward.stops() == singles.stops()
+    assert replace(forward, pattern=FULL).stops() == single.stops()
 
 
 @given(st.integers(0, 50), st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_a_row_sees_itself_and_never_a_later_block(start: int, lengths: list[int]) -> None:
     """Whatever the blocks."""
-    forward = Forward(ids=[0] * sum(lengths), start=start, mask=tuple(lengths))
+    forward = Forward(ids=[0] * sum(lengths), start=start, pattern=tuple(lengths))
     stops = forward.stops()
     first = start
     for length in lengths:
@@ -76,17 +76,17 @@ def test_a_row_sees_itself_and_never_a_later_block(start: int, lengths: list[int
 
 def test_row_before_predicts_where_the_model_shifts() -> None:
     """Every causal model, and Dream: row p - 1 predicts slot p."""
-    assert replace(PLAIN, predict=[11, 15]).predicted_rows(shift=1).tolist() == [0, 4]
+    assert replace(PLAIN, predict=[11, 15]).predicted_rows(shift=1) == [0, 4]
 
 
 def test_row_itself_predicts_where_it_does_not() -> None:
     """LLaDA: row p predicts slot p."""
-    assert replace(PLAIN, predict=[10, 14]).predicted_rows(shift=0).tolist() == [0, 4]
+    assert replace(PLAIN, predict=[10, 14]).predicted_rows(shift=0) == [0, 4]
 
 
 def test_next_slot_is_predicted_by_default() -> None:
     """By the last row."""
-    assert PLAIN.predicted_rows(shift=1).tolist() == [4]
+    assert PLAIN.predicted_rows(shift=1) == [4]
     assert list(PLAIN.predicted_slots()) == [15]
 
 
@@ -99,7 +99,7 @@ def test_default_means_nothing_without_shift() -> None:
 def test_nothing_may_be_predicted() -> None:
     """A forward that only fills the cache."""
     nothing = replace(PLAIN, predict=())
-    assert nothing.predicted_rows(shift=1).tolist() == []
+    assert nothing.predicted_rows(shift=1) == []
     assert list(nothing.predicted_slots()) == []
 
 
@@ -115,10 +115,10 @@ def test_slot_whose_row_is_not_fed_is_named(shift: int, slot: int, row: int) -> 
 
 def test_rows_may_be_named_instead() -> None:
     """By the slots that hold them, one for each wanted slot, whatever the shift."""
-    named = replace(PLAIN, predict=[30, 12, 12], rows=[14, 11, 12])
+    named = replace(PLAIN, predict=[30, 12, 12], predict_from=[14, 11, 12])
     for shift in (0, 1):
-        assert named.predicted_rows(shift).tolist() == [4, 1, 2]
-    assert replace(PLAIN, rows=[10]).predicted_rows(shift=0).tolist() == [0]
+        assert named.predicted_rows(shift) == [4, 1, 2]
+    assert replace(PLAIN, predict_from=[10]).predicted_rows(shift=0) == [0]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_rows_may_be_named_instead() -> None:
 def test_named_rows_must_be_there(rows: list[int], message: str) -> None:
     """And as many as slots."""
     with pytest.raises(ValueError, match=message):
-        replace(PLAIN, predict=[30, 12], rows=rows).predicted_rows(shift=1)
+        replace(PLAIN, predict=[30, 12], predict_from=rows).predicted_rows(shift=1)
 
 
 def check(forward: Forward, *, vocab: int = 8, slots: int = 40, written: int = 10) -> None:
@@ -145,7 +145,7 @@ def test_rows_right_behind_what_was_written_are_fine() -> None:
     check(PLAIN)
     check(replace(PLAIN, start=0))
     check(replace(PLAIN, start=35), written=35)
-    check(replace(PLAIN, start=3, mask=FULL, reach=10))
+    check(replace(PLAIN, start=3, pattern=FULL, reach=10))
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,10 @@ def test_rows_right_behind_what_was_written_are_fine() -> None:
         (replace(PLAIN, start=11), "start at slot 11, but only 10 slots have been written"),
         (replace(PLAIN, start=-1), "start at slot -1"),
         (replace(PLAIN, ids=ROWS * 7), "end at slot 44, but 40 slots were reserved"),
-        (replace(PLAIN, mask=FULL, reach=16), "reach 16 reads slots that were never written"),
+        (replace(PLAIN, pattern=FULL, reach=16), "reach 16 reads slots that were never written"),
         (replace(PLAIN, positions=[1, 2]), "2 positions for 5 rows"),
         (replace(PLAIN, context=torch.zeros(0, 4)), "context is 4 wide, but target reads 0"),
-        (replace(PLAIN, mask=(2, 2)), r"block lengths \(2, 2\) do not add up to 5 rows"),
+        (replace(PLAIN, pattern=(2, 2)), r"block lengths \(2, 2\) do not add up to 5 rows"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -172,27 +172,17 @@ def test_forward_that_cannot_run_is_refused(forward: Forward, message: str) -> N
 
 def test_masks_have_names() -> None:
     """Methods write CAUSAL and FULL."""
-    assert PLAIN.mask == CAUSAL != FULL
+    assert PLAIN.pattern == CAUSAL != FULL
 
 
 def test_context_fills_the_slots_before_the_rows() -> None:
     """And must follow what has been written."""
     behind = replace(PLAIN, model="draft", context=torch.zeros(4, 6))
     assert (behind.first, behind.start, behind.end) == (6, 10, 15)
-    assert behind.stops().tolist() == PLAIN.stops().tolist()
+    assert behind.stops() == PLAIN.stops()
     for written in (6, 10, 15):
-        behind.check(vocab=8, length=100, slots=40, written=written, features=6)
+        behind.check(vocab=8, length=100, slots=40, written=written, feature_size=6)
     with pytest.raises(ValueError, match="start at slot 6, but only 5 slots have been written"):
-        behind.check(vocab=8, length=100, slots=40, written=5, features=6)
+        behind.check(vocab=8, length=100, slots=40, written=5, feature_size=6)
     with pytest.raises(ValueError, match="start at slot -1"):
-        replace(behind, start=3).check(vocab=8, length=100, slots=40, written=5, features=6)
-
-
-def test_holes_are_runs_of_masks_behind_the_committed_tokens() -> None:
-    """A mask token of a prompt is a token."""
-    forward = Forward(ids=[9, 1, 9, 9, 2, 9], start=4)
-    assert forward.holes(9, 0) == (range(4, 5), range(6, 8), range(9, 10))
-    assert forward.holes(9, 7) == (range(7, 8), range(9, 10))
-    assert forward.holes(9, 10) == forward.holes(8, 0) == ()
-    moved = Forward(ids=[1, 2, 9, 9], start=4, positions=[4, 6, 5, 7])
-    assert moved.holes(9, 0) == (range(5, 6), range(7, 8))
+        replace(behind, start=3).check(vocab=8, length=100, slots=40, written=5, feature_size=6)

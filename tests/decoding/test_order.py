@@ -45,7 +45,7 @@ def test_above_is_strict() -> None:
 
 
 def test_rank_prefers_little_entropy() -> None:
-    out = Prediction(tokens=[1, 2], confidence=SCORES[:2], entropy=SCORES[2:])
+    out = Prediction(tokens=[1, 2], scores={"confidence": SCORES[:2], "entropy": SCORES[2:]})
     assert rank(out, "confidence").tolist() == SCORES[:2].tolist()
     assert ranked(rank(out, "entropy")).tolist() == [0, 1]
 

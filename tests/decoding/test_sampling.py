@@ -13,7 +13,8 @@ from torch import Tensor
 
 from helpers import chi_square
 from outpace.decoding import GREEDY, Sample, Sampling
-from outpace.decoding.sampling import gumbel, keep_top_k, noise_of, nucleus
+from outpace.decoding.noise import gumbel
+from outpace.decoding.sampling import keep_top_k, noise_of, nucleus
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.9, 0.5, 0.0, -0.3, -0.5, -1.0, -1.2, -2.0, -4.0])
@@ -108,8 +109,10 @@ def test_zero_temperature_takes_the_most_probable() -> None:
 def test_low_temperature_comes_to_the_same() -> None:
     """Without a special case."""
     logits = torch.randn(200, 12, generator=torch.Generator().manual_seed(0))
-    cold = draw(logits, Sampling(temperature=1e-4), range(200))
-    assert torch.equal(cold, logits.argmax(-1))
+    for temperature in (1e-4, 1e-30):
+        for cut in ({}, {"top_p": 0.9}, {"top_k": 3}):
+            cold = draw(logits, Sampling(temperature=temperature, **cut), range(200))
+            assert torch.equal(cold, logits.argmax(-1))
 
 
 rows = st.lists(st.integers(-30, 30), min_size=2, max_size=20, unique=True)
@@ -291,6 +294,7 @@ def test_only_wanted_scores_are_made() -> None:
     ("options", "message"),
     [
         ({"temperature": -0.1}, "temperature .* not -0.1"),
+        ({"temperature": 1e-38}, "temperature .* not 1e-38"),
         ({"temperature": float("inf")}, "temperature .* not inf"),
         ({"temperature": float("nan")}, "temperature .* not nan"),
         ({"top_p": 0.0}, "top_p .* not 0.0"),

@@ -42,8 +42,37 @@ def test_neighbouring_pages_are_preferred() -> None:
     for index in (0, 2, 5, 6):
         memory.release(tables[index])
     table = memory.reserve(2 * PAGE)
-    assert table is not None and table.pages == [5, 6] and table.contiguous
+    assert table is not None and table.pages == [5, 6] and not table.stride
     assert table.window(20) == slice(5 * PAGE, 5 * PAGE + 20)
+
+
+def test_neighbours_lie_alike_where_there_is_room() -> None:
+    """At multiples of the next power of two, so that many of them are one strided view."""
+    memory = cache(32)
+    tables = [memory.reserve(size * PAGE) for size in (3, 1, 3, 2, 4, 8)]
+    assert [table.pages[0] for table in tables if table] == [0, 3, 4, 8, 12, 16]
+    assert [table.stride // PAGE for table in tables if table] == [4, 1, 4, 2, 4, 8]
+
+
+def test_memory_that_nobody_has_written_is_zeros() -> None:
+    """Attention may look at it, and must not find what is no number."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        memory = Cache(CONFIG, 4 * PAGE, dtype=dtype, device=torch.device("cpu")).memory
+        assert memory.dtype == dtype and not memory.any()
+
+
+def test_what_is_no_number_is_erased() -> None:
+    """With its names; what others hold too stays."""
+    memory = cache(4)
+    first, second = memory.reserve(2 * PAGE), memory.reserve(PAGE)
+    assert first and second
+    memory.memory.fill_(torch.nan)
+    memory.name(first.pages[0], b"name")
+    memory.hold(first.pages[1:])
+    memory.scrub(first)
+    assert not memory.named
+    kept = [bool(memory.keys[0][page * PAGE].isnan().any()) for page in range(3)]
+    assert kept == [False, True, True]
 
 
 def test_pages_that_lie_apart_are_used_where_nothing_else_is_left() -> None:
@@ -53,7 +82,7 @@ def test_pages_that_lie_apart_are_used_where_nothing_else_is_left() -> None:
     for table in tables[::2]:
         memory.release(table)
     table = memory.reserve(2 * PAGE)
-    assert table is not None and table.pages == [0, 2] and not table.contiguous
+    assert table is not None and table.pages == [0, 2] and table.stride == 0
     expected = [*range(PAGE), *range(2 * PAGE, 2 * PAGE + 4)]
     assert list(table.window(PAGE + 4)) == expected
 

@@ -6,10 +6,22 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from helpers import MASK, VOCAB, causal_model, engine_of, finish, pages_in_use, runner, tokens
-from outpace.decoding import CAUSAL, FULL, Decoding, Forward, Sequence
+from helpers import (
+    MASK,
+    VOCAB,
+    causal_model,
+    engine_of,
+    enter,
+    finish,
+    pages_in_use,
+    runner,
+    tokens,
+)
+from outpace.decoding import CAUSAL, FULL, Decoding, Forward
+from outpace.decoding import Request as Tokens
 from outpace.engine.cache import PAGE
-from outpace.engine.engine import DecodingError, Engine, Job
+from outpace.engine.engine import Engine
+from outpace.engine.job import DecodingError, Job
 from outpace.methods import APD, D2F, Autoregressive, LeftToRight, Method
 from workload import MODELS, Request, alone, new_engine, result, serve
 
@@ -26,7 +38,7 @@ class Scripted(Method):
     good: int = 0
     error: str = ""
 
-    def decode(self, seq: Sequence) -> Decoding:
+    def decode(self, seq: Tokens) -> Decoding:
         """Decode well at first, then do as told."""
         out = None
         for _ in range(self.good):
@@ -56,12 +68,12 @@ def test_trace_has_masks_and_holes_of_every_forward() -> None:
     """Blocks by their lengths, holes by their slots; a mask token of the prompt is none."""
     request = Request(method=D2F(block=2, confidence=0.0), prompt=(3, MASK, 4), max_tokens=3)
     _, _, steps = alone(request)
-    assert [(step.mask, step.holes) for step in steps] == [
+    assert [(step.pattern, step.holes) for step in steps] == [
         ((3, 2), (range(3, 5),)),
         ((2, 1), (range(5, 6),)),
     ]
     _, _, steps = alone(Request(method=AR, max_tokens=3))
-    assert all(step.mask == CAUSAL and step.holes == () for step in steps)
+    assert all(step.pattern == CAUSAL and step.holes == () for step in steps)
 
 
 def test_trace_says_what_was_kept_and_by_which_model() -> None:
@@ -77,7 +89,7 @@ def test_trace_shares_out_the_time_of_a_request() -> None:
     engine = new_engine()
     job = Request(method=VERIFIED, max_tokens=20).submit(engine)
     finish(engine)
-    seconds = [step.seconds for step in job.seq.trace]
+    seconds = [step.seconds for step in job.request.trace]
     assert min(seconds) > 0 and sum(seconds) <= job.ended - job.began
 
 
@@ -86,7 +98,7 @@ def test_trace_has_the_time_of_cut_prefills_too() -> None:
     engine = new_engine(max_rows=3)
     job = Request(method=AR, prompt=(1,) * 30, max_tokens=1).submit(engine)
     finish(engine)
-    (step,) = job.seq.trace
+    (step,) = job.request.trace
     assert 0 < step.seconds <= job.ended - job.began
     assert (step.rows, step.kept) == (30, 1)
 
@@ -99,7 +111,7 @@ def test_listener_hears_of_tokens_and_of_the_end() -> None:
         engine, lambda seq: heard.append((len(seq.tokens), seq.finish_reason))
     )
     finish(engine)
-    kept = [step.kept for step in job.seq.trace if step.kept]
+    kept = [step.kept for step in job.request.trace if step.kept]
     assert [count for count, _ in heard] == [sum(kept[: i + 1]) for i in range(len(kept))]
     assert [reason for _, reason in heard] == [None] * (len(kept) - 1) + ["length"]
 
@@ -206,9 +218,9 @@ def test_cancelling_a_queued_request_takes_it_out() -> None:
     first, second = (Request(method=AR).submit(engine) for _ in range(2))
     engine.step()
     engine.cancel(second)
-    assert second.seq.finish_reason == "cancelled" and not engine.queue
+    assert second.request.finish_reason == "cancelled" and not engine.queue
     finish(engine)
-    assert result(first) == alone(Request(method=AR)) and second.seq.trace == []
+    assert result(first) == alone(Request(method=AR)) and second.request.trace == []
 
 
 @pytest.mark.parametrize("method", [AR, LTR, VERIFIED], ids=lambda m: type(m).__name__)
@@ -223,7 +235,7 @@ def test_cancelling_a_running_request_frees_its_pages_at_once(method: Method, tu
         engine.step()
     engine.cancel(job)
     assert pages_in_use(engine) == 0
-    assert (job.seq.finish_reason, heard[-1]) == ("cancelled", "cancelled")
+    assert (job.request.finish_reason, heard[-1]) == ("cancelled", "cancelled")
     other = Request(method=AR)
     assert serve(engine, [other]) == [alone(other)]
 
@@ -241,13 +253,13 @@ def test_cancelling_from_the_listener_ends_it_with_what_it_has() -> None:
     """So do stop strings."""
     engine = new_engine()
 
-    def stop(seq: Sequence) -> None:
+    def stop(seq: Tokens) -> None:
         if len(seq.tokens) >= 4:
             engine.cancel(job)
 
     job = Request(method=AR).submit(engine, stop)
     finish(engine)
-    assert (len(job.seq.tokens), job.seq.finish_reason) == (4, "cancelled")
+    assert (len(job.request.tokens), job.request.finish_reason) == (4, "cancelled")
     assert pages_in_use(engine) == 0
 
 
@@ -256,14 +268,14 @@ def test_one_listener_may_cancel_another_request() -> None:
     engine = new_engine()
     jobs: list[Job] = []
 
-    def stop(seq: Sequence) -> None:
+    def stop(seq: Tokens) -> None:
         engine.cancel(jobs[1])
 
     jobs.append(Request(method=AR).submit(engine, stop))
     jobs.append(Request(method=AR).submit(engine))
     finish(engine)
     assert result(jobs[0]) == alone(Request(method=AR))
-    assert jobs[1].seq.finish_reason == "cancelled"
+    assert jobs[1].request.finish_reason == "cancelled"
     assert pages_in_use(engine) == 0 and not engine.running
 
 
@@ -273,7 +285,7 @@ def test_cancelling_what_has_ended_changes_nothing() -> None:
     job = Request(method=AR, max_tokens=2).submit(engine)
     finish(engine)
     engine.cancel(job)
-    assert job.seq.finish_reason == "length"
+    assert job.request.finish_reason == "length"
 
 
 # Errors.
@@ -287,7 +299,7 @@ def fails_alone(method: Method) -> DecodingError:
     finish(engine)
     assert result(jobs[0]) == result(jobs[2]) == alone(neighbour)
     assert isinstance(jobs[1].error, DecodingError)
-    assert jobs[1].seq.finish_reason is None and jobs[1].done
+    assert jobs[1].request.finish_reason is None and jobs[1].done
     assert not engine.running
     assert pages_in_use(engine) == 0
     return jobs[1].error
@@ -310,13 +322,13 @@ def test_method_that_returns_too_early_fails(good: int) -> None:
 
 BAD_FORWARDS = {
     "start": (Forward(ids=[1, 2], start=9), "only 5 slots have been written"),
-    "reach": (Forward(ids=[1], start=5, mask=FULL, reach=40), "reach 40 reads slots"),
+    "reach": (Forward(ids=[1], start=5, pattern=FULL, reach=40), "reach 40 reads slots"),
     "token": (Forward(ids=[99], start=5), "token id 99 lies outside the vocabulary"),
     "room": (Forward(ids=[1] * 99, start=0), "17 slots were reserved"),
     "wanted": (Forward(ids=[1], start=5, predict=[3]), "slot 3 is predicted by .* slot 2"),
     "positions": (Forward(ids=[1], start=5, positions=[5, 6]), "2 positions for 1 rows"),
     "position": (Forward(ids=[1], start=5, positions=[10_000]), "position.*10000|10000.*position"),
-    "lengths": (Forward(ids=[1, 2, 3], start=5, mask=(-1, 4)), r"lengths? \(-1, 4\)"),
+    "lengths": (Forward(ids=[1, 2, 3], start=5, pattern=(-1, 4)), r"lengths? \(-1, 4\)"),
     "model": (Forward(ids=[1], start=5, model="nobody"), "nobody"),
 }
 
@@ -346,7 +358,7 @@ def test_error_in_a_pass_fails_all_who_were_in_it(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs[0].runners["target"], "run", broken)
+        patch.setattr(jobs[0].pairing.runners["target"], "run", broken)
         finish(engine)
     assert all("out of memory" in str(job.error) for job in jobs)
     assert pages_in_use(engine) == 0 and not engine.running
@@ -421,7 +433,7 @@ def test_methods_refuse_the_other_kind_of_model() -> None:
     for method, target in ((AR, "diffusion"), (LTR, "causal")):
         name = type(method).__name__
         with pytest.raises(ValueError, match=f"{name} decodes .*, but {target} is a"):
-            engine.submit(method, [1], runners={"target": runner(engine, target)}, max_tokens=1)
+            enter(engine, method, [1], runners={"target": runner(engine, target)}, max_tokens=1)
 
 
 @pytest.mark.parametrize("limits", [{"max_rows": 0}, {"max_sequences": 0}])

@@ -9,28 +9,53 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import literal
 from helpers import engine_of, finish, pages_in_use, runner
-from outpace.decoding import FULL, Forward, Sampling
-from outpace.engine import naive
+from outpace.decoding import Sampling
 from outpace.engine.cache import PAGE
-from outpace.engine.engine import cut_at, halves
-from outpace.methods import APD, D2F, Autoregressive, DFlash, LeftToRight, Speculative, WeDLM
-from workload import MODELS, Request, alone, new_engine, random_request, requests, result, serve
+from outpace.methods import (
+    APD,
+    METHODS,
+    Autoregressive,
+    DFlash,
+    LeftToRight,
+    Method,
+    Speculative,
+    WeDLM,
+)
+from workload import (
+    KINDS,
+    MODELS,
+    RANDOM,
+    Request,
+    alone,
+    missing,
+    new_engine,
+    random_request,
+    requests,
+    result,
+    serve,
+)
 
-KINDS = [
-    Autoregressive(),
-    LeftToRight(tokens=2, window=4, lookahead=6),
-    APD(verifier="causal", ratio=0.6, window=4, lookahead=9),
-    Speculative(draft="near", tokens=3),
-    Speculative(draft="near", tokens=4, verify="rejection"),
-    DFlash(draft="features", tokens=4),
-    DFlash(draft="features", block=3, tokens=2, verify="rejection"),
-    D2F(block=4, confidence=0.6),
-    WeDLM(window=6, entropy=2.0),
-    WeDLM(window=6, entropy=2.0, verify=True),
-]
 LONG = tuple(range(1, 23)) * 3
 SAMPLED = Sampling(temperature=1.5, top_p=0.9, seed=3)
+
+
+def test_every_registered_method_is_in_the_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all of its parts; the message names what is missing, and where."""
+    assert not missing(), missing()
+
+    class New(Method):
+        """Registered, and nowhere else."""
+
+    monkeypatch.setitem(METHODS, "new", New)
+    monkeypatch.delitem(RANDOM, WeDLM)
+    assert missing().split("; ") == [
+        "KINDS of tests/workload.py has no New: add one",
+        "STRATEGIES of tests/workload.py has no New: add one",
+        "RANDOM of tests/workload.py has no WeDLM: add one",
+        "RANDOM of tests/workload.py has no New: add one",
+    ]
 
 
 @given(st.lists(requests, min_size=2, max_size=5))
@@ -55,7 +80,7 @@ def test_engine_equals_the_contract_answered_literally(request: Request) -> None
     """One sequence, no pages, no batch: the same tokens by the same forwards."""
     seq = request.sequence()
     models = {role: MODELS[name] for role, name in request.roles.items()}
-    forwards = naive.decode(request.method, seq, models)
+    forwards = literal.decode(request.method, seq, models)
     output, reason, steps = alone(request)
     assert (output, reason) == (seq.tokens, seq.finish_reason)
     assert [(step.model, step.start) for step in steps] == [(f.model, f.start) for f in forwards]
@@ -69,7 +94,7 @@ def test_a_hundred_mixed_requests_equal_each_alone() -> None:
     assert serve(engine, batch) == [alone(request) for request in batch]
     assert pages_in_use(engine) == 0
     assert not engine.running and not engine.queue
-    assert {type(request.method) for request in batch} == {type(method) for method in KINDS}
+    assert {type(request.method) for request in batch} == set(METHODS.values())
 
 
 @pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
@@ -97,32 +122,6 @@ def spy(runner, passes: list[int]) -> None:
     runner.run = counted
 
 
-@given(st.integers(1, 12), st.booleans(), st.data())
-def test_a_cut_forward_is_the_same_in_two(rows: int, moved: bool, data: st.DataObject) -> None:
-    """Ids, slots and positions of both parts make the whole; only the second is read."""
-    ids = list(range(rows))
-    places = [2 * row + 5 for row in ids] if moved else None
-    wanted = sorted(data.draw(st.sets(st.integers(4, 3 + rows), max_size=3)))
-    whole = Forward(ids=ids, start=3, positions=places, predict=wanted)
-    cut = cut_at(whole, data.draw(st.integers(1, 12)), shift=1)
-    assert 0 <= cut < rows
-    assert not wanted or cut <= wanted[0] - 4
-    if cut:
-        head, tail = halves(whole, cut)
-        assert [*head.ids, *tail.ids] == ids
-        assert (head.start, head.end, tail.end) == (3, tail.start, whole.end)
-        assert places is None or [*head.positions, *tail.positions] == places
-        assert list(head.predicted_slots()) == [] and list(tail.predicted_slots()) == wanted
-
-
-@pytest.mark.parametrize("change", [{"mask": FULL}, {"mask": (2, 4)}, {"reach": 9}])
-def test_only_causal_forwards_are_cut(change: dict) -> None:
-    """Others see rows that would not be there yet."""
-    whole = Forward(ids=[1] * 6, start=3)
-    assert cut_at(whole, 4, shift=1) == 4
-    assert cut_at(replace(whole, **change), 4, shift=1) == 0
-
-
 def test_bidirectional_forwards_are_never_cut() -> None:
     """Their rows see one another: a forward of more than `max_rows` runs whole."""
     request = Request(method=LeftToRight(), prompt=LONG, max_tokens=2)
@@ -144,7 +143,7 @@ def test_scattered_pages_change_nothing(method) -> None:
             each.cache.release(table)
     job = request.submit(engine)
     engine.admit()
-    assert job.tables and not any(table.contiguous for table in job.tables.values())
+    assert job.tables and not any(table.stride for table in job.tables.values())
     finish(engine)
     assert result(job) == alone(request)
 

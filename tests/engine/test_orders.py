@@ -10,6 +10,7 @@ from helpers import (
     VOCAB,
     diffusion_model,
     engine_of,
+    enter,
     finish,
     pages_in_use,
     runner,
@@ -17,7 +18,7 @@ from helpers import (
     unshifted_model,
 )
 from outpace.decoding import Sampling
-from outpace.decoding.order import Order
+from outpace.decoding.target import Order
 from outpace.engine.engine import Engine, Job
 from outpace.methods import D2F, Diffusion, FastDLLM, LeftToRight, Method
 
@@ -46,7 +47,8 @@ def submit(engine: Engine, number: int, method: Method) -> Job:
     rng = Random(number)
     prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
     fixed = isinstance(method, Diffusion) and method.steps is not None
-    return engine.submit(
+    return enter(
+        engine,
         method,
         prompt,
         runners={"target": runner(engine, MODELS[number % 2][0])},
@@ -69,5 +71,5 @@ def test_sixty_mixed_requests_over_all_orders_and_caches_equal_each_alone() -> N
         job = submit(alone, number, method)
         finish(alone)
         assert tokens(together[number]) == tokens(job), method
-        assert together[number].seq.finish_reason == job.seq.finish_reason
+        assert together[number].request.finish_reason == job.request.finish_reason
     assert pages_in_use(engine) == 0

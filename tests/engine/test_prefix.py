@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from helpers import MASK, VOCAB, causal_model, finish, pages_in_use, published, runner
-from outpace.decoding import CAUSAL, FULL, Decoding, Forward, Sampling
-from outpace.decoding import Sequence as Tokens
+from helpers import MASK, VOCAB, causal_model, enter, finish, pages_in_use, published, runner
+from outpace.decoding import CAUSAL, FULL, Decoding, Forward, Kind, Sampling
+from outpace.decoding import Request as Tokens
 from outpace.engine.cache import PAGE, Cache, Table
 from outpace.engine.engine import DecodingError, Engine
 from outpace.engine.prefix import Prefix
@@ -90,7 +90,9 @@ def test_a_second_identical_prompt_computes_less_than_a_page(method: Method, sha
     for length in (15, 16, 17, 32, 63):
         engine = engine_with(share=share)
         request = Request(method=method, prompt=LONG[:length], max_tokens=8)
-        passes = rows_of(engine, "causal" if method.bidirectional else request.roles["target"])
+        passes = rows_of(
+            engine, "causal" if (Kind.DIFFUSION in method.decodes) else request.roles["target"]
+        )
         before = serve(engine, [request])
         whole = passes[0]
         passes.clear()
@@ -104,7 +106,7 @@ def test_a_target_leaves_away_only_rows_whose_features_its_draft_has(share: bool
     """Here another method has filled the target's pages before the draft saw any of them."""
     engine, plain = (engine_with(share=share, on=on) for on in (True, False))
     rich = runner(engine, "rich")
-    engine.submit(Autoregressive(), LONG, runners={"target": rich}, max_tokens=4)
+    enter(engine, Autoregressive(), LONG, runners={"target": rich}, max_tokens=4)
     finish(engine)
     request = Request(method=DFlash(draft="features", tokens=3), prompt=LONG, max_tokens=8)
     passes, expected_ = rows_of(engine, "rich"), serve(plain, [request])
@@ -289,7 +291,7 @@ def run(prefix: Prefix, table: Table, forward: Forward) -> None:
     prefix.writes(table, forward.start, forward.end)
     before = contents(prefix.cache, table, forward.start)[-1] if forward.start else 0.0
     values = expected(list(forward.ids), before)
-    if forward.mask != CAUSAL or forward.positions is not None:
+    if forward.pattern != CAUSAL or forward.positions is not None:
         values = [-2.0] * len(values)
     slots = torch.from_numpy(table.slots[forward.start : forward.end])
     prefix.cache.memory[:, :, slots] = torch.tensor(values, dtype=torch.float64)[:, None, None]
@@ -345,8 +347,8 @@ class Prefixes(RuleBasedStateMachine):
         if not ids:
             return
         moved = [start + 1 + i for i in range(len(ids))] if kind == "moved" else None
-        mask = FULL if kind == "full" else CAUSAL
-        self.write(table, Forward(ids=ids, start=start, mask=mask, positions=moved))
+        pattern = FULL if kind == "full" else CAUSAL
+        self.write(table, Forward(ids=ids, start=start, pattern=pattern, positions=moved))
 
     @precondition(lambda self: self.tables)
     @rule(which=st.integers(0, 99))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from helpers import MASK, VOCAB, causal_model, diffusion_model, feature_draft, whole
+from helpers import MASK, VOCAB, causal_model, diffusion_model, feature_draft, feeds, run, whole
+from literal import Memory, answer
 from outpace.decoding import CAUSAL, FULL, Forward, Sample, Sampling
+from outpace.decoding.accept import Rejection
+from outpace.decoding.processor import NEVER, Shortened
 from outpace.engine.cache import PAGE, Table
-from outpace.engine.naive import Memory, answer
-from outpace.engine.runner import NEVER, Runner
+from outpace.engine.runner import Runner
 from outpace.methods.apd import Mixture
 from outpace.models.draft import FeatureDraft
 from outpace.models.transformer import Transformer
@@ -51,7 +56,7 @@ def forward_runs(draw) -> list[Forward]:
         start = draw(st.integers(0, min(written, ROOM - 6)))
         lengths = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=2)))
         rows = sum(lengths)
-        mask = draw(st.sampled_from([CAUSAL, FULL, lengths]))
+        pattern = draw(st.sampled_from([CAUSAL, FULL, lengths]))
         written = max(written, start + rows)
         reach = draw(st.sampled_from([None, start + rows, written]))
         first = draw(st.integers(0, 50))
@@ -59,7 +64,7 @@ def forward_runs(draw) -> list[Forward]:
             Forward(
                 ids=draw(st.lists(st.integers(0, VOCAB - 1), min_size=rows, max_size=rows)),
                 start=start,
-                mask=mask,
+                pattern=pattern,
                 reach=reach,
                 positions=draw(st.sampled_from([None, list(range(first, first + rows))])),
                 predict=range(start + 1, start + rows + 1),
@@ -81,7 +86,7 @@ def test_any_forwards_equal_the_contract_answered_literally(runs: list[list[Forw
         forwards = [runs[index][turn] for index in active]
         for index, forward in zip(active, forwards, strict=True):
             forward.check(vocab=VOCAB, length=1000, slots=ROOM, written=tables[index].written)
-        predictions = runner.run(forwards, [tables[index] for index in active])
+        predictions = run(runner, forwards, [tables[index] for index in active])
         for index, forward, prediction in zip(active, forwards, predictions, strict=True):
             expected = answer(forward, memories[index])
             torch.testing.assert_close(prediction.logits, expected.logits, atol=1e-4, rtol=1e-4)
@@ -102,7 +107,7 @@ def draft_runs(draw) -> list[Forward]:
             Forward(
                 ids=[3] + [MASK] * (rows - 1),
                 start=ready,
-                mask=FULL,
+                pattern=FULL,
                 predict=range(ready, ready + rows),
                 read=KEPT,
                 context=context if count else None,
@@ -126,8 +131,8 @@ def test_blocks_behind_features_equal_the_contract_answered_literally(
         forwards = [runs[index][turn] for index in active]
         for index, forward in zip(active, forwards, strict=True):
             written = tables[index].written
-            forward.check(vocab=VOCAB, length=1000, slots=ROOM, written=written, features=64)
-        predictions = runner.run(forwards, [tables[index] for index in active])
+            forward.check(vocab=VOCAB, length=1000, slots=ROOM, written=written, feature_size=64)
+        predictions = run(runner, forwards, [tables[index] for index in active])
         for index, forward, prediction in zip(active, forwards, predictions, strict=True):
             expected = answer(forward, memories[index])
             torch.testing.assert_close(prediction.logits, expected.logits, atol=1e-4, rtol=1e-4)
@@ -138,7 +143,7 @@ def test_each_forward_gets_the_features_that_it_wants() -> None:
     runner = new_runner()
     layers = [(0, 1), (), (1,), (1, 0), (0, 1)]
     forwards = [Forward(ids=[3 + n, 4, 5][: 1 + n % 3], start=0) for n in range(5)]
-    out = runner.run(forwards, [table_of(runner) for _ in forwards], layers)
+    out = run(runner, forwards, [table_of(runner) for _ in forwards], layers)
     assert out[1].features is None
     for forward, wanted, prediction in zip(forwards, layers, out, strict=True):
         expected = answer(forward, Memory(CAUSAL_MODEL), wanted)
@@ -146,7 +151,7 @@ def test_each_forward_gets_the_features_that_it_wants() -> None:
         if wanted:
             assert prediction.features.shape == (len(forward.ids), 32 * len(wanted))
             torch.testing.assert_close(prediction.features, expected.features, atol=1e-4, rtol=1e-4)
-    assert runner.run(forwards, [table_of(runner) for _ in forwards])[0].features is None
+    assert run(runner, forwards, [table_of(runner) for _ in forwards])[0].features is None
 
 
 def test_predictions_come_back_in_the_order_of_the_forwards() -> None:
@@ -162,20 +167,20 @@ def test_predictions_come_back_in_the_order_of_the_forwards() -> None:
         Forward(ids=ids, start=0, read=read) for ids, read in zip(prompts, reads, strict=True)
     ]
     forwards.insert(1, Forward(ids=[9], start=0, predict=()))
-    kept, nothing, confident, scored = runner.run(forwards, [table_of(runner) for _ in forwards])
+    kept, nothing, confident, scored = run(runner, forwards, [table_of(runner) for _ in forwards])
     logits = [whole(CAUSAL_MODEL, ids, causal=True)[-1] for ids in prompts]
     assert nothing.tokens == []
     assert kept.tokens == [int(logits[0].argmax())]
     assert kept.logits is not None and torch.allclose(kept.logits[0], logits[0], atol=1e-4)
-    assert (kept.confidence, kept.entropy, kept.margin) == (None, None, None)
-    assert confident.confidence == pytest.approx(
+    assert kept.scores == {}
+    assert confident.scores["confidence"] == pytest.approx(
         [float(logits[1].softmax(-1)[confident.tokens[0]])], abs=1e-4
     )
-    assert confident.logits is None and confident.entropy is None
+    assert confident.logits is None and confident.scores.keys() == {"confidence"}
     law = logits[2].softmax(-1)
-    assert scored.entropy == pytest.approx([float(-(law * law.log()).sum())], abs=1e-3)
+    assert scored.scores["entropy"] == pytest.approx([float(-(law * law.log()).sum())], abs=1e-3)
     best = law.topk(2).values
-    assert scored.margin == pytest.approx([float(best[0] - best[1])], abs=1e-4)
+    assert scored.scores["margin"] == pytest.approx([float(best[0] - best[1])], abs=1e-4)
 
 
 def test_reads_of_different_types_share_a_pass() -> None:
@@ -187,7 +192,7 @@ def test_reads_of_different_types_share_a_pass() -> None:
         Forward(ids=[1, 2], start=0, predict=[1, 2], read=read)
         for read in (KEPT, mixture, Sample(), replace(mixture, ratio=0.0))
     ]
-    first, mixed, plain, own = runner.run(forwards, [table_of(runner) for _ in forwards])
+    first, mixed, plain, own = run(runner, forwards, [table_of(runner) for _ in forwards])
     logits = whole(CAUSAL_MODEL, [1, 2], causal=True)[:, : VOCAB - 1]
     assert mixed.tokens == [11, 11]
     assert first.tokens == plain.tokens == own.tokens == logits.argmax(-1).tolist() != [11, 11]
@@ -197,7 +202,7 @@ def test_reads_of_different_types_share_a_pass() -> None:
 def test_a_pass_that_reads_nothing_predicts_nothing() -> None:
     """As the head of a cut prefill."""
     runner = new_runner()
-    (prediction,) = runner.run([Forward(ids=[1, 2], start=0, predict=())], [table_of(runner)])
+    (prediction,) = run(runner, [Forward(ids=[1, 2], start=0, predict=())], [table_of(runner)])
     assert prediction.tokens == []
 
 
@@ -208,18 +213,18 @@ def test_reading_few_rows_at_a_time_changes_nothing(read_rows: int) -> None:
         sampling=Sampling(temperature=1.0, seed=4), keep=True, scores=("confidence", "entropy")
     )
     forwards = [
-        Forward(ids=list(range(rows)), start=0, mask=FULL, predict=range(1, rows + 1), read=read)
+        Forward(ids=list(range(rows)), start=0, pattern=FULL, predict=range(1, rows + 1), read=read)
         for rows in (3, 1, 6)
     ]
     results = []
     for size in (256, read_rows):
         runner = new_runner(DIFFUSION_MODEL, read_rows=size)
-        results.append(runner.run(forwards, [table_of(runner) for _ in forwards]))
+        results.append(run(runner, forwards, [table_of(runner) for _ in forwards]))
     for one, many in zip(*results, strict=True):
         assert one.tokens == many.tokens
         torch.testing.assert_close(one.logits, many.logits)
-        assert one.confidence == pytest.approx(many.confidence, abs=1e-5)
-        assert one.entropy == pytest.approx(many.entropy, abs=1e-5)
+        assert one.scores["confidence"] == pytest.approx(many.scores["confidence"], abs=1e-5)
+        assert one.scores["entropy"] == pytest.approx(many.scores["entropy"], abs=1e-5)
 
 
 def test_mask_is_never_said() -> None:
@@ -227,8 +232,8 @@ def test_mask_is_never_said() -> None:
     model = diffusion_model(seed=1)
     model.unembedding.weight[MASK] = 100 * model.unembedding.weight[:MASK].sum(0)
     runner = new_runner(model)
-    forward = Forward(ids=[1, MASK, MASK], start=0, mask=FULL, predict=[1, 2, 3], read=KEPT)
-    (prediction,) = runner.run([forward], [table_of(runner)])
+    forward = Forward(ids=[1, MASK, MASK], start=0, pattern=FULL, predict=[1, 2, 3], read=KEPT)
+    (prediction,) = run(runner, [forward], [table_of(runner)])
     assert MASK not in prediction.tokens
     assert prediction.logits is not None
     assert prediction.logits[:, MASK].tolist() == pytest.approx([NEVER] * 3)
@@ -238,7 +243,7 @@ def test_rows_of_the_embedding_that_are_no_tokens_are_never_said() -> None:
     """A tokenizer with fewer tokens than the embedding has rows."""
     runner = new_runner(vocab=10)
     forwards = [Forward(ids=[token], start=0, read=KEPT) for token in range(VOCAB)]
-    out = runner.run(forwards, [table_of(runner, 1) for _ in forwards])
+    out = run(runner, forwards, [table_of(runner, 1) for _ in forwards])
     assert all(prediction.tokens[0] < 10 for prediction in out)
     assert all(prediction.logits.shape == (1, 10) for prediction in out)
 
@@ -247,13 +252,71 @@ def test_written_slots_are_remembered() -> None:
     """The furthest ever, not the last."""
     runner = new_runner()
     table = table_of(runner)
-    runner.run([Forward(ids=[1, 2, 3], start=0)], [table])
-    runner.run([Forward(ids=[4], start=1)], [table])
+    run(runner, [Forward(ids=[1, 2, 3], start=0)], [table])
+    run(runner, [Forward(ids=[4], start=1)], [table])
     assert table.written == 3
 
 
 def test_time_in_the_model_is_counted() -> None:
     """For the share of host and model."""
     runner = new_runner()
-    runner.run([Forward(ids=[1], start=0)], [table_of(runner)])
+    run(runner, [Forward(ids=[1], start=0)], [table_of(runner)])
     assert runner.seconds > 0
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    "read",
+    [
+        Sample(),
+        Sample(sampling=Sampling(temperature=1.0, top_p=0.9), scores=("entropy",)),
+        Rejection(drafted=(3,), guess=torch.zeros(1, VOCAB), sampling=Sampling(temperature=1)),
+    ],
+    ids=["greedy", "sampled", "rejection"],
+)
+def test_logits_that_are_no_numbers_say_so(bad: float, read: Sample) -> None:
+    """Token -1, for the row alone; so do rows of nothing but minus infinity."""
+    runner = new_runner()
+    head = runner.logits
+
+    def spoiled(hidden: Tensor) -> Tensor:
+        logits = head(hidden)
+        logits[0, slice(None) if bad == -torch.inf else 5] = bad
+        return logits
+
+    runner.logits = spoiled  # type: ignore[method-assign]
+    forward = Forward(ids=[1, 2], start=0, predict=[1, 2], read=read)
+    (prediction,) = run(runner, [forward], [table_of(runner)])
+    assert prediction.tokens[0] == -1 and prediction.tokens[1] >= 0
+
+
+@pytest.mark.parametrize("read_rows", [1, 3, 256])
+def test_processors_change_the_rows_of_their_own_request(read_rows: int) -> None:
+    """In chunks of any size, before anything is read."""
+    runner, seen = new_runner(read_rows=read_rows), []
+
+    def only(logits: Tensor, slots: Sequence[int]) -> None:
+        seen.extend(slots)
+        logits[:, 4] = 1e6
+
+    forwards = [Forward(ids=[1, 2, 3], start=0, predict=[1, 2, 3]) for _ in range(4)]
+    fed = feeds(runner, forwards, [table_of(runner) for _ in forwards])
+    fed[1].processors, fed[3].processors = (only,), (Shortened(5),)
+    free, first, _, short = runner.run(fed)
+    assert first.tokens == [4, 4, 4] and set(short.tokens) <= set(range(5))
+    assert free.tokens == whole(CAUSAL_MODEL, [1, 2, 3], causal=True).argmax(-1).tolist()
+    assert seen == [1, 2, 3]
+
+
+def test_log_probabilities_are_those_of_the_raw_logits() -> None:
+    """Whatever the tokens are drawn from."""
+    runner = new_runner()
+    sampling = Sampling(temperature=0.5, top_k=3, seed=1)
+    for drawn in (False, True):
+        read = Sample(sampling=sampling, scores=("confidence", "logprob"), drawn=drawn)
+        (out,) = run(runner, [Forward(ids=[1, 2], start=0, read=read)], [table_of(runner)])
+        law = whole(CAUSAL_MODEL, [1, 2], causal=True)[-1].log_softmax(-1)
+        assert out.logprobs == pytest.approx([float(law[out.tokens[0]])], abs=1e-4)
+        assert (float(np.log(out.scores["confidence"][0])) == pytest.approx(out.logprobs[0])) == (
+            not drawn
+        )

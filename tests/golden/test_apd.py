@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from helpers import engine_of, finish, runner, tokens, whole
-from outpace.decoding import Decoding, Forward, Prediction, Read, Sequence, agreement
+from helpers import close, engine_of, enter, finish, runner, tokens, whole
+from outpace.decoding import Decoding, Forward, Kind, Prediction, Read, Request, agreement
 from outpace.decoding.forward import IntArray
 from outpace.decoding.sampling import Reader, Readout
 from outpace.engine.engine import Engine, Job
@@ -124,13 +124,13 @@ class Replay(Method):
     the case injects noise, the target is read with the authors' sampler.
     """
 
-    bidirectional = True
+    decodes = (Kind.DIFFUSION,)
 
     method: Method
     case: dict[str, Any]
     iterations: list[Iteration] = field(default_factory=list)
 
-    def decode(self, seq: Sequence) -> Decoding:
+    def decode(self, seq: Request) -> Decoding:
         """Pass on the method's forwards, changed as said."""
         decoding = self.method.decode(seq)
         forward = next(decoding)
@@ -172,7 +172,7 @@ class Replay(Method):
         return kind(
             ids=forward.ids,
             start=forward.start,
-            mask=forward.mask,
+            pattern=forward.pattern,
             predict=range(first, forward.end),
             read=read,
         )
@@ -229,7 +229,8 @@ def submit(engine: Engine, method: Method, case: dict[str, Any]) -> Job:
     if case["verifier"]:
         runners["verifier"] = runner(engine, case["verifier"])
     params = case["params"]
-    return engine.submit(
+    return enter(
+        engine,
         method,
         case["prompt"],
         runners=runners,
@@ -251,7 +252,7 @@ def replay(engine: Engine, case: dict[str, Any], *, windowed: bool = True) -> tu
 def kept_by_iteration(job: Job) -> list[int]:
     """Tokens committed in each iteration, as the engine's trace has it."""
     kept: list[int] = []
-    for step in job.seq.trace:
+    for step in job.request.trace:
         if step.model == "target":
             kept.append(0)
         kept[-1] += step.kept
@@ -273,11 +274,13 @@ def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> N
         # The official loop looks for end-of-sequence in the whole canvas, finds it in the prompt
         # and stops after one iteration. A prompt does not end an answer of ours: it goes on.
         assert len(ours) > case["num_forward_evals"] == 1
-        assert job.seq.tokens[0] == expected_tokens(case)[0]
+        assert job.request.tokens[0] == expected_tokens(case)[0]
         ours = ours[:1]
     else:
-        assert job.seq.tokens == expected_tokens(case)
-        assert sum(step.model == "target" for step in job.seq.trace) == case["num_forward_evals"]
+        assert job.request.tokens == expected_tokens(case)
+        assert (
+            sum(step.model == "target" for step in job.request.trace) == case["num_forward_evals"]
+        )
     assert [turn.left for turn in ours] == official["left"]
     assert [turn.right for turn in ours] == official["right"]
     assert [turn.proposals for turn in ours] == official["x0"]
@@ -290,7 +293,7 @@ def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> N
         *kept, last = accepted(case)
         ended = len(expected_tokens(case)) - sum(kept)
         assert kept_by_iteration(job) == [*kept, ended]
-        assert ended == last or job.seq.finish_reason == "stop"
+        assert ended == last or job.request.finish_reason == "stop"
 
 
 KEPT_LOGITS = [case for case in CASES if "masked_logits" in case]
@@ -313,7 +316,7 @@ def test_logits_of_masks_equal_the_official_ones(engine: Engine, case: dict[str,
         expected = EXPECTED[f"{case['id']}_iter{index}_masked_logits"].clone()
         second = min(1, len(turn.logits) - 1)
         expected[:, MASK] = turn.logits[0, MASK]
-        torch.testing.assert_close(turn.logits[[0, second, -1]], expected, atol=2e-4, rtol=0)
+        close(turn.logits[[0, second, -1]], expected)
 
 
 @pytest.mark.parametrize("case", WITHOUT_WINDOW, ids=[case["id"] for case in WITHOUT_WINDOW])
@@ -321,8 +324,8 @@ def test_window_matters(engine: Engine, case: dict[str, Any]) -> None:
     """The same request without its window is another text, the one of the official code."""
     job, _ = replay(engine, case, windowed=False)
     assert len(WITHOUT_WINDOW) == 7
-    assert job.seq.tokens == expected_tokens(case, "output_ids_without_W")
-    assert job.seq.tokens != expected_tokens(case)
+    assert job.request.tokens == expected_tokens(case, "output_ids_without_W")
+    assert job.request.tokens != expected_tokens(case)
 
 
 def test_greedy_cases_as_a_user_runs_them_all_in_one_batch(engine: Engine) -> None:
@@ -333,7 +336,9 @@ def test_greedy_cases_as_a_user_runs_them_all_in_one_batch(engine: Engine) -> No
     for job, case in zip(jobs, GREEDY, strict=True):
         assert tokens(job) == expected_tokens(case), case["id"]
         windows = [
-            (step.start, step.start + step.rows) for step in job.seq.trace if step.model == "target"
+            (step.start, step.start + step.rows)
+            for step in job.request.trace
+            if step.model == "target"
         ]
         assert windows == list(zip(case["trace"]["left"], case["trace"]["right"], strict=True))
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers import as_it_stands, engine_of, finish, runner, tokens
-from outpace.decoding import Decoding, Forward, Prediction, Sampling, Sequence
+from helpers import as_it_stands, engine_of, enter, finish, runner, tokens
+from outpace.decoding import Decoding, Forward, Kind, Prediction, Request, Sampling
 from outpace.engine.engine import Engine, Job
 from outpace.methods import D2F, Method
 from outpace.models.load import load_model
@@ -34,13 +34,13 @@ ORDERS = {"default": "confidence", "margin_confidence": "margin", "neg_entropy":
 class Recorded(Method):
     """Runs a method, and writes down what it asks and gets."""
 
-    bidirectional = True
+    decodes = (Kind.DIFFUSION,)
 
     method: Method
     asked: list[Forward] = field(default_factory=list)
     got: list[Prediction] = field(default_factory=list)
 
-    def decode(self, seq: Sequence) -> Decoding:
+    def decode(self, seq: Request) -> Decoding:
         """Pass on the method's forwards."""
         decoding = self.method.decode(seq)
         answer = None
@@ -94,7 +94,8 @@ def engine() -> Engine:
 def submit(engine: Engine, method: Method, case: dict[str, Any]) -> Job:
     """Queue a case."""
     params = case["params"]
-    return engine.submit(
+    return enter(
+        engine,
         method,
         case["prompt_ids"],
         runners={"target": runner(engine, model_of(case))},
@@ -155,7 +156,7 @@ def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> N
     finish(engine)
     assert tokens(job) == text(case)
     steps, asked = case["steps"], recorded.asked
-    assert len(asked) == len(job.seq.trace) == len(steps) == case["n_forward"]
+    assert len(asked) == len(job.request.trace) == len(steps) == case["n_forward"]
     assert recorded.accepted() == [step["accepted"] for step in steps]
     assert states(case, recorded) == [step["states"] for step in steps]
     prompt, block = len(case["prompt_ids"]), case["params"]["block_size"]
@@ -169,7 +170,7 @@ def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> N
         assert forward.end == end - len(skipped) * block
         # Lengths of blocks: that row, what is committed, the blocks in flight.
         edges = [forward.start, begin][1 - lead :] + [e for e in ends if begin < e <= forward.end]
-        assert forward.mask == tuple(b - a for a, b in zip(edges, edges[1:], strict=False))
+        assert forward.pattern == tuple(b - a for a, b in zip(edges, edges[1:], strict=False))
         assert list(forward.ids) == [
             filled.get(slot, case["mask_token_id"]) for slot in range(forward.start, forward.end)
         ]
@@ -209,11 +210,11 @@ def test_cases_all_in_one_batch(engine: Engine, canvas: bool) -> None:
     finish(engine)
     for job, case in zip(jobs, CASES, strict=True):
         output, expected = tokens(job), text(case)
-        if canvas or job.seq.finish_reason == "stop":
+        if canvas or job.request.finish_reason == "stop":
             assert output == expected, case["id"]
         else:
             assert len(output) == case["params"]["max_new_tokens"]
             assert output[: len(expected)] == expected
-        forwards = len(job.seq.trace)
+        forwards = len(job.request.trace)
         if canvas or len(output) == len(expected):
             assert forwards <= case["n_forward"] and (not canvas or forwards == case["n_forward"])

@@ -18,7 +18,7 @@ from outpace.models.load import load_adapter, load_model
 from outpace.models.transformer import Transformer
 from outpace.training import lora
 from outpace.training.lora import LoRA
-from outpace.training.noise import Canvas
+from outpace.training.noise import Response
 from outpace.training.objective import Models
 from outpace.training.objectives import D2F
 from outpace.training.optim import Optim
@@ -57,7 +57,7 @@ def batch(case: dict[str, Any], student: Transformer, **options: Any) -> tuple[D
         ids = given["input_ids"][sample].numpy().astype(np.int64)
         first = float(given["draw_u0"][sample])
         shares = objective.shares(first, given["draw_u_inc"][sample].double().numpy())
-        answer = Canvas.of(ids[prompt:])
+        answer = Response.of(ids[prompt:])
         draws = given["draw_tokens"][sample, prompt:].double().numpy()
         parts.append(objective.noisy(ids[:prompt].tolist(), answer, shares, draws))
     return objective, parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import engine_of, finish, runner, tokens
-from outpace.decoding import Sample, Sampling, Sequence
+import literal
+from helpers import engine_of, enter, finish, runner, tokens
+from outpace.decoding import Request, Sample, Sampling, Target
 from outpace.decoding.sampling import Reader, Readout
-from outpace.engine import naive
 from outpace.methods import Autoregressive, DFlash
 from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_draft, load_model
@@ -45,7 +45,7 @@ def models(pair: str) -> dict[str, Transformer | FeatureDraft]:
     return {"target": target, "draft": load_draft(GOLDEN / pair / "draft", target)}
 
 
-def clipped(lengths: Many[int], wanted: int) -> list[int]:
+def clipped(lengths: Sequence[int], wanted: int) -> list[int]:
     """Acceptance lengths of the authors' loop, up to the tokens that were wanted."""
     sums = [0, *accumulate(lengths)]
     return [min(end, wanted) - begin for begin, end in pairwise(sums) if begin < wanted]
@@ -56,7 +56,8 @@ def clipped(lengths: Many[int], wanted: int) -> list[int]:
 def test_greedy_decode(pair: str, case: Case) -> None:
     """Output and acceptance lengths, for all kinds of prompts, budgets, blocks and stops."""
     engine = engine_of(*models(pair).items())
-    job = engine.submit(
+    job = enter(
+        engine,
         DFlash(draft="", block=case["block_size"], tokens=99),
         case["prompt"],
         runners={name: runner(engine, name) for name in models(pair)},
@@ -65,13 +66,13 @@ def test_greedy_decode(pair: str, case: Case) -> None:
     )
     finish(engine)
     expected = case["output_ids"][len(case["prompt"]) :]
-    stopped = expected[-1] in job.seq.eos
+    stopped = expected[-1] in job.request.eos
     assert tokens(job) == expected[: len(expected) - stopped]
-    first, *kept = [step.kept for step in job.seq.trace if step.model == "target"]
+    first, *kept = [step.kept for step in job.request.trace if step.model == "target"]
     lengths = clipped(case["acceptance_lengths"], len(expected) - 1)
     if stopped and lengths:
         lengths[-1] -= 1  # end-of-sequence is no output here
-    assert (first, sum(kept)) == (min(len(job.seq.tokens), 1), sum(lengths))
+    assert (first, sum(kept)) == (min(len(job.request.tokens), 1), sum(lengths))
     # The authors draft a whole block where less is wanted; here it is shortened.
     room = [case["max_new_tokens"] - 1 - before for before in accumulate([0, *lengths[:-1]])]
     whole = sum(left >= case["block_size"] for left in room)
@@ -85,7 +86,9 @@ class InverseLaw(Sample):
     uniforms: tuple[float, ...]
 
     @classmethod
-    def group(cls, reads: Many[Self], slots: Many[Many[int]], device: torch.device) -> Reader:
+    def group(
+        cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
+    ) -> Reader:
         """Reader of one sequence."""
         ((own,), (wanted,)) = reads, slots
         numbers = torch.tensor([[own.uniforms[slot]] for slot in wanted], dtype=torch.float64)
@@ -98,26 +101,25 @@ class InverseLaw(Sample):
 
 
 @dataclass(slots=True, kw_only=True)
-class Request(Sequence):
+class Keyed(Request):
     """A request that draws its tokens at given numbers."""
 
     uniforms: tuple[float, ...] = ()
 
-    def read(self, step: int = 0, **options: Any) -> Sample:
+    def sample(self, step: int = 0, **options: Any) -> Sample:
         """The same numbers at every step."""
         return InverseLaw(sampling=self.sampling, uniforms=self.uniforms)
 
 
-def request(pair: str, case: Case) -> Request:
+def request(pair: str, case: Case) -> Keyed:
     """A case for the loop without an engine."""
     draft = models(pair)["draft"].config
-    return Request(
+    return Keyed(
         prompt=case["prompt"],
         max_tokens=case["max_new_tokens"],
         sampling=Sampling(temperature=case["temperature"]),
         uniforms=tuple(case["uniforms"]),
-        mask_id=draft.mask_id,
-        block=draft.block,
+        target=Target(mask_id=draft.mask_id, block=draft.block),
     )
 
 
@@ -126,7 +128,7 @@ def test_sampling_with_numbers_keyed_by_position(pair: str, case: Case) -> None:
     """Greedy drafts, a sampled target: the autoregressive output, accepted as recorded."""
     for method in (DFlash(draft=""), Autoregressive()):
         seq = request(pair, case)
-        forwards = naive.decode(method, seq, models(pair))
+        forwards = literal.decode(method, seq, models(pair))
         assert seq.ids == case["output_ids"]
         starts = [f.start for f in forwards if f.model == "target"][1:] + [seq.limit - 1]
         kept = [after - before for before, after in pairwise(starts)]
@@ -138,10 +140,10 @@ def test_sampling_with_numbers_keyed_by_position(pair: str, case: Case) -> None:
 def test_drafts_of_every_block(pair: str) -> None:
     """What each verification is fed; the last block is shortened to the budget."""
     (case,) = (c.values[1] for c in cases("cases.json", "cases") if c.id == f"{pair}-len12")
-    seq = Sequence(prompt=case["prompt"], max_tokens=case["max_new_tokens"])
     draft = models(pair)["draft"].config
-    seq.mask_id, seq.block = draft.mask_id, draft.block
-    forwards = naive.decode(DFlash(draft=""), seq, models(pair))
+    target = Target(mask_id=draft.mask_id, block=draft.block)
+    seq = Request(prompt=case["prompt"], max_tokens=case["max_new_tokens"], target=target)
+    forwards = literal.decode(DFlash(draft=""), seq, models(pair))
     blocks = [(f.start, list(f.ids)) for f in forwards if f.model == "target"][1:]
     expected = [(block["start"], block["verify_ids"]) for block in case["blocks"]]
     assert blocks[:-1] == expected[:-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from helpers import engine_of, finish, runner, tokens
-from outpace.decoding import Decoding, Forward, Sampling, Sequence
+from helpers import engine_of, enter, finish, runner, tokens
+from outpace.decoding import Decoding, Forward, Kind, Request, Sampling
 from outpace.decoding.order import timesteps
 from outpace.decoding.sampling import Read, Reader, Readout, scores
 from outpace.engine.engine import Engine, Job
@@ -33,13 +33,13 @@ ORDERS = {"maskgit_plus": "confidence", "topk_margin": "margin", "low_confidence
 class Replay(Method):
     """Runs a method and writes down its canvases; may read with another read."""
 
-    bidirectional = True
+    decodes = (Kind.DIFFUSION,)
 
     method: Method
     uniforms: Tensor | None = None
     canvases: list[list[int]] = field(default_factory=list)
 
-    def decode(self, seq: Sequence) -> Decoding:
+    def decode(self, seq: Request) -> Decoding:
         """Pass on the method's forwards, and at last what it has committed."""
         decoding, answer = self.method.decode(seq), None
         while True:
@@ -75,7 +75,7 @@ class AuthorsNoise(Read):
     temperature: float
 
     @classmethod
-    def group(cls, reads: Many[Self], slots: Any, device: torch.device) -> Reader:
+    def group(cls, reads: Sequence[Self], slots: Any, device: torch.device) -> Reader:
         """Reader of the rows of one read."""
         (own,) = reads
 
@@ -108,7 +108,8 @@ def submit(
     eos: frozenset[int] = NEVER,
 ) -> Job:
     """Queue a case; without an end-of-sequence unless given, since the authors do not stop."""
-    return engine.submit(
+    return enter(
+        engine,
         method,
         prompt,
         runners={"target": runner(engine, model)},
@@ -118,7 +119,7 @@ def submit(
     )
 
 
-def changes(canvases: Many[Many[int]]) -> list[list[int]]:
+def changes(canvases: Sequence[Sequence[int]]) -> list[list[int]]:
     """Without those equal to the one before: a step that fills nothing takes no forward."""
     kept: list[list[int]] = []
     for canvas in canvases:
@@ -163,7 +164,7 @@ def test_dream(engine: Engine, case: dict[str, Any], monkeypatch: pytest.MonkeyP
         engine, "dream", method, case["prompt"], params["max_new_tokens"], dream_sampling(case)
     )
     finish(engine)
-    assert job.seq.prompt + tokens(job) == case["output_ids"]
+    assert job.request.prompt + tokens(job) == case["output_ids"]
     start = case["prompt"] + [MASK] * params["max_new_tokens"]
     history = EXPECTED["dream"][f"{name}_history"].tolist()
     assert changes(method.canvases) == changes([start, *history])
@@ -238,7 +239,7 @@ def test_llada(engine: Engine, case: dict[str, Any], monkeypatch: pytest.MonkeyP
     left = expected.index(MASK) if MASK in expected else len(expected)
     assert tokens(job)[:left] == expected[: min(cut, left)]
     passes = 2 if params["cfg_scale"] else 1
-    assert MASK in expected or len(job.seq.trace) == passes * case["num_forwards"]
+    assert MASK in expected or len(job.request.trace) == passes * case["num_forwards"]
 
 
 @pytest.mark.parametrize("case", LLADA_MANY, ids=lambda case: case["id"])

@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
-from helpers import whole
+from helpers import close, whole
 from outpace.models.load import load_model
 from outpace.models.transformer import Transformer
 
@@ -23,11 +21,6 @@ EXPECTED = load_file(FOLDER / "expected.safetensors")
 def model() -> Transformer:
     """The tiny checkpoint in Dream's format."""
     return load_model(FOLDER / "model")
-
-
-def close(ours: Tensor, official: Tensor) -> None:
-    """Equal to the tolerance of the golden vectors."""
-    torch.testing.assert_close(ours, official, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if not c["padding"]], ids=lambda c: c["id"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from helpers import Watched, engine_of, finish, runner, tokens
+from helpers import Watched, engine_of, enter, finish, runner, tokens
 from outpace.engine.engine import Engine, Job
 from outpace.methods import FastDLLM, Method
 from outpace.models.load import load_model
@@ -33,7 +33,8 @@ def official(params: dict[str, Any]) -> FastDLLM:
 
 def submit(engine: Engine, case: dict[str, Any], method: Method) -> Job:
     """Queue a case; the authors' code does not stop at an end-of-sequence."""
-    return engine.submit(
+    return enter(
+        engine,
         method,
         case["prompt"],
         runners={"target": runner(engine, case["model"])},

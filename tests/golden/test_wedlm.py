@@ -18,9 +18,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import engine_of, finish, runner, tokens
+from helpers import engine_of, enter, finish, runner, tokens
 from outpace import LLM
-from outpace.decoding import Canvas, Decoding, Forward, Prediction, Read, Sampling, Sequence
+from outpace.decoding import Canvas, Decoding, Forward, Prediction, Read, Request, Sampling
 from outpace.decoding.sampling import Cut, Reader, Readout, scores
 from outpace.engine.engine import Engine, Job
 from outpace.methods import Autoregressive, Method, WeDLM
@@ -65,7 +65,7 @@ class Recorded(Method):
         """Those of the method."""
         return self.method.slots(prompt, max_tokens)
 
-    def decode(self, seq: Sequence) -> Decoding:
+    def decode(self, seq: Request) -> Decoding:
         """Pass everything on."""
         decoding = self.method.decode(seq)
         forward = next(decoding)
@@ -101,7 +101,8 @@ class Sharpened(Read):
 def submit(engine: Engine, case: Case, method: Method, **options: Any) -> Job:
     """Queue a case."""
     stops = frozenset([EOS, *case.get("params", {}).get("stop_token_ids", [])])
-    return engine.submit(
+    return enter(
+        engine,
         method,
         case["prompt_ids"],
         runners={"target": runner(engine, case["variant"])},
@@ -147,7 +148,7 @@ def steps(turns: list[tuple[Forward, Prediction]], prompt: int) -> Iterator[Case
         yield {
             **step,
             "mask_positions": holes,
-            "entropy": answer.entropy,
+            "entropy": answer.scores["entropy"],
             "greedy": answer.tokens,
             "filled_positions": [holes[i] for i in filled],
             "filled_ids": [answer.tokens[i] for i in filled],
@@ -179,7 +180,7 @@ def test_eager_decode_has_the_same_tokens_and_fewer_forwards(engine: Engine, cas
     job = submit(engine, case, streaming(case), max_tokens=case["params"]["max_tokens"])
     finish(engine)
     assert tokens(job) == visible(case)
-    assert len(job.seq.trace) < case["n_forwards"]
+    assert len(job.request.trace) < case["n_forwards"]
 
 
 def test_batch_equals_each_alone(engine: Engine) -> None:
@@ -241,7 +242,7 @@ def test_block_decode_of_a_batch(engine: Engine, case: Case) -> None:
         job = submit(engine, alone, blockwise(case), eos=frozenset())
         finish(engine)
         assert tokens(job) == alone["output_ids"]
-        steps += len(job.seq.trace)
+        steps += len(job.request.trace)
     assert steps == case["total_steps"]
 
 
@@ -271,7 +272,7 @@ def test_choice_of_holes(case: Case) -> None:
     canvas = Canvas([], MASK)
     canvas.extend(holes[-1] + 1)
     entropy = np.array(case["entropy"], dtype=np.float32)
-    method.fill(canvas, holes, Prediction(tokens=[7] * len(holes), entropy=entropy))
+    method.fill(canvas, holes, Prediction(tokens=[7] * len(holes), scores={"entropy": entropy}))
     assert [i for i, hole in enumerate(holes) if canvas.ids[hole] == 7] == case["selected"]
 
 

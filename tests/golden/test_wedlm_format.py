@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers import published
-from outpace.decoding import Forward
-from outpace.engine.naive import Memory
+from helpers import close, published, same_weights
+from literal import Memory
+from outpace.decoding import Forward, Kind
 from outpace.models.load import load_model, save_model, translate
 
 FOLDER = Path(__file__).parent / "wedlm"
@@ -30,18 +30,14 @@ def test_logits_of_a_window(case: dict[str, Any], order: str) -> None:
     places = case["reordered_position_ids"] if moved else None
     hidden, _ = Memory(model).run(Forward(ids=ids, start=0, positions=places))
     ours = model.head(hidden).clone()
-    torch.testing.assert_close(
-        ours, EXPECTED[f"{case['variant']}.{order}_logits"], atol=2e-3, rtol=0
-    )
+    close(ours, EXPECTED[f"{case['variant']}.{order}_logits"], 2e-3)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen25"])
 def test_saved_model_has_the_published_names(name: str, tmp_path: Path) -> None:
     """Tensor by tensor what was loaded; code that the format names is not looked for."""
     save_model(load_model(FOLDER / name), tmp_path, dtype=torch.float32)
-    ours, theirs = (load_file(f / "model.safetensors") for f in (tmp_path, FOLDER / name))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    same_weights(tmp_path, FOLDER / name)
     assert "auto_map" in json.loads((tmp_path / "config.json").read_text())
 
 
@@ -65,7 +61,7 @@ def test_queries_are_normed_where_they_have_no_bias(
     """Unless `qk_norm` says otherwise; the output has no bias in any shape."""
     ours = translate(config(**fields))
     assert (ours.qkv_bias, ours.qk_norm, ours.out_bias) == (bias, norm, False)
-    assert (ours.shift, ours.bidirectional) == (1, False)
+    assert (ours.shift, ours.kind) == (1, Kind.causal(ours.mask_id))
 
 
 def test_head_size_is_what_it_says() -> None:

@@ -1,5 +1,7 @@
 """Masks, counts, positions, losses and gradients of the WeDLM authors' trainer."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,7 @@ from outpace.models.transformer import Transformer
 from outpace.training.data import Data, Examples
 from outpace.training.objective import Models
 from outpace.training.objectives import WeDLM
-from outpace.training.objectives.wedlm import clean
-from outpace.training.rows import UNSCORED, Rows, join
+from outpace.training.rows import UNSCORED, Rows, join, next_tokens
 
 FOLDER = Path(__file__).parent / "wedlm"
 CASES = {case["name"]: case for case in json.loads((FOLDER / "train.json").read_text())["cases"]}
@@ -63,7 +64,7 @@ def rows(case: Case) -> Rows:
     parts, total = [], 0
     for sample in samples(case):
         sample["worth"] = sample["worth"].astype(float)
-        text = clean(sample["tokens"], sample["worth"])
+        text = next_tokens(sample["tokens"], sample["worth"])
         masked = objective(case).stream(**sample, begin=len(text))
         document = join([text, masked])
         document.ranges += total

@@ -15,14 +15,16 @@ from helpers import (
     chi_square,
     diffusion_model,
     engine_of,
+    enter,
     finish,
     one_hot,
+    request_of,
     runner,
     script,
     tokens,
     whole,
 )
-from outpace.decoding import CAUSAL, FULL, Forward, Prediction, Sample, Sampling, Sequence
+from outpace.decoding import CAUSAL, FULL, Forward, Prediction, Request, Sample, Sampling
 from outpace.engine.engine import Engine, Job
 from outpace.methods import APD
 from outpace.methods.apd import Mixture
@@ -38,9 +40,9 @@ SAMPLINGS = [
 ]
 
 
-def sequence(max_tokens: int = 6, **options: object) -> Sequence:
+def sequence(max_tokens: int = 6, **options: object) -> Request:
     """A request with a prompt of three tokens."""
-    return Sequence(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, **options)
+    return request_of(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, **options)
 
 
 def guess(*proposed: int) -> Prediction:
@@ -61,7 +63,7 @@ def test_propose_all_then_check_all() -> None:
         ("target", 0, [1, 2, 3, MASK, MASK, MASK], [3, 4, 5]),
         ("verifier", 0, [1, 2, 3, 4, 5], [4, 5]),
     ]
-    assert [forward.mask for forward in forwards] == [FULL, CAUSAL]
+    assert [forward.pattern for forward in forwards] == [FULL, CAUSAL]
 
 
 def test_leading_agreement_is_kept() -> None:
@@ -256,18 +258,18 @@ def engine() -> Engine:
 def submit(engine: Engine, method: APD, sampling: Sampling, max_tokens: int = 24) -> Job:
     """Queue the prompt."""
     runners = {role: runner(engine, role) for role in ("target", "verifier")}
-    return engine.submit(method, PROMPT, runners=runners, max_tokens=max_tokens, sampling=sampling)
+    return enter(engine, method, PROMPT, runners=runners, max_tokens=max_tokens, sampling=sampling)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_ratio_one_takes_the_whole_lookahead_in_the_engine(
     engine: Engine, sampling: Sampling
 ) -> None:
-    """Eight tokens a forward, whatever the verifier says."""
+    """Eight tokens per forward, whatever the verifier says."""
     job = submit(engine, APD(verifier="v", ratio=1.0, lookahead=8, window=4), sampling)
     finish(engine)
     assert len(tokens(job)) == 24
-    assert [step.kept for step in job.seq.trace if step.model == "verifier"] == [8, 8, 8]
+    assert [step.kept for step in job.request.trace if step.model == "verifier"] == [8, 8, 8]
 
 
 def test_ratio_zero_keeps_only_what_the_verifier_would_decode(engine: Engine) -> None:
@@ -278,10 +280,10 @@ def test_ratio_zero_keeps_only_what_the_verifier_would_decode(engine: Engine) ->
         finish(engine)
         tokens(job)
         first = len(PROMPT)
-        for step in job.seq.trace:
+        for step in job.request.trace:
             for slot in range(first + 1, first + step.kept):
-                own = whole(VERIFIER, job.seq.ids[:slot], causal=True)[-1].argmax()
-                assert job.seq.ids[slot] == own
+                own = whole(VERIFIER, job.request.ids[:slot], causal=True)[-1].argmax()
+                assert job.request.ids[slot] == own
                 checked += 1
             first += step.kept
     assert checked > 10

@@ -1,30 +1,30 @@
-"""One token a forward."""
+"""One token per forward."""
 
 from __future__ import annotations
 
 from helpers import script
-from outpace.decoding import CAUSAL, Sampling, Sequence
+from outpace.decoding import CAUSAL, Request, Sampling
 from outpace.methods import Autoregressive
 
 
 def test_prefill_and_then_one_row_a_forward() -> None:
     """The prompt, then each token as it comes."""
-    seq = Sequence(prompt=[1, 2, 3], max_tokens=3)
+    seq = Request(prompt=[1, 2, 3], max_tokens=3)
     forwards = script(Autoregressive(), seq, [[4], [5], [6]])
     assert [(list(f.ids), f.start) for f in forwards] == [([1, 2, 3], 0), ([4], 3), ([5], 4)]
-    assert all(f.mask == CAUSAL and f.predict is None and f.reach is None for f in forwards)
+    assert all(f.pattern == CAUSAL and f.predict is None and f.reach is None for f in forwards)
     assert (seq.tokens, seq.finish_reason) == ([4, 5, 6], "length")
 
 
 def test_it_stops_at_end_of_sequence() -> None:
     """Without another forward."""
-    seq = Sequence(prompt=[1], max_tokens=9, eos=frozenset([7]))
+    seq = Request(prompt=[1], max_tokens=9, eos=frozenset([7]))
     assert len(script(Autoregressive(), seq, [[4], [7]])) == 2
     assert (seq.tokens, seq.finish_reason) == ([4], "stop")
 
 
 def test_every_forward_is_read_with_the_sampling_of_the_request() -> None:
     """Slots differ, so one step serves all."""
-    seq = Sequence(prompt=[1], max_tokens=2, sampling=Sampling(temperature=0.7, seed=5))
+    seq = Request(prompt=[1], max_tokens=2, sampling=Sampling(temperature=0.7, seed=5))
     forwards = script(Autoregressive(), seq, [[4], [5]])
-    assert [forward.read for forward in forwards] == [seq.read()] * 2
+    assert [forward.read for forward in forwards] == [seq.sample()] * 2

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import MASK, script
-from outpace.decoding import Decoding, Forward, Prediction, Sampling, Sequence
+from helpers import MASK, request_of, script
+from outpace.decoding import Decoding, Forward, Prediction, Request, Sampling
 from outpace.methods import D2F
 
 EOS = 0
 
 
-def sequence(max_tokens: int = 8, **fields: Any) -> Sequence:
+def sequence(max_tokens: int = 8, **fields: Any) -> Request:
     """A request with a prompt of three tokens."""
-    return Sequence(
+    return request_of(
         prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, eos=frozenset([EOS]), **fields
     )
 
@@ -26,16 +26,18 @@ def says(tokens: str, sure: str, **ranks: list[float]) -> Prediction:
     confidence = {"+": 0.99, "*": 0.5, "-": 0.1}
     return Prediction(
         tokens=[int(token) for token in tokens],
-        confidence=np.array([confidence[each] for each in sure], dtype=np.float32),
-        **{name: np.array(values, dtype=np.float32) for name, values in ranks.items()},
+        scores={
+            "confidence": np.array([confidence[each] for each in sure], dtype=np.float32),
+            **{name: np.array(values, dtype=np.float32) for name, values in ranks.items()},
+        },
     )
 
 
 def shape(forward: Forward) -> tuple[int, str, tuple[int, ...], list[int]]:
     """Where a forward starts, what it feeds, in which blocks, and what it wants."""
     fed = "".join("_" if token == MASK else str(token) for token in forward.ids)
-    assert isinstance(forward.mask, tuple)
-    return forward.start, fed, forward.mask, list(forward.predicted_slots())
+    assert isinstance(forward.pattern, tuple)
+    return forward.start, fed, forward.pattern, list(forward.predicted_slots())
 
 
 def test_the_pipeline() -> None:
@@ -92,7 +94,7 @@ def test_last_block_is_what_is_left() -> None:
     """Five tokens are two, two and one."""
     answers = [says("45", "++"), says("67", "++"), says("8", "-")]
     forwards = script(D2F(block=2), sequence(5), answers)
-    assert [forward.mask for forward in forwards] == [(3, 2), (2, 2), (2, 1)]
+    assert [forward.pattern for forward in forwards] == [(3, 2), (2, 2), (2, 1)]
 
 
 def test_a_block_longer_than_the_answer_is_cut() -> None:
@@ -201,7 +203,7 @@ def test_noise_is_fresh_in_every_forward() -> None:
     seq = sequence(2, sampling=Sampling(temperature=1.0))
     forwards = script(D2F(), seq, [says("45", "+-"), says("5", "-")])
     assert [forward.read for forward in forwards] == [
-        seq.read(step, scores=("confidence",), drawn=True) for step in (0, 1)
+        seq.sample(step, scores=("confidence",), drawn=True) for step in (0, 1)
     ]
 
 
@@ -212,7 +214,7 @@ def test_noise_is_fresh_in_every_forward() -> None:
         ({"add": -0.1}, "add must lie between 0 and 1, not -0.1"),
         ({"activate": 1.5}, "activate must lie between 0 and 1, not 1.5"),
         ({"confidence": float("nan")}, "confidence must lie between 0 and 1, not nan"),
-        ({"order": "best"}, "order must be 'confidence', 'margin' or 'entropy', not 'best'"),
+        ({"order": "best"}, "order must be 'confidence' or 'margin' or 'entropy', not 'best'"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import one_hot, script
-from outpace.decoding import FULL, GREEDY, Prediction, Sample, Sampling, Sequence
+from helpers import one_hot, request_of, script
+from outpace.decoding import FULL, GREEDY, Prediction, Request, Sample, Sampling
 from outpace.decoding.accept import Rejection
 from outpace.methods import DFlash
 
 MASK = 99
 
 
-def sequence(**options) -> Sequence:
+def sequence(**options) -> Request:
     """A prompt of three tokens for a draft that was trained with blocks of four."""
-    return Sequence(
+    return request_of(
         **{"prompt": [5, 6, 7], "max_tokens": 12, "mask_id": MASK, "block": 4} | options
     )
 
@@ -56,14 +56,14 @@ def test_block_is_masks_behind_the_last_token_and_features_follow_what_was_kept(
         (11, [30, MASK, MASK]),  # what is left of the budget
     ]
     assert [column(f.context) for f in drafts] == [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3], [0]]
-    assert all(f.mask == FULL and f.model == "draft" and f.features is None for f in drafts)
+    assert all(f.pattern == FULL and f.model == "draft" and f.features_for is None for f in drafts)
     assert [list(f.predicted_slots()) for f in drafts[:2]] == [[4, 5, 6], [7, 8, 9]]
     assert [(f.start, list(f.ids)) for f in checks[:2]] == [
         (3, [8, 9, 10, 11]),
         (6, [20, 22, 23, 24]),
     ]
     assert [list(f.predicted_slots()) for f in checks[:2]] == [[4, 5, 6, 7], [7, 8, 9, 10]]
-    assert all(f.features == "draft" and f.context is None for f in [forwards[0], *checks])
+    assert all(f.features_for == "draft" and f.context is None for f in [forwards[0], *checks])
 
 
 def test_fewer_tokens_than_the_block_are_read_and_verified() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,35 +17,38 @@ from helpers import (
     chi_square,
     diffusion_model,
     engine_of,
+    enter,
     finish,
     one_hot,
+    request_of,
     runner,
     script,
     tokens,
     unshifted_model,
     whole,
 )
-from outpace.decoding import FULL, Native, Prediction, Sample, Sampling, Sequence
+from outpace.decoding import FULL, Prediction, Request, Sample, Sampling, Target
 from outpace.engine.engine import Engine
+from outpace.engine.pairing import view
 from outpace.methods import Diffusion
 from outpace.methods.diffusion import Moved
-from outpace.models.families import FAMILIES
+from outpace.models.load import load_config
 
 CPU = torch.device("cpu")
 EOS = 9
 
 
-def sequence(max_tokens: int = 6, **options: object) -> Sequence:
+def sequence(max_tokens: int = 6, **options: object) -> Request:
     """A request with a prompt of three tokens."""
     fields = {"eos": frozenset([EOS]), "padding": (EOS,), **options}
-    return Sequence(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, **fields)
+    return request_of(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, **fields)
 
 
 def sure(*said: tuple[int, float]) -> Prediction:
     """Tokens and their confidence, of all holes that were asked for."""
     return Prediction(
         tokens=[token for token, _ in said],
-        confidence=np.array([score for _, score in said], dtype=np.float32),
+        scores={"confidence": np.array([score for _, score in said], dtype=np.float32)},
     )
 
 
@@ -65,7 +70,7 @@ def test_the_whole_canvas_is_fed_and_the_best_holes_are_filled() -> None:
         [4, 5, MASK, 7, MASK, 7],
     ]
     assert [list(forward.predict) for forward in forwards] == [[*range(3, 9)], [3, 5, 7, 8], [5, 7]]
-    assert all((forward.start, forward.mask) == (0, FULL) for forward in forwards)
+    assert all((forward.start, forward.pattern) == (0, FULL) for forward in forwards)
     assert (seq.tokens, seq.finish_reason) == ([4, 5, 6, 7, 8, 7], "length")
 
 
@@ -117,20 +122,24 @@ def test_steps_that_fill_nothing_take_no_forward() -> None:
 
 def test_what_is_not_chosen_is_native_to_the_model() -> None:
     """Order, block, schedule and what confidences are of."""
-    native = Native(order="margin", block=2, eps=0.05, drawn=True)
-    answers = [Prediction(tokens=[4] * n, margin=np.ones(n, np.float32)) for n in (2, 2)]
-    forwards = script(Diffusion(steps=6), sequence(4, native=native), answers)
+    native = {"order": "margin", "block": 2, "eps": 0.05, "drawn": True}
+    answers = [
+        Prediction(tokens=[4] * n, scores={"margin": np.ones(n, np.float32)}) for n in (2, 2)
+    ]
+    forwards = script(Diffusion(steps=6), sequence(4, **native), answers)
     assert [list(forward.predict) for forward in forwards] == [[3, 4], [5, 6]]
     assert [forward.read.step for forward in forwards] == [2, 5]
     assert {(f.read.scores, f.read.drawn) for f in forwards} == {(("margin",), True)}
 
 
-def test_native_options_of_the_families_are_known() -> None:
+def test_a_checkpoint_says_how_its_authors_decode_it() -> None:
     """Dream has a schedule and scores of its own, LLaDA blocks and a prompt of masks."""
-    natives = {name: Native(**family.native) for name, family in FAMILIES.items()}
-    assert natives["dream"] == Native(order="entropy", eps=1e-3, drawn=True)
-    assert natives["llada"] == Native(order="confidence", block=32, null_prompt=True)
-    assert natives["qwen3"] == Native()
+    dream, llada, causal = (
+        view({"target": load_config(name)}) for name in ("tiny-dream", "tiny-llada", "tiny-ar")
+    )
+    assert (dream.order, dream.eps, dream.drawn) == ("entropy", 1e-3, True)
+    assert (llada.order, llada.block, llada.null_prompt, llada.shift) == ("confidence", 32, True, 0)
+    assert replace(causal, padding=()) == Target()
 
 
 @pytest.mark.parametrize("order", ["random", "origin", "left_to_right"])
@@ -173,8 +182,8 @@ def engine() -> Engine:
 def submit(engine: Engine, method: Diffusion, sampling: Sampling, name: str = "shifted"):
     """Queue the prompt, without an end-of-sequence."""
     runners = {"target": runner(engine, name)}
-    return engine.submit(
-        method, PROMPT, runners=runners, max_tokens=12, sampling=sampling, eos=frozenset()
+    return enter(
+        engine, method, PROMPT, runners=runners, max_tokens=12, sampling=sampling, eos=frozenset()
     )
 
 
@@ -195,7 +204,7 @@ def test_first_token_follows_the_law_of_the_model(engine: Engine, temperature: f
 
 def test_guidance_feeds_the_canvas_behind_a_prompt_of_masks_first() -> None:
     """The second forward of each step moves its logits away from the first one's."""
-    seq = sequence(2, native=Native(null_prompt=True))
+    seq = sequence(2, null_prompt=True)
     null = one_hot([4, 5])
     answers = [
         Prediction(tokens=[4, 5], logits=null),
@@ -339,7 +348,7 @@ def test_requests_that_do_not_fit_are_refused(
     """Before any work, with what would fit."""
     runners = {"target": runner(engine, "shifted")}
     with pytest.raises(ValueError, match=message):
-        engine.submit(Diffusion(**options), PROMPT, runners=runners, max_tokens=max_tokens)
+        enter(engine, Diffusion(**options), PROMPT, runners=runners, max_tokens=max_tokens)
     assert not engine.queue
 
 

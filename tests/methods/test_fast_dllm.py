@@ -7,31 +7,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import MASK, diffusion_model, engine_of, finish, runner, script, tokens
-from outpace.decoding import FULL, Forward, Native, Prediction, Sequence
+from helpers import (
+    MASK,
+    diffusion_model,
+    engine_of,
+    enter,
+    finish,
+    request_of,
+    runner,
+    script,
+    tokens,
+)
+from outpace.decoding import FULL, Forward, Prediction, Request
 from outpace.engine.engine import Engine
 from outpace.methods import FastDLLM
 
 EOS = 9
 
 
-def sequence(max_tokens: int = 6, **options: object) -> Sequence:
+def sequence(max_tokens: int = 6, **options: object) -> Request:
     """A request with a prompt of three tokens, to a model without a shift unless said."""
     fields = {"eos": frozenset([EOS]), "shift": 0, **options}
-    return Sequence(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, **fields)
+    return request_of(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, **fields)
 
 
 def sure(*said: tuple[int, float]) -> Prediction:
     """Tokens and their confidence, of all holes that were asked for."""
     return Prediction(
         tokens=[token for token, _ in said],
-        confidence=np.array([score for _, score in said], dtype=np.float32),
+        scores={"confidence": np.array([score for _, score in said], dtype=np.float32)},
     )
 
 
 def shape(forward: Forward) -> tuple[int, list[int], int, list[int]]:
     """Start, rows, reach and wanted slots of a forward."""
-    assert forward.mask == FULL and forward.predict is not None
+    assert forward.pattern == FULL and forward.predict is not None
     return forward.start, list(forward.ids), forward.seen, list(forward.predict)
 
 
@@ -150,14 +160,14 @@ def test_budget_asks_for_entropy() -> None:
     entropy = np.array([0.3, 0.1, 2.0, 0.2], dtype=np.float32)
     decoding = FastDLLM(budget=0.25).decode(sequence(4))
     assert next(decoding).read.scores == ("entropy",)
-    left = decoding.send(Prediction(tokens=[4, 5, 6, 7], entropy=entropy)).predict
+    left = decoding.send(Prediction(tokens=[4, 5, 6, 7], scores={"entropy": entropy})).predict
     assert list(left) == [3, 5]
 
 
 def test_blocks_are_those_of_the_model_or_of_32_tokens() -> None:
     """The last one may be shorter, and so may the first."""
-    for native, block in ((Native(block=8), 8), (Native(), 32)):
-        forward = next(FastDLLM().decode(sequence(40, native=native)))
+    for own, block in ((8, 8), (None, 32)):
+        forward = next(FastDLLM().decode(sequence(40, block=own)))
         assert list(forward.predict) == list(range(3, 3 + block))
     assert list(next(FastDLLM().decode(sequence(5))).predict) == list(range(3, 8))
 
@@ -165,7 +175,7 @@ def test_blocks_are_those_of_the_model_or_of_32_tokens() -> None:
 def test_confidence_is_what_the_family_makes_it() -> None:
     """Of the raw logits, or of the law that tokens are drawn from."""
     for drawn in (False, True):
-        forward = next(FastDLLM().decode(sequence(native=Native(drawn=drawn))))
+        forward = next(FastDLLM().decode(sequence(drawn=drawn)))
         assert forward.read.drawn is drawn
 
 
@@ -178,7 +188,7 @@ def test_confidence_is_what_the_family_makes_it() -> None:
         ({"factor": 0.0}, "factor must be a positive number, not 0.0"),
         ({"budget": -0.1}, "budget must be 0 or more, not -0.1"),
         ({"factor": 1.0, "budget": 1.0}, "factor and budget are two rules for the same choice"),
-        ({"cache": "both"}, "cache must be 'prefix' or 'dual', not 'both'"),
+        ({"cache": "both"}, "cache must be 'prefix' or 'dual' or None, not 'both'"),
         ({"block": 0}, "block must be at least 1, not 0"),
     ],
 )
@@ -208,7 +218,7 @@ def test_requests_that_do_not_fit_are_refused(
     """Before any work, with what would fit."""
     runners = {"target": runner(engine, "model")}
     with pytest.raises(ValueError, match=message):
-        engine.submit(FastDLLM(**options), [1, 2], runners=runners, max_tokens=max_tokens)
+        enter(engine, FastDLLM(**options), [1, 2], runners=runners, max_tokens=max_tokens)
     assert not engine.queue
 
 
@@ -219,12 +229,12 @@ def test_a_cache_costs_no_forward_more(engine: Engine, block: int) -> None:
         for cache in (None, "prefix", "dual"):
             method = FastDLLM(threshold=threshold, cache=cache, block=block)
             runners = {"target": runner(engine, "model")}
-            job = engine.submit(method, [5, 4, 3], runners=runners, max_tokens=24, eos=frozenset())
+            job = enter(engine, method, [5, 4, 3], runners=runners, max_tokens=24, eos=frozenset())
             finish(engine)
             assert len(tokens(job)) == 24
             # A refresh of a shifted model brings one token, whatever the threshold.
             split = cache is not None and threshold is not None
-            assert len(job.seq.trace) == (2 * count if split else count)
+            assert len(job.request.trace) == (2 * count if split else count)
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.sampled_from([0, 1]), st.data())
@@ -245,6 +255,6 @@ def test_every_forward_fills_and_the_canvas_ends(
         assert wanted > 0
         scores = st.lists(st.floats(0, 1, width=32), min_size=wanted, max_size=wanted)
         confidence = np.array(data.draw(scores), dtype=np.float32)
-        answer = Prediction(tokens=[5] * wanted, confidence=confidence)
+        answer = Prediction(tokens=[5] * wanted, scores={"confidence": confidence})
     assert seq.tokens == [5] * max_tokens
     assert count <= max_tokens

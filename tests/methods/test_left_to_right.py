@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from helpers import MASK, script
-from outpace.decoding import FULL, Forward, Sampling, Sequence
+from helpers import MASK, request_of, script
+from outpace.decoding import FULL, Forward, Request, Sampling
 from outpace.methods import LeftToRight
 
 
-def sequence(max_tokens: int = 5) -> Sequence:
+def sequence(max_tokens: int = 5) -> Request:
     """A request with a prompt of three tokens."""
-    return Sequence(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK)
+    return request_of(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK)
 
 
 def shape(forward: Forward) -> tuple[int, list[int], list[int]]:
@@ -28,7 +28,7 @@ def test_whole_canvas_and_one_token_by_default() -> None:
         (0, [1, 2, 3, 4, MASK, MASK], [4]),
         (0, [1, 2, 3, 4, 5, MASK], [5]),
     ]
-    assert all(forward.mask == FULL for forward in forwards)
+    assert all(forward.pattern == FULL for forward in forwards)
     assert (seq.tokens, seq.finish_reason) == ([4, 5, 6], "length")
 
 
@@ -68,16 +68,16 @@ def test_window_of_one_feeds_only_the_row_that_predicts_before_the_group() -> No
 
 def test_end_of_sequence_ends_it() -> None:
     """In the middle of a group."""
-    seq = Sequence(prompt=[1], max_tokens=9, mask_id=MASK, eos=frozenset([7]))
+    seq = request_of(prompt=[1], max_tokens=9, mask_id=MASK, eos=frozenset([7]))
     script(LeftToRight(tokens=3), seq, [[4, 7, 5]])
     assert (seq.tokens, seq.finish_reason) == ([4], "stop")
 
 
 def test_noise_is_fresh_in_every_forward() -> None:
     """By the step of the read."""
-    seq = Sequence(prompt=[1], max_tokens=2, mask_id=MASK, sampling=Sampling(temperature=1.0))
+    seq = request_of(prompt=[1], max_tokens=2, mask_id=MASK, sampling=Sampling(temperature=1.0))
     forwards = script(LeftToRight(), seq, [[4], [5]])
-    assert [forward.read for forward in forwards] == [seq.read(0), seq.read(1)]
+    assert [forward.read for forward in forwards] == [seq.sample(0), seq.sample(1)]
 
 
 @pytest.mark.parametrize(

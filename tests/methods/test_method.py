@@ -6,7 +6,8 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass
 
 import pytest
 
-from outpace.methods import APD, D2F, METHODS, Autoregressive, LeftToRight, Method
+from outpace.decoding import CAUSAL_KINDS, Kind
+from outpace.methods import APD, D2F, METHODS, Autoregressive, LeftToRight, Method, WeDLM
 
 
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
@@ -36,5 +37,6 @@ def test_memory_of_a_request_is_prompt_and_answer() -> None:
 
 def test_methods_say_which_models_they_decode() -> None:
     """Diffusion models or causal ones."""
-    assert all(kind.bidirectional for kind in (APD, D2F, LeftToRight))
-    assert not Autoregressive.bidirectional
+    assert all(kind.decodes == (Kind.DIFFUSION,) for kind in (APD, D2F, LeftToRight))
+    assert Autoregressive.decodes == CAUSAL_KINDS
+    assert WeDLM.decodes == (Kind.FILLING,)

@@ -18,6 +18,7 @@ from helpers import (
     causal_model,
     diffusion_model,
     engine_of,
+    enter,
     finish,
     masked_model,
     runner,
@@ -59,7 +60,7 @@ def run(engine: Engine, method, prompt: list[int], eos: int | None, **roles: str
     """Tokens of one request."""
     runners = {role: runner(engine, name) for role, name in roles.items()}
     ends = frozenset() if eos is None else frozenset([eos])
-    job = engine.submit(method, prompt, runners=runners, max_tokens=TOKENS, eos=ends)
+    job = enter(engine, method, prompt, runners=runners, max_tokens=TOKENS, eos=ends)
     finish(engine)
     return tokens(job)
 
@@ -249,14 +250,15 @@ def test_the_comparison_above_sees_long_and_short_runs(engine: Engine) -> None:
     """Otherwise it would say little."""
     kept = set()
     for ratio in (0.4, 0.8):
-        job = engine.submit(
+        job = enter(
+            engine,
             APD(verifier="", ratio=ratio),
             PROMPTS[1],
             runners={"target": runner(engine, "diffusion"), "verifier": runner(engine, "verifier")},
             max_tokens=60,
         )
         finish(engine)
-        kept |= {step.kept for step in job.seq.trace if step.model == "verifier"}
+        kept |= {step.kept for step in job.request.trace if step.model == "verifier"}
     assert {1, 2, 3, 4} <= kept
 
 
@@ -267,9 +269,9 @@ def check_verified(engine: Engine, method, names: tuple[str, str], prompt, loop)
     plain = naive.autoregressive(target, prompt, TOKENS)
     for eos in (None, newest(plain)):
         ends = frozenset() if eos is None else frozenset([eos])
-        job = engine.submit(method, prompt, runners=runners, max_tokens=TOKENS, eos=ends)
+        job = enter(engine, method, prompt, runners=runners, max_tokens=TOKENS, eos=ends)
         finish(engine)
-        kept = [step.kept for step in job.seq.trace if step.model == "target"]
+        kept = [step.kept for step in job.request.trace if step.model == "target"]
         assert (tokens(job), kept) == loop(eos)
         assert tokens(job) == naive.autoregressive(target, prompt, TOKENS, eos)
 
@@ -331,7 +333,8 @@ def test_d2f(
     """Prompts, blocks, limits and thresholds of all kinds; a mask in a prompt is a token."""
     weights = {"diffusion": DIFFUSION, "unshifted": UNSHIFTED}[model]
     expected = naive.d2f(weights, prompt, max_tokens, **options, eos=eos)
-    job = engine.submit(
+    job = enter(
+        engine,
         D2F(**options),
         prompt,
         runners={"target": runner(engine, model)},
@@ -341,7 +344,7 @@ def test_d2f(
     finish(engine)
     assert tokens(job) == expected
     whole = max_tokens // options["block"] * options["block"] if options["canvas"] else max_tokens
-    assert (job.seq.finish_reason == "length") == (len(expected) == whole)
+    assert (job.request.finish_reason == "length") == (len(expected) == whole)
 
 
 def test_every_method_has_a_naive_loop() -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers import one_hot, script
-from outpace.decoding import Forward, Prediction, Sample, Sampling, Sequence
+from helpers import one_hot, request_of, script
+from outpace.decoding import Forward, Prediction, Request, Sample, Sampling
 from outpace.decoding.accept import Rejection
 from outpace.methods import Speculative
 
 WARM = Sampling(temperature=1.0, seed=7)
 
 
-def sequence(**options) -> Sequence:
+def sequence(**options) -> Request:
     """A prompt of three tokens."""
-    return Sequence(**{"prompt": [5, 6, 7], "max_tokens": 12, **options})
+    return request_of(**{"prompt": [5, 6, 7], "max_tokens": 12, **options})
 
 
 def fed(forwards: list[Forward]) -> list[tuple[str, int, list[int]]]:
@@ -92,7 +92,7 @@ def test_rejection_reads_the_draft_with_noise_of_its_own() -> None:
     ("options", "message"),
     [
         ({"tokens": 0}, "tokens must be at least 1, not 0"),
-        ({"tokens": "many"}, "tokens must be 'auto', not 'many'"),
+        ({"tokens": "many"}, "tokens must be a whole number or .auto., not .many."),
         ({"verify": "hope"}, "verify must be 'match' or 'rejection', not 'hope'"),
         ({"verify": "rejection"}, "tokens='auto' would not give the same text again"),
     ],

@@ -9,28 +9,30 @@ from helpers import (
     MASK,
     causal_model,
     engine_of,
+    enter,
     finish,
     masked_model,
+    request_of,
     runner,
     script,
     tokens,
 )
-from outpace.decoding import CAUSAL, Forward, Prediction, Sampling, Sequence
+from outpace.decoding import CAUSAL, Forward, Prediction, Request, Sampling
 from outpace.engine.engine import Engine
 from outpace.methods import Autoregressive, WeDLM
 
 SURE, TORN = 0.0, 2.0
 
 
-def sequence(max_tokens: int = 12, **options: object) -> Sequence:
+def sequence(max_tokens: int = 12, **options: object) -> Request:
     """A request with a prompt of two tokens."""
-    return Sequence(prompt=[1, 2], max_tokens=max_tokens, mask_id=MASK, **options)
+    return request_of(prompt=[1, 2], max_tokens=max_tokens, mask_id=MASK, **options)
 
 
 def said(*tokens: int, entropy: list[float] | None = None) -> Prediction:
     """What is predicted for the wanted slots; without doubt unless it is said."""
     doubts = np.array([SURE] * len(tokens) if entropy is None else entropy, dtype=np.float32)
-    return Prediction(tokens=list(tokens), entropy=doubts, confidence=1 - doubts)
+    return Prediction(tokens=list(tokens), scores={"entropy": doubts, "confidence": 1 - doubts})
 
 
 def shape(forward: Forward) -> tuple[int, list[int], list[int], list[int]]:
@@ -43,8 +45,8 @@ def test_prompt_and_window_are_one_forward() -> None:
     """Masks' rows predict their own slots, and only they are read."""
     forward = next(WeDLM(window=3).decode(sequence()))
     assert shape(forward) == (0, [1, 2, MASK, MASK, MASK], [0, 1, 2, 3, 4], [2, 3, 4])
-    assert forward.predicted_rows(shift=1).tolist() == [2, 3, 4]
-    assert forward.mask == CAUSAL
+    assert forward.predicted_rows(shift=1) == [2, 3, 4]
+    assert forward.pattern == CAUSAL
 
 
 def test_known_tokens_go_in_front_of_the_masks_and_keep_their_positions() -> None:
@@ -55,7 +57,7 @@ def test_known_tokens_go_in_front_of_the_masks_and_keep_their_positions() -> Non
     forward = decoding.send(said(4, 5, 6, 7, entropy=[TORN, SURE, TORN, SURE]))
     assert seq.tokens == []
     assert shape(forward) == (2, [5, 7, MASK, MASK], [3, 5, 2, 4], [2, 4])
-    assert forward.predicted_rows(shift=1).tolist() == [2, 3]
+    assert forward.predicted_rows(shift=1) == [2, 3]
 
     forward = decoding.send(said(4, 6, entropy=[SURE, TORN]))
     assert seq.tokens == [4, 5]
@@ -139,7 +141,7 @@ def test_verified_tokens_are_those_that_follow_token_by_token() -> None:
     decoding = WeDLM(window=4, verify=True).decode(seq)
     forward = next(decoding)
     assert shape(forward)[3] == [2, 3, 4, 5]
-    assert forward.predicted_rows(shift=1).tolist() == [1, 3, 4, 5]
+    assert forward.predicted_rows(shift=1) == [1, 3, 4, 5]
 
     forward = decoding.send(said(3, 5, 6, 7, entropy=[TORN, SURE, TORN, SURE]))
     assert seq.tokens == [3]  # of the prompt's last row; slot 3 and 5 hold guesses
@@ -147,7 +149,7 @@ def test_verified_tokens_are_those_that_follow_token_by_token() -> None:
     start, ids, positions, wanted = shape(forward)
     assert (start, ids, positions) == (2, known[0] + masks[0], known[1] + masks[1])
     assert wanted == [3, 4, 6, 7]
-    assert forward.predicted_rows(shift=1).tolist() == [0, 1, 4, 5]
+    assert forward.predicted_rows(shift=1) == [0, 1, 4, 5]
 
     forward = decoding.send(said(5, 9, 8, 8))
     assert seq.tokens == [3, 5, 9]
@@ -193,8 +195,10 @@ def engine() -> Engine:
 
 def test_a_model_without_a_mask_is_refused(engine: Engine) -> None:
     """Before anything runs."""
-    with pytest.raises(ValueError, match="WeDLM feeds masks, but plain has no mask token"):
-        engine.submit(WeDLM(), [1], runners={"target": runner(engine, "plain")}, max_tokens=2)
+    with pytest.raises(
+        ValueError, match="plain is a causal model that has no mask token: name one"
+    ):
+        enter(engine, WeDLM(), [1], runners={"target": runner(engine, "plain")}, max_tokens=2)
 
 
 def test_a_window_that_does_not_fit_is_refused(engine: Engine) -> None:
@@ -202,8 +206,8 @@ def test_a_window_that_does_not_fit_is_refused(engine: Engine) -> None:
     runners = {"target": runner(engine, "masked")}
     wanted = r"need 202 slots with WeDLM\(window=200.*, but masked has 160"
     with pytest.raises(ValueError, match=wanted):
-        engine.submit(WeDLM(window=200), [1], runners=runners, max_tokens=2)
-    job = engine.submit(WeDLM(window=200, clip=True), [1], runners=runners, max_tokens=2)
+        enter(engine, WeDLM(window=200), [1], runners=runners, max_tokens=2)
+    job = enter(engine, WeDLM(window=200, clip=True), [1], runners=runners, max_tokens=2)
     finish(engine)
     assert len(tokens(job)) == 2
 
@@ -213,7 +217,7 @@ def test_requests_that_exceed_the_memory_wait() -> None:
     engine = engine_of(("masked", masked_model(seed=1)), slots=64)
     runners = {"target": runner(engine, "masked")}
     jobs = [
-        engine.submit(WeDLM(window=16), [1, 2, 3], runners=runners, max_tokens=20) for _ in range(3)
+        enter(engine, WeDLM(window=16), [1, 2, 3], runners=runners, max_tokens=20) for _ in range(3)
     ]
     engine.step()
     assert len(engine.queue) == 2
@@ -235,20 +239,20 @@ def test_verified_samples_are_the_autoregressive_ones_of_the_same_seed(
     for seed in range(20):
         sampling = Sampling(seed=seed, **options)
         both = [
-            engine.submit(method, [3, 1, 4], runners=runners, max_tokens=30, sampling=sampling)
+            enter(engine, method, [3, 1, 4], runners=runners, max_tokens=30, sampling=sampling)
             for method in (Autoregressive(), WeDLM(window=8, entropy=2.0, verify=True))
         ]
         finish(engine)
         assert tokens(both[0]) == tokens(both[1])
-        kept |= {step.kept for step in both[1].seq.trace}
+        kept |= {step.kept for step in both[1].request.trace}
     assert max(kept) > 1
 
 
 def test_settings_above_fill_out_of_order_and_in_long_runs(engine: Engine) -> None:
     """Otherwise the comparisons with naive loops would say little."""
     runners = {"target": runner(engine, "masked")}
-    job = engine.submit(WeDLM(entropy=1.5), [3, 1, 4], runners=runners, max_tokens=80)
+    job = enter(engine, WeDLM(entropy=1.5), [3, 1, 4], runners=runners, max_tokens=80)
     finish(engine)
     assert len(tokens(job)) == 80
-    kept = {step.kept for step in job.seq.trace}
+    kept = {step.kept for step in job.request.trace}
     assert {0, 1, 2} <= kept and max(kept) > 3

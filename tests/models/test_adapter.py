@@ -38,7 +38,7 @@ def adapter(tmp_path: Path) -> Path:
         f"{name}.weight": LowRank(torch.randn(2, size[1]), torch.randn(size[0], 2), 1.5)
         for name, size in sizes.items()
     }
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, "a_later_option": {"unknown": True}}
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, "a_later_option": None}
     save_adapter(tmp_path / "adapter", updates, config)
     return tmp_path / "adapter"
 
@@ -119,7 +119,13 @@ def test_merging_keeps_the_wanted_dtype(base: Path, adapter: Path) -> None:
     ("fields", "message"),
     [
         ({"peft_type": "IA3"}, r"adapter_config\.json: peft_type 'IA3' is no LORA"),
-        ({"use_dora": True}, "use_dora is not supported"),
+        ({"use_dora": True}, "use_dora is True, which is not supported; what loads is low-rank"),
+        ({"a_later_option": {"on": True}}, r"a_later_option is \{'on': True\}, which is not"),
+        ({"bias": "all"}, "bias is 'all', but only 'none' is supported"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', but must be one of true"),
+        ({"r": 0}, "r is 0, but must be a whole number from 1"),
+        ({"lora_alpha": "3"}, "lora_alpha is '3', but must be a positive, finite number"),
+        ({"rank_pattern": {"(": 1}}, r"rank_pattern is \{'\(': 1\}, but must be patterns of names"),
         ({"r": 8}, r"(q|down)_proj has matrices \(2, .*means rank 8"),
         ({"rank_pattern": {"q_proj": 1}}, rf"{QUERY} has matrices \(2, 32\).*rank 1"),
     ],

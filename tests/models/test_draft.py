@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from helpers import causal_model, published
-from outpace.models.config import DraftConfig, Sight
+from outpace.models.config import ModelConfig, Sight
 from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_draft, load_model, save_model, translate
 from outpace.models.transformer import Attend
@@ -89,7 +89,7 @@ def test_logits_of_a_block(pair: Path, draft: FeatureDraft) -> None:
         return seeing(None)(layer, q, k, v)
 
     places = positions[len(features) :], positions[: len(features)]
-    hidden = draft(torch.tensor(block), places[0], attend, features, places[1])
+    hidden = draft(torch.tensor(block), places[0], attend, context=(features, places[1]))
     close(hidden, trace["block0.draft_hidden"])
     close(draft.head(hidden[1:]), trace["block0.draft_logits"])
     for layer, (keys, values) in kept.items():
@@ -107,8 +107,7 @@ def test_logits_of_training_rows(pair: Path, draft: FeatureDraft) -> None:
         golden["noise_ids"][row],
         positions[width:],
         seeing(golden["attn_mask"][row, 0].bool()),
-        golden["features"][row],
-        positions[:width],
+        context=(golden["features"][row], positions[:width]),
     )
     expected = golden["logits_row0"]
     close(draft.head(hidden[: len(expected)]), expected)
@@ -175,7 +174,7 @@ def test_layers_are_spread_where_none_are_listed(
     """From the second to the third-to-last."""
     fields = {"num_target_layers": depth, "num_hidden_layers": layers}
     found = translate(config(**fields, dflash_config={"mask_token_id": 23}))
-    assert isinstance(found, DraftConfig) and found.feature_layers == expected
+    assert isinstance(found, ModelConfig) and found.feature_layers == expected
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,7 @@ def test_sliding_layers_are_causal_unless_told(
     """As they are trained and served."""
     kinds = ["sliding_attention", "full_attention"]
     found = translate(config(layer_types=kinds, sliding_window=6, **changes))
-    assert isinstance(found, DraftConfig) and found.sights == expected
+    assert isinstance(found, ModelConfig) and found.sights == expected
 
 
 @pytest.mark.parametrize(
@@ -228,7 +227,7 @@ def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], message: str
 def test_draft_of_another_target_is_refused(changes: dict[str, int], message: str) -> None:
     """Naming the two values that disagree."""
     found = translate(config())
-    assert isinstance(found, DraftConfig)
+    assert isinstance(found, ModelConfig)
     with pytest.raises(ValueError, match=message):
         FeatureDraft(found, causal_model(**TARGET | changes))
 
@@ -236,7 +235,7 @@ def test_draft_of_another_target_is_refused(changes: dict[str, int], message: st
 def test_layers_beyond_the_target_are_refused() -> None:
     """Where the draft does not say how deep its target was."""
     found = translate(config(num_target_layers=None))
-    assert isinstance(found, DraftConfig)
+    assert isinstance(found, ModelConfig)
     FeatureDraft(found, causal_model(**TARGET))
     with pytest.raises(ValueError, match="reads layer 5 of its target, which has 4 layers"):
         FeatureDraft(found, causal_model(**TARGET | {"num_hidden_layers": 4}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from helpers import whole
+from helpers import published, whole
+from outpace.methods import METHODS
 from outpace.models.families import FAMILIES
-from outpace.models.load import load_config, load_model
+from outpace.models.load import load_config, load_model, translate
+from outpace.models.rope import frequencies
 
 IDS = [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12] * 4
 SIZES = {
@@ -126,6 +130,22 @@ def test_scaling_changes_the_logits(scaling: dict, tmp_path: Path) -> None:
     assert (ours - reference(theirs)).abs().max() > 0.01
 
 
+@pytest.mark.parametrize(
+    "own", [{}, {"beta_fast": 24, "beta_slow": 2}, {"attention_factor": 1.5}], ids=str
+)
+def test_yarn_turns_the_pairs_of_large_heads_as_transformers_does(own: dict[str, float]) -> None:
+    """Heads of a published size, in which the ramp is many pairs wide."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, **own}
+    config = Qwen3Config(
+        head_dim=128, max_position_embeddings=131072, rope_parameters={**yarn, "rope_theta": 1e6}
+    )
+    theirs, attention = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    rope = translate(published("Qwen3ForCausalLM", rope_theta=1e6, rope_scaling=yarn)).rope
+    ours, factor = frequencies(rope, 128)
+    torch.testing.assert_close(ours.float(), theirs, atol=0, rtol=1e-5)
+    assert factor == pytest.approx(attention)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_close(dtype: torch.dtype, tmp_path: Path) -> None:
     """Half precision keeps the order of magnitude of an error that its mantissa allows."""
@@ -141,3 +161,22 @@ def test_every_causal_family_is_compared() -> None:
     """A new family belongs into the table above, or into a golden test of its own."""
     compared = {name.partition("-")[0] for name in MODELS}
     assert compared | {"dflash", "dream", "llada", "wedlm"} == set(FAMILIES)
+
+
+def test_the_table_of_families_is_the_registry() -> None:
+    """Name, architectures, default method and sampling of each, and no other."""
+    text = (Path(__file__).parent.parent.parent / "docs" / "models.md").read_text()
+    table = text[text.index("| family |") :].split("\n\n")[0].splitlines()[2:]
+    rows = {}
+    for line in table:
+        name, architectures, _, _, method, sampling = line.strip("| ").split(" | ")
+        rows[name.strip("`")] = (*re.findall(r"`(\w+)`", architectures), method, sampling)
+    expected = {}
+    for name, family in FAMILIES.items():
+        method, sampling = f"`{METHODS[family.method].__name__}`", "greedy"
+        if family.temperature:
+            sampling = f"temperature {family.temperature}, top-p {family.top_p}"
+        if name == "dflash":
+            method, sampling = "none: a [draft](#drafts)", "that of its target"
+        expected[name] = (*family.architectures, method, sampling)
+    assert rows == expected

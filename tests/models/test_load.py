@@ -185,6 +185,125 @@ def test_unreadable_weights_are_named(folder: Path) -> None:
         load_model(folder)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_no_numbers_are_refused(folder: Path, value: float) -> None:
+    """One is enough; the tensor is named."""
+    weight = torch.zeros(32, 48)
+    weight[3, 5] = value
+    rewrite(folder, **{DOWN: weight})
+    with pytest.raises(ValueError, match=rf"safetensors: tensor '{DOWN}' has NaN or infinite"):
+        load_model(folder)
+
+
+def test_values_too_large_for_a_dtype_are_refused(folder: Path) -> None:
+    """They would become infinite; in a wider one they load, however large their sum."""
+    rewrite(folder, **{DOWN: torch.full((32, 48), 3e38)})
+    load_model(folder)
+    load_model(folder, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=rf"'{DOWN}' has NaN .* in torch\.float16; choose a wider"):
+        load_model(folder, dtype=torch.float16)
+
+
+def test_tensors_that_nothing_reads_are_refused(folder: Path) -> None:
+    """Layers behind the last, biases of a family without, scales of quantised weights."""
+    change(folder, num_hidden_layers=1)
+    with pytest.raises(ValueError, match=r"12 tensors .* such as 'model\.layers\.1\..*what loads"):
+        load_model(folder)
+    change(folder, num_hidden_layers=2)
+    for name in ("model.layers.0.self_attn.o_proj.bias", "model.layers.0.mlp.weight_scale_inv"):
+        rewrite(folder, **{name: torch.ones(32)})
+        with pytest.raises(ValueError, match=f"1 tensors .* such as '{name}'; what loads is Qwen2"):
+            load_model(folder)
+        rewrite(folder, drop=name)
+    rewrite(folder, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
+    load_model(folder)
+
+
+def test_a_tied_head_may_stand_in_the_file_as_well(folder: Path) -> None:
+    """If it is the embedding; published files have it twice."""
+    change(folder, tie_word_embeddings=True)
+    with pytest.raises(ValueError, match=r"1 tensors .* such as 'lm_head\.weight'"):
+        load_model(folder)
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    rewrite(folder, **{"lm_head.weight": embedding})
+    assert load_model(folder).unembedding is None
+
+
+def test_more_layers_than_there_are_weights_for_are_not_made(folder: Path) -> None:
+    """The last one is looked for first."""
+    change(folder, num_hidden_layers=4096)
+    with pytest.raises(ValueError, match=r"no tensor 'model\.layers\.4095\.post_attention"):
+        load_model(folder)
+    change(folder, num_hidden_layers=4097)
+    with pytest.raises(ValueError, match=r"num_hidden_layers is 4097, but must be .* to 4096"):
+        load_model(folder)
+
+
+def test_positions_that_no_table_holds_want_a_limit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is allocated; 160 positions of 8 numbers here."""
+    monkeypatch.setattr(load, "TABLES", 1279)
+    with pytest.raises(ValueError, match=r"tables of 160 positions.*give a max_length"):
+        load_model(folder)
+    assert len(load_model(folder, max_length=159).cos) == 159
+    for wrong in (0, -1, 1.5, 10**30):
+        with pytest.raises(ValueError, match="max_length is .*, but must be a whole number"):
+            load_model(folder, max_length=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("index", ["../other.safetensors", "/etc/passwd", "."])
+def test_an_index_names_files_of_its_own_folder(folder: Path, index: str) -> None:
+    """Nothing else is opened."""
+    (folder.parent / "other.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": index}}))
+    with pytest.raises(ValueError, match=rf"index\.json names {index}, which .* does not have"):
+        load_model(folder)
+
+
+def test_a_hub_name_is_looked_up_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is read of the folder afterwards."""
+    asked = []
+
+    def download(name: str, **options: object) -> str:
+        asked.append(name)
+        return str(folder)
+
+    monkeypatch.setattr(load, "snapshot_download", download)
+    load_model("someone/something", adapter=None)
+    assert asked == ["someone/something"]
+    load.load_tokenizer("someone/something")
+    assert asked == ["someone/something"] * 2
+
+
+def test_a_model_without_all_of_its_parameters_is_not_saved(tmp_path: Path) -> None:
+    """The first that differs is named, and nothing is written."""
+    model = causal_model()
+    model.blocks[0].mlp.down = torch.nn.Identity()
+    with pytest.raises(ValueError, match=r"'blocks\.0\.mlp\.down\.weight' is missing, new or of"):
+        save_model(model, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN's layouts")
+def test_packed_parameters_are_written_as_they_were(tmp_path: Path) -> None:
+    """A layout of a processor is no part of a checkpoint."""
+    model, plain = causal_model(), causal_model()
+    linear = model.blocks[0].mlp.down
+    linear.weight = torch.nn.Parameter(linear.weight.detach().to_mkldnn(), requires_grad=False)
+    save_model(model, tmp_path, dtype=torch.float32)
+    assert torch.equal(
+        whole(load_model(tmp_path), IDS, causal=True), whole(plain, IDS, causal=True)
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """Here because a file has its name."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=f"{tmp_path}/file/model cannot be written"):
+        save_model(causal_model(), tmp_path / "file" / "model")
+
+
 def test_sliding_window_is_refused(folder: Path) -> None:
     """Layers that see a window only would need another mask."""
     change(folder, use_sliding_window=True)

@@ -107,3 +107,24 @@ def test_family_without_a_template_adds_none(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, chat=None)
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer is not None and tokenizer.chat_template is None
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer.json", "[]", r"tokenizer\.json has no JSON object but \[\]"),
+        ("tokenizer.json", '{"model"', r"tokenizer\.json is no JSON"),
+        (
+            "tokenizer.json",
+            '{"model": {"type": "BPE"}}',
+            r"tokenizer\.json is no readable tokenizer",
+        ),
+        ("tokenizer_config.json", "null", r"tokenizer_config\.json has no JSON object but None"),
+    ],
+)
+def test_broken_tokenizer_is_named(tmp_path: Path, file: str, content: str, message: str) -> None:
+    """Whatever the library raises for it."""
+    save_tokenizer(tmp_path)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(tmp_path)

@@ -1,15 +1,19 @@
 """Rows and losses of discrete diffusion forcing, written out by hand for both shifts."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from helpers import MASK, causal_model, diffusion_model
 from outpace.attention.ranges import dense
+from outpace.models.transformer import Attend
 from outpace.training.data import Example
-from outpace.training.noise import Canvas
+from outpace.training.noise import Response
 from outpace.training.objective import Models
 from outpace.training.objectives import D2F
 from outpace.training.rows import UNSCORED, Rows, pack
@@ -26,12 +30,12 @@ def scored(rows: Rows) -> dict[int, tuple[int, float]]:
 
 def noisy(objective: D2F, draws: list[float], shares: tuple[float, ...] = (0.5, 0.5, 0.8)) -> Rows:
     """Rows of the example from what would be drawn."""
-    answer = Canvas.of(np.array(EXAMPLE.response))
+    answer = Response.of(np.array(EXAMPLE.response))
     return objective.noisy(EXAMPLE.prompt, answer, np.array(shares), np.array(draws))
 
 
 @pytest.mark.parametrize("shift", [0, 1])
-def test_blocks_see_the_prompt_what_is_before_them_and_themselves(shift: int):
+def test_blocks_see_the_prompt_what_is_before_them_and_themselves(shift: int) -> None:
     """A hole weighs the inverse of its block's share; the last block is short."""
     rows = noisy(replace(PLAIN, shift=shift), [0.9, 0.4, 0.6, 0.6, 0.7])
     assert rows.ids.tolist() == [5, 6, 7, MASK, 9, 4, MASK]
@@ -41,7 +45,7 @@ def test_blocks_see_the_prompt_what_is_before_them_and_themselves(shift: int):
     assert rows.mass == 2
 
 
-def test_shares_rise_and_keep_their_bounds():
+def test_shares_rise_and_keep_their_bounds() -> None:
     """The first is uniform between the bounds, the last halfway to the upper one on average."""
     rng = np.random.default_rng(0)
     drawn = np.array([D2F().shares(rng.random(), rng.random(4)) for _ in range(2000)])
@@ -52,16 +56,16 @@ def test_shares_rise_and_keep_their_bounds():
     assert D2F(noise=(0.5, 0.5)).shares(0.3, np.array([])) == [0.5]
 
 
-def test_one_hole_is_always_scored():
+def test_one_hole_is_always_scored() -> None:
     """The one that came closest."""
     assert list(scored(noisy(PLAIN, [0.9, 0.8, 0.7, 0.99, 0.9]))) == [3]
     bare = replace(PLAIN, shift=1)
-    answer = Canvas.of(np.array([7, 8]))
+    answer = Response.of(np.array([7, 8]))
     rows = bare.noisy([], answer, np.array([0.5]), np.array([0.1, 0.9]))
     assert rows.ids.tolist() == [7, MASK] and scored(rows) == {0: (8, 2.0)}
 
 
-def test_blocks_of_padding_may_be_left_out():
+def test_blocks_of_padding_may_be_left_out() -> None:
     """They are masked, and not scored; the block in which the answer ends is."""
     padded = replace(PLAIN, canvas=(9, 9), noise=(1.0, 1.0))
     every, some = (
@@ -73,7 +77,7 @@ def test_blocks_of_padding_may_be_left_out():
     assert [label for label, _ in scored(some).values()] == [7, 8, 9, 4, 3, 3]
 
 
-def test_easy_examples_mask_what_is_not_marked_less():
+def test_easy_examples_mask_what_is_not_marked_less() -> None:
     """Marked tokens keep the share of their block."""
     objective = replace(PLAIN, easy=1.0, noise=(0.5, 0.5))
     counts = np.zeros(5)
@@ -84,7 +88,7 @@ def test_easy_examples_mask_what_is_not_marked_less():
     assert share[[0, 2, 4]] == pytest.approx([0.25] * 3, abs=0.06)
 
 
-def test_marked_tokens_weigh_more():
+def test_marked_tokens_weigh_more() -> None:
     """In the loss and in what it is divided by."""
     objective = replace(PLAIN, mark_weight=3.0, noise=(1.0, 1.0))
     rows = objective.rows(EXAMPLE, np.random.default_rng(0))
@@ -92,7 +96,7 @@ def test_marked_tokens_weigh_more():
 
 
 @pytest.mark.parametrize("hard", [0.0, 0.25, 1.0])
-def test_holes_learn_a_mixture_of_teacher_and_truth(hard: float):
+def test_holes_learn_a_mixture_of_teacher_and_truth(hard: float) -> None:
     """The teacher sees all of the same noisy tokens; alone, the truth needs none."""
     student, teacher = diffusion_model(seed=1), diffusion_model(seed=2)
     objective = replace(PLAIN, hard=hard)
@@ -118,10 +122,10 @@ def by_hand(objective: D2F, student, teacher, rows: Rows, hard: float) -> float:
     return total
 
 
-def masked(mask: torch.Tensor):
+def masked(mask: torch.Tensor) -> Attend:
     """Attention of one document under a dense mask."""
 
-    def attend(layer, q, k, v):
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         attention = torch.nn.functional.scaled_dot_product_attention
         return attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
@@ -129,7 +133,8 @@ def masked(mask: torch.Tensor):
     return attend
 
 
-def test_shift_and_mask_come_from_the_model():
+def test_shift_and_mask_come_from_the_model() -> None:
+    """A causal model, or one too short for a block, is refused."""
     assert D2F().bind(diffusion_model().config) == D2F(shift=1, mask_id=MASK)
     with pytest.raises(ValueError, match="student of a diffusion model, which Qwen2ForCausalLM"):
         D2F().bind(causal_model().config)
@@ -148,6 +153,7 @@ def test_shift_and_mask_come_from_the_model():
         ({"canvas": (5, 3)}, "smallest and a largest"),
     ],
 )
-def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str):
+def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:
+    """With their bounds."""
     with pytest.raises(ValueError, match=message):
         D2F(**options)

@@ -1,5 +1,7 @@
 """Examples by number: from the story, and from JSON lines."""
 
+from __future__ import annotations
+
 import json
 import re
 from pathlib import Path
@@ -15,24 +17,28 @@ END = TOKENIZER.eos_token_id
 
 
 def lines(path: Path, *records: object) -> str:
+    """A file of JSON lines."""
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     return str(path)
 
 
-def test_marks_are_the_tokens_that_a_regular_expression_touches():
+def test_marks_are_the_tokens_that_a_regular_expression_touches() -> None:
+    """Wholly or in part."""
     offsets = [(0, 2), (2, 3), (3, 5), (5, 7)]
     assert touched(re.compile(r"\d+"), "a=12>>3", offsets) == [False, True, True, True]
     assert touched(re.compile(r"(?<==)\d+"), "a=12>>3", offsets) == [False, True, True, False]
 
 
-def test_a_story_example_is_a_function_of_seed_and_number():
+def test_a_story_example_is_a_function_of_seed_and_number() -> None:
+    """In any order."""
     data = Data(path="story:train", drills=0.5, mark=RESULT)
     first, again = (Examples(data, TOKENIZER, seed=3) for _ in range(2))
     assert [first[n] for n in (5, 1, 9)] == [again[n] for n in (5, 1, 9)]
     assert Examples(data, TOKENIZER, seed=4)[5] != first[5]
 
 
-def test_story_answers_end_and_their_results_are_marked():
+def test_story_answers_end_and_their_results_are_marked() -> None:
+    """Digit by digit."""
     example = Examples(Data(path="story:train", mark=RESULT), TOKENIZER)[0]
     assert example.ended and example.response[-1] == END
     text = TOKENIZER.decode(example.response)
@@ -42,7 +48,8 @@ def test_story_answers_end_and_their_results_are_marked():
     assert TOKENIZER.decode(example.prompt).endswith("\n")
 
 
-def test_plain_answers_follow_from_the_question():
+def test_plain_answers_follow_from_the_question() -> None:
+    """The questions are the same."""
     many, plain = (Examples(Data(path="story:train", plain=p), TOKENIZER) for p in (False, True))
     pairs = [(many[n], plain[n]) for n in range(20)]
     assert all(ours.prompt == theirs.prompt for ours, theirs in pairs)
@@ -50,12 +57,14 @@ def test_plain_answers_follow_from_the_question():
     assert any(same) and not all(same)
 
 
-def test_drills_are_bare_and_do_not_end():
+def test_drills_are_bare_and_do_not_end() -> None:
+    """They have no prompt either."""
     example = Examples(Data(path="story:train", drills=1.0), TOKENIZER)[0]
     assert not example.prompt and not example.ended and END not in example.response
 
 
-def test_both_shapes_of_json_lines_are_read_in_a_new_order_each_epoch(tmp_path: Path):
+def test_both_shapes_of_json_lines_are_read_in_a_new_order_each_epoch(tmp_path: Path) -> None:
+    """Each line once."""
     plain = {"prompt": "1+1", "response": "2"}
     chat = {"messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]}
     examples = Examples(Data(path=lines(tmp_path / "a", plain, chat)), TOKENIZER)
@@ -71,7 +80,8 @@ def test_both_shapes_of_json_lines_are_read_in_a_new_order_each_epoch(tmp_path: 
     assert epochs[0] != epochs[1]
 
 
-def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path):
+def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path) -> None:
+    """To the length that is asked for."""
     record = {"prompt": "1 2 3", "response": "4 5 6 7 8 9"}
     data = Data(path=lines(tmp_path / "a", record), longest=8)
     example = Examples(data, TOKENIZER)[0]
@@ -79,7 +89,8 @@ def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path):
     assert not example.ended and END not in example.response
 
 
-def test_several_paths_take_turns_and_each_is_read_in_its_own_order(tmp_path: Path):
+def test_several_paths_take_turns_and_each_is_read_in_its_own_order(tmp_path: Path) -> None:
+    """One each, or as many as they are given."""
     records = [{"prompt": "p", "response": str(n)} for n in range(4)]
     path = lines(tmp_path / "a", *records)
     alone = Examples(Data(path=path), TOKENIZER)
@@ -91,15 +102,45 @@ def test_several_paths_take_turns_and_each_is_read_in_its_own_order(tmp_path: Pa
     assert [equal[n] for n in (0, 1, 2, 3)] == [tables[0], alone[0], tables[1], alone[1]]
 
 
-def test_drills_are_of_the_stories_alone():
+def test_drills_are_of_the_stories_alone() -> None:
+    """Tables stay as they are."""
     examples = Examples(Data(path=("story:train", "table:train"), drills=1.0), TOKENIZER)
     assert [examples[n].ended for n in range(4)] == [False, True, False, True]
 
 
-def test_a_response_ends_in_the_token_that_is_named(tmp_path: Path):
+def test_a_response_ends_in_the_token_that_is_named(tmp_path: Path) -> None:
+    """Instead of the tokenizer's."""
     path = lines(tmp_path / "a", {"prompt": "1+1", "response": "2"})
     example = Examples(Data(path=path, end="<|im_end|>"), TOKENIZER)[0]
     assert TOKENIZER.decode(example.response) == "2<|im_end|>"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n \n", ""])
+def test_lines_end_at_newlines_alone(tmp_path: Path, end: str) -> None:
+    """Other characters at which Python cuts lines may stand in a JSON string."""
+    texts = ["a\u2028b", "a\u2029b", "a\x85b", "a\x7fb"]
+    records = [json.dumps({"prompt": "?", "response": x}, ensure_ascii=False) for x in texts]
+    newline = "\r\n" if end == "\r\n" else "\n"
+    (tmp_path / "a").write_text(newline.join(records) + end, newline="")
+    examples = Examples(Data(path=str(tmp_path / "a")), TOKENIZER)
+    assert sorted(TOKENIZER.decode(examples[n].response[:-1]) for n in range(4)) == sorted(texts)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b" \n\n", "is empty"),
+        (b"\xff", "cannot be loaded as UTF-8"),
+        (b"[" * 100_000, "a:1 is not JSON"),
+        (b'{"prompt": "?"\n"response": "!"}', "a:[12] is not JSON"),
+    ],
+)
+def test_files_of_something_else_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+    """Whatever they hold."""
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        Examples(Data(path=str(tmp_path / "a")), TOKENIZER)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +152,8 @@ def test_a_response_ends_in_the_token_that_is_named(tmp_path: Path):
         ([1], "found list"),
     ],
 )
-def test_malformed_lines_are_named(tmp_path: Path, record: object, message: str):
+def test_malformed_lines_are_named(tmp_path: Path, record: object, message: str) -> None:
+    """By file and line, before any work."""
     with pytest.raises(ValueError, match=message):
         Examples(Data(path=lines(tmp_path / "a", record)), TOKENIZER)
 
@@ -133,6 +175,7 @@ def test_malformed_lines_are_named(tmp_path: Path, record: object, message: str)
         ({"path": "story:train", "mark": "("}, "no regular expression"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: dict[str, object], message: str):
+def test_options_that_do_not_fit_are_refused(options: dict[str, object], message: str) -> None:
+    """Before any work."""
     with pytest.raises(ValueError, match=message):
         Examples(Data(**options), TOKENIZER)

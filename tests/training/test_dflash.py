@@ -20,11 +20,11 @@ from outpace.attention.ranges import dense
 from outpace.models.config import Sight
 from outpace.models.draft import FeatureDraft
 from outpace.models.load import ZOO, load_draft, load_model, translate
-from outpace.training import checkpoint
+from outpace.training import weights
 from outpace.training.data import Example
 from outpace.training.objective import Loss, Models
 from outpace.training.objectives import MDLM, DFlash, dflash
-from outpace.training.objectives.dflash import apart, narrowed
+from outpace.training.objectives.dflash import apart, over_blocks
 from outpace.training.optim import Optim
 from outpace.training.recipe import train
 from outpace.training.rows import Rows, pack
@@ -127,7 +127,7 @@ def test_mask_is_that_of_the_published_trainer(name: str, mask: str, sight: Sigh
         block = rows.ranges[:, 1, 1] > 0
         keep = pair.tensors["keep"][row].repeat_interleave(pair.draft.config.block)
         _, ranges = apart(rows.ranges, block)
-        ours = dense(narrowed(ranges, rows.positions[block], sight), len(rows))
+        ours = dense(over_blocks(sight, ranges, torch.nonzero(block).squeeze(1)), len(rows))
         official = pair.tensors[mask][row, 0].bool()[keep]
         assert torch.equal(ours, official[:, : len(rows)])
         assert not official[:, len(rows) :].any()
@@ -372,7 +372,7 @@ def trainer(out: Path, **options: Any) -> Trainer:
     target = causal_model(vocab_size=1024)
     defaults = {"lr": 1e-2, "warmup": 2, "batch": 4, "save_every": 4, "log_every": 2}
     return Trainer(
-        checkpoint.draft(None, DRAFT, target, 0),
+        weights.draft(None, DRAFT, target, 0),
         DFlash(anchors=4),
         data="story:train",
         out=out,
@@ -422,7 +422,7 @@ def test_model_objective_and_target_must_fit(tmp_path: Path) -> None:
     """Each says what is missing."""
     common: dict[str, Any] = {"data": "story:train", "out": tmp_path, "tokenizer": "tiny-aux"}
     target = causal_model(vocab_size=1024)
-    draft = checkpoint.draft(None, DRAFT, target, 0)
+    draft = weights.draft(None, DRAFT, target, 0)
     with pytest.raises(ValueError, match="DFlash looks at target, but no other model is given"):
         Trainer(draft, DFlash(), **common)
     with pytest.raises(ValueError, match="MDLM looks at no other model, but target is given"):
@@ -430,9 +430,9 @@ def test_model_objective_and_target_must_fit(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Qwen2ForCausalLM is no draft"):
         Trainer(target, DFlash(), others={"target": target}, **common)
     with pytest.raises(ValueError, match="Qwen2ForCausalLM is no draft"):
-        checkpoint.draft(None, published(), target, 0)
+        weights.draft(None, published(), target, 0)
     with pytest.raises(ValueError, match="give \\[model\\] init or config"):
-        checkpoint.draft("some-draft", DRAFT, target, 0)
+        weights.draft("some-draft", DRAFT, target, 0)
     assert translate(DRAFT).mask_id == 1021
 
 
@@ -460,5 +460,5 @@ def test_a_recipe_names_the_target(tmp_path: Path) -> None:
     first = load_draft(out / "export", target)
     assert first.config.block == 6
     assert json.loads((out / "run.json").read_text())["settings"]["model"]["target"] == "tiny-aux"
-    again = checkpoint.draft(str(out / "export"), {}, target, 1)
+    again = weights.draft(str(out / "export"), {}, target, 1)
     assert torch.equal(again.fusion.weight, first.fusion.weight)

@@ -1,5 +1,7 @@
 """Low-rank updates: what is trained, what it starts as, what is written."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +16,7 @@ from outpace.models.load import ZOO, load_adapter, load_model, save_model
 from outpace.training import checkpoint, lora
 from outpace.training.lora import LoRA
 from outpace.training.objectives import D2F
-from outpace.training.recipe import read
+from outpace.training.recipe import load
 from outpace.training.trainer import Trainer
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -170,7 +172,7 @@ def test_recipe_has_a_table_for_it(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     text = '[model]\ninit = "tiny-dream"\n[objective]\nname = "d2f"\n[data]\npath = "story:train"\n'
     path.write_text(text)
-    assert read(path).adapter is None
-    assert read(path, ["adapter.rank=4"]).adapter == LoRA(rank=4)
+    assert load(path).adapter is None
+    assert load(path, ["adapter.rank=4"]).adapter == LoRA(rank=4)
     path.write_text(f'{text}[adapter]\nrank = 8\ntargets = ["q_proj"]\n')
-    assert read(path, ["alpha=2"]).adapter == LoRA(rank=8, alpha=2, targets=("q_proj",))
+    assert load(path, ["alpha=2"]).adapter == LoRA(rank=8, alpha=2, targets=("q_proj",))

@@ -1,5 +1,7 @@
 """Which optimizer updates what, and how fast."""
 
+from __future__ import annotations
+
 import pytest
 from torch.optim import AdamW, Muon
 
@@ -9,7 +11,8 @@ from outpace.models.transformer import Transformer
 from outpace.training.optim import Optim
 
 
-def test_the_rate_rises_stays_and_falls_to_nothing():
+def test_the_rate_rises_stays_and_falls_to_nothing() -> None:
+    """All but nothing in the last step."""
     optim = Optim(lr=1.0, warmup=4, decay=0.5)
     rates = [round(optim.rate(step, 20), 3) for step in range(20)]
     assert rates[:5] == [0.2, 0.4, 0.6, 0.8, 1.0]
@@ -18,7 +21,8 @@ def test_the_rate_rises_stays_and_falls_to_nothing():
     assert sorted(rates[10:], reverse=True) == rates[10:]
 
 
-def test_muon_takes_the_matrices_of_the_blocks_only():
+def test_muon_takes_the_matrices_of_the_blocks_only() -> None:
+    """AdamW has the rest, without decay of vectors."""
     model = Transformer(translate(published()))
     adamw, muon = Optim(optimizer="muon").build(model)
     assert isinstance(adamw, AdamW) and isinstance(muon, Muon)
@@ -31,7 +35,8 @@ def test_muon_takes_the_matrices_of_the_blocks_only():
     assert rest | own == set(names.values())
 
 
-def test_frozen_models_and_unknown_optimizers_are_refused():
+def test_frozen_models_and_unknown_optimizers_are_refused() -> None:
+    """There is nothing to update, or nothing that does."""
     with pytest.raises(ValueError, match="choose adamw or muon"):
         Optim(optimizer="sgd")
     with pytest.raises(ValueError, match="no trainable"):

@@ -1,5 +1,7 @@
 """States of pipelined decoding, filled with true tokens, as the method itself goes through them."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from helpers import MASK, diffusion_model
 from outpace.attention.ranges import RangesAttention
 from outpace.training.data import Example
-from outpace.training.noise import Canvas
+from outpace.training.noise import Response
 from outpace.training.objective import Models, scored
 from outpace.training.objectives import D2F
 from outpace.training.pipeline import Pipeline
@@ -20,7 +22,7 @@ def hidden(block: int, *responses: list[int], shift: int = 1) -> Rows:
     parts = []
     for response in responses:
         shares = np.ones(-(-len(response) // block))
-        answer = Canvas.of(np.array(response))
+        answer = Response.of(np.array(response))
         parts.append(objective.noisy([5, 6], answer, shares, np.zeros(len(response))))
     return pack(parts)
 
@@ -71,6 +73,14 @@ def test_responses_do_not_wait_for_each_other() -> None:
     for _ in range(3):
         fill(pipeline, pipeline.append(), {})
     assert not len(scored(pipeline.append()))
+
+
+def test_of_equal_holes_the_leftmost_is_filled() -> None:
+    """One alone, as in decoding."""
+    pipeline = Pipeline(hidden(4, [1, 2, 3, 4]), 1)
+    pipeline.append()
+    pipeline.fill(torch.tensor([0.25, 0.5, 0.5, 0.5]), 0.5)
+    assert pipeline.left.tolist() == [True, False, True, True]
 
 
 def test_the_loss_is_the_mean_of_the_states() -> None:

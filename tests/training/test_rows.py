@@ -1,5 +1,7 @@
 """Packing lays documents side by side and moves their ranges along."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from outpace.training.rows import Rows, pack
 
 
 def document(ids: list[int], ranges: torch.Tensor) -> Rows:
+    """Rows whose labels are their ids and a hundred."""
     size = len(ids)
     labels = torch.tensor(ids) + 100
     return Rows(
@@ -15,7 +18,8 @@ def document(ids: list[int], ranges: torch.Tensor) -> Rows:
     )
 
 
-def test_documents_are_sorted_by_length_and_their_ranges_moved():
+def test_documents_are_sorted_by_length_and_their_ranges_moved() -> None:
+    """Positions stay."""
     packed = pack([document([1, 2, 3], full(3)), document([4, 5], causal(2))])
     assert packed.ids.tolist() == [4, 5, 1, 2, 3]
     assert packed.positions.tolist() == [0, 1, 0, 1, 2]
@@ -24,6 +28,7 @@ def test_documents_are_sorted_by_length_and_their_ranges_moved():
     assert packed.mass == 5
 
 
-def test_nothing_to_pack_is_refused():
+def test_nothing_to_pack_is_refused() -> None:
+    """A batch has an example at least."""
     with pytest.raises(ValueError, match="no rows"):
         pack([])

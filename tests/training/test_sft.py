@@ -1,5 +1,7 @@
 """Rows of supervised fine-tuning, written out by hand."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +10,14 @@ from helpers import published
 from outpace.attention.ranges import causal
 from outpace.models.load import translate
 from outpace.training.data import Example
-from outpace.training.objectives import SFT
+from outpace.training.objective import Objective
+from outpace.training.objectives import D2F, MDLM, SFT, WeDLM
 
 EXAMPLE = Example(prompt=[5, 6], response=[7, 8, 9], marks=[False, True, False])
 
 
-def test_each_row_scores_the_next_token_of_the_response():
+def test_each_row_scores_the_next_token_of_the_response() -> None:
+    """The last row has none."""
     rows = SFT().rows(EXAMPLE, np.random.default_rng(0))
     assert rows.ids.tolist() == [5, 6, 7, 8, 9]
     assert rows.positions.tolist() == [0, 1, 2, 3, 4]
@@ -23,15 +27,25 @@ def test_each_row_scores_the_next_token_of_the_response():
     assert rows.mass == 3
 
 
-def test_prompt_and_marked_tokens_weigh_what_the_options_say():
+def test_prompt_and_marked_tokens_weigh_what_the_options_say() -> None:
+    """The mass is their sum."""
     rows = SFT(prompt_weight=0.5, mark_weight=2.0).rows(EXAMPLE, np.random.default_rng(0))
     assert rows.labels.tolist() == [6, 7, 8, 9, -100]
     assert rows.weights.tolist() == [0.5, 1, 2, 1, 0]
     assert rows.mass == 4.5
 
 
-def test_a_model_whose_rows_score_themselves_is_refused():
+def test_a_model_whose_rows_score_themselves_is_refused() -> None:
+    """With what trains it."""
     config = translate(published(architecture="Qwen2ForCausalLM"))
     object.__setattr__(config, "shift", 0)
     with pytest.raises(ValueError, match="use mdlm"):
         SFT().bind(config)
+
+
+@pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("objective", [SFT, MDLM, D2F, WeDLM])
+def test_weights_that_are_none_are_refused(objective: type[Objective], weight: float) -> None:
+    """A loss divided by their sum would mean nothing."""
+    with pytest.raises(ValueError, match=f"mark_weight must not be negative, not {weight}"):
+        objective(mark_weight=weight)

@@ -1,5 +1,7 @@
 """Rows of the two streams, written out by hand."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +16,7 @@ from outpace.models.load import translate
 from outpace.training.data import Example
 from outpace.training.objective import Models
 from outpace.training.objectives import WeDLM
-from outpace.training.objectives.wedlm import clean
-from outpace.training.rows import UNSCORED, Rows, join, pack
+from outpace.training.rows import UNSCORED, Rows, join, next_tokens, pack
 
 EXAMPLE = Example(prompt=[5, 6], response=[7, 8, 9], marks=[False, True, False])
 PLAIN = WeDLM(block=4, mask_id=MASK, length=160)
@@ -36,7 +37,8 @@ def seen(rows: Rows, begin: int) -> list[list[int]]:
 
 
 def test_the_clean_stream_learns_the_next_token_of_the_response() -> None:
-    rows = clean(np.array([5, 6, 7, 8, 9]), np.array([0.0, 0.0, 1.0, 2.0, 1.0]))
+    """By the worth of that token."""
+    rows = next_tokens(np.array([5, 6, 7, 8, 9]), np.array([0.0, 0.0, 1.0, 2.0, 1.0]))
     assert rows.ids.tolist() == [5, 6, 7, 8, 9]
     assert rows.positions.tolist() == [0, 1, 2, 3, 4]
     assert torch.equal(rows.ranges, causal(5))
@@ -45,6 +47,7 @@ def test_the_clean_stream_learns_the_next_token_of_the_response() -> None:
 
 
 def test_what_is_known_moves_in_front_of_the_masks_of_its_block() -> None:
+    """With the positions that it had."""
     rows = stream(replace(PLAIN, mark_weight=3.0), masked=[2, 4], ratios=[0.5, 1.0])
     assert rows.ids.tolist() == [5, 6, 8, MASK, MASK]
     assert rows.positions.tolist() == [0, 1, 3, 2, 4]
@@ -57,6 +60,7 @@ def test_what_is_known_moves_in_front_of_the_masks_of_its_block() -> None:
 
 
 def test_blocks_without_a_mask_are_left_out() -> None:
+    """Nothing sees them."""
     rows = stream(PLAIN, masked=[4], ratios=[0.1, 0.5])
     assert (rows.ids.tolist(), rows.positions.tolist()) == ([MASK], [4])
     assert seen(rows, 5) == [[0, 1, 2, 3, 5]]
@@ -64,6 +68,7 @@ def test_blocks_without_a_mask_are_left_out() -> None:
 
 
 def test_every_mask_counts_alike_in_a_uniform_loss() -> None:
+    """Whatever the share of its block."""
     rows = stream(replace(PLAIN, weighting="uniform"), masked=[2, 4], ratios=[0.5, 0.25])
     assert rows.weights.tolist() == [0, 0, 0, 1, 1]
 
@@ -142,6 +147,7 @@ def test_what_a_mask_scores_does_not_reach_it() -> None:
 
 
 def test_ends_stand_behind_a_response_that_ends_as_far_as_the_model_knows() -> None:
+    """None behind one that was cut."""
     objective = replace(PLAIN, ends=4, length=7, end_weight=0.5, ratios=(1.0, 1.0), block=8)
     rows = objective.rows(EXAMPLE, np.random.default_rng(0))
     assert rows.ids[:7].tolist() == [5, 6, 7, 8, 9, 9, 9]
@@ -156,7 +162,8 @@ def test_the_loss_is_the_mean_of_masks_and_of_next_tokens(weighting: str) -> Non
     """Each over its own weights, or over the tokens that are learnt."""
     objective = replace(PLAIN, weighting=weighting, ar_weight=0.5)
     model = random_model(CONFIG)
-    text = clean(np.array([5, 6, 7, 8, 9]), np.array([0.0, 0.0, 1.0, 1.0, 1.0]))
+    text = next_tokens(np.array([5, 6, 7, 8, 9]), np.array([0.0, 0.0, 1.0, 1.0, 1.0]))
+    text.mass = 0.0  # the masks' counts for both
     rows = join([text, stream(objective, masked=[2, 4], ratios=[0.25, 0.5])])
     hidden = model(rows.ids, rows.positions, RangesAttention(rows.ranges))
     surprise = -model.head(hidden).log_softmax(-1)
@@ -172,6 +179,7 @@ def test_the_loss_is_the_mean_of_masks_and_of_next_tokens(weighting: str) -> Non
 
 
 def test_a_batch_without_a_mask_learns_the_text() -> None:
+    """Its loss is a number."""
     objective = replace(PLAIN, ratios=(0.0, 0.0))
     loss = objective.loss(
         Models(random_model(CONFIG)), pack([objective.rows(EXAMPLE, np.random.default_rng(0))])
@@ -180,6 +188,7 @@ def test_a_batch_without_a_mask_learns_the_text() -> None:
 
 
 def test_mask_and_length_come_from_the_model() -> None:
+    """A model without a mask, or one that is not causal, is refused."""
     config = translate(CONFIG)
     assert WeDLM().bind(config) == WeDLM(mask_id=MASK, length=160)
     with pytest.raises(ValueError, match="has no mask token"):
@@ -203,5 +212,6 @@ def test_mask_and_length_come_from_the_model() -> None:
     ],
 )
 def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:
+    """With their bounds."""
     with pytest.raises(ValueError, match=message):
         WeDLM(**options)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from outpace import LLM
+from outpace.decoding import Kind
 from outpace.evaluation.run import evaluate, questions_of
 from outpace.methods import Autoregressive, FastDLLM, LeftToRight, Method
 from outpace.models.load import ZOO, load_config, load_tokenizer
@@ -41,7 +42,7 @@ def test_the_model_without_a_shift_is_what_its_recipe_makes() -> None:
     written = json.loads((ZOO / "tiny-llada" / "config.json").read_text())
     assert written == {**recipe["model"]["config"], "torch_dtype": "bfloat16"}
     config = load_config("tiny-llada")
-    assert (config.family, config.shift, config.bidirectional) == ("llada", 0, True)
+    assert (config.family, config.shift, config.kind) == ("llada", 0, Kind.DIFFUSION)
     ours, others = (load_tokenizer(name) for name in ("tiny-llada", "tiny-dream"))
     assert ours is not None and others is not None
     assert ours.get_vocab() == others.get_vocab() and ours.mask_token_id == config.mask_id

@@ -1,5 +1,7 @@
 """Tables: true answers, disjoint splits, problems by index, and the zoo's words alone."""
 
+from __future__ import annotations
+
 import re
 from collections import Counter
 from importlib.resources import as_file, files
@@ -7,7 +9,7 @@ from importlib.resources import as_file, files
 import pytest
 from transformers import AutoTokenizer
 
-from outpace.zoo.story import Problem
+from outpace.zoo.problems import Problem
 from outpace.zoo.table import RESULTS, SPLITS, problems
 
 COUNT = re.compile(r"Count (back )?from (\d+) by (\d) (?:down|up) to (\d+)\.")
@@ -27,47 +29,54 @@ def solved(question: str) -> str:
     return question.removeprefix("Copy: ")
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", SPLITS.names)
 def test_answers_are_what_the_questions_ask_for(split: str) -> None:
+    """And no question is its own answer."""
     for problem in problems(split, 1000):
         assert problem.answer == solved(problem.question) != problem.question
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", SPLITS.names)
 def test_numbers_have_one_or_two_digits(split: str) -> None:
+    """In answers; none is below one."""
     for problem in problems(split, 1000):
         numbers = [int(number) for number in re.findall(r"\d+", problem.answer)]
         assert min(numbers) >= 1 and max(numbers) <= 99
 
 
 def test_kinds_are_drawn_alike() -> None:
+    """Counting, copying and filling."""
     kinds = Counter(problem.question.split()[0] for problem in problems("train", 3000))
     assert set(kinds) == {"Count", "Copy:", "Fill"}
     assert min(kinds.values()) > 800
 
 
 def test_splits_share_no_question() -> None:
+    """However many are drawn."""
     train = {problem.question for problem in problems("train", 20_000)}
     test = {problem.question for problem in problems("test", 500)}
     assert not train & test
     assert len(test) > 250
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", SPLITS.names)
 def test_a_problem_depends_on_its_index_alone(split: str) -> None:
+    """And on the seed."""
     assert problems(split, 10)[6:] == problems(split, 4, start=6)
     assert problems(split, 10) != problems(split, 10, seed=1)
 
 
 def test_problems_stay_the_same() -> None:
+    """What was measured on them holds."""
     numbers = "58 56 12 65 94 37 52 47"
     assert problems("test", 1, start=5) == [Problem(f"Copy: {numbers}", numbers)]
 
 
 def test_prompt_and_answer_tokenize_apart_and_are_short() -> None:
+    """Short enough for the zoo's models."""
     with as_file(files("outpace.zoo") / "vocabulary") as folder:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    for split in SPLITS:
+    for split in SPLITS.names:
         for problem in problems(split, 300):
             prompt, answer = problem.question + "\n", problem.answer + tokenizer.eos_token
             apart = tokenizer(prompt).input_ids + tokenizer(answer).input_ids
@@ -77,6 +86,7 @@ def test_prompt_and_answer_tokenize_apart_and_are_short() -> None:
 
 
 def test_bad_requests_are_refused() -> None:
+    """With the splits that there are."""
     with pytest.raises(ValueError, match="'unseen': choose one of train, test"):
         problems("unseen", 1)
     with pytest.raises(ValueError, match="negative"):

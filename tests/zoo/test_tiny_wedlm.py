@@ -17,7 +17,7 @@ def llm() -> LLM:
 
 @pytest.mark.parametrize("task", ["story", "table"])
 def test_it_solves_problems_in_few_forwards(llm: LLM, task: str) -> None:
-    """Held-out ones; several tokens a forward."""
+    """Held-out ones; several tokens per forward."""
     method = WeDLM(entropy=0.2, penalty=0.0)
     options = {"max_tokens": 128, "temperature": 0.0}
     report = evaluate(llm, questions_of(task, 30), task=task, batch=30, method=method, **options)

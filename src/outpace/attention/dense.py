@@ -1,6 +1,6 @@
-"""Attention of a batch over cached slots, on any device: the reference back end.
+"""Attention over cached slots by PyTorch's own kernels, on any device: the reference back end.
 
-Shapes: T rows of all sequences, H heads, K key/value heads, D head size.
+Shapes: T rows of all sequences, H heads, K key/value heads, D head size, S slots of the cache.
 """
 
 from __future__ import annotations
@@ -8,87 +8,266 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outpace.attention.batch import Batch, Span
+from outpace.models.config import Sight
+from outpace.models.transformer import Attend
 
-@dataclass(slots=True, kw_only=True)
-class Segment:
-    """Rows of one sequence, and what of the cache they see.
+FEW = 32
+"""Rows of a sequence up to which neighbours share a call; more keep a call of their own busy."""
+
+
+class Dense:
+    """Plans the calls of a pass: one for sequences that lie alike in memory, or one for each.
+
+    `keys` and `values` are a layer each of `[S, K, D]`, `heads` is H, and `sights` say what layers
+    see, where they differ.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        heads: int,
+        sights: Sequence[Sight] = (),
+    ) -> None:
+        self.keys, self.values = keys, values
+        self.sharing = heads // keys[0].shape[1]
+        self.sights = sights or [Sight()] * len(keys)
+        self.together = keys[0].device.type == "cpu"
+
+    def plan(self, batch: Batch) -> Attend:
+        """What is the same in every layer is done here, once per pass."""
+        calls = {sight: self.calls(batch.spans, sight) for sight in set(self.sights)}
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self.keys[layer], self.values[layer]
+            keys.index_copy_(0, batch.write, k)
+            values.index_copy_(0, batch.write, v)
+            own = calls[self.sights[layer]]
+            if len(own) == 1 and own[0].in_order:
+                return own[0](q, keys, values)
+            out = torch.empty_like(q)
+            for call in own:
+                out[call.rows] = call(q, keys, values)
+            return out
+
+        return attend
+
+    def calls(self, spans: Sequence[Span], sight: Sight) -> list[Alone | Together]:
+        """Few calls that attend with all rows."""
+        total = spans[-1].rows.stop
+        alone: list[Span] = []
+        alike: dict[tuple[int, int], list[Span]] = {}
+        for span in spans:
+            if self.together and span.pages.stride and len(span) <= FEW:
+                alike.setdefault((len(span), span.pages.stride), []).append(span)
+            else:
+                alone.append(span)
+        calls: list[Alone | Together] = []
+        for (_, stride), group in alike.items():
+            near, far = neighbours(group, stride)
+            alone += far
+            calls += [
+                Together.of(some, total, stride, sight, self.keys[0], self.sharing) for some in near
+            ]
+        return calls + [Alone.of(span, sight, self.keys[0]) for span in alone]
+
+
+def neighbours(group: list[Span], stride: int) -> tuple[list[list[Span]], list[Span]]:
+    """Runs of sequences that lie close to each other in memory, and those without company."""
+    group = sorted(group, key=base)
+    runs: list[list[Span]] = []
+    for span in group:
+        if runs and base(span) - base(runs[-1][-1]) <= 2 * stride:
+            runs[-1].append(span)
+        else:
+            runs.append([span])
+    return [run for run in runs if len(run) > 1], [run[0] for run in runs if len(run) == 1]
+
+
+def base(span: Span) -> int:
+    """First physical slot of a sequence that lies in one piece."""
+    window = span.pages.window(1)
+    assert isinstance(window, slice)
+    return int(window.start)
+
+
+@dataclass(slots=True)
+class Alone:
+    """A call for the rows of one sequence.
 
     Attributes:
         rows: their place in the batch.
         slots: physical slots of the sequence, up to the last that any row sees.
-        mask: `bool[n, slots]` where rows differ in what they see, or what is added to scores;
-            None where all see all.
+        bias: `[n, slots]`, added to scores; None where all rows see all, or are causal.
         causal: the rows are the sequence's first and see themselves and what is before them.
     """
 
     rows: slice
     slots: slice | Tensor
-    mask: Tensor | None = None
+    bias: Tensor | None = None
     causal: bool = False
 
-    def masked(self, mask: Tensor) -> Segment:
-        """The same rows under another mask."""
-        return Segment(rows=self.rows, slots=self.slots, mask=mask)
+    @classmethod
+    def of(cls, span: Span, sight: Sight, like: Tensor) -> Alone:
+        """No bias is made where none is needed."""
+        window = span.pages.window(span.seen)
+        slots = window if isinstance(window, slice) else torch.from_numpy(window).to(like.device)
+        stops = span.stop_of_rows
+        if sight == Sight():
+            if stops[0] == span.seen:
+                return cls(span.rows, slots)
+            if span.stops is None and span.start == 0:
+                return cls(span.rows, slots, causal=True)
+        return cls(span.rows, slots, bias(visible(span, span.seen, sight), like))
+
+    @property
+    def in_order(self) -> bool:
+        """Whether its rows, if they are all that there are, stand in their order."""
+        return True
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend; a single row lets the heads that share a key head be rows of one product."""
+        k = keys[None, self.slots].transpose(1, 2)
+        v = values[None, self.slots].transpose(1, 2)
+        rows = q[self.rows]
+        n, heads, size = rows.shape
+        if n == 1:
+            grouped = rows.view(1, k.shape[1], -1, size)
+            got = F.scaled_dot_product_attention(grouped, k, v, attn_mask=self.bias)
+            return got.view(1, heads, size)
+        got = F.scaled_dot_product_attention(
+            rows[None].transpose(1, 2),
+            k,
+            v,
+            attn_mask=self.bias,
+            is_causal=self.causal,
+            enable_gqa=heads != k.shape[1],
+        )
+        return got.transpose(1, 2)[0]
 
 
 @dataclass(slots=True)
-class DenseAttention:
-    """Stores keys and values at `write i64[T]`, then attends segment by segment.
+class Together:
+    """One call for sequences of n rows each that lie a whole number of strides apart.
 
-    `keys` and `values` are a layer each of `[slots, K, D]`.
+    Their keys are then one strided view of the cache, without a copy. Places of the view between
+    them are attended for nothing.
+
+    Attributes:
+        rows: `i64[B * n]` their rows in the batch, sequence by sequence.
+        in_order: whether these are all rows in their order.
+        places: `i64[B]` which of the J places of the view each sequence has; None for all.
+        shape: J, n, and the slots that are seen of each place.
+        first: physical slot at which the view begins.
+        stride: slots from a place to the next.
+        bias: `[J, 1, n * H / K, slots]` or so that it spreads to this; None where all see all.
     """
 
-    keys: Sequence[Tensor]
-    values: Sequence[Tensor]
-    write: Tensor
-    segments: Sequence[Segment]
+    rows: Tensor
+    in_order: bool
+    places: Tensor | None
+    shape: tuple[int, int, int]
+    first: int
+    stride: int
+    bias: Tensor | None
 
-    def __post_init__(self) -> None:
-        # Made here once, and not by PyTorch in every layer.
-        dtype = self.keys[0].dtype
-        self.segments = [
-            segment if segment.mask is None else segment.masked(bias(segment.mask, dtype))
-            for segment in self.segments
-        ]
+    @classmethod
+    def of(
+        cls,
+        spans: list[Span],
+        total: int,
+        stride: int,
+        sight: Sight,
+        like: Tensor,
+        sharing: int,
+    ) -> Together:
+        """Sequences in the order of their memory, of a batch of `total` rows.
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend with rows `q [T, H, D]`."""
-        keys, values = self.keys[layer], self.values[layer]
-        keys.index_copy_(0, self.write, k)
-        values.index_copy_(0, self.write, v)
-        if len(self.segments) == 1:
-            return attention(q, keys, values, self.segments[0])
-        out = torch.empty_like(q)
-        for segment in self.segments:
-            out[segment.rows] = attention(q[segment.rows], keys, values, segment)
-        return out
+        `sharing` heads share a key head.
+        """
+        first, rows = base(spans[0]), len(spans[0])
+        places = [(base(span) - first) // stride for span in spans]
+        count, seen = places[-1] + 1, max(span.seen for span in spans)
+        order = [row for span in spans for row in range(span.rows.start, span.rows.stop)]
+        return cls(
+            rows=torch.tensor(order),
+            in_order=order == list(range(total)),
+            places=None if count == len(places) else torch.tensor(places),
+            shape=(count, rows, seen),
+            first=first,
+            stride=stride,
+            bias=together(spans, places, (count, rows, seen), sight, like, sharing),
+        )
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend with all their rows at once."""
+        count, n, seen = self.shape
+        size, kv_heads = q.shape[-1], keys.shape[1]
+        own = (q if self.in_order else q[self.rows]).view(
+            -1, n, kv_heads, q.shape[1] // kv_heads, size
+        )
+        if self.places is not None:
+            own = own.new_zeros(count, *own.shape[1:]).index_copy_(0, self.places, own)
+        got = F.scaled_dot_product_attention(
+            own.transpose(1, 2).reshape(count, kv_heads, -1, size),
+            self.view(keys).transpose(1, 2),
+            self.view(values).transpose(1, 2),
+            attn_mask=self.bias,
+        )
+        got = got.view(count, kv_heads, n, -1, size).transpose(1, 2)
+        return (got if self.places is None else got[self.places]).reshape(-1, *q.shape[1:])
+
+    def view(self, x: Tensor) -> Tensor:
+        """Keys or values of all places, `[J, seen, K, D]`."""
+        count, _, seen = self.shape
+        strides = (self.stride * x.stride(0), *x.stride())
+        begin = x.storage_offset() + self.first * x.stride(0)
+        return x.as_strided((count, seen, *x.shape[1:]), strides, begin)
 
 
-def bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def together(
+    spans: Sequence[Span],
+    places: Sequence[int],
+    shape: tuple[int, int, int],
+    sight: Sight,
+    like: Tensor,
+    sharing: int,
+) -> Tensor | None:
+    """The bias of sequences at some of J places."""
+    count, rows, seen = shape
+    if rows == 1 and sight == Sight():
+        if all(span.seen == seen for span in spans):
+            return None
+        ends = np.full(count, seen)
+        ends[places] = [span.seen for span in spans]
+        return bias((np.arange(seen) < ends[:, None])[:, None, None], like)
+    mask = np.ones((count, rows, seen), dtype=bool)
+    for place, span in zip(places, spans, strict=True):
+        mask[place] = visible(span, seen, sight)
+    return bias(mask.repeat(sharing, 1)[:, None], like)
+
+
+def bias(mask: np.ndarray, like: Tensor) -> Tensor:
     """What is added to scores where a mask is True (nothing) and False (minus infinity)."""
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
-
-
-def attention(q: Tensor, keys: Tensor, values: Tensor, segment: Segment) -> Tensor:
-    """Attention of one segment's rows `q [n, H, D]` over a layer's slots: `[n, H, D]`."""
-    k = keys[None, segment.slots].transpose(1, 2)
-    v = values[None, segment.slots].transpose(1, 2)
-    n, heads, size = q.shape
-    if n == 1:
-        # The heads that share a key head become its rows, and no key is read twice.
-        grouped = q.view(1, k.shape[1], -1, size)
-        out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=segment.mask)
-        return out.view(1, heads, size)
-    out = F.scaled_dot_product_attention(
-        q[None].transpose(1, 2),
-        k,
-        v,
-        attn_mask=segment.mask,
-        is_causal=segment.causal,
-        enable_gqa=heads != k.shape[1],
+    hidden = torch.from_numpy(~mask).to(like.device)
+    return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill_(
+        hidden, -torch.inf
     )
-    return out.transpose(1, 2)[0]
+
+
+def visible(span: Span, seen: int, sight: Sight) -> np.ndarray:
+    """Which of the first slots each row sees in one kind of layer, `bool[n, seen]`."""
+    slots = np.arange(seen)
+    mask = slots < np.asarray(span.stop_of_rows)[:, None]
+    own = np.arange(span.start, span.start + len(span))[:, None]
+    if sight.causal:
+        mask &= slots <= own
+    if sight.window is not None:
+        mask &= slots > own - sight.window
+    return mask

@@ -1,18 +1,21 @@
 """Attention for training: each row sees at most two ranges of keys on one flat axis of packed rows.
 
-Shapes: T rows, H query heads, K key heads, D head size. `ranges` is i32[T, 2, 2]: half-open.
+Shapes: T rows, H query heads, K key heads, D head size. `ranges` is `i32[T, 2, 2]`: half-open.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import functional as F
 
 Span = tuple[int, int]
+HOST = torch.device("cpu")
 
 
 def causal(length: int) -> Tensor:
@@ -45,12 +48,12 @@ def whole(ranges: Tensor) -> Tensor:
 
 
 def dense(ranges: Tensor, keys: int) -> Tensor:
-    """The boolean mask [T, keys] that the ranges mean; True where a row sees a key."""
+    """The mask `bool[T, keys]` that the ranges mean; True where a row sees a key."""
     return seen(ranges, torch.arange(keys, device=ranges.device))
 
 
 def seen(ranges: Tensor, keys: Tensor) -> Tensor:
-    """The boolean mask [T, n] over some keys i64[n]; True where a row sees one."""
+    """The mask `bool[T, n]` over some `keys i64[n]`; True where a row sees one."""
     inside = (keys >= ranges[:, :, :1]) & (keys < ranges[:, :, 1:])
     return inside.any(dim=1)
 
@@ -69,21 +72,62 @@ def documents(ranges: Tensor) -> list[Span]:
     return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
 
 
+def narrowed(ranges: Tensor, own: Tensor, *, window: int | None, causal: bool) -> Tensor:
+    """Ranges in a layer that shows a row the last `window` keys up to its own, or none behind it.
+
+    Keys are counted along a row's two ranges laid end to end, as a cache would hold them;
+    `own i64[T]` are the keys of the rows themselves.
+    """
+    if window is None and not causal:
+        return ranges
+    lows, highs = ranges.long().unbind(-1)
+    sizes, offsets = (highs - lows).clamp(min=0), own[:, None] - lows
+    before = F.pad(sizes[:, :1], (1, 0))
+    inside = (offsets >= 0) & (offsets < sizes)
+    if len(blind := torch.nonzero(~inside.any(1))):
+        raise ValueError(
+            f"row {int(blind[0])} does not see itself, so a layer with a window cannot count from "
+            "it; give ranges that hold their own row, or a model whose layers see all"
+        )
+    places = (offsets + before).where(inside, 0).sum(1, keepdim=True)
+    stops = (places + 1 - before).clamp(min=0).minimum(sizes) if causal else sizes
+    starts = torch.zeros_like(sizes)
+    if window is not None:
+        starts = (places + 1 - window - before).clamp(min=0).minimum(stops)
+    return torch.stack((lows + starts, lows + stops), -1).int()
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Neighbouring documents of one length and kind, attended in one call."""
+    """Neighbouring documents of one length and kind, attended in one call.
+
+    Attributes:
+        mask: `bool[length, length]`; None where full or causal.
+    """
 
     count: int
     length: int
     causal: bool
-    mask: Tensor | None  # bool[length, length]; None where full or causal
+    mask: Tensor | None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend the documents' rows `q [n, H, D]` over their keys."""
+        heads, shared = q.shape[1], q.shape[1] // k.shape[1]
+        if shared > 1:
+            k, v = (tensor.repeat_interleave(shared, dim=1) for tensor in (k, v))
+        q, k, v = (
+            tensor.view(self.count, -1, heads, tensor.shape[-1]).transpose(1, 2)
+            for tensor in (q, k, v)
+        )
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, is_causal=self.causal)
+        return out.transpose(1, 2).flatten(0, 1)
 
 
-class Attention:
+class TrainingAttention:
     """Attention in the precision that suits the device."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend q [T, H, D] over k, v [keys, K, D]."""
+        """Attend `q [T, H, D]` over `k, v [keys, K, D]`."""
         kind = q.device.type
         if kind == "cpu" and torch.is_autocast_enabled(kind):
             # The CPU's attention is several times slower in bfloat16 than in float32.
@@ -96,63 +140,60 @@ class Attention:
         raise NotImplementedError
 
 
-class RangesAttention(Attention):
-    """The `attend` of a packed batch: one scaled-dot-product call a piece, without padding."""
+class RangesAttention(TrainingAttention):
+    """The `attend` of a packed batch: one scaled-dot-product call per piece, without padding."""
 
-    def __init__(self, ranges: Tensor) -> None:
-        """Cut the rows into pieces once; every layer uses them."""
-        self.pieces = [
-            merged
-            for _, run in groupby(_pieces(ranges), key=_kind)
-            for merged in [_merge(list(run))]
-        ]
+    def __init__(self, ranges: Tensor, device: torch.device = HOST) -> None:
+        """Cut the rows into pieces once; nothing is planned or moved in a layer."""
+        self.pieces = [merge(list(run), device) for _, run in groupby(pieces(ranges), key=kind)]
         self.rows = [piece.count * piece.length for piece in self.pieces]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend q [T, H, D] over k, v [T, K, D] of the same rows."""
+        """Attend `q [T, H, D]` over `k, v [T, K, D]` of the same rows."""
         cut = (tensor.split(self.rows) for tensor in (q, k, v))
-        return torch.cat([_attend(p, *qkv) for p, *qkv in zip(self.pieces, *cut, strict=True)])
+        return torch.cat([p.attend(*qkv) for p, *qkv in zip(self.pieces, *cut, strict=True)])
 
 
-class HullAttention(Attention):
-    """The `attend` of rows over keys on an axis of their own: one call a run of rows.
+class HullAttention(TrainingAttention):
+    """The `attend` of rows over keys on an axis of their own: one call for each run of rows.
 
     A run is given the keys from the first to the last that one of its rows sees, of either range,
     and no others: with runs of neighbouring blocks that is little more than what they see.
     """
 
-    def __init__(self, ranges: Tensor, runs: Sequence[int]) -> None:
+    def __init__(self, ranges: Tensor, runs: Sequence[int], device: torch.device = HOST) -> None:
         """Plan the calls once; every layer uses them. `runs` are the rows of each."""
         self.runs = list(runs)
         self.hulls: list[tuple[slice, ...]] = []
-        self.masks: list[Tensor] = []
+        self.pieces: list[Piece] = []
         for part in ranges.cpu().split(self.runs):
             bounds = zip(part[..., 0].amin(0).tolist(), part[..., 1].amax(0).tolist(), strict=True)
             self.hulls.append(tuple(slice(first, last) for first, last in bounds))
             keys = torch.cat([torch.arange(hull.start, hull.stop) for hull in self.hulls[-1]])
-            self.masks.append(seen(part, keys))
+            mask = seen(part, keys).to(device)
+            self.pieces.append(Piece(count=1, length=len(part), causal=False, mask=mask))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend q [T, H, D] over k, v [keys, K, D]."""
+        """Attend `q [T, H, D]` over `k, v [keys, K, D]`."""
         return torch.cat(
             [
-                _attend(Piece(1, len(rows), causal=False, mask=mask), rows, *keys)
-                for rows, hulls, mask in zip(
-                    q.split(self.runs), self.hulls, self.masks, strict=True
+                piece.attend(rows, *(torch.cat([x[hull] for hull in hulls]) for x in (k, v)))
+                for rows, hulls, piece in zip(
+                    q.split(self.runs), self.hulls, self.pieces, strict=True
                 )
-                for keys in [[torch.cat([x[hull] for hull in hulls]) for x in (k, v)]]
             ]
         )
 
 
-def _pieces(ranges: Tensor) -> list[Piece]:
+def pieces(ranges: Tensor) -> list[Piece]:
+    """The documents of packed rows, each a piece, on the host."""
     table = ranges.cpu()
-    return [_piece(table[start:stop] - start) for start, stop in documents(table)]
+    return [document(table[start:stop] - start) for start, stop in documents(table)]
 
 
-def _piece(ranges: Tensor) -> Piece:
-    length = len(ranges)
-    mask = dense(ranges, length)
+def document(ranges: Tensor) -> Piece:
+    """One document, with a mask only where it needs one."""
+    length, mask = len(ranges), dense(ranges, len(ranges))
     if bool(mask.all()):
         return Piece(1, length, causal=False, mask=None)
     if torch.equal(mask, torch.ones_like(mask).tril()):
@@ -160,23 +201,12 @@ def _piece(ranges: Tensor) -> Piece:
     return Piece(1, length, causal=False, mask=mask)
 
 
-def _kind(piece: Piece) -> tuple[int, bool, int]:
+def kind(piece: Piece) -> tuple[int, bool, int]:
+    """What neighbours must have in common to share a call."""
     return piece.length, piece.causal, 0 if piece.mask is None else id(piece)
 
 
-def _merge(run: Sequence[Piece]) -> Piece:
-    first = run[0]
-    return Piece(len(run), first.length, first.causal, first.mask)
-
-
-def _attend(piece: Piece, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    heads, groups = q.shape[1], q.shape[1] // k.shape[1]
-    if groups > 1:
-        k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
-    q, k, v = (
-        tensor.view(piece.count, -1, heads, tensor.shape[-1]).transpose(1, 2)
-        for tensor in (q, k, v)
-    )
-    mask = None if piece.mask is None else piece.mask.to(q.device)  # planned on the host
-    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=piece.causal)
-    return out.transpose(1, 2).flatten(0, 1)
+def merge(run: Sequence[Piece], device: torch.device) -> Piece:
+    """Neighbours of one kind as one piece, on the device that attends."""
+    mask = run[0].mask
+    return replace(run[0], count=len(run), mask=None if mask is None else mask.to(device))

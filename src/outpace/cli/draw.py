@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from outpace.cli.slots import is_scattered, legend, slot_lines
 from outpace.evaluation.run import Report
-from outpace.llm import LLM, Output
+from outpace.llm import LLM
+from outpace.output import Output
+from outpace.trace import FILLED, FULL, HOLE, KEPT, STATES, block_edges, is_scattered, slot_states
+
+console = Console(highlight=False, markup=False, emoji=False)
+"""Prompts and answers are shown as they are."""
 
 COLOURS = ("bright_cyan", "bright_yellow", "bright_magenta", "bright_green", "bright_blue")
-HOLE = "░"
+CELLS = (" ", "░", "█", "▒", "·")
+STYLES = ("", "dim", "bold bright_green", "bright_blue", "dim")
+
+
+def bars() -> Progress:
+    """Progress bars, gone once they are full."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
 
 
 def colour(step: int) -> str:
@@ -40,7 +53,7 @@ def statistics(output: Output) -> str:
 def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> None:
     """Print each forward: the model that ran, its rows, what was kept, the canvas with holes.
 
-    Where slots were filled out of order, the canvas is one cell a slot, and the text stands below.
+    Where slots were filled out of order, the canvas is one cell per slot, the text stands below.
     """
     scattered = is_scattered(output)
     lines = cells(output, width) if scattered else canvases(llm, output)
@@ -68,6 +81,32 @@ def cells(output: Output, width: int) -> Iterator[Text]:
         yield next(lines) if step.model == "target" else Text()
 
 
+def slot_lines(output: Output, width: int) -> Iterator[Text]:
+    """A line for each forward of the target, a cell for each slot, with edges of blocks.
+
+    A line that is too long loses its oldest slots.
+    """
+    states = slot_states(output)
+    edges = [0, *block_edges(output), states.shape[1]]
+    for row in states:
+        line = Text()
+        for begin, end in pairwise(edges):
+            for state in row[begin:end]:
+                line.append(CELLS[state], style=STYLES[state])
+            if row[begin:end].any() and end < len(row):
+                line.append("│", style="dim")
+        line.rstrip()
+        yield line if len(line) <= width else Text("…", style="dim") + line[1 - width :]
+
+
+def legend() -> Text:
+    """What the cells mean."""
+    line = Text(style="dim")
+    for state in (HOLE, FILLED, FULL, KEPT):
+        line.append(f"{CELLS[state]} ", style=STYLES[state]).append(f"{STATES[state]}   ")
+    return line
+
+
 def canvases(llm: LLM, output: Output) -> Iterator[Text]:
     """The output after each step: what stood there, what is new, and the holes in view."""
     done = 0
@@ -78,7 +117,7 @@ def canvases(llm: LLM, output: Output) -> Iterator[Text]:
         line = Text(before[-40:], style="dim")
         line.append(after[len(before) :], style=f"bold {colour(index)}")
         holes = step.start + step.rows - output.prompt_tokens - done
-        yield line.append(HOLE * max(holes, 0), style="dim")
+        yield line.append(CELLS[HOLE] * max(holes, 0), style="dim")
 
 
 def text_of(llm: LLM, ids: list[int]) -> str:

@@ -1,11 +1,11 @@
-"""Fields of a method as flags of a command: `--method x --help` shows those of x."""
+"""Fields as flags of a command: of a method (`--method x --help` shows those of x), of a group."""
 
 from __future__ import annotations
 
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from typer import Option
@@ -89,10 +89,41 @@ def with_method(function: Callable[..., None], name: str | None) -> Callable[...
         method = None if chosen is None else parse_method(chosen, texts)
         function(method=method, **given)
 
+    return dressed(command, function, [*shared, *own])
+
+
+def spread(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameters that are groups of flags became a flag for each field."""
+    known = inspect.signature(function, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {p.name: p.default for p in known if is_dataclass(p.default)}
+    flat = [each for p in known for each in (members(p) if p.name in groups else [p])]
+
+    def command(**given: Any) -> None:
+        for name, usual in groups.items():
+            given[name] = type(usual)(**{f.name: given.pop(f.name) for f in fields(usual)})
+        function(**given)
+
+    return dressed(command, function, flat)
+
+
+def members(group: inspect.Parameter) -> list[inspect.Parameter]:
+    """A flag for each field of a group, with what its default has there."""
+    hints = get_type_hints(type(group.default), include_extras=True)
+    return [
+        group.replace(name=f.name, default=getattr(group.default, f.name), annotation=hints[f.name])
+        for f in fields(group.default)
+    ]
+
+
+def dressed(
+    command: Callable[..., None],
+    function: Callable[..., None],
+    parameters: Sequence[inspect.Parameter],
+) -> Callable[..., None]:
+    """A command under the name of the function that it calls, with parameters of its own."""
     command.__name__, command.__doc__ = function.__name__, function.__doc__
-    signature = inspect.Signature([*shared, *own])
-    command.__signature__ = signature  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
 
 

@@ -13,8 +13,8 @@ try:
 except ImportError as error:
     raise ValueError(f"{error}; pictures need: pip install 'outpace[eval]'") from error
 
-from outpace.cli.slots import STATES, block_edges, slot_states
-from outpace.llm import Output
+from outpace.output import Output
+from outpace.trace import STATES, block_edges, slot_states
 
 COLOURS = ("white", "#e3e3e3", "#d95f0e", "#74a9cf", "#023858")
 CELL = 0.085
@@ -49,5 +49,4 @@ def draw_slots(output: Output, title: str, path: Path) -> None:
     ]
     figure.legend(handles=patches, loc="outside lower left", ncols=4, fontsize=8, frameon=False)
     FigureCanvasAgg(figure)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, format="png")

@@ -1,28 +1,33 @@
-"""What methods are made of: forwards, sequences, canvases, reads, orders, acceptance."""
+"""What methods are made of: forwards, requests, canvases, reads, orders, acceptance."""
 
 from outpace.decoding.accept import Verify, agreement, draft_read, verify_read
 from outpace.decoding.canvas import Canvas
-from outpace.decoding.forward import CAUSAL, FULL, Decoding, Forward, Mask, Prediction
+from outpace.decoding.forward import CAUSAL, FULL, Decoding, Forward, Pattern, Prediction
 from outpace.decoding.pace import Pace
+from outpace.decoding.processor import Processor
+from outpace.decoding.request import Request, Step
 from outpace.decoding.sampling import GREEDY, Read, Sample, Sampling
-from outpace.decoding.sequence import Native, Sequence, Step
+from outpace.decoding.target import CAUSAL_KINDS, Kind, Target
 
 __all__ = [
     "CAUSAL",
+    "CAUSAL_KINDS",
     "FULL",
     "GREEDY",
     "Canvas",
     "Decoding",
     "Forward",
-    "Mask",
-    "Native",
+    "Kind",
     "Pace",
+    "Pattern",
     "Prediction",
+    "Processor",
     "Read",
+    "Request",
     "Sample",
     "Sampling",
-    "Sequence",
     "Step",
+    "Target",
     "Verify",
     "agreement",
     "draft_read",

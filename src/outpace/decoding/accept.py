@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -10,18 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outpace.decoding.sampling import (
-    Noisy,
-    Read,
-    Reader,
-    Readout,
-    Sample,
-    Sampling,
-    chooser,
-    noise_of,
-    uniform,
-)
-from outpace.decoding.sequence import Sequence
+from outpace.decoding.noise import uniform
+from outpace.decoding.request import Request
+from outpace.decoding.sampling import Noisy, Read, Reader, Readout, Sample, chooser, noise_of
 
 Verify = Literal["match", "rejection"]
 """Keep a draft where the target, sampled with its own noise, says the same; or by rejection."""
@@ -30,7 +21,7 @@ DRAFT, COIN = 1, 2
 """Steps whose noise rejection sampling uses, besides that of the target, which is 0."""
 
 
-def agreement(drafted: Many[int], tokens: Many[int]) -> int:
+def agreement(drafted: Sequence[int], tokens: Sequence[int]) -> int:
     """Length of the leading run in which two token lists agree."""
     for index, (draft, token) in enumerate(zip(drafted, tokens, strict=False)):
         if draft != token:
@@ -38,27 +29,30 @@ def agreement(drafted: Many[int], tokens: Many[int]) -> int:
     return min(len(drafted), len(tokens))
 
 
-def draft_read(seq: Sequence, verify: Verify, match: Sample) -> Sample:
+def draft_read(request: Request, verify: Verify, match: Sample) -> Sample:
     """How a draft chooses tokens: by `match`, or as rejection sampling must know it."""
-    return match if verify == "match" else seq.read(DRAFT, keep=True)
+    return match if verify == "match" else request.sample(DRAFT, keep=True)
 
 
 def verify_read(
-    seq: Sequence, verify: Verify, drafted: Many[int], guesses: Many[Tensor | None]
+    request: Request, verify: Verify, drafted: Sequence[int], guesses: Sequence[Tensor | None]
 ) -> Read:
     """How the target reads drafted tokens, and the one behind them.
 
     The drafts that agree with its tokens are kept, and its next token behind them. `guesses` are
     the logits that the drafts were drawn from, as far as these were kept.
     """
-    kept = [guess for guess in guesses if guess is not None]
+    plain = request.sample()
     if verify == "match" or not drafted:
-        return seq.read()
-    return Rejection(drafted=tuple(drafted), guess=torch.cat(kept), sampling=seq.sampling)
+        return plain
+    guess = torch.cat([guess for guess in guesses if guess is not None])
+    return Rejection(
+        drafted=tuple(drafted), guess=guess, sampling=plain.sampling, scores=plain.scores
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rejection(Read):
+class Rejection(Sample):
     """Speculative sampling (Leviathan et al., 2023, algorithm 1; Chen et al., 2023).
 
     A draft x is kept with probability min(1, p(x) / q(x)), where p is the target's law and q that
@@ -68,14 +62,16 @@ class Rejection(Read):
 
     drafted: tuple[int, ...]
     guess: Tensor
-    sampling: Sampling
 
     @classmethod
-    def group(cls, reads: Many[Self], slots: Many[Many[int]], device: torch.device) -> Reader:
+    def group(
+        cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
+    ) -> Reader:
         """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         choose = chooser([r.sampling for r in reads], [0] * len(reads), slots, device)
         if not isinstance(choose, Noisy):
-            return lambda logits, rows: Readout(choose(logits, rows), {})
+            return super().group(reads, slots, device)
+        judge = cls.judge(reads, slots, device)
         tokens = [[*read.drafted, -1] for read in reads]
         drafted = torch.tensor([token for each in tokens for token in each], device=device)
         guess = torch.cat([F.pad(read.guess, (0, 0, 0, 1)) for read in reads])
@@ -93,7 +89,7 @@ class Rejection(Read):
             rest = (p - q).clamp(min=0)
             # Rounding may leave nothing where both laws are the same.
             rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
-            other = choose.draw(rest, rows)
-            return Readout(torch.where(kept.squeeze(-1), drafted[rows], other), {})
+            tokens = torch.where(kept.squeeze(-1), drafted[rows], choose.draw(rest, rows))
+            return Readout(tokens, judge(logits, tokens, rows))
 
         return read

@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-from outpace.decoding.sequence import Sequence as Request
+from outpace.decoding.forward import IntArray, Prediction
+from outpace.decoding.request import Request
 
 
 class Canvas:
@@ -20,6 +21,12 @@ class Canvas:
         self.ids = list(ids)
         self.mask_id = mask_id
         self.holes: list[int] = []
+        self.logprobs = [0.0] * len(self.ids)
+
+    @classmethod
+    def of(cls, request: Request) -> Canvas:
+        """What a request has so far, without holes."""
+        return cls(request.ids, request.target.mask_id)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -33,6 +40,21 @@ class Canvas:
         """Append holes."""
         self.holes.extend(range(len(self.ids), len(self.ids) + count))
         self.ids.extend([self.mask_id] * count)
+        self.logprobs.extend([0.0] * count)
+
+    def take(
+        self, holes: Sequence[int], chosen: IntArray, out: Prediction, first: int = 0
+    ) -> list[int]:
+        """Fill the chosen ones of some holes with what was predicted for them; their slots.
+
+        The prediction of hole i is entry `first + i` of `out`.
+        """
+        slots, entries = [holes[index] for index in chosen], (first + chosen).tolist()
+        self.fill(slots, [out.tokens[entry] for entry in entries])
+        if (logprobs := out.logprobs) is not None:
+            for slot, entry in zip(slots, entries, strict=True):
+                self.logprobs[slot] = logprobs[entry]
+        return slots
 
     def fill(self, slots: Iterable[int], tokens: Sequence[int]) -> None:
         """Put tokens into holes; raises `ValueError` for a slot that is none."""
@@ -45,18 +67,26 @@ class Canvas:
 
     def cut(self, end: int) -> None:
         """Drop everything from slot `end` on."""
-        del self.ids[end:]
+        del self.ids[end:], self.logprobs[end:]
         del self.holes[bisect_left(self.holes, end) :]
 
-    def settle(self, seq: Request, slots: Iterable[int]) -> bool:
+    def settle(self, request: Request, slots: Iterable[int]) -> bool:
         """Commit what stands before the first hole; False once the request has ended.
 
         `slots` are those filled last. Where one of them ended the answer, what lies behind it is
         dropped: it can be part of no output.
         """
-        if ends := [slot for slot in slots if self.ids[slot] in seq.eos]:
+        if ends := [slot for slot in slots if self.ids[slot] in request.eos]:
             self.cut(min(ends) + 1)
-        return seq.commit(self.ids[len(seq) : self.filled])
+        return self.commit(request)
+
+    def commit(self, request: Request, end: int | None = None) -> bool:
+        """Commit the tokens below slot `end`, which is that of the first hole by default.
+
+        False once the request has ended.
+        """
+        new = slice(len(request), self.filled if end is None else end)
+        return request.commit(self.ids[new], self.logprobs[new] if request.logprobs else None)
 
     def known(self, begin: int) -> list[int]:
         """Slots from `begin` on that are no holes."""

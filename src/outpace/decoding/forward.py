@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import index
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.decoding.sampling import GREEDY, Read
+from outpace.decoding.sampling import GREEDY, Read, Score
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 
-Mask = Literal["causal", "full"] | tuple[int, ...]
+Pattern = Literal["causal", "full"] | tuple[int, ...]
 """CAUSAL, FULL, or the lengths of consecutive blocks: each row sees to the end of its block."""
 
-CAUSAL: Mask = "causal"
-FULL: Mask = "full"
+CAUSAL: Pattern = "causal"
+FULL: Pattern = "full"
+
+
+def stops(pattern: Pattern, start: int, count: int, seen: int) -> list[int]:
+    """First slot that each of `count` rows from slot `start` on does not see."""
+    if pattern == CAUSAL:
+        return list(range(start + 1, start + count + 1))
+    if pattern == FULL:
+        return [seen] * count
+    assert not isinstance(pattern, str)
+    ends = [*accumulate(pattern, initial=start)][1:-1]
+    return [end for end, size in zip([*ends, seen], pattern, strict=True) for _ in range(size)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,30 +46,30 @@ class Forward:
     Attributes:
         ids: n token ids, in slot order.
         start: row i is stored in slot `start + i`.
-        mask: what rows see of each other.
+        pattern: what rows see of each other.
         positions: rotary positions; `start, start + 1, …` by default.
-        reach: slots that the last block of a FULL or block mask sees; `start + n` by default.
+        reach: slots that the last block of a FULL or block pattern sees; `start + n` by default.
         predict: slots whose tokens are wanted; the one after the last row by default.
-        rows: for each of them, the slot that holds the row which predicts it; by default the one
-            that the model's shift names.
+        predict_from: for each of them, the slot that holds the row which predicts it; by default
+            the one that the model's shift names.
         read: how logits become tokens and scores.
         model: role of the model that runs it.
         context: `[c, f]` features of the target that fill the slots `start - c … start - 1` of a
             draft; their positions are their slots.
-        features: role of the draft that wants the hidden states of these rows, if one does.
+        features_for: role of the draft that wants the hidden states of these rows, if one does.
     """
 
     ids: Sequence[int]
     start: int
-    mask: Mask = CAUSAL
+    pattern: Pattern = CAUSAL
     positions: Sequence[int] | None = None
     reach: int | None = None
     predict: Sequence[int] | None = None
-    rows: Sequence[int] | None = None
+    predict_from: Sequence[int] | None = None
     read: Read = GREEDY
     model: str = "target"
     context: Tensor | None = None
-    features: str | None = None
+    features_for: str | None = None
 
     @property
     def first(self) -> int:
@@ -71,42 +84,37 @@ class Forward:
     @property
     def seen(self) -> int:
         """Number of slots that the last row sees."""
-        return self.end if self.reach is None or self.mask == CAUSAL else self.reach
+        return self.end if self.reach is None or self.pattern == CAUSAL else self.reach
 
-    def stops(self) -> IntArray:
-        """First slot that each row does not see, `i64[n]`."""
-        if self.mask == CAUSAL:
-            return np.arange(self.start + 1, self.end + 1)
-        if self.mask == FULL:
-            return np.full(len(self.ids), self.seen)
-        assert not isinstance(self.mask, str)
-        ends = self.start + np.cumsum(self.mask)
-        ends[-1] = self.seen
-        return np.repeat(ends, self.mask)
+    def stops(self) -> list[int]:
+        """First slot that each row does not see."""
+        return stops(self.pattern, self.start, len(self.ids), self.seen)
 
-    def predicted_rows(self, shift: int) -> IntArray:
+    def predicted_rows(self, shift: int) -> list[int]:
         """Rows whose logits predict the wanted slots, for a model of this shift.
 
         Raises `ValueError` naming slot and row where the row is not in the forward.
         """
-        if self.predict is None and self.rows is None:
+        count = len(self.ids)
+        if self.predict is None and self.predict_from is None:
             if not shift:
                 raise ValueError(
                     "predict=None asks for the slot after the last row, which only a model with "
                     "shift 1 predicts; name the slots"
                 )
-            return np.array([len(self.ids) - 1])
-        slots = self.predicted_slots()
-        wanted = np.fromiter(slots, np.int64, len(slots))
-        held = wanted - shift if self.rows is None else np.asarray(self.rows, dtype=np.int64)
-        if len(held) != len(wanted):
-            raise ValueError(f"{len(held)} rows are named for {len(wanted)} wanted slots")
-        rows: IntArray = held - self.start
-        if rows.size and (rows.min() < 0 or rows.max() >= len(self.ids)):
-            bad = next(i for i, row in enumerate(rows) if not 0 <= row < len(self.ids))
+            return [count - 1]
+        wanted, first = self.predicted_slots(), self.start
+        if self.predict_from is None:
+            rows = [slot - shift - first for slot in wanted]
+        else:
+            rows = [slot - first for slot in self.predict_from]
+        if len(rows) != len(wanted):
+            raise ValueError(f"{len(rows)} rows are named for {len(wanted)} wanted slots")
+        if rows and (min(rows) < 0 or max(rows) >= count):
+            bad = next(i for i, row in enumerate(rows) if not 0 <= row < count)
             raise ValueError(
-                f"slot {wanted[bad]} is predicted by the row of slot {held[bad]}, "
-                f"but this forward holds slots {self.start} to {self.end - 1}"
+                f"slot {wanted[bad]} is predicted by the row of slot {first + rows[bad]}, "
+                f"but this forward holds slots {first} to {self.end - 1}"
             )
         return rows
 
@@ -114,60 +122,57 @@ class Forward:
         """The wanted slots."""
         return (self.end,) if self.predict is None else self.predict
 
-    def holes(self, mask_id: int, first: int) -> tuple[range, ...]:
-        """Runs of slots, from slot `first` on, that are fed as masks, wherever their rows lie."""
-        places = range(self.start, self.end) if self.positions is None else self.positions
-        masked = (p for p, token in zip(places, self.ids, strict=True) if token == mask_id)
-        runs: list[range] = []
-        for slot in sorted(place for place in masked if place >= first):
-            if runs and slot == runs[-1].stop:
-                runs[-1] = range(runs[-1].start, slot + 1)
-            else:
-                runs.append(range(slot, slot + 1))
-        return tuple(runs)
-
     def check(
-        self, *, vocab: int, length: int, slots: int, written: int, features: int = 0
+        self, *, vocab: int, length: int, slots: int, written: int, feature_size: int = 0
     ) -> None:
-        """Raise `ValueError` for what a model cannot run.
+        """Raise `ValueError` for what a model cannot run, `TypeError` for what is no number.
 
-        `vocab`, `length` and `features` (width of the context that it reads) are the model's,
+        `vocab`, `length` and `feature_size` (width of the context that it reads) are the model's,
         `slots` is the room of the sequence, `written` how far it has been filled.
         """
-        if not self.ids:
+        if not len(self.ids):
             raise ValueError("a forward needs at least one row")
         if min(self.ids) < 0 or max(self.ids) >= vocab:
             bad = next(token for token in self.ids if not 0 <= token < vocab)
             raise ValueError(f"token id {bad} lies outside the vocabulary of {vocab}")
+        end, seen = index(self.start) + len(self.ids), index(self.seen)
         if not 0 <= self.first <= written:
             raise ValueError(
                 f"rows start at slot {self.first}, but only {written} slots have been written"
             )
-        if self.end > slots:
-            raise ValueError(f"rows end at slot {self.end - 1}, but {slots} slots were reserved")
-        if self.seen > max(written, self.end):
+        if end > slots:
+            raise ValueError(f"rows end at slot {end - 1}, but {slots} slots were reserved")
+        if seen > max(written, end):
             raise ValueError(f"reach {self.reach} reads slots that were never written")
-        if self.seen < self.end:
-            raise ValueError(f"reach {self.reach} hides rows, which end at slot {self.end - 1}")
-        if self.context is not None and self.context.shape[-1] != features:
+        if seen < end:
+            raise ValueError(f"reach {self.reach} hides rows, which end at slot {end - 1}")
+        if self.context is not None and self.context.shape[-1] != feature_size:
             raise ValueError(
-                f"the context is {self.context.shape[-1]} wide, but {self.model} reads {features}"
+                f"the context is {self.context.shape[-1]} wide, "
+                f"but {self.model} reads {feature_size}"
             )
-        self._check_rows(length)
-
-    def _check_rows(self, length: int) -> None:
-        """Raise `ValueError` where positions or block lengths do not fit the rows."""
+        if not isinstance(self.read, Read):
+            raise ValueError(f"read must be a Read, such as request.sample(), not {self.read!r}")
         if self.positions is not None:
-            if len(self.positions) != len(self.ids):
-                raise ValueError(f"{len(self.positions)} positions for {len(self.ids)} rows")
-            if min(self.positions) < 0 or max(self.positions) >= length:
-                bad = next(place for place in self.positions if not 0 <= place < length)
-                raise ValueError(f"position {bad} lies outside the model's length of {length}")
-        if not isinstance(self.mask, str) and (
-            sum(self.mask) != len(self.ids) or min(self.mask) < 1
-        ):
+            self.check_positions(self.positions, length)
+        if self.pattern != CAUSAL and self.pattern != FULL:
+            self.check_blocks(self.pattern)
+
+    def check_positions(self, positions: Sequence[int], length: int) -> None:
+        """Raise `ValueError` where positions do not fit the rows, or the model."""
+        if len(positions) != len(self.ids):
+            raise ValueError(f"{len(positions)} positions for {len(self.ids)} rows")
+        if min(positions) < 0 or max(positions) >= length:
+            bad = next(place for place in positions if not 0 <= place < length)
+            raise ValueError(f"position {bad} lies outside the model's length of {length}")
+
+    def check_blocks(self, lengths: object) -> None:
+        """Raise `ValueError` where a pattern is none, or its blocks do not fit the rows."""
+        if not isinstance(lengths, tuple):
+            raise ValueError(f"pattern must be CAUSAL, FULL or lengths of blocks, not {lengths!r}")
+        if sum(map(index, lengths)) != len(self.ids) or min(lengths) < 1:
             raise ValueError(
-                f"block lengths {self.mask} do not add up to {len(self.ids)} rows, "
+                f"block lengths {lengths} do not add up to {len(self.ids)} rows, "
                 "or one is not positive"
             )
 
@@ -178,18 +183,20 @@ class Prediction:
 
     Attributes:
         tokens: `[r]` token ids, on the host.
-        confidence, entropy, margin: `f32[r]` on the host, where the read asks for them:
-            probability of the token, entropy in nats, lead of the most probable token.
+        scores: `f32[r]` on the host for each score that the read asks for.
         logits: `[r, vocab]` on the device, where the read keeps them.
         features: `[n, f]` on the device: hidden states of all n rows, where the forward asks.
     """
 
     tokens: list[int]
-    confidence: FloatArray | None = None
-    entropy: FloatArray | None = None
-    margin: FloatArray | None = None
+    scores: Mapping[Score, FloatArray] = field(default_factory=dict)
     logits: Tensor | None = None
     features: Tensor | None = None
+
+    @property
+    def logprobs(self) -> list[float] | None:
+        """Log-probabilities of the tokens, where the request wants them."""
+        return self.scores["logprob"].tolist() if "logprob" in self.scores else None
 
 
 Decoding = Generator[Forward, Prediction, None]

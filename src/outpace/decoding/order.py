@@ -7,20 +7,13 @@ holes in the order of their choice. A schedule returns how many holes each of it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
 
 from outpace.decoding.forward import FloatArray, IntArray, Prediction
-from outpace.decoding.sampling import mix, noise_keys
-
-Rank = Literal["confidence", "margin", "entropy"]
-"""What holes are ranked by: a probability, a lead, or how little entropy there is."""
-
-Order = Literal["confidence", "margin", "entropy", "left_to_right", "random", "origin"]
-"""A rank, or one of the orders that ask for no score: from left to right, at random, or each hole
-by a toss of its own."""
+from outpace.decoding.noise import mix, noise_keys
+from outpace.decoding.target import Rank
 
 
 def ranked(scores: FloatArray) -> IntArray:
@@ -71,7 +64,7 @@ def within_budget(scores: FloatArray, entropy: FloatArray, budget: float) -> Int
 
 def rank(out: Prediction, by: Rank) -> FloatArray:
     """The score that holes are ranked by, larger first."""
-    score: FloatArray = getattr(out, by)
+    score = out.scores[by]
     return -score if by == "entropy" else score
 
 

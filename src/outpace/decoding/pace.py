@@ -1,4 +1,4 @@
-"""How many tokens to draft at a time: as many as promise the most tokens a second."""
+"""How many tokens to draft at a time: as many as promise the most tokens per second."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cost:
     sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros(5))
 
     def add(self, rows: int, seconds: float) -> None:
-        """A pass fed so many rows a request."""
+        """A pass fed so many rows per request."""
         if self.sums[0] > 2:
             # Something else may have had the machine.
             seconds = min(seconds, 2 * self.at(rows))
@@ -43,7 +43,7 @@ class Cost:
         self.sums += moments(rows, seconds)
 
     def at(self, rows: float, plain: float | None = None) -> float:
-        """Seconds that a pass of so many rows a request takes; more rows never take less.
+        """Seconds that a pass of so many rows per request takes; more rows never take less.
 
         `plain` is what one row takes, which counts as one more pass.
         """
@@ -97,8 +97,8 @@ class Pace:
     def length(self, most: int, *, rows: int, once: bool) -> int:
         """Number of tokens to draft, 0 to `most`.
 
-        The draft is fed `rows` rows a pass, and takes a pass for all tokens or, unless `once`, one
-        for each. Before anything has been timed, it is `most`.
+        The draft is fed `rows` rows per pass, and takes one pass for all tokens or, unless `once`,
+        one for each. Before anything has been timed, it is `most`.
         """
         plain, target, draft = (
             self.costs.get((kind, self.size)) for kind in ("plain", "target", "draft")

@@ -7,17 +7,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-Score = Literal["confidence", "entropy", "margin"]
-Keys = NDArray[np.uint64]
+from outpace.decoding.noise import gumbel, noise_keys
+
+Score = Literal["confidence", "entropy", "logprob", "margin"]
+
+
+MOST, COLDEST, HOTTEST = 2**31, 1e-30, 1e30
+"""What counts stay below, and temperatures between, so that tensors of a batch can hold them."""
+
+
+def is_number(value: object) -> bool:
+    """Whether this is a finite number, and not a truth value."""
+    try:
+        return (
+            isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(float(value))
+        )
+    except OverflowError:
+        return False
+
+
+def is_whole(value: object) -> bool:
+    """Whether this is a whole number, and not a truth value."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +56,30 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"temperature must be 0 or a positive number, not {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie above 0 and be at most 1, not {self.top_p}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1 (or None for all), not {self.top_k}")
+        if not is_number(self.temperature) or (
+            self.temperature and not COLDEST <= self.temperature < HOTTEST
+        ):
+            raise ValueError(
+                f"temperature must be 0 or lie between {COLDEST:g} and {HOTTEST:g}, "
+                f"not {self.temperature!r}"
+            )
+        if not (is_number(self.top_p) and 0 < self.top_p <= 1):
+            raise ValueError(f"top_p must lie above 0 and be at most 1, not {self.top_p!r}")
+        if self.top_k is not None and not (is_whole(self.top_k) and 1 <= self.top_k < MOST):
+            raise ValueError(
+                f"top_k must be a whole number from 1 to {MOST - 1} (or None for all), "
+                f"not {self.top_k!r}"
+            )
+        if not is_whole(self.seed):
+            raise ValueError(f"seed must be a whole number, not {self.seed!r}")
 
     @property
     def plain(self) -> bool:
         """Whether tokens are drawn from the model's distribution, neither tempered nor cut."""
         return self.temperature in (0, 1) and self.top_p == 1 and self.top_k is None
+
+
+PLAIN = Sampling()
 
 
 @dataclass(slots=True)
@@ -87,10 +121,11 @@ class Sample(Read):
     """Greedy or sampled tokens. Noise is a function of (seed, slot, step), never of the batch.
 
     Scores are those of the raw logits, or where `drawn` of the distribution that the tokens are
-    drawn from: divided by the temperature (unless it is 0), cut to top-p and top-k.
+    drawn from: divided by the temperature (unless it is 0), cut to top-p and top-k. A `logprob` is
+    always that of the raw logits.
     """
 
-    sampling: Sampling = Sampling()
+    sampling: Sampling = PLAIN
     step: int = 0
     drawn: bool = False
 
@@ -116,11 +151,17 @@ class Sample(Read):
         wanted = {score for read in reads for score in read.scores}
         if not wanted:
             return lambda logits, tokens, rows: {}
-        judged = [read.sampling if read.drawn else Sampling() for read in reads]
+        judged = [read.sampling if read.drawn else PLAIN for read in reads]
         if all(each.plain for each in judged):
             return lambda logits, tokens, rows: scores(logits, tokens, wanted)
         cut = Cut.of(judged, slots, device)
-        return lambda logits, tokens, rows: scores(cut(logits, rows), tokens, wanted)
+        raw = wanted & {"logprob"}
+
+        def judge(logits: Tensor, tokens: Tensor, rows: slice) -> dict[Score, Tensor]:
+            as_drawn = scores(cut(logits, rows), tokens, wanted - raw)
+            return as_drawn | scores(logits, tokens, raw)
+
+        return judge
 
 
 GREEDY = Sample()
@@ -150,7 +191,7 @@ def noise_of(
 ) -> Tensor:
     """Keys `i64[R]` of the noise at all slots that the requests want."""
     counts = [len(wanted) for wanted in slots]
-    seeds = np.array([sampling.seed % 2**64 for sampling in samplings], dtype=np.uint64)
+    seeds = np.array([int(sampling.seed) % 2**64 for sampling in samplings], dtype=np.uint64)
     places = np.fromiter((slot for wanted in slots for slot in wanted), np.uint64, sum(counts))
     turns = np.array([step % 2**64 for step in steps], dtype=np.uint64)
     keys = noise_keys(np.repeat(seeds, counts), np.repeat(turns, counts), places)
@@ -178,7 +219,7 @@ class Cut:
         return cls(
             temperature=spread([s.temperature for s in samplings], np.float32),
             top_p=spread([s.top_p for s in samplings], np.float32),
-            top_k=spread([s.top_k or 2**31 for s in samplings], np.int64),
+            top_k=spread([s.top_k or MOST for s in samplings], np.int64),
         )
 
     def __call__(self, logits: Tensor, rows: slice) -> Tensor:
@@ -239,7 +280,7 @@ def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
     ranked = logits.sort(-1, descending=True).values
     mass = ranked.softmax(-1)
     kept = (mass.cumsum(-1) - mass <= top_p[:, None]).sum(-1, keepdim=True)
-    return logits.masked_fill(logits < ranked.gather(-1, kept - 1), -torch.inf)
+    return logits.masked_fill(logits < ranked.gather(-1, kept.clamp(min=1) - 1), -torch.inf)
 
 
 def nucleus(logits: Tensor, noised: Tensor, top_p: Tensor) -> Tensor:
@@ -263,12 +304,16 @@ def nucleus(logits: Tensor, noised: Tensor, top_p: Tensor) -> Tensor:
     return tokens
 
 
-def scores(logits: Tensor, tokens: Tensor, wanted: set[Score]) -> dict[Score, Tensor]:
+def scores(logits: Tensor, tokens: Tensor, wanted: AbstractSet[Score]) -> dict[Score, Tensor]:
     """Scores `f32[R]` of `tokens [R]` under raw `logits [R, V]`."""
+    if not wanted:
+        return {}
     log_probabilities = logits.float().log_softmax(-1)
     result: dict[Score, Tensor] = {}
     if "confidence" in wanted:
         result["confidence"] = log_probabilities.gather(-1, tokens[:, None]).squeeze(-1).exp()
+    if "logprob" in wanted:
+        result["logprob"] = log_probabilities.gather(-1, tokens[:, None]).squeeze(-1)
     if "margin" in wanted:
         best = log_probabilities.topk(2, -1).values.exp()
         result["margin"] = best[:, 0] - best[:, 1]
@@ -277,47 +322,3 @@ def scores(logits: Tensor, tokens: Tensor, wanted: set[Score]) -> dict[Score, Te
         terms = log_probabilities.exp().mul_(log_probabilities.clamp_(min=-1e4))
         result["entropy"] = -terms.sum(-1)
     return result
-
-
-WORD = 0xFFFFFFFF
-
-
-def mix(x: Keys) -> Keys:
-    """The splitmix64 finalizer (Steele et al., 2014), on 64-bit words."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def noise_keys(seeds: Keys, steps: Keys, slots: Keys) -> Keys:
-    """One key of 62 bits for each seed, step and slot, which stand side by side."""
-    with np.errstate(over="ignore"):
-        keys = mix(seeds + np.uint64(0x9E3779B97F4A7C15))
-        return mix(mix(keys + steps) + slots) >> np.uint64(2)
-
-
-def scramble(x: Tensor) -> Tensor:
-    """A bijection of 32-bit words (lowbias32, Wellons, 2018) held in int64, in place."""
-    x.bitwise_xor_(x >> 16).mul_(0x7FEB352D).bitwise_and_(WORD)
-    x.bitwise_xor_(x >> 15).mul_(0x846CA68B).bitwise_and_(WORD)
-    return x.bitwise_xor_(x >> 16)
-
-
-def uniform(keys: Tensor, vocab: int) -> Tensor:
-    """Numbers `f32[R, vocab]` between 0 and 1, a function of key and column alone."""
-    columns = torch.arange(vocab, device=keys.device) * 0x9E3779B1 & WORD
-    low, high = keys[:, None] & WORD, keys[:, None] >> 32
-    words = scramble(scramble(columns ^ low).bitwise_xor_(high)).float()
-    # Rounding may have made one of them a one.
-    return words.add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
-
-
-def gumbel(keys: Tensor, vocab: int) -> Tensor:
-    """Standard Gumbel noise `f32[R, vocab]`, a function of key and column alone.
-
-    Adding it to log-probabilities and taking the arg-max samples from them; the same noise added
-    to two distributions couples their samples.
-    """
-    # An exponential as -log(1 - u) keeps full precision where it is small, which is where the
-    # winners of the arg-max come from.
-    return uniform(keys, vocab).neg_().log1p_().neg_().log_().neg_()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,8 +24,11 @@ class Table:
         pages: physical pages, in the order of the slots they hold.
         size: number of slots reserved.
         slots: `i64[size]` physical slot of each slot.
-        contiguous: whether the pages lie one behind the other.
+        first: the first of them, where the pages lie one behind the other.
+        stride: slots by whose multiples contiguous pages of this number begin, so that neighbours
+            lie alike; 0 where pages scatter.
         written: number of slots that have ever been written.
+        spared: number of slots that were found filled from features that nobody has computed.
         known: tokens of the first slots, as far as these hold what a causal prefill writes there.
         names: content names of the pages that are full of them.
     """
@@ -32,8 +36,10 @@ class Table:
     pages: list[int]
     size: int
     slots: NDArray[np.int64] = field(init=False)
-    contiguous: bool = field(init=False)
+    first: int | None = field(init=False)
+    stride: int = field(init=False)
     written: int = 0
+    spared: int = 0
     known: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
 
@@ -44,16 +50,23 @@ class Table:
         """Find the physical slots of the pages."""
         pages = np.array(self.pages)
         self.slots = (pages[:, None] * PAGE + np.arange(PAGE)).ravel()[: self.size]
-        self.contiguous = int(pages[-1] - pages[0]) == len(pages) - 1 and bool(
-            (np.diff(pages) == 1).all()
-        )
+        contiguous = bool((np.diff(pages) == 1).all())
+        self.first = int(self.slots[0]) if contiguous else None
+        aligned = contiguous and self.pages[0] % alignment(len(pages)) == 0
+        self.stride = alignment(len(pages)) * PAGE if aligned else 0
 
     def window(self, end: int) -> slice | NDArray[np.int64]:
         """Physical slots below slot `end`; a slice, and so a view, where pages are contiguous."""
-        if self.contiguous:
-            first = int(self.slots[0])
-            return slice(first, first + end)
+        if self.first is not None:
+            return slice(self.first, self.first + end)
         return self.slots[:end]
+
+    def physical(self, start: int, end: int) -> Sequence[int]:
+        """Physical slots of the slots from `start` to `end`."""
+        if self.first is not None:
+            return range(self.first + start, self.first + end)
+        slots: list[int] = self.slots[start:end].tolist()
+        return slots
 
 
 class Cache:
@@ -68,7 +81,7 @@ class Cache:
     ) -> None:
         self.num_pages = -(-slots // PAGE)
         shape = (2, config.layers, self.num_pages * PAGE, config.kv_heads, config.head_dim)
-        self.memory: Tensor = torch.empty(shape, dtype=dtype, device=device)
+        self.memory = zeros(shape, dtype, device)
         self.keys, self.values = (list(half) for half in self.memory)
         self.holders = np.zeros(self.num_pages, dtype=np.int64)
         """Tables that hold each page."""
@@ -100,17 +113,29 @@ class Cache:
 
     def take(self, count: int) -> list[int] | None:
         """Hold `count` pages, side by side if possible; None where memory is short."""
-        free = np.flatnonzero(self.free)
-        if len(free) < count:
+        if np.count_nonzero(self.holders) > self.num_pages - count:
             return None
-        blank = free[self.used[free] == 0]
-        starts = runs(blank, count)
-        chosen = blank[starts[0] :][:count] if len(starts) else self.oldest(free, count)
+        chosen = self.blank(count)
+        if chosen is None:
+            chosen = self.oldest(np.flatnonzero(self.free), count)
         for page in chosen[self.used[chosen] > 0].tolist():
             self.forget(page)
         self.holders[chosen] += 1
         pages: list[int] = chosen.tolist()
         return pages
+
+    def blank(self, count: int) -> NDArray[np.int64] | None:
+        """Neighbouring pages that hold nothing, aligned if any are; the first that there are."""
+        end = 32 * count
+        while True:
+            # Nearly always some are found near the beginning.
+            blank = np.flatnonzero((self.holders[:end] == 0) & (self.used[:end] == 0))
+            starts, whole = runs(blank, count), end >= self.num_pages
+            if len(starts) and (whole or blank[starts[0]] % alignment(count) == 0):
+                return blank[starts[0] :][:count]
+            if whole:
+                return None
+            end *= 32
 
     def oldest(self, free: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """Of these pages, those that have been of no use for longest, side by side if possible."""
@@ -119,6 +144,21 @@ class Cache:
             return np.sort(free[np.argsort(used, kind="stable")[:count]])
         latest = np.lib.stride_tricks.sliding_window_view(used, count).max(1)[starts]
         return free[starts[latest.argmin()] :][:count]
+
+    def scrub(self, table: Table) -> None:
+        """Erase what the pages of a table hold alone, since it may be no numbers."""
+        own = [page for page in table.pages if self.holders[page] == 1]
+        for page in own:
+            self.forget(page)
+        table.known.clear()
+        table.names.clear()
+        self.memory.unflatten(2, (self.num_pages, PAGE))[:, :, own] = 0
+
+    def recount(self, tables: Iterable[Table]) -> None:
+        """Count the holders of all pages anew: these tables and no others."""
+        self.holders[:] = 0
+        for table in tables:
+            self.hold(table.pages)
 
     def hold(self, pages: Sequence[int]) -> None:
         """Count one table more that holds these pages."""
@@ -151,9 +191,26 @@ class Cache:
         whole[:, :, pages] = whole[:, :, sources]
 
 
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory in which attention may look at slots that nobody has written, and not count them."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # PyTorch would write all of it; the system gives pages of zeros when they are first used.
+    blank = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(blank).view(dtype).view(shape)
+
+
 def runs(pages: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Where in these sorted pages `count` neighbours begin."""
-    return np.flatnonzero(pages[count - 1 :] - pages[: max(len(pages) - count + 1, 0)] == count - 1)
+    """Where in these sorted pages `count` neighbours begin; aligned, if any are."""
+    first = pages[: max(len(pages) - count + 1, 0)]
+    found = np.flatnonzero(pages[count - 1 :] - first == count - 1)
+    aligned = found[pages[found] % alignment(count) == 0]
+    return aligned if len(aligned) else found
+
+
+def alignment(count: int) -> int:
+    """The least power of two that is not less."""
+    return 1 << (count - 1).bit_length()
 
 
 def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:

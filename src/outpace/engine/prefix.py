@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 
-from outpace.decoding import CAUSAL, Forward
+from outpace.decoding import CAUSAL
 from outpace.engine.cache import PAGE, Cache, Table
+from outpace.engine.feed import Feed
 
 
 class Saved(NamedTuple):
@@ -126,11 +128,18 @@ class Prefix:
             self.cache.name(table.pages[index], name)
             self.cache.touch([name])
 
-    def text(self, forward: Forward) -> list[int]:
+    @staticmethod
+    def trimmed(feed: Feed) -> Feed:
+        """A feed without the context rows that a draft has found filled."""
+        if feed.context is None or feed.first >= feed.table.spared:
+            return feed
+        return replace(feed, context=feed.context[feed.table.spared - feed.first :])
+
+    def text(self, feed: Feed) -> list[int]:
         """Tokens of the leading rows that are no masks and stand at their own position."""
-        ids = list(forward.ids) if forward.mask == CAUSAL else []
-        if forward.positions is not None:
-            start, places = forward.start, enumerate(forward.positions)
+        ids = list(feed.ids) if feed.pattern == CAUSAL else []
+        if feed.positions is not None:
+            start, places = feed.start, enumerate(feed.positions)
             del ids[next((i for i, place in places if place != start + i), len(ids)) :]
         return ids[: ids.index(self.mask_id)] if self.mask_id in ids else ids
 

@@ -1,28 +1,23 @@
-"""A model with its cache: runs the forwards of a batch and reads what was asked for."""
+"""A model with its cache: runs what a batch feeds it, and reads what was asked for."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.attention.dense import DenseAttention
-from outpace.decoding import Forward, Prediction
-from outpace.decoding.sampling import Readout, Score
-from outpace.engine.batch import Batch, pack
+from outpace.attention.dense import Dense
+from outpace.decoding import Kind, Prediction
+from outpace.decoding.processor import NEVER
 from outpace.engine.cache import Cache, Table
+from outpace.engine.feed import Feed
 from outpace.engine.layout import lay_out
+from outpace.engine.pack import Buffer, Packed, pack
 from outpace.engine.prefix import Prefix
-from outpace.models.config import Sight
-from outpace.models.draft import FeatureDraft
-from outpace.models.transformer import Attend, Transformer
-
-NEVER = -1e30  # finite, so that mixtures of logits stay numbers
+from outpace.engine.readout import Part, collect
+from outpace.models.transformer import Stack
 
 
 class Runner:
@@ -36,7 +31,7 @@ class Runner:
     def __init__(
         self,
         name: str,
-        model: Transformer | FeatureDraft,
+        model: Stack,
         *,
         slots: int,
         vocab: int | None = None,
@@ -48,84 +43,111 @@ class Runner:
         self.config = model.config
         self.vocab = min(vocab or model.config.vocab, model.config.vocab)
         self.read_rows = read_rows
-        weight = model.embedding.weight
+        weight = model.norm.weight
         self.device = weight.device
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         lay_out(model)
         self.cache = Cache(model.config, slots, dtype=weight.dtype, device=self.device)
+        self.backend = Dense(
+            self.cache.keys, self.cache.values, self.config.heads, self.config.sights
+        )
+        self.buffer = Buffer(self.device)
         self.prefix: Prefix | None = None
-        if prefix_cache and (not self.config.bidirectional or isinstance(model, FeatureDraft)):
+        if prefix_cache and self.config.kind is not Kind.DIFFUSION:
             share = self.device.type != "cpu"
             self.prefix = Prefix(self.cache, mask_id=self.config.mask_id, share=share)
         self.seconds = 0.0
         """Time spent in the model, its head and its reads."""
 
-    @torch.inference_mode()
-    def run(
-        self,
-        forwards: Sequence[Forward],
-        tables: Sequence[Table],
-        layers: Sequence[tuple[int, ...]] | None = None,
-    ) -> list[Prediction]:
-        """One ragged pass over the forwards; their predictions in the same order.
+    def reserve(self, slots: int) -> Table | None:
+        """Memory for a sequence; None where it is short."""
+        return self.cache.reserve(slots)
 
-        `layers[i]` are those whose hidden states forward i wants, side by side.
+    def release(self, table: Table, *, scrub: bool = False) -> None:
+        """Give the memory of a sequence back; erased where what it holds may be no numbers."""
+        if scrub:
+            self.cache.scrub(table)
+        self.cache.release(table)
+
+    def spare(self, feed: Feed, draft: tuple[Runner, Table] | None = None) -> Feed:
+        """What is left of a feed without the rows whose slots are found filled.
+
+        Where hidden states are wanted, rows are found only as far as the `draft` that reads them
+        finds what it has made of them too. Raises `ValueError` where memory is short.
         """
-        batch = pack(forwards, tables, self.config.shift, self.device, self.config.sights)
+        if self.prefix is None:
+            return feed
+        feed = self.prefix.trimmed(feed)
+        if ahead := feed.ahead:
+            found = self.find(feed, ahead, draft)
+            if found:
+                feed = feed.cut(found)[1]
+                feed.missing = found if feed.layers else 0
+        self.prefix.writes(feed.table, feed.first, feed.end)
+        return feed
+
+    def find(self, feed: Feed, ahead: int, draft: tuple[Runner, Table] | None) -> int:
+        """How many of the first `ahead` rows are found filled; they are taken over."""
+        assert self.prefix is not None
+        text = self.prefix.text(feed)
+        if draft is None:
+            return self.prefix.skip(feed.table, feed.start, text, ahead)
+        other, table = draft[0].prefix, draft[1]
+        if other is None:
+            return 0
+        ahead = min(ahead, other.found(table, feed.start, text))
+        if found := self.prefix.skip(feed.table, feed.start, text, ahead):
+            other.skip(table, feed.start, text, found)
+            table.spared = feed.start + found
+        return found
+
+    @torch.inference_mode()
+    def run(self, feeds: Sequence[Feed]) -> list[Prediction]:
+        """One ragged pass over the feeds; their predictions in the same order.
+
+        A token of -1 says that the logits of its slot were no numbers.
+        """
+        packed = pack(feeds, self.buffer)
         began = time.perf_counter()
-        wanted = {} if layers is None else {each: None for each in layers if each}
-        hidden, captured = self.forward(batch, {layer for each in wanted for layer in each})
-        for forward, table in zip(forwards, tables, strict=True):
-            table.written = max(table.written, forward.end)
-        predictions = self.read(hidden, forwards, batch)
-        if layers is not None and wanted:
-            features = {each: torch.cat([captured[at] for at in each], -1) for each in wanted}
-            for prediction, each, rows in zip(predictions, layers, batch.rows, strict=True):
-                if each:
-                    prediction.features = features[each][rows]
+        wanted = {layer for feed in feeds for layer in feed.layers}
+        # On a CPU the last block computes nothing for rows that nobody reads.
+        within = packed.wanted if self.device.type == "cpu" else None
+        attend = self.backend.plan(packed.batch)
+        hidden, captured = self.model.capture(
+            packed.batch.ids,
+            packed.batch.positions,
+            attend,
+            wanted,
+            within,
+            packed.batch.context,
+        )
+        if packed.wanted is not None and within is None:
+            hidden = hidden[packed.wanted]
+        for feed in feeds:
+            feed.table.written = max(feed.table.written, feed.end)
+        predictions = collect(self.read(hidden, feeds, packed), feeds, packed.reads)
+        if wanted:
+            self.attach(predictions, feeds, packed, captured)
         self.seconds += time.perf_counter() - began
         return predictions
 
-    def forward(
-        self, batch: Batch, layers: AbstractSet[int]
-    ) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """Hidden states `[R, dim]` of the rows that are read; what some layers put out."""
-        attends = {
-            sight: DenseAttention(self.cache.keys, self.cache.values, batch.write, segments)
-            for sight, segments in batch.segments.items()
-        }
-        attend: Attend = by_layer(attends, self.config.sights)
-        if isinstance(self.model, FeatureDraft):
-            context = batch.context, batch.context_positions
-            hidden = self.model(batch.ids, batch.positions, attend, *context)
-            return (hidden if batch.predict is None else hidden[batch.predict]), {}
-        return self.model.capture(batch.ids, batch.positions, attend, layers, batch.predict)
-
-    def read(self, hidden: Tensor, forwards: Sequence[Forward], batch: Batch) -> list[Prediction]:
-        """Run each type of read once over its rows, then copy all results to the host at once."""
-        readouts: list[Readout] = []
-        kept: dict[int, Tensor] = {}
+    def read(self, hidden: Tensor, feeds: Sequence[Feed], packed: Packed) -> list[Part]:
+        """Run each type of read over its rows, in chunks of which the logits fit into memory."""
+        parts: list[Part] = []
         first = 0
-        for kind, members in batch.reads:
-            reads = [forwards[index].read for index in members]
-            slots = [forwards[index].predicted_slots() for index in members]
+        for kind, members in packed.reads:
+            reads = [feeds[index].read for index in members]
+            slots = [feeds[index].slots for index in members]
             count = sum(map(len, slots))
-            if count == 0:
-                continue
             reader = kind.group(reads, slots, self.device)
             keep = any(read.keep for read in reads)
-            logits = []
             for begin in range(0, count, self.read_rows):
                 rows = slice(begin, min(begin + self.read_rows, count))
-                chunk = self.logits(hidden[first + rows.start : first + rows.stop])
-                readouts.append(reader(chunk, rows))
-                if keep:
-                    logits.append(chunk)
-            if keep:
-                parts = torch.cat(logits) if len(logits) > 1 else logits[0]
-                kept |= zip(members, parts.split([len(s) for s in slots]), strict=True)
+                logits = self.logits(hidden[first + rows.start : first + rows.stop])
+                process(logits, rows, [feeds[index] for index in members])
+                parts.append(Part(reader(logits, rows), logits.amax(-1), logits if keep else None))
             first += count
-        return distribute(readouts, kept, forwards, batch)
+        return parts
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `f32[r, vocab]`; the mask is no token that a model may say."""
@@ -134,52 +156,40 @@ class Runner:
             logits[:, self.config.mask_id] = NEVER
         return logits
 
+    def attach(
+        self,
+        predictions: list[Prediction],
+        feeds: Sequence[Feed],
+        packed: Packed,
+        captured: Mapping[int, Tensor],
+    ) -> None:
+        """Give each prediction the hidden states that were wanted; zeros for rows not computed."""
+        kinds = {feed.layers for feed in feeds if feed.layers}
+        joined = {layers: torch.cat([captured[at] for at in layers], -1) for layers in kinds}
+        for prediction, feed, span in zip(predictions, feeds, packed.batch.spans, strict=True):
+            if feed.layers:
+                own = joined[feed.layers][span.rows]
+                blank = own.new_zeros(feed.missing, own.shape[1])
+                prediction.features = torch.cat((blank, own)) if feed.missing else own
 
-def by_layer(attends: Mapping[Sight, Attend], sights: Sequence[Sight]) -> Attend:
-    """Attention of layers that may differ in what they see."""
-    if len(attends) == 1:
-        return next(iter(attends.values()))
+    def learn(self, feed: Feed, ids: Sequence[int]) -> None:
+        """Let what a pass has just written be found again; `ids` are those of the request."""
+        if self.prefix is None:
+            return
+        if feed.context is None:
+            self.prefix.learn(feed.table, feed.start, self.prefix.text(feed))
+        else:
+            self.prefix.learn(feed.table, feed.first, ids[feed.first : feed.start])
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attends[sights[layer]](layer, q, k, v)
 
-    return attend
-
-
-def distribute(
-    readouts: list[Readout],
-    kept: dict[int, Tensor],
-    forwards: Sequence[Forward],
-    batch: Batch,
-) -> list[Prediction]:
-    """One copy of all readouts to the host, cut into the predictions of each forward."""
-    if not readouts:
-        return [Prediction(tokens=[]) for _ in forwards]
-    names: list[Score] = sorted({name for readout in readouts for name in readout.scores})
-    if names:
-        table = torch.cat([stack(readout, names) for readout in readouts], 1).cpu().numpy()
-        tokens = table[0].astype(np.int64).tolist()
-    else:
-        joined = [readout.tokens for readout in readouts]
-        tokens = (torch.cat(joined) if len(joined) > 1 else joined[0]).tolist()
-    predictions: dict[int, Prediction] = {}
+def process(logits: Tensor, rows: slice, feeds: Sequence[Feed]) -> None:
+    """Change the logits of those rows of a read group that fall into a chunk, feed by feed."""
     begin = 0
-    for _, members in batch.reads:
-        for index in members:
-            end = begin + len(forwards[index].predicted_slots())
-            scores: dict[str, Any] = {
-                name: table[1 + row, begin:end].astype(np.float32)
-                for row, name in enumerate(names)
-                if name in forwards[index].read.scores
-            }
-            logits = kept.get(index) if forwards[index].read.keep else None
-            predictions[index] = Prediction(tokens=tokens[begin:end], logits=logits, **scores)
-            begin = end
-    return [predictions[index] for index in range(len(forwards))]
-
-
-def stack(readout: Readout, names: list[Score]) -> Tensor:
-    """Tokens and scores as rows of one table; float64 holds a token id exactly."""
-    missing = torch.zeros_like(readout.tokens, dtype=torch.float64)
-    columns = [readout.scores.get(name, missing) for name in names]
-    return torch.stack([readout.tokens.double(), *(column.double() for column in columns)])
+    for feed in feeds:
+        end = begin + len(feed.slots)
+        low, high = max(begin, rows.start), min(end, rows.stop)
+        if feed.processors and low < high:
+            own = logits[low - rows.start : high - rows.start]
+            for processor in feed.processors:
+                processor(own, feed.slots[low - begin : high - begin])
+        begin = end

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 from outpace.evaluation.tasks import TASKS, Question
-from outpace.llm import LLM, Answer, Options, Output
+from outpace.llm import LLM
+from outpace.output import Options, Output
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,28 +100,15 @@ def evaluate(
     `progress` is called after each answer. One answer runs first without being counted. Raises
     `ValueError` where there is no question, or no room for one.
     """
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, not {batch}")
     if not questions:
         raise ValueError("there is no question to evaluate on")
     method = options.get("method") or llm.method
     report = Report(task=task, model=llm.name, method=repr(method), batch=batch)
+    answers = llm.serve(((question.prompt, options) for question in questions), batch=batch)
     llm.generate(questions[0].prompt, **options)
-    usual, llm.engine.max_sequences = llm.engine.max_sequences, batch
     began = time.perf_counter()
-    waiting: dict[int, Answer] = {}
-    try:
-        for index, question in enumerate(questions):
-            waiting[index] = llm.submit(question.prompt, **options)
-        while waiting:
-            llm.engine.step()
-            for index in [index for index, answer in waiting.items() if answer.job.done]:
-                output = waiting.pop(index).output()
-                report.seconds = time.perf_counter() - began
-                report.add(output, questions[index].right(output.text))
-                progress(report)
-    finally:
-        llm.engine.max_sequences = usual
-        for answer in waiting.values():
-            llm.engine.cancel(answer.job)
+    for number, output in answers:
+        report.seconds = time.perf_counter() - began
+        report.add(output, questions[number].right(output.text))
+        progress(report)
     return report

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
-from outpace.decoding import FULL, Decoding, Forward, Sampling, Sequence, agreement
+from outpace.decoding import (
+    CAUSAL_KINDS,
+    FULL,
+    Decoding,
+    Forward,
+    Kind,
+    Request,
+    Sampling,
+    agreement,
+)
 from outpace.decoding.sampling import Read, Reader, Readout, chooser
 from outpace.methods.method import Method, at_least_one, fraction
 
@@ -28,8 +37,8 @@ class APD(Method):
     takes its arg-max on raw logits, as the authors' code does.
     """
 
-    roles = ("verifier",)
-    bidirectional = True
+    decodes = (Kind.DIFFUSION,)
+    roles = {"verifier": CAUSAL_KINDS}
 
     verifier: str
     ratio: float = 0.7
@@ -38,30 +47,29 @@ class APD(Method):
     coupling: Coupling = "gumbel"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         fraction(ratio=self.ratio)
         at_least_one(window=self.window, lookahead=self.lookahead)
-        if self.coupling not in ("gumbel", "argmax"):
-            raise ValueError(f"coupling must be 'gumbel' or 'argmax', not {self.coupling!r}")
 
-    def decode(self, seq: Sequence) -> Decoding:
+    def decode(self, request: Request) -> Decoding:
         """Propose all holes in one pass, check them in another, keep the leading agreement."""
-        target = seq.sampling if self.coupling == "gumbel" else Sampling()
+        target = request.sampling if self.coupling == "gumbel" else Sampling()
         start, ready, step, alive = 0, 0, 0, True  # ready: verifier slots that hold output
         while alive:
-            n = len(seq)
-            end = min(n + (self.lookahead or seq.max_tokens), seq.limit)
+            n = len(request)
+            end = min(n + (self.lookahead or request.max_tokens), request.limit)
             guess = yield Forward(
-                ids=seq.ids[start:] + [seq.mask_id] * (end - n),
+                ids=request.ids[start:] + [request.target.mask_id] * (end - n),
                 start=start,
-                mask=FULL,
+                pattern=FULL,
                 predict=range(n, end),
-                read=seq.read(step, keep=True),
+                read=request.sample(step, keep=True),
             )
             kept = 1
             if end - n > 1:
                 assert guess.logits is not None
                 checked = yield Forward(
-                    ids=(seq.ids + guess.tokens[:-1])[ready:],
+                    ids=(request.ids + guess.tokens[:-1])[ready:],
                     start=ready,
                     predict=range(n + 1, end),
                     read=Mixture(
@@ -73,7 +81,7 @@ class APD(Method):
                 ready = min(n + kept, end - 1)
             start = 0 if self.window is None else max(n - self.window + 1, 0)
             step += 1
-            alive = seq.commit(guess.tokens[:kept])
+            alive = request.commit(guess.tokens[:kept], guess.logprobs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +99,13 @@ class Mixture(Read):
     step: int
 
     @classmethod
-    def group(cls, reads: Many[Self], slots: Many[Many[int]], device: torch.device) -> Reader:
+    def group(
+        cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
+    ) -> Reader:
         """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         choose = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
         guess = torch.cat([read.guess for read in reads]) if len(reads) > 1 else reads[0].guess
-        ratio = torch.cat([torch.full((len(r.guess), 1), r.ratio) for r in reads]).to(device)
+        ratio = torch.cat([torch.full((len(r.guess), 1), float(r.ratio)) for r in reads]).to(device)
 
         def read(logits: Tensor, rows: slice) -> Readout:
             vocab = min(guess.shape[-1], logits.shape[-1])

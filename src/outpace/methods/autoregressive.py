@@ -1,10 +1,10 @@
-"""One token a forward: the baseline of everything else."""
+"""One token per forward: the baseline of everything else."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outpace.decoding import Decoding, Forward, Sequence
+from outpace.decoding import Decoding, Forward, Request
 from outpace.methods.method import Method
 
 
@@ -12,9 +12,9 @@ from outpace.methods.method import Method
 class Autoregressive(Method):
     """Feed the last token, read the next one."""
 
-    def decode(self, seq: Sequence) -> Decoding:
-        """Prefill, then one row a forward."""
-        read = seq.read()
-        out = yield Forward(ids=seq.ids, start=0, read=read)
-        while seq.commit(out.tokens):
-            out = yield Forward(ids=seq.ids[-1:], start=len(seq) - 1, read=read)
+    def decode(self, request: Request) -> Decoding:
+        """Prefill, then one row per forward."""
+        read = request.sample()
+        out = yield Forward(ids=request.ids, start=0, read=read)
+        while request.commit(out.tokens, out.logprobs):
+            out = yield Forward(ids=request.ids[-1:], start=len(request) - 1, read=read)

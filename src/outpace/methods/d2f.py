@@ -6,8 +6,13 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 
-from outpace.decoding import Canvas, Decoding, Forward, Prediction, Sequence
-from outpace.decoding.order import Rank, above, best, rank
+import numpy as np
+
+from outpace.decoding import Canvas, Decoding, Forward, Kind, Prediction, Request
+from outpace.decoding.blocks import ACTIVATE, ADD, CONFIDENCE, SIZE, taken
+from outpace.decoding.forward import IntArray
+from outpace.decoding.order import rank
+from outpace.decoding.target import Rank
 from outpace.methods.method import Method, at_least_one, fraction
 
 
@@ -23,27 +28,25 @@ class D2F(Method):
     and has whole blocks only, as in the authors' code. Raises `ValueError` for bad options.
     """
 
-    bidirectional = True
+    decodes = (Kind.DIFFUSION,)
+    usual = {"temperature": 0.0, "top_p": 1.0}
 
-    block: int = 16
-    add: float = 0.1
-    activate: float = 0.95
-    confidence: float = 0.9
+    block: int = SIZE
+    add: float = ADD
+    activate: float = ACTIVATE
+    confidence: float = CONFIDENCE
     order: Rank = "confidence"
     canvas: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least_one(block=self.block)
         fraction(add=self.add, activate=self.activate, confidence=self.confidence)
-        if self.order not in ("confidence", "margin", "entropy"):
-            raise ValueError(
-                f"order must be 'confidence', 'margin' or 'entropy', not {self.order!r}"
-            )
 
-    def decode(self, seq: Sequence) -> Decoding:
+    def decode(self, request: Request) -> Decoding:
         """Feed the blocks in flight, fill some of their holes, commit what has none before it."""
-        canvas, edges = Canvas(seq.ids, seq.mask_id), [0, len(seq)]
-        limit = seq.limit - (seq.max_tokens % self.block if self.canvas else 0)
+        canvas, edges = Canvas.of(request), [0, len(request)]
+        limit = request.limit - (request.max_tokens % self.block if self.canvas else 0)
         scores = tuple(dict.fromkeys(("confidence", self.order)))
         step, alive = 0, True
         while alive:
@@ -60,40 +63,34 @@ class D2F(Method):
             out = yield Forward(
                 ids=canvas.ids[start:end],
                 start=start,
-                mask=tuple(stop - begin for begin, stop in pairwise(bounds)),
+                pattern=tuple(stop - begin for begin, stop in pairwise(bounds)),
                 predict=tuple(canvas.holes),
-                read=seq.read(step, scores=scores, drawn=True),
+                read=request.sample(step, scores=scores, drawn=True),
             )
             step += 1
             taken = self.taken(canvas, edges, out)
             edges = edges[bisect_right(edges, canvas.filled) - 1 :]  # what was fed whole is kept
-            slots = [canvas.holes[index] for index in taken]
-            tokens = [out.tokens[index] for index in taken]
-            canvas.fill(slots, tokens)
-            if ends := [
-                slot for slot, token in zip(slots, tokens, strict=True) if token in seq.eos
-            ]:
+            slots = canvas.take(canvas.holes, taken, out)
+            if ends := [slot for slot in slots if canvas.ids[slot] in request.eos]:
                 limit = len(canvas) if self.canvas else next(e for e in edges if e > min(ends))
                 canvas.cut(limit)
                 edges = [edge for edge in edges if edge <= limit]
             if not self.canvas:
-                alive = seq.commit(canvas.ids[len(seq) : canvas.filled])
-        if seq.commit(canvas.ids[len(seq) :]):
-            seq.finish_reason = "length"
+                alive = canvas.commit(request)
+        if canvas.commit(request, len(canvas)):
+            request.finish_reason = "length"
 
-    def taken(self, canvas: Canvas, edges: list[int], out: Prediction) -> list[int]:
+    def taken(self, canvas: Canvas, edges: list[int], out: Prediction) -> IntArray:
         """Which of the holes are filled, as their places among the holes."""
-        assert out.confidence is not None
-        ranks, taken = rank(out, self.order), []
-        first, before = 0, 1.0
+        ranks, confidence = rank(out, self.order), out.scores["confidence"]
+        places, first, before = [], 0, 1.0
         for begin, end in pairwise(edges):
             last = first + len(canvas.within(begin, end))
-            chosen = above(out.confidence[first:last], self.confidence)
-            if not len(chosen) and before >= self.activate:
-                chosen = best(ranks[first:last])
-            taken += (first + chosen).tolist()
+            sure, forced = confidence[first:last], before >= self.activate
+            chosen = taken(sure, ranks[first:last], self.confidence, forced=forced)
+            places.append(first + chosen)
             first, before = last, full(canvas, begin, end)
-        return taken
+        return np.concatenate(places)
 
 
 def full(canvas: Canvas, begin: int, end: int) -> float:

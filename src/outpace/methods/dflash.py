@@ -13,13 +13,14 @@ from outpace.decoding import (
     GREEDY,
     Decoding,
     Forward,
-    Sequence,
+    Kind,
+    Request,
     Verify,
     agreement,
     draft_read,
     verify_read,
 )
-from outpace.methods.method import Length, Method, at_least_one, check_length, one_of
+from outpace.methods.method import Length, Method, at_least_one, check_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +33,7 @@ class DFlash(Method):
     with "auto" as many as pay, or none. `verify` is as in `Speculative`.
     """
 
-    roles = ("draft",)
-    feature_roles = ("draft",)
+    roles = {"draft": (Kind.DRAFT,)}
 
     draft: str
     block: int | None = None
@@ -41,56 +41,57 @@ class DFlash(Method):
     verify: Verify = "match"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least_one(block=self.block)
-        one_of(verify=(self.verify, Verify))
         check_length(self.tokens, self.verify)
 
     @property
     def adaptive(self) -> bool:
-        """Whether it wants `seq.pace` to know what passes take."""
+        """Whether it wants `request.pace` to know what passes take."""
         return self.tokens == "auto"
 
-    def decode(self, seq: Sequence) -> Decoding:
+    def decode(self, request: Request) -> Decoding:
         """Fill a block of masks behind the last token, keep what the target agrees with."""
-        block = self.block or seq.block
-        if block > seq.block:
+        trained = request.target.block or 1
+        block = self.block or trained
+        if block > trained:
             warnings.warn(
-                f"block {block} is longer than the {seq.block} that {self.draft} was trained for",
+                f"block {block} is longer than the {trained} that {self.draft} was trained for",
                 stacklevel=2,
             )
-        out = yield Forward(ids=seq.ids, start=0, read=seq.read(), features="draft")
+        out = yield Forward(ids=request.ids, start=0, read=request.sample(), features_for="draft")
         assert out.features is not None
-        features, alive = [out.features], seq.commit(out.tokens)
+        features, alive = [out.features], request.commit(out.tokens, out.logprobs)
         while alive:
-            n = len(seq)
+            n = len(request)
             drafted: list[int] = []
             guesses: list[Tensor | None] = []
-            rows = min(block, seq.limit - n)
+            rows = min(block, request.limit - n)
             if self.tokens == "auto":
-                count = seq.pace.length(rows - 1, rows=rows, once=True)
+                count = request.pace.length(rows - 1, rows=rows, once=True)
             else:
                 count = min(rows - 1, self.tokens)
             if count:
                 out = yield Forward(
-                    ids=[seq.ids[-1]] + [seq.mask_id] * (rows - 1),
+                    ids=[request.ids[-1]] + [request.target.mask_id] * (rows - 1),
                     start=n - 1,
-                    mask=FULL,
+                    pattern=FULL,
                     predict=range(n, n + count),
                     # Masks know nothing of each other's noise: the likeliest tokens fit best.
-                    read=draft_read(seq, self.verify, match=GREEDY),
+                    read=draft_read(request, self.verify, match=GREEDY),
                     model="draft",
                     context=torch.cat(features),
                 )
                 drafted, guesses, features = out.tokens, [out.logits], []
             out = yield Forward(
-                ids=[seq.ids[-1], *drafted],
+                ids=[request.ids[-1], *drafted],
                 start=n - 1,
                 predict=range(n, n + count + 1),
-                read=verify_read(seq, self.verify, drafted, guesses),
-                features="draft",
+                read=verify_read(request, self.verify, drafted, guesses),
+                features_for="draft",
             )
             kept = agreement(drafted, out.tokens)
-            seq.pace.verified(count, kept)
+            request.pace.verified(count, kept)
             assert out.features is not None
             features.append(out.features[: kept + 1])
-            alive = seq.commit(out.tokens[: kept + 1])
+            alive = request.commit(out.tokens[: kept + 1], out.logprobs)

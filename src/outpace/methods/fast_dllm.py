@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from outpace.decoding import FULL, Canvas, Decoding, Forward, Prediction, Sequence
+from outpace.decoding import FULL, Canvas, Decoding, Forward, Kind, Prediction, Request
 from outpace.decoding.canvas import blocks
 from outpace.decoding.forward import IntArray
-from outpace.decoding.order import Rank, best, factor, rank, reaching, within_budget
-from outpace.methods.method import Method, at_least_one, check_blocks, one_of
+from outpace.decoding.order import best, factor, rank, reaching, within_budget
+from outpace.decoding.target import Rank
+from outpace.methods.method import Method, at_least_one, check_blocks
 
 Cache = Literal["prefix", "dual"]
 BLOCK = 32
@@ -30,7 +31,7 @@ class FastDLLM(Method):
     holes are filled, as in the authors' code. A `block` is 32 tokens unless the model has its own.
     """
 
-    bidirectional = True
+    decodes = (Kind.DIFFUSION,)
 
     threshold: float | None = 0.9
     factor: float | None = None
@@ -40,9 +41,8 @@ class FastDLLM(Method):
     canvas: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least_one(block=self.block)
-        if self.cache is not None:
-            one_of(cache=(self.cache, Cache))
         if self.threshold is not None and not 0 < self.threshold <= 1:
             raise ValueError(f"threshold must lie above 0 and be at most 1, not {self.threshold}")
         if self.factor is not None and not 0 < self.factor < float("inf"):
@@ -52,49 +52,46 @@ class FastDLLM(Method):
         if self.factor is not None and self.budget is not None:
             raise ValueError("factor and budget are two rules for the same choice; give one")
 
-    def check(self, seq: Sequence) -> None:
+    def check(self, request: Request) -> None:
         """Raise `ValueError` for a block that the request does not fit."""
-        check_blocks(seq, self.size(seq), whole=self.canvas)
+        check_blocks(request, self.size(request), whole=self.canvas)
 
-    def size(self, seq: Sequence) -> int:
+    def size(self, request: Request) -> int:
         """Tokens of a block."""
-        return self.block or min(seq.native.block or BLOCK, seq.max_tokens)
+        return self.block or min(request.target.block or BLOCK, request.max_tokens)
 
-    def decode(self, seq: Sequence) -> Decoding:
+    def decode(self, request: Request) -> Decoding:
         """Refresh all keys at the start of a block, then feed as little as the cache allows."""
-        canvas, step = Canvas(seq.prompt, seq.mask_id), 0
-        canvas.extend(seq.max_tokens)
+        canvas, step = Canvas.of(request), 0
+        canvas.extend(request.max_tokens)
         score: Rank = "confidence" if self.budget is None else "entropy"
-        for begin, end in blocks(len(seq), seq.limit, self.size(seq)):
+        for begin, end in blocks(len(request), request.limit, self.size(request)):
             cache: Cache | None = None
             while holes := canvas.within(begin, end):
                 # On a shifted model the first token of a block is predicted by the row before it,
                 # which only the refresh feeds; as in the authors' code, it brings no other.
-                if cache is None and self.cache and seq.shift:
+                if cache is None and self.cache and request.target.shift:
                     holes = holes[:1]
                 first = 0 if cache is None else begin
                 last = min(end, len(canvas)) if cache == "dual" else len(canvas)
                 out = yield Forward(
                     ids=canvas.ids[first:last],
                     start=first,
-                    mask=FULL,
+                    pattern=FULL,
                     reach=len(canvas),
                     predict=holes,
-                    read=seq.read(step, scores=(score,), drawn=seq.native.drawn),
+                    read=request.sample(step, scores=(score,), drawn=request.target.drawn),
                 )
-                chosen = self.choose(out)
-                slots = [holes[index] for index in chosen]
-                canvas.fill(slots, [out.tokens[index] for index in chosen])
-                if not self.canvas and not canvas.settle(seq, slots):
+                slots = canvas.take(holes, self.choose(out), out)
+                if not self.canvas and not canvas.settle(request, slots):
                     return
                 cache, step = self.cache, step + 1
-        seq.commit(canvas.ids[len(seq) :])
+        canvas.commit(request, len(canvas))
 
     def choose(self, out: Prediction) -> IntArray:
         """Indices of the holes to fill."""
         if self.budget is not None:
-            assert out.entropy is not None
-            return within_budget(rank(out, "entropy"), out.entropy, self.budget)
+            return within_budget(rank(out, "entropy"), out.scores["entropy"], self.budget)
         confidence = rank(out, "confidence")
         if self.factor is not None:
             return factor(confidence, self.factor)

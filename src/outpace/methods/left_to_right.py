@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outpace.decoding import FULL, Decoding, Forward, Sequence
+from outpace.decoding import FULL, Decoding, Forward, Kind, Request
 from outpace.methods.method import Method, at_least_one
 
 
@@ -17,13 +17,14 @@ class LeftToRight(Method):
     the limit).
     """
 
-    bidirectional = True
+    decodes = (Kind.DIFFUSION,)
 
     tokens: int = 1
     window: int | None = None
     lookahead: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least_one(tokens=self.tokens, window=self.window, lookahead=self.lookahead)
         if self.lookahead is not None and self.lookahead < self.tokens:
             raise ValueError(
@@ -31,19 +32,19 @@ class LeftToRight(Method):
                 "that are taken; make it at least as large"
             )
 
-    def decode(self, seq: Sequence) -> Decoding:
+    def decode(self, request: Request) -> Decoding:
         """Show what was not yet kept and the holes behind it; keep the first k tokens."""
         start, step, alive = 0, 0, True
         while alive:
-            n = len(seq)
-            end = min(n + (self.lookahead or seq.max_tokens), seq.limit)
+            n = len(request)
+            end = min(n + (self.lookahead or request.max_tokens), request.limit)
             out = yield Forward(
-                ids=seq.ids[start:] + [seq.mask_id] * (end - n),
+                ids=request.ids[start:] + [request.target.mask_id] * (end - n),
                 start=start,
-                mask=FULL,
+                pattern=FULL,
                 predict=range(n, min(n + self.tokens, end)),
-                read=seq.read(step),
+                read=request.sample(step),
             )
             start = 0 if self.window is None else max(n - self.window + 1, 0)
             step += 1
-            alive = seq.commit(out.tokens)
+            alive = request.commit(out.tokens, out.logprobs)

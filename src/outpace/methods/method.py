@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from math import isfinite
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from outpace.decoding import Decoding, Sequence, Verify
+from outpace.decoding import CAUSAL_KINDS, Decoding, Kind, Request, Verify
+from outpace.decoding.sampling import HOTTEST, is_number, is_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,22 +19,26 @@ class Method(ABC):
     """A decoding algorithm with its options; the fields of a subclass are its flags.
 
     Attributes:
-        roles: names of the fields that name further models, such as a draft or a verifier.
-        feature_roles: those of them whose models read hidden states of the target.
-        masked: whether it feeds masks, so that its target needs a mask token.
-        bidirectional: whether it decodes diffusion models (rows see later rows) or causal ones.
+        decodes: kinds of models that it decodes.
+        roles: fields that name further models, such as a draft or a verifier, and their kinds.
+        usual: sampling options that it replaces by its own where a request leaves them open.
     """
 
-    roles: ClassVar[tuple[str, ...]] = ()
-    feature_roles: ClassVar[tuple[str, ...]] = ()
-    masked: ClassVar[bool] = False
-    bidirectional: ClassVar[bool] = False
+    decodes: ClassVar[tuple[Kind, ...]] = CAUSAL_KINDS
+    roles: ClassVar[Mapping[str, tuple[Kind, ...]]] = {}
+    usual: ClassVar[Mapping[str, float]] = {}
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for an option that is none of what its annotation says."""
+        hints = get_type_hints(type(self))
+        for option in fields(self):
+            check_type(option.name, getattr(self, option.name), hints[option.name])
 
     @abstractmethod
-    def decode(self, seq: Sequence) -> Decoding:
-        """Yield forwards, be sent their predictions, and commit tokens until `seq` ends."""
+    def decode(self, request: Request) -> Decoding:
+        """Yield forwards, be sent their predictions, and commit tokens until `request` ends."""
 
-    def check(self, seq: Sequence) -> None:  # noqa: B027
+    def check(self, request: Request) -> None:  # noqa: B027
         """Raise `ValueError` for a request that these options do not fit."""
 
     def slots(self, prompt: int, max_tokens: int) -> int:
@@ -38,7 +47,7 @@ class Method(ABC):
 
     @property
     def adaptive(self) -> bool:
-        """Whether it wants `seq.pace` to know what passes take."""
+        """Whether it wants `request.pace` to know what passes take."""
         return False
 
     def models(self) -> dict[str, str]:
@@ -52,23 +61,50 @@ Length = int | Literal["auto"]
 
 def check_length(tokens: Length, verify: Verify) -> None:
     """Raise `ValueError` for a number below one, or one that would decide on the tokens."""
-    if isinstance(tokens, int):
+    if tokens != "auto":
         at_least_one(tokens=tokens)
-        return
-    one_of(tokens=(tokens, Literal["auto"]))
-    if verify == "rejection":
+    elif verify == "rejection":
         raise ValueError(
             "under verify='rejection' another number of drafts gives other tokens, so that "
             "tokens='auto' would not give the same text again: give tokens a number"
         )
 
 
-def one_of(**options: tuple[str, object]) -> None:
-    """Raise `ValueError` for an option that is none of the words of its type."""
-    for name, (value, kind) in options.items():
-        if value not in get_args(kind):
-            words = " or ".join(map(repr, get_args(kind)))
-            raise ValueError(f"{name} must be {words}, not {value!r}")
+def is_real(value: object) -> bool:
+    """Whether float32 can hold it; what is infinite or no number is left to the method."""
+    if isinstance(value, float) and not isfinite(value):
+        return True
+    return is_number(value) and abs(cast(float, value)) < HOTTEST
+
+
+PLAIN: dict[object, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("True or False", lambda value: isinstance(value, bool)),
+    int: ("a whole number", is_whole),
+    float: (f"a number below {HOTTEST:g}", is_real),
+    str: ("a name", lambda value: isinstance(value, str | Path)),
+    NoneType: ("None", lambda value: value is None),
+}
+"""Types of options in words, and whether a value is one; others are not looked at."""
+
+
+def check_type(name: str, value: object, kind: Any) -> None:
+    """Raise `ValueError` for an option that is neither of a plain type nor a word of its own."""
+    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    words: list[str] = []
+    for part in parts:
+        if get_origin(part) is Literal:
+            listed = get_args(part)
+            fits = isinstance(value, str) and value in listed
+            words += map(repr, listed)
+        elif part in PLAIN:
+            what, check = PLAIN[part]
+            fits = check(value)
+            words.append(what)
+        else:
+            return
+        if fits:
+            return
+    raise ValueError(f"{name} must be {' or '.join(words)}, not {value!r}")
 
 
 def at_least_one(**options: int | None) -> None:
@@ -85,17 +121,17 @@ def fraction(**options: float) -> None:
             raise ValueError(f"{name} must lie between 0 and 1, not {value}")
 
 
-def check_blocks(seq: Sequence, block: int, *, whole: bool) -> None:
+def check_blocks(request: Request, block: int, *, whole: bool) -> None:
     """Raise `ValueError` for a block that does not fit, or not a `whole` number of times."""
-    if block > seq.max_tokens:
+    if block > request.max_tokens:
         raise ValueError(
-            f"block={block} is larger than the canvas of max_tokens={seq.max_tokens}; "
-            f"{seq.max_tokens} is the largest that fits"
+            f"block={block} is larger than the canvas of max_tokens={request.max_tokens}; "
+            f"{request.max_tokens} is the largest that fits"
         )
-    if whole and seq.max_tokens % block:
+    if whole and request.max_tokens % block:
         raise ValueError(
-            f"max_tokens={seq.max_tokens} is no whole number of blocks of {block}: "
-            f"use {nearest(seq.max_tokens, block)}"
+            f"max_tokens={request.max_tokens} is no whole number of blocks of {block}: "
+            f"use {nearest(request.max_tokens, block)}"
         )
 
 

@@ -6,8 +6,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outpace.decoding import Decoding, Forward, Sequence, Verify, agreement, draft_read, verify_read
-from outpace.methods.method import Length, Method, check_length, one_of
+from outpace.decoding import (
+    CAUSAL_KINDS,
+    Decoding,
+    Forward,
+    Request,
+    Verify,
+    agreement,
+    draft_read,
+    verify_read,
+)
+from outpace.methods.method import Length, Method, check_length
 
 LONGEST = 8
 """Most tokens that "auto" drafts."""
@@ -23,49 +32,52 @@ class Speculative(Method):
     sampling (of the same law).
     """
 
-    roles = ("draft",)
+    roles = {"draft": CAUSAL_KINDS}
 
     draft: str
     tokens: Length = "auto"
     verify: Verify = "match"
 
     def __post_init__(self) -> None:
-        one_of(verify=(self.verify, Verify))
+        super().__post_init__()
         check_length(self.tokens, self.verify)
 
     @property
     def adaptive(self) -> bool:
-        """Whether it wants `seq.pace` to know what passes take."""
+        """Whether it wants `request.pace` to know what passes take."""
         return self.tokens == "auto"
 
-    def decode(self, seq: Sequence) -> Decoding:
+    def decode(self, request: Request) -> Decoding:
         """Draft some tokens, keep those that the target agrees with and its next one."""
-        out = yield Forward(ids=seq.ids, start=0, read=seq.read())
-        alive, ready = seq.commit(out.tokens), 0  # ready: draft slots that hold output
+        out = yield Forward(ids=request.ids, start=0, read=request.sample())
+        alive, ready = (
+            request.commit(out.tokens, out.logprobs),
+            0,
+        )  # ready: draft slots that hold output
         while alive:
-            n = len(seq)
+            n = len(request)
             drafted: list[int] = []
             guesses: list[Tensor | None] = []
             # The noise of the target makes the draft say the same more often than none does.
-            read = draft_read(seq, self.verify, match=seq.read())
-            count = seq.limit - n - 1
+            read = draft_read(request, self.verify, match=request.sample())
+            count = request.limit - n - 1
             if self.tokens == "auto":
-                count = seq.pace.length(min(count, LONGEST), rows=1, once=False)
+                count = request.pace.length(min(count, LONGEST), rows=1, once=False)
             else:
                 count = min(count, self.tokens)
             while len(drafted) < count:
-                tail = (seq.ids + drafted)[ready:]
+                tail = (request.ids + drafted)[ready:]
                 out = yield Forward(ids=tail, start=ready, read=read, model="draft")
                 ready += len(tail)
                 drafted += out.tokens
                 guesses.append(out.logits)
             out = yield Forward(
-                ids=[seq.ids[-1], *drafted],
+                ids=[request.ids[-1], *drafted],
                 start=n - 1,
                 predict=range(n, n + count + 1),
-                read=verify_read(seq, self.verify, drafted, guesses),
+                read=verify_read(request, self.verify, drafted, guesses),
             )
             kept = agreement(drafted, out.tokens)
-            seq.pace.verified(count, kept)
+            request.pace.verified(count, kept)
             ready = min(ready, n + kept)
-            alive = seq.commit(out.tokens[: kept + 1])
+            alive = request.commit(out.tokens[: kept + 1], out.logprobs)

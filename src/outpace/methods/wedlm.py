@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from outpace.decoding import Canvas, Decoding, Forward, Prediction, Sequence, agreement
+from outpace.decoding import Canvas, Decoding, Forward, Kind, Prediction, Request, agreement
 from outpace.decoding.order import best
 from outpace.methods.method import Method, at_least_one
 
@@ -29,7 +29,7 @@ class WeDLM(Method):
     well: the output is that of `Autoregressive`, at any temperature.
     """
 
-    masked = True
+    decodes = (Kind.FILLING,)
 
     window: int = 16
     entropy: float | None = 0.4
@@ -41,9 +41,10 @@ class WeDLM(Method):
     verify: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least_one(window=self.window)
         for name, value in {"entropy": self.entropy, "penalty": self.penalty}.items():
-            if value is not None and not value >= 0:
+            if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be 0 or a positive number, not {value}")
         if self.confidence is not None and not 0 < self.confidence <= 1:
             raise ValueError(f"confidence must lie above 0 and be at most 1, not {self.confidence}")
@@ -53,34 +54,34 @@ class WeDLM(Method):
         windows = 0 if self.clip or self.verify else 1 if self.eager else 2
         return prompt + max_tokens + max(windows * self.window - 1, 0)
 
-    def decode(self, seq: Sequence) -> Decoding:
+    def decode(self, request: Request) -> Decoding:
         """Refill the window, feed it in known-first order, fill what is sure, emit the prefix."""
         if self.verify:
-            yield from self.verified(seq)
+            yield from self.verified(request)
             return
-        canvas, ready, alive = Canvas(seq.ids, seq.mask_id), 0, True  # ready: slots with final keys
+        canvas, ready, alive = Canvas.of(request), 0, True  # ready: slots with final keys
         while alive:
             filled = canvas.filled
-            self.refill(canvas, seq.limit)
-            out = yield self.forward(seq, canvas, ready)
+            self.refill(canvas, request.limit)
+            out = yield self.forward(request, canvas, ready)
             ready = filled
-            alive = seq.commit(canvas.ids[len(seq) : filled])
+            alive = canvas.commit(request, filled)
             self.fill(canvas, canvas.holes, out)
             if alive and self.eager:
-                alive = seq.commit(canvas.ids[len(seq) : canvas.filled])
+                alive = canvas.commit(request)
 
-    def verified(self, seq: Sequence) -> Decoding:
+    def verified(self, request: Request) -> Decoding:
         """The same, but tokens' rows, which predict the next token, say how much of it is kept."""
-        canvas, ready, alive = Canvas(seq.ids, seq.mask_id), 0, True
+        canvas, ready, alive = Canvas.of(request), 0, True
         while alive:
-            n, filled = len(seq), canvas.filled
-            self.refill(canvas, seq.limit)
-            out = yield self.forward(seq, canvas, ready, checked=range(n, filled + 1))
+            n, filled = len(request), canvas.filled
+            self.refill(canvas, request.limit)
+            out = yield self.forward(request, canvas, ready, checked=range(n, filled + 1))
             said = out.tokens[: filled + 1 - n]
             ready = n + agreement(canvas.ids[n:filled], said)
-            alive = seq.commit(said[: ready + 1 - n])
+            alive = request.commit(said[: ready + 1 - n], out.logprobs)
             if ready < filled:
-                canvas = Canvas(seq.ids, seq.mask_id)  # what lies behind a wrong token is of no use
+                canvas = Canvas.of(request)  # what lies behind a wrong token is of no use
             elif alive:
                 drafts = canvas.holes[1:]
                 canvas.fill([filled], said[-1:])
@@ -94,7 +95,7 @@ class WeDLM(Method):
         canvas.extend((min(end, limit) if self.clip or self.verify else end) - len(canvas))
 
     def forward(
-        self, seq: Sequence, canvas: Canvas, ready: int, checked: Many[int] = ()
+        self, request: Request, canvas: Canvas, ready: int, checked: Sequence[int] = ()
     ) -> Forward:
         """Known tokens in front of the holes, each at its own position.
 
@@ -111,8 +112,10 @@ class WeDLM(Method):
             start=ready,
             positions=order,
             predict=[*checked, *asked],
-            rows=[*(slot - 1 for slot in checked), *range(end - len(asked), end)],
-            read=seq.read(scores=("entropy",) if self.confidence is None else ("confidence",)),
+            predict_from=[*(slot - 1 for slot in checked), *range(end - len(asked), end)],
+            read=request.sample(
+                scores=("entropy",) if self.confidence is None else ("confidence",)
+            ),
         )
 
     def fill(self, canvas: Canvas, holes: list[int], out: Prediction, first: int = 0) -> None:
@@ -123,16 +126,13 @@ class WeDLM(Method):
         if not holes:
             return
         if self.confidence is not None:
-            assert out.confidence is not None
-            scores = out.confidence[first:]
+            scores = out.scores["confidence"][first:]
             chosen = np.flatnonzero(scores >= self.confidence)
         else:
-            assert out.entropy is not None
             steps = np.array(holes, dtype=np.float32) - holes[0]
-            doubt = out.entropy[first:] + self.penalty * steps
+            doubt = out.scores["entropy"][first:] + self.penalty * steps
             scores = -doubt
             chosen = np.flatnonzero(doubt < (self.entropy or 0))
         if not len(chosen):
             chosen = best(scores)
-        slots = [holes[index] for index in chosen]
-        canvas.fill(slots, [out.tokens[first + index] for index in chosen])
+        canvas.take(holes, chosen, out, first)

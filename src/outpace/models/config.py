@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from outpace.decoding.target import Kind, Order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
     """Rotary embedding: base frequency and how it is scaled beyond the trained length.
 
+    `scaling` has the published fields of its `rope_type`, all of them.
     `float32` says that queries and keys are rotated in float32, whatever the model's dtype.
     """
 
     theta: float = 10_000.0
     scaling: Mapping[str, Any] | None = None
     float32: bool = False
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Rope:
-        """Read the rotary fields of a `config.json`, in the old and in the new spelling."""
-        nested = config.get("rope_parameters") or {}
-        scaling = dict(config.get("rope_scaling") or nested)
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        theta = config.get("rope_theta") or nested.get("rope_theta") or cls.theta
-        return cls(theta=float(theta), scaling=None if kind == "default" else scaling)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,33 +32,23 @@ class Sight:
     window: int | None = None
     causal: bool = False
 
-    @classmethod
-    def of(cls, config: Mapping[str, Any], causal: bool | None) -> tuple[Sight, ...]:
-        """Sight of each layer of a `config.json`; sliding ones are causal unless it says no."""
-        kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
-        if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
-            raise ValueError(
-                f"layer_types has {min(unknown)!r} in config.json; known are full_attention and "
-                "sliding_attention"
-            )
-        slides = [kind == "sliding_attention" for kind in kinds]
-        return tuple(
-            cls(
-                window=config["sliding_window"] if sliding else None,
-                causal=sliding if causal is None else causal,
-            )
-            for sliding in slides
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Sizes and choices of one decoder, translated by its family from `config.json`.
 
-    `shift` is 1 where row *p - 1* predicts slot *p* (every causal model, Dream) and 0 where row
-    *p* does. `bidirectional` says that the model was trained to see all of its rows, `mask_id`
-    is the token that stands for a hole, `sights` what each layer sees where they differ, `source`
-    the published configuration itself.
+    Attributes:
+        kind: what the model is.
+        shift: 1 where row *p - 1* predicts slot *p* (every causal model, Dream), 0 where row *p*
+            does.
+        mask_id: the token that stands for a hole.
+        sights: what each layer sees, where they differ.
+        block, order, eps, drawn, null_prompt: how its authors decode it, see `Target`; the `block`
+            of a draft is its trained length, its first token included.
+        feature_layers: layers of a target whose outputs a draft reads, side by side in this order;
+            it borrows the target's embedding and head.
+        target_layers: depth of the target that a draft was made for, where it says so.
+        source: the published configuration itself.
     """
 
     family: str
@@ -77,6 +61,7 @@ class ModelConfig:
     head_dim: int
     mlp: int
     max_length: int
+    kind: Kind = Kind.CAUSAL
     norm_eps: float = 1e-6
     rope: Rope = field(default_factory=Rope)
     qkv_bias: bool = False
@@ -85,10 +70,16 @@ class ModelConfig:
     qk_norm: bool = False
     tied: bool = False
     shift: int = 1
-    bidirectional: bool = False
     mask_id: int | None = None
     eos: tuple[int, ...] = ()
     sights: tuple[Sight, ...] = ()
+    block: int | None = None
+    order: Order = "confidence"
+    eps: float = 0.0
+    drawn: bool = False
+    null_prompt: bool = False
+    feature_layers: tuple[int, ...] = ()
+    target_layers: int | None = None
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -97,26 +88,21 @@ class ModelConfig:
                 f"{self.heads} attention heads cannot share {self.kv_heads} key/value heads: "
                 "the first must be a multiple of the second"
             )
+        if self.head_dim % 2:
+            raise ValueError(f"a head size of {self.head_dim} is odd: rotary embedding turns pairs")
         if self.mask_id is not None and not 0 <= self.mask_id < self.vocab:
             raise ValueError(
                 f"mask token {self.mask_id} lies outside the vocabulary of {self.vocab}"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftConfig(ModelConfig):
-    """A draft that reads the hidden states of a target, whose embedding and head it borrows.
-
-    `feature_layers` are the target's layers whose outputs it reads, side by side in this order;
-    `target_layers` the depth of the target that it was made for, where it says so; `block` the
-    trained length of a block, its first token included.
-    """
-
-    feature_layers: tuple[int, ...]
-    target_layers: int | None
-    block: int
+        if self.mask_id is None and self.kind is not Kind.CAUSAL:
+            raise ValueError(f"config.json of a {self.kind.value} must name its mask_token_id")
 
     @property
-    def features(self) -> int:
-        """Width of the features of one position."""
+    def feature_size(self) -> int:
+        """Width of the features of one position that a draft reads; 0 for other models."""
         return len(self.feature_layers) * self.dim
+
+    def with_mask(self, mask_id: int) -> ModelConfig:
+        """The same model under another mask token."""
+        kind = Kind.FILLING if self.kind is Kind.CAUSAL else self.kind
+        return replace(self, mask_id=mask_id, kind=kind)

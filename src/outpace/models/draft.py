@@ -5,11 +5,10 @@ Shapes: T block rows, C context rows, K key/value heads, D head size.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from outpace.models.config import DraftConfig, ModelConfig
-from outpace.models.transformer import Attend, Block, RMSNorm, Stack, Transformer
+from outpace.models.config import ModelConfig
+from outpace.models.transformer import Block, Stack, Transformer
 
 
 class FeatureDraft(Stack):
@@ -20,51 +19,32 @@ class FeatureDraft(Stack):
     trained nor saved here. Raises `ValueError` where draft and target do not fit together.
     """
 
-    def __init__(self, config: DraftConfig, target: Transformer) -> None:
+    def __init__(self, config: ModelConfig, target: Transformer) -> None:
         check_pair(config, target.config)
         super().__init__()
-        self.config: DraftConfig = config
+        self.config = config
         self.lender = (target,)  # in a tuple, so that its weights do not become the draft's
-        self.fusion = nn.Linear(config.features, config.dim, bias=False)
-        self.fusion_norm = RMSNorm(config.dim, config.norm_eps)
+        self.fusion = nn.Linear(config.feature_size, config.dim, bias=False)
+        self.fusion_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
-        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.initialise()
-
-    @property
-    def embedding(self) -> nn.Embedding:
-        """The target's."""
-        return self.lender[0].embedding
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[..., vocab]` of hidden states `[..., dim]`, by the target's head."""
         return self.lender[0].head(hidden)
 
-    def forward(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        attend: Attend,
-        context: Tensor | None = None,
-        context_positions: Tensor | None = None,
-    ) -> Tensor:
-        """Hidden states after the final norm, `[T, dim]`, of block rows `ids i64[T]`.
+    def embed(self, ids: Tensor) -> Tensor:
+        """Rows `[T, dim]` of tokens `ids i64[T]`, by the target's embedding."""
+        return self.lender[0].embed(ids)
 
-        `context [C, features]` are hidden states of the target at `context_positions i64[C]`.
-        They become keys and values only, which `attend` gets before those of the rows: it is
-        called with `q [T, H, D]` and `k, v [C + T, K, D]`.
-        """
-        x = self.embedding(ids)
-        if context is not None and context_positions is not None:
-            positions = torch.cat((context_positions, positions))
-            context = self.fusion_norm(self.fusion(context))
-        cos, sin = self.angles(positions, x.dtype)
-        for block in self.blocks:
-            x = block(x, cos, sin, attend, context=context)
-        return self.norm(x)
+    def fuse(self, features: Tensor) -> Tensor:
+        """Rows `[C, dim]` of hidden states `[C, f]` of the target."""
+        rows: Tensor = self.fusion_norm(self.fusion(features))
+        return rows
 
 
-def check_pair(draft: DraftConfig, target: ModelConfig) -> None:
+def check_pair(draft: ModelConfig, target: ModelConfig) -> None:
     """Raise `ValueError` naming the two values in which a draft and its target disagree."""
     for what, ours, theirs in (
         ("hidden size", draft.dim, target.dim),

@@ -13,28 +13,19 @@ from outpace.models.config import Rope
 
 
 def frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
-    """Angle per position of each pair `f64[head_dim / 2]`, and the factor on cosine and sine.
-
-    Raises `ValueError` for a scaling that no supported checkpoint uses.
-    """
+    """Angle per position of each pair `f64[head_dim / 2]`, and the factor on cosine and sine."""
     inverse = rope.theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     scaling = rope.scaling
     if scaling is None:
         return inverse, 1.0
-    try:
-        match scaling.get("rope_type", scaling.get("type")):
-            case "linear":
-                return inverse / scaling["factor"], 1.0
-            case "llama3":
-                return llama3(inverse, scaling), 1.0
-            case "yarn":
-                return yarn(inverse, scaling, rope.theta, head_dim)
-            case kind:
-                raise ValueError(
-                    f"rope_scaling {kind!r} is not supported; known are linear, llama3 and yarn"
-                )
-    except KeyError as error:
-        raise ValueError(f"rope_scaling {dict(scaling)} needs the field {error}") from error
+    match scaling["rope_type"]:
+        case "linear":
+            return inverse / scaling["factor"], 1.0
+        case "llama3":
+            return llama3(inverse, scaling), 1.0
+        case kind:
+            assert kind == "yarn", kind
+            return yarn(inverse, scaling, rope.theta, head_dim)
 
 
 def llama3(inverse: Tensor, scaling: Mapping[str, Any]) -> Tensor:
@@ -55,11 +46,11 @@ def yarn(
     def pair(turns: float) -> float:
         return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first = max(math.floor(pair(scaling.get("beta_fast", 32))), 0)
-    last = min(math.ceil(pair(scaling.get("beta_slow", 1))), head_dim - 1)
+    first = max(math.floor(pair(scaling["beta_fast"])), 0)
+    last = min(math.ceil(pair(scaling["beta_slow"])), head_dim - 1)
     steps = torch.arange(head_dim // 2, dtype=torch.float64)
     stretched = ((steps - first) / max(last - first, 0.001)).clamp(0, 1)
-    attention = scaling.get("attention_factor") or 0.1 * math.log(factor) + 1.0
+    attention = scaling["attention_factor"] or 0.1 * math.log(factor) + 1.0
     return inverse * (1 - stretched) + inverse / factor * stretched, attention
 
 

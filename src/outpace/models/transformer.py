@@ -6,8 +6,8 @@ D head size.
 
 from __future__ import annotations
 
-from collections.abc import Container
-from functools import cache
+from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import Protocol
 
 import torch
@@ -30,40 +30,6 @@ class Attend(Protocol):
         ...
 
 
-class Linear(nn.Linear):
-    """A linear layer without hooks, whose machinery costs as much as a small product."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map rows `x [..., in]`."""
-        return F.linear(x, self.weight, self.bias)
-
-
-class RMSNorm(nn.RMSNorm):
-    """Root mean square norm (Zhang and Sennrich, 2019), statistics in float32."""
-
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Norm rows `x [..., dim]`."""
-        if x.device.type != "cpu" or torch.is_grad_enabled():
-            return self.forward(x)
-        # PyTorch has no fused kernel for the CPU; on few rows this takes half its time.
-        if x.dtype == torch.float32:
-            dim = x.shape[-1]
-            size = torch.linalg.vector_norm(x, 2, -1, True)
-            size.hypot_(constant((self.eps * dim) ** 0.5))
-            return torch.addcdiv(constant(0.0), x * self.weight, size, value=dim**0.5)
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        square = torch.addcmul(constant(self.eps), size, size, value=1 / x.shape[-1])
-        return (x * square.rsqrt_()).to(x.dtype) * self.weight
-
-
-@cache
-def constant(value: float) -> Tensor:
-    """A number as a tensor, which is cheaper to add than the number."""
-    return torch.tensor([value])
-
-
 class Attention(nn.Module):
     """Projections of one layer; what a row sees is the business of `attend`."""
 
@@ -73,12 +39,12 @@ class Attention(nn.Module):
         self.heads, self.kv_heads = config.heads, config.kv_heads
         width = config.heads * config.head_dim
         rows = width + 2 * config.kv_heads * config.head_dim
-        self.qkv = Linear(config.dim, rows, bias=config.qkv_bias)
-        self.out = Linear(width, config.dim, bias=config.out_bias)
+        self.qkv = nn.Linear(config.dim, rows, bias=config.qkv_bias)
+        self.out = nn.Linear(width, config.dim, bias=config.out_bias)
         self.qk_norm = config.qk_norm
         if config.qk_norm:
-            self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
-            self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
+            self.q_norm = nn.RMSNorm(config.head_dim, config.norm_eps)
+            self.k_norm = nn.RMSNorm(config.head_dim, config.norm_eps)
 
     def forward(
         self,
@@ -100,7 +66,8 @@ class Attention(nn.Module):
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1)
         q, k = rotate(qk, cos, sin).to(x.dtype).split_with_sizes((self.heads, self.kv_heads), 1)
         attended = attend(self.layer, q[behind:] if behind else q, k, v).flatten(1)
-        return self.out(attended if wanted is None else attended[wanted])
+        out: Tensor = self.out(attended if wanted is None else attended[wanted])
+        return out
 
 
 class MLP(nn.Module):
@@ -108,13 +75,14 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_up = Linear(config.dim, 2 * config.mlp, bias=config.mlp_bias)
-        self.down = Linear(config.mlp, config.dim, bias=config.mlp_bias)
+        self.gate_up = nn.Linear(config.dim, 2 * config.mlp, bias=config.mlp_bias)
+        self.down = nn.Linear(config.mlp, config.dim, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map rows `x [T, dim]`."""
         gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(F.silu(gate) * up)
+        mapped: Tensor = self.down(F.silu(gate) * up)
+        return mapped
 
 
 class Block(nn.Module):
@@ -122,9 +90,9 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config, layer)
-        self.mlp_norm = RMSNorm(config.dim, config.norm_eps)
+        self.mlp_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.mlp = MLP(config)
 
     def forward(
@@ -143,20 +111,82 @@ class Block(nn.Module):
         y, behind = self.attention_norm(x), 0
         if context is not None:
             y, behind = torch.cat((context, y)), context.shape[0]
-        # Straight to `forward`: the calls of a module cost as much as those of a small product.
-        attended = self.attention.forward(y, cos, sin, attend, wanted, behind)
+        attended: Tensor = self.attention(y, cos, sin, attend, wanted, behind)
         x = attended + (x if wanted is None else x[wanted])
-        return x + self.mlp.forward(self.mlp_norm(x))
+        mapped: Tensor = self.mlp(self.mlp_norm(x))
+        return x + mapped
 
 
-class Stack(nn.Module):
-    """Layers, a final norm and rotary tables: what every model here is made of."""
+Context = tuple[Tensor, Tensor]
+"""Features `[C, f]` that a draft reads, and their positions `i64[C]`."""
+
+
+class Stack(nn.Module, ABC):
+    """Layers, a final norm and rotary tables: what every model here is made of.
+
+    It knows neither cache nor mask nor method; `attend` brings them.
+    """
 
     config: ModelConfig
     blocks: nn.ModuleList
-    norm: RMSNorm
+    norm: nn.RMSNorm
     cos: Tensor
     sin: Tensor
+
+    @abstractmethod
+    def embed(self, ids: Tensor) -> Tensor:
+        """Rows `[T, dim]` of tokens `ids i64[T]`."""
+
+    @abstractmethod
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits `[..., vocab]` of hidden states `[..., dim]`."""
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Rows `[C, dim]` of the features `[C, f]` that a draft reads; other models have none."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        wanted: Tensor | None = None,
+        context: Context | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm, `[T, dim]`, or of the `wanted` rows, `[R, dim]`."""
+        return self.capture(ids, positions, attend, (), wanted, context)[0]
+
+    def capture(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        layers: Collection[int] = (),
+        wanted: Tensor | None = None,
+        context: Context | None = None,
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Hidden states after the final norm, `[T, dim]`, of rows `ids i64[T]`; those of `layers`.
+
+        With `wanted i64[R]` those of these rows only, `[R, dim]`: the last block computes nothing
+        but the keys of the others. The hidden states `[T, dim]` that some layers put out come by
+        layer; those of the last one are taken after the final norm, as published drafts count them.
+        A `context` becomes keys and values only, which `attend` gets before those of the rows: it
+        is called with `q [T, H, D]` and `k, v [C + T, K, D]`.
+        """
+        x, behind = self.embed(ids), None
+        if context is not None:
+            behind, positions = self.fuse(context[0]), torch.cat((context[1], positions))
+        cos, sin = self.angles(positions, x.dtype)
+        captured: dict[int, Tensor] = {}
+        *blocks, last = self.blocks
+        for layer, block in enumerate(blocks):
+            x = block(x, cos, sin, attend, context=behind)
+            if layer in layers:
+                captured[layer] = x
+        if len(blocks) not in layers:
+            return self.norm(last(x, cos, sin, attend, wanted, behind)), captured
+        captured[len(blocks)] = x = self.norm(last(x, cos, sin, attend, context=behind))
+        return (x if wanted is None else x[wanted]), captured
 
     def initialise(self) -> None:
         """Draw the matrices and make the tables, once all parts are there."""
@@ -179,60 +209,27 @@ class Stack(nn.Module):
 
 
 class Transformer(Stack):
-    """A decoder of any family: ids and positions in, hidden states out.
-
-    It knows neither cache nor mask nor method; `attend` brings them.
-    """
+    """A decoder of any family: ids and positions in, hidden states out."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab, config.dim)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
-        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.unembedding: nn.Module | None = None
         if not config.tied:
-            self.unembedding = Linear(config.dim, config.vocab, bias=False)
+            self.unembedding = nn.Linear(config.dim, config.vocab, bias=False)
         self.initialise()
 
-    def forward(
-        self, ids: Tensor, positions: Tensor, attend: Attend, wanted: Tensor | None = None
-    ) -> Tensor:
-        """Hidden states after the final norm, `[T, dim]`, of rows `ids i64[T]`.
-
-        With `wanted i64[R]` those of these rows only, `[R, dim]`: the last block computes nothing
-        but the keys of the others.
-        """
-        hidden, _ = self.capture(ids, positions, attend, (), wanted)
-        return hidden
-
-    def capture(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        attend: Attend,
-        layers: Container[int],
-        wanted: Tensor | None = None,
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """The same, and the hidden states `[T, dim]` that some layers put out.
-
-        Those of the last layer are taken after the final norm, as published drafts count them.
-        """
-        x = self.embedding(ids)
-        cos, sin = self.angles(positions, x.dtype)
-        captured: dict[int, Tensor] = {}
-        *blocks, last = self.blocks
-        for layer, block in enumerate(blocks):
-            x = block(x, cos, sin, attend)
-            if layer in layers:
-                captured[layer] = x
-        if len(blocks) not in layers:
-            return self.norm(last(x, cos, sin, attend, wanted)), captured
-        captured[len(blocks)] = x = self.norm(last(x, cos, sin, attend))
-        return (x if wanted is None else x[wanted]), captured
+    def embed(self, ids: Tensor) -> Tensor:
+        """Rows `[T, dim]` of tokens `ids i64[T]`."""
+        rows: Tensor = self.embedding(ids)
+        return rows
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[..., vocab]` of hidden states `[..., dim]`."""
         if self.unembedding is None:
             return F.linear(hidden, self.embedding.weight)
-        return self.unembedding(hidden)
+        logits: Tensor = self.unembedding(hidden)
+        return logits

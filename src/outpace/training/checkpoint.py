@@ -3,98 +3,42 @@
 Data order and noise are functions of the seed and the step, so no generator's state is kept.
 """
 
+from __future__ import annotations
+
+import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from outpace.models.config import DraftConfig
-from outpace.models.draft import FeatureDraft
-from outpace.models.families import FAMILIES
-from outpace.models.load import (
-    family_of,
-    load_draft,
-    load_model,
-    resolve,
-    translate,
-)
-from outpace.models.rope import rotate
-from outpace.models.transformer import Transformer
+from outpace.training.folder import writing
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 
 
-def fresh(config: Mapping[str, Any], seed: int) -> Transformer:
-    """A model with random weights from the content of a `config.json`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Transformer(translate(config))
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come.
 
-
-def adapted(init: str, changes: Mapping[str, Any]) -> Transformer:
-    """The weights of a checkpoint under its `config.json` with some fields changed.
-
-    For a family that spells its configuration otherwise, the changes are a whole `config.json`.
-    Where the shift goes, queries are turned to look from the slot before their own.
+    Attributes:
+        step: the step that comes next.
+        sums: what was counted since the last line of metrics; see `Report.pending`.
     """
-    source = load_model(init)
-    if not changes:
-        return source
-    published, path = {**source.config.source, **changes}, resolve(init) / "config.json"
-    if family_of(published, path).names is not FAMILIES[source.config.family].names:
-        published = dict(changes)
-    model = Transformer(translate(published, path))
-    sizes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    weights = dict(source.named_parameters())
-    if sizes != {name: parameter.shape for name, parameter in weights.items()}:
-        raise ValueError(
-            f"the changes {dict(changes)} give {init!r} other tensors than it has weights for; "
-            "change only fields that keep their shapes"
-        )
-    model.load_state_dict(weights)
-    if model.config.shift < source.config.shift:
-        look_left(model)
-    return model
+
+    step: int = 0
+    sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
-@torch.no_grad()
-def look_left(model: Transformer) -> None:
-    """Turn the queries of all layers back by one position.
-
-    Under a shift the row before a slot predicts it, and has learnt at what distance to look. The
-    slot's own row, which predicts it without a shift, now looks at the same slots.
-    """
-    config = model.config
-    cos, sin = model.cos[1], -model.sin[1]
-    for name, parameter in model.named_parameters():
-        if ".qkv." in name:
-            heads = parameter[: config.heads * config.head_dim].unflatten(0, (config.heads, -1))
-            heads.copy_(rotate(heads.movedim(1, -1), cos, sin).movedim(-1, 1))
-
-
-def draft(
-    init: str | None, config: Mapping[str, Any], target: Transformer, seed: int
-) -> FeatureDraft:
-    """A draft for a target: that of a checkpoint, or one with random weights."""
-    if init is not None:
-        if config:
-            raise ValueError("a draft is trained on as it is; give [model] init or config")
-        return load_draft(init, target)
-    published = translate(config)
-    if not isinstance(published, DraftConfig):
-        raise ValueError(
-            f"[model] has a target, but {published.architecture} is no draft that reads features"
-        )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return FeatureDraft(published, target)
+class Unusable(Exception):
+    """Why a run cannot go on from a checkpoint."""
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -102,33 +46,78 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def save(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], step: int) -> None:
+def save(
+    folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], progress: Progress
+) -> None:
     """Write the checkpoint of a step, and drop all but the one before it."""
-    target = folder / f"step-{step:08d}"
+    target = folder / f"step-{progress.step:08d}"
     partial = folder / f".{target.name}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     weights = {name: parameter.detach().cpu() for name, parameter in trained(model).items()}
-    save_file(weights, partial / MODEL)
-    save_file(_flat(optimizers), partial / OPTIMIZER)
-    (partial / STATE).write_text(json.dumps({"step": step}))
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(partial, target)
-    for old in sorted(folder.glob("step-*"))[:-2]:
-        shutil.rmtree(old)
+    with writing(target):
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            save_file(weights, partial / MODEL)
+            save_file(flat(optimizers), partial / OPTIMIZER)
+            (partial / STATE).write_text(json.dumps(described(partial, progress)))
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(partial, target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        prune(folder, target)
 
 
-def newest(folder: Path) -> Path | None:
-    """The last whole checkpoint of a run."""
-    return max(folder.glob("step-*"), default=None)
+def prune(folder: Path, newest: Path) -> None:
+    """Drop all checkpoints but one and the one before it."""
+    ours = [path for path in checkpoints(folder) if re.fullmatch(r"step-\d{8,}", path.name)]
+    place = ours.index(newest)
+    for path in (*ours[: max(place - 1, 0)], *ours[place + 1 :]):
+        shutil.rmtree(path)
 
 
-def load(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
-    """Restore model and optimizers in place; the step that comes next."""
-    weights = load_file(path / MODEL)
-    own = trained(model)
+def described(path: Path, progress: Progress) -> dict[str, object]:
+    """What a checkpoint says of itself, the digests of its files among it."""
+    digests = {name: digest(path / name) for name in (MODEL, OPTIMIZER)}
+    return {"step": progress.step, "sums": dict(progress.sums), "digests": digests}
+
+
+def digest(path: Path) -> str:
+    """The digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """All that look like checkpoints of a run, the newest last."""
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def restore(
+    folder: Path,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    say: Callable[[str], None] = print,
+) -> Progress:
+    """Restore the last checkpoint that is whole, in place; those passed over for it are named."""
+    found = checkpoints(folder)
+    for path in reversed(found):
+        try:
+            return load(path, model, optimizers)
+        except Unusable as error:
+            say(f"{path} is passed over: {error}")
+    if found:
+        raise ValueError(
+            f"{folder} has no checkpoint to go on from; give another out, or delete that run"
+        )
+    return Progress()
+
+
+def load(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> Progress:
+    """Restore model and optimizers in place from a checkpoint; `Unusable` before any change."""
+    progress = verified(path)
+    weights, own = load_file(path / MODEL), trained(model)
     if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in own.items()}:
-        raise ValueError(f"{path} is of another model; give another out, or delete that run")
+        raise Unusable("it is of another model")
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(weights[name])
@@ -141,10 +130,27 @@ def load(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
                 state.setdefault(int(parameter_number), {})[name] = tensor
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
-    return int(json.loads((path / STATE).read_text())["step"])
+    return progress
 
 
-def _flat(optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+def verified(path: Path) -> Progress:
+    """How far a checkpoint has come; `Unusable` unless its files are those that were saved."""
+    try:
+        state = json.loads((path / STATE).read_text())
+        sums = {name: (float(total), float(over)) for name, (total, over) in state["sums"].items()}
+        progress, digests = Progress(int(state["step"]), sums), dict(state["digests"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Unusable(f"{STATE} is missing or damaged") from error
+    if path.name != f"step-{progress.step:08d}":
+        raise Unusable(f"it is of step {progress.step}")
+    for name in (MODEL, OPTIMIZER):
+        if not (path / name).is_file() or digest(path / name) != digests.get(name):
+            raise Unusable(f"{name} is missing or damaged")
+    return progress
+
+
+def flat(optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """The state of all optimizers by number of optimizer and parameter, and name."""
     return {
         f"{number}.{parameter}.{name}": tensor.detach().cpu().contiguous()
         for number, optimizer in enumerate(optimizers)

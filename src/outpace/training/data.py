@@ -1,5 +1,7 @@
 """Training examples by number: JSON lines, or problems that the zoo makes up on the fly."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -12,6 +14,7 @@ import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.zoo import story, table
+from outpace.zoo.problems import Problem
 
 STORY = "story:"
 PROBLEMS = {STORY: story.problems, "table:": table.problems}
@@ -26,10 +29,10 @@ class Example:
     """One tokenised example.
 
     Attributes:
-        prompt: Ids that are given.
-        response: Ids to learn, the end token included where there is one.
-        marks: Which response tokens stand between the marks of the data options.
-        ended: Whether the response ends; a cut text does not.
+        prompt: ids that are given.
+        response: ids to learn, the end token included where there is one.
+        marks: which response tokens stand between the marks of the data options.
+        ended: whether the response ends; a cut text does not.
     """
 
     prompt: list[int]
@@ -43,16 +46,16 @@ class Data:
     """Where examples come from.
 
     Attributes:
-        path: A file of JSON lines, `{"prompt", "response"}` or `{"messages": [...]}`, or problems
+        path: a file of JSON lines, `{"prompt", "response"}` or `{"messages": [...]}`, or problems
             of the zoo, `story:train` or `table:train`; or several of these. A response does not
             end where its line has the `finish_reason` "length".
-        turns: How many examples each of several paths gives before the next one does; 1 each.
-        drills: Share of stories replaced by a line of bare equations (`story:` only).
-        plain: Whether answers take the first wording of each sentence (`story:` only).
-        mark: A regular expression; the response tokens that it touches are marked, so that an
+        turns: how many examples each of several paths gives before the next one does; 1 each.
+        drills: share of stories replaced by a line of bare equations (`story:` only).
+        plain: whether answers take the first wording of each sentence (`story:` only).
+        mark: a regular expression; the response tokens that it touches are marked, so that an
             objective can weigh them more or start there.
-        end: The token that ends a response; the tokenizer's end-of-sequence by default.
-        longest: Examples are cut to this many tokens, or to what the model was made for.
+        end: the token that ends a response; the tokenizer's end-of-sequence by default.
+        longest: examples are cut to this many tokens, or to what the model was made for.
     """
 
     path: str | tuple[str, ...]
@@ -100,9 +103,9 @@ class Examples:
         self.data, self.tokenizer, self.seed = data, tokenizer, seed
         self.end = int(tokenizer.eos_token_id)
         if data.end is not None:
-            self.end = _token(tokenizer, data.end)
+            self.end = only_token(tokenizer, data.end)
         self.mark = None if data.mark is None else re.compile(data.mark)
-        self.sources = [_source(path, seed, data.plain) for path in data.paths]
+        self.sources = [source(path, seed, data.plain) for path in data.paths]
         # Of each example in a turn: its path, and its number among those of this path.
         self.turn = [(who, place) for who, n in enumerate(data.counts) for place in range(n)]
         for number in range(len(self.turn)):
@@ -116,10 +119,11 @@ class Examples:
         rng = np.random.default_rng([self.seed, number, 0])
         drills = self.data.drills if self.data.paths[who].startswith(STORY) else 0.0
         if drills and rng.random() < drills:
-            return self._example([], story.drill(Random(int(rng.integers(1 << 62)))))
-        return self._chat(*self.sources[who](place))
+            return self.example([], story.drill(Random(int(rng.integers(1 << 62)))))
+        return self.chat(*self.sources[who](place))
 
-    def _chat(self, messages: list[dict[str, str]], answer: str, ended: bool) -> Example:
+    def chat(self, messages: list[dict[str, str]], answer: str, ended: bool) -> Example:
+        """Tokenise a conversation, by the tokenizer's chat template where it has one."""
         if self.tokenizer.chat_template is None:
             prompt = "\n".join(message["content"] for message in messages)
         else:
@@ -128,9 +132,10 @@ class Examples:
                     messages, tokenize=False, add_generation_prompt=True
                 )
             )
-        return self._example(self._ids(prompt), answer, ended=ended)
+        ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        return self.example(list(ids), answer, ended=ended)
 
-    def _example(self, prompt: list[int], answer: str, *, ended: bool = False) -> Example:
+    def example(self, prompt: list[int], answer: str, *, ended: bool = False) -> Example:
         """Tokens of prompt and answer, cut where they are too long."""
         encoded = self.tokenizer(
             answer, add_special_tokens=False, return_offsets_mapping=self.mark is not None
@@ -146,9 +151,6 @@ class Examples:
             prompt, ended = prompt[-self.data.longest + 1 :], False
         return Example(prompt, response[:room], marks[:room], ended)
 
-    def _ids(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
 
 def touched(mark: re.Pattern[str], text: str, offsets: Sequence[tuple[int, int]]) -> list[bool]:
     """Which tokens, given their places in a text, a regular expression touches."""
@@ -156,17 +158,19 @@ def touched(mark: re.Pattern[str], text: str, offsets: Sequence[tuple[int, int]]
     return [any(a < end and start < b for a, b in spans) for start, end in offsets]
 
 
-def _source(path: str, seed: int, plain: bool) -> Callable[[int], Conversation]:
+def source(path: str, seed: int, plain: bool) -> Callable[[int], Conversation]:
+    """What gives the conversations of a path by number."""
     for kind, make in PROBLEMS.items():
         if path.startswith(kind):
             if path != f"{kind}train":
                 raise ValueError(f"{path!r} is not for training; use {kind}train")
             options = {"plain": plain} if kind == STORY else {}
-            return partial(_problem, partial(make, "train", 1, seed=seed, **options))
+            return partial(posed, partial(make, "train", 1, seed=seed, **options))
     return Lines(Path(path), seed).conversation
 
 
-def _problem(make: Callable[..., list[story.Problem]], number: int) -> Conversation:
+def posed(make: Callable[..., list[Problem]], number: int) -> Conversation:
+    """Problem number n as a conversation."""
     (problem,) = make(start=number)
     return [{"role": "user", "content": problem.question}], problem.answer, True
 
@@ -175,7 +179,8 @@ class Lines:
     """A file of JSON lines, shuffled anew each epoch."""
 
     def __init__(self, path: Path, seed: int) -> None:
-        self.path, self.seed, self.lines = path, seed, _read(path)
+        """Open the file."""
+        self.path, self.seed, self.lines = path, seed, lines_of(path)
         self.order = -1, np.arange(0)
 
     def conversation(self, number: int) -> Conversation:
@@ -185,32 +190,36 @@ class Lines:
             shuffle = np.random.default_rng([self.seed, epoch, 1])
             self.order = epoch, shuffle.permutation(len(self.lines))
         line = int(self.order[1][place])
-        return _conversation(self.lines[line], f"{self.path}:{line + 1}")
+        return conversation(self.lines[line], f"{self.path}:{line + 1}")
 
 
-def _token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+def only_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    """The token that a text is."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:
         raise ValueError(f"end {text!r} is {len(ids)} tokens of this tokenizer; name one token")
     return int(ids[0])
 
 
-def _read(path: Path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file, without empty ones at its end."""
     if not path.is_file():
         raise ValueError(f"no data at {str(path)!r}; give a file of JSON lines, or story:train")
-    lines = path.read_text(encoding="utf-8").splitlines()
-    while lines and not lines[-1].strip():
-        lines.pop()
-    if not lines:
+    try:
+        text = path.read_text(encoding="utf-8").rstrip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{str(path)!r} cannot be loaded as UTF-8: {error}") from error
+    if not text:
         raise ValueError(f"{str(path)!r} is empty; it needs at least one example")
-    return lines
+    # Not `splitlines`, which also cuts at characters that may stand in a JSON string.
+    return text.split("\n")
 
 
-def _conversation(line: str, where: str) -> Conversation:
+def conversation(line: str, where: str) -> Conversation:
     """Messages of a line, the answer to them, and whether that is whole."""
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON: {error}") from error
     ended = not isinstance(record, dict) or record.get("finish_reason") != "length"
     match record:

@@ -1,12 +1,14 @@
 """Training of low-rank updates (LoRA, Hu et al., 2021) of a model that stays as it is."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn import functional as F
 
 from outpace.models.adapter import LowRank
 from outpace.models.families import FAMILIES
@@ -19,10 +21,10 @@ class LoRA:
     """What is adapted, and how.
 
     Attributes:
-        rank: Of each update.
-        alpha: An update is scaled by alpha / rank.
-        dropout: Share of an update's inputs that are dropped in training.
-        targets: Published names of matrices, such as `q_proj`; all of attention by default.
+        rank: of each update.
+        alpha: an update is scaled by alpha / rank.
+        dropout: share of an update's inputs that are dropped in training.
+        targets: published names of matrices, such as `q_proj`; all of attention by default.
     """
 
     rank: int = 32
@@ -69,8 +71,8 @@ class Update(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """What is added to the matrix's output on rows `x [T, in]`."""
-        inner = functional.linear(self.dropout(x), self.down)
-        return functional.linear(inner, self.up) * self.scale
+        inner = F.linear(self.dropout(x), self.down)
+        return F.linear(inner, self.up) * self.scale
 
 
 class Adapted(nn.Module):

@@ -1,30 +1,27 @@
 """Masked tokens: a response on its canvas, and holes with the row that scores each."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.random import Generator
-from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.training.data import Example
-from outpace.training.rows import UNSCORED, Rows
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows
 
 
 @dataclass(frozen=True, slots=True)
-class Canvas:
+class Response:
     """A response, padded, and what each token of it is worth in the loss.
 
     Attributes:
-        tokens: i64[n], prompt excluded.
-        worth: f64[n].
-        marked: bool[n], see `Data.mark`.
-        ends: Length without what only pads.
+        tokens: `i64[n]`, prompt excluded.
+        worth: `f64[n]`.
+        marked: `bool[n]`, see `Data.mark`.
+        ends: length without what only pads.
     """
 
     tokens: Ints
@@ -33,7 +30,7 @@ class Canvas:
     ends: int
 
     @classmethod
-    def of(cls, tokens: Ints) -> "Canvas":
+    def of(cls, tokens: Ints) -> Response:
         """A response without padding or marks."""
         return cls(tokens, np.ones(len(tokens)), np.zeros(len(tokens), dtype=bool), len(tokens))
 
@@ -48,7 +45,7 @@ def padded(
     *,
     mark_weight: float = 1.0,
     end_weight: float = 1.0,
-) -> Canvas:
+) -> Response:
     """Pad a response that ends with its end token to a length drawn between two bounds."""
     response, length = example.response, len(example.response)
     worth = [mark_weight if mark else 1.0 for mark in example.marks]
@@ -58,7 +55,7 @@ def padded(
     padding = length - len(response)
     tokens = np.array([*response, *[response[-1]] * padding])
     marked = np.array([*example.marks, *[False] * padding])
-    return Canvas(tokens, np.array([*worth, *[end_weight] * padding]), marked, len(response))
+    return Response(tokens, np.array([*worth, *[end_weight] * padding]), marked, len(response))
 
 
 def check_canvas(bounds: tuple[int, int] | None) -> None:

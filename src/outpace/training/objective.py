@@ -1,5 +1,8 @@
 """Objective: how an example becomes rows, and how rows are scored."""
 
+from __future__ import annotations
+
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
@@ -7,14 +10,14 @@ from typing import ClassVar, Self
 import torch
 from numpy.random import Generator
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import functional as F
 
-from outpace.attention.ranges import RangesAttention
 from outpace.models.config import ModelConfig
 from outpace.models.draft import FeatureDraft
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example
 from outpace.training.rows import UNSCORED, Rows
+from outpace.training.sights import hidden_states
 
 
 @dataclass(slots=True)
@@ -22,8 +25,8 @@ class Loss:
     """A sum over rows, and the metrics reported with it.
 
     Attributes:
-        total: Weighted sum over the rows; the trainer divides it by their mass.
-        metrics: Name to (sum, count); their quotient over all processes is what is reported.
+        total: weighted sum over the rows; the trainer divides it by their mass.
+        metrics: name to (sum, count); their quotient over all processes is what is reported.
     """
 
     total: Tensor
@@ -62,8 +65,21 @@ class Objective:
 
     def loss(self, models: Models, rows: Rows) -> Loss:
         """Weighted cross-entropy of the scored rows."""
-        attend = RangesAttention(rows.ranges)
-        return cross_entropy(models.trained, models.trained(rows.ids, rows.positions, attend), rows)
+        return cross_entropy(models.trained, hidden_states(models.trained, rows), rows)
+
+
+def check_shares(**options: float) -> None:
+    """Raise `ValueError` for options that are no share."""
+    for name, value in options.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} is a share between 0 and 1, not {value}")
+
+
+def check_weights(**options: float) -> None:
+    """Raise `ValueError` for weights and counts that are negative or no number."""
+    for name, value in options.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} must not be negative, not {value}; give a number from 0 on")
 
 
 def scored(rows: Rows) -> Tensor:
@@ -85,7 +101,7 @@ def cross_entropy(
     labels = rows.labels[places]
     logits = model.head(hidden[places]).float()
     learnt = labels if targets is None else targets
-    losses = functional.cross_entropy(logits, learnt, reduction="none")
+    losses = F.cross_entropy(logits, learnt, reduction="none")
     hits = (logits.detach().argmax(dim=-1) == labels).sum()
     counts = torch.tensor(float(len(places)), device=hidden.device)
     return Loss((losses * rows.weights[places]).sum(), {"accuracy": (hits.float(), counts)})

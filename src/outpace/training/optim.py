@@ -1,5 +1,7 @@
 """Optimizers and the schedule of their learning rate."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from torch import nn
@@ -12,13 +14,13 @@ class Optim:
 
     Attributes:
         optimizer: `adamw`, or `muon` (Jordan et al., 2024) for matrices and AdamW for the rest.
-        lr: Largest learning rate; Muon's updates are scaled to AdamW's size, so one serves both.
-        warmup: Steps over which the rate rises from zero.
-        decay: Share of the steps, at the end, over which it falls to zero.
-        weight_decay: Decoupled decay of matrices.
-        betas: Of AdamW.
-        momentum: Of Muon.
-        clip: Largest norm of the gradient; 0 leaves it alone.
+        lr: largest learning rate; Muon's updates are scaled to AdamW's size, so one serves both.
+        warmup: steps over which the rate rises from zero.
+        decay: share of the steps, at the end, over which it falls to zero.
+        weight_decay: decoupled decay of matrices.
+        betas: of AdamW.
+        momentum: of Muon.
+        clip: largest norm of the gradient; 0 leaves it alone.
     """
 
     optimizer: str = "adamw"

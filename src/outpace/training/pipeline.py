@@ -1,27 +1,28 @@
 """The blocks of many responses, as pipelined decoding appends and fills them."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from outpace.attention.ranges import documents
+from outpace.decoding.blocks import ACTIVATE, ADD, taken
 from outpace.training.rows import UNSCORED, Rows
-
-ADD, ACTIVATE = 0.1, 0.95
-"""Shares of a block that are filled when the next one is appended, and when it is forced."""
 
 
 class Pipeline:
     """Responses that are nothing but holes at first; what is filled is the true token.
 
     Attributes:
-        places: Rows that score the holes, `i64[holes]`.
-        number: Block of each of them.
-        sizes: Holes of each block, `i64[blocks]`.
-        leads: Which blocks are the first of their response, `bool[blocks]`.
-        left: Which holes are still there, `bool[holes]`.
-        appended: Which blocks are there, `bool[blocks]`.
+        places: `i64[holes]`, rows that score the holes.
+        number: `i64[holes]`, block of each of them.
+        sizes: `i64[blocks]`, holes of each block.
+        leads: `bool[blocks]`, which blocks are the first of their response.
+        left: `bool[holes]`, which holes are still there.
+        appended: `bool[blocks]`, which blocks are there.
+        open: `i64[scored]`, the holes that the last state scores.
     """
 
     def __init__(self, rows: Rows, shift: int) -> None:
@@ -59,16 +60,14 @@ class Pipeline:
         return replace(self.rows, ids=ids, labels=labels, weights=weights)
 
     def fill(self, scores: Tensor, confidence: float) -> None:
-        """Fill the holes that decoding fills at these scores of the state's, `f32[scored]`.
-
-        Those above `confidence`; in a block without any the best one, if the block before it is
-        all but filled.
-        """
-        number = self.number[self.open]
-        forced = self.leads | (self.filled() >= ACTIVATE).roll(1)
-        best = scores.new_zeros(len(self.sizes)).scatter_reduce(0, number, scores, "amax")[number]
-        alone = (scores == best) & (best <= confidence) & forced[number]
-        self.left[self.open[(scores > confidence) | alone]] = False
+        """Fill the holes that decoding fills at these scores of the state's, `f32[scored]`."""
+        forced = (self.leads | (self.filled() >= ACTIVATE).roll(1)).tolist()
+        counts = self.number[self.open].bincount(minlength=len(self.sizes)).tolist()
+        for holes, sure, must in zip(
+            self.open.split(counts), scores.cpu().split(counts), forced, strict=True
+        ):
+            chosen = taken(sure.numpy(), sure.numpy(), confidence, forced=must)
+            self.left[holes[torch.from_numpy(chosen)]] = False
 
     def filled(self) -> Tensor:
         """Share of each block that is filled, `f32[blocks]`."""

@@ -1,4 +1,6 @@
-"""Recipes: one TOML file a trained checkpoint, and the processes that train it."""
+"""Recipes: one TOML file for each trained checkpoint, and the processes that train it."""
+
+from __future__ import annotations
 
 import argparse
 import os
@@ -15,8 +17,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_model
 from outpace.models.transformer import Transformer
-from outpace.training import checkpoint
+from outpace.training import weights
 from outpace.training.data import Data
+from outpace.training.folder import alone
 from outpace.training.lora import LoRA
 from outpace.training.objective import Objective
 from outpace.training.objectives import OBJECTIVES
@@ -29,11 +32,11 @@ class Model:
     """Where the weights begin.
 
     Attributes:
-        init: Folder or name of the checkpoint to start from; without it, weights are random.
-        config: Content of a `config.json`, or the fields of init's to change.
-        tokenizer: Folder or name of the tokenizer; init's or target's by default. A path starts
+        init: folder or name of the checkpoint to start from; without it, weights are random.
+        config: content of a `config.json`, or the fields of init's to change.
+        tokenizer: folder or name of the tokenizer; init's or target's by default. A path starts
             at the working directory.
-        target: Folder or name of the model that a draft is made for, which only looks on.
+        target: folder or name of the model that a draft is made for, which only looks on.
     """
 
     init: str | None = None
@@ -62,15 +65,15 @@ class Recipe:
         """The trainer of this recipe."""
         model = self.model
         others = {} if model.target is None else {"target": load_model(model.target)}
-        weights: Transformer | FeatureDraft
+        begun: Transformer | FeatureDraft
         if others:
-            weights = checkpoint.draft(model.init, model.config, others["target"], self.train.seed)
+            begun = weights.draft(model.init, model.config, others["target"], self.train.seed)
         elif model.init is None:
-            weights = checkpoint.fresh(model.config, self.train.seed)
+            begun = weights.fresh(model.config, self.train.seed)
         else:
-            weights = checkpoint.adapted(model.init, model.config)
+            begun = weights.adapted(model.init, model.config)
         return Trainer(
-            weights,
+            begun,
             self.objective,
             data=self.data,
             out=self.out,
@@ -92,28 +95,30 @@ SECTIONS: dict[str, type[Any]] = {
 }
 
 
-def read(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe, change what the overrides `key=value` say, and check every key."""
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Load a recipe, change what the overrides `key=value` say, and check every key."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"no recipe at {str(path)!r}; give the path of a TOML file")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
-    objective = table.setdefault("objective", {})
+    objective, known = table.setdefault("objective", {}), [*SECTIONS, "objective"]
+    if loose := [name for name in known if not isinstance(table.get(name, {}), dict)]:
+        raise ValueError(f"{path}: {loose[0]} is a section; write its keys under [{loose[0]}]")
     for override in overrides:
-        _override(table, override)
-    _known(str(path), table, [*SECTIONS, "objective", "out"])
+        change(table, override)
+    refuse_unknown(str(path), table, [*known, "out"])
     name = objective.pop("name", None)
     if name not in OBJECTIVES:
         raise ValueError(f"objective {name!r} is unknown; known are {', '.join(OBJECTIVES)}")
-    built = {key: _section(key, kind, table.get(key, {})) for key, kind in SECTIONS.items()}
+    built = {key: build(key, kind, table.get(key, {})) for key, kind in SECTIONS.items()}
     if "adapter" not in table:
         built["adapter"] = None
     return Recipe(
         **built,
-        objective=_section("objective", OBJECTIVES[name], objective),
+        objective=build("objective", OBJECTIVES[name], objective),
         out=str(table.get("out", f"runs/{path.stem}")),
     )
 
@@ -122,10 +127,12 @@ def train(path: str | Path, overrides: Sequence[str] = (), processes: int = 1) -
     """Train a recipe to its end and export it to `out`/export; a stopped run goes on."""
     if processes < 1:
         raise ValueError(f"processes must be at least 1, not {processes}")
-    recipe = read(path, overrides)
+    recipe = load(path, overrides)
     recipe.train.share(processes)
     if processes > 1:
-        _launch(path, overrides, processes)
+        with alone(Path(recipe.out)):  # refused here, and not by one of the processes
+            pass
+        launch(path, overrides, processes)
         return
     trainer = recipe.trainer()
     trainer.fit()
@@ -133,7 +140,8 @@ def train(path: str | Path, overrides: Sequence[str] = (), processes: int = 1) -
     trainer.close()
 
 
-def _launch(path: str | Path, overrides: Sequence[str], processes: int) -> None:
+def launch(path: str | Path, overrides: Sequence[str], processes: int) -> None:
+    """Train a recipe in processes of their own, all of which run this module."""
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -147,12 +155,12 @@ def _launch(path: str | Path, overrides: Sequence[str], processes: int) -> None:
     if not torch.accelerator.is_available():
         # Threads of several processes would wait for one another at every operation.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    launch = elastic_launch(config, sys.executable)
-    launch("-m", "outpace.training.recipe", str(path), *overrides)
+    elastic_launch(config, sys.executable)("-m", "outpace.training.recipe", str(path), *overrides)
 
 
-def _section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
-    _known(f"[{name}]", table, [f.name for f in fields(kind)])
+def build(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
+    """What a section says."""
+    refuse_unknown(f"[{name}]", table, [f.name for f in fields(kind)])
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
     try:
         return kind(**values)
@@ -160,12 +168,13 @@ def _section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
         raise ValueError(f"[{name}]: {error}") from error
 
 
-def _known(where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+def refuse_unknown(where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise `ValueError` for keys that nobody reads."""
     if unknown := sorted(set(table) - set(known)):
         raise ValueError(f"{where}: unknown {', '.join(unknown)}; known are {', '.join(known)}")
 
 
-def _override(table: dict[str, Any], override: str) -> None:
+def change(table: dict[str, Any], override: str) -> None:
     """Set one dotted key; a bare one is looked up in the sections."""
     key, equals, text = override.partition("=")
     if not equals or not key:
@@ -176,7 +185,7 @@ def _override(table: dict[str, Any], override: str) -> None:
         value = text
     *sections, last = key.split(".")
     if not sections and last != "out":
-        sections = _owners(table, last)
+        sections = owners(table, last)
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
@@ -184,14 +193,15 @@ def _override(table: dict[str, Any], override: str) -> None:
     table[last] = value
 
 
-def _owners(table: Mapping[str, Any], key: str) -> list[str]:
+def owners(table: Mapping[str, Any], key: str) -> list[str]:
+    """The one section that has a key."""
     kinds = {**SECTIONS, "objective": OBJECTIVES.get(table["objective"].get("name"), Objective)}
-    owners = [name for name, kind in kinds.items() if key in {f.name for f in fields(kind)}]
-    if len(owners) != 1:
+    found = [name for name, kind in kinds.items() if key in {f.name for f in fields(kind)}]
+    if len(found) != 1:
         known = ", ".join(f"{name}.{f.name}" for name, kind in kinds.items() for f in fields(kind))
-        problem = f"is ambiguous ({', '.join(owners)})" if owners else "is unknown"
+        problem = f"is ambiguous ({', '.join(found)})" if found else "is unknown"
         raise ValueError(f"{key!r} {problem}; known are out, objective.name, {known}")
-    return owners
+    return found
 
 
 def main() -> None:

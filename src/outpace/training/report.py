@@ -1,6 +1,9 @@
 """What a run writes about itself: where it came from, and a line of metrics now and then."""
 
+from __future__ import annotations
+
 import json
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +16,8 @@ from rich.console import Console
 from torch import Tensor
 
 from outpace.provenance import provenance
+from outpace.training.checkpoint import Progress, checkpoints
+from outpace.training.folder import write_whole, writing
 
 RUN = "run.json"
 FREE = {"out", "train.steps", "train.log_every", "train.save_every", "train.accumulation"}
@@ -25,25 +30,26 @@ class Report:
         self,
         out: Path,
         accelerator: Accelerator,
-        first: int,
+        begun: Progress,
         steps: int,
         settings: Mapping[str, Any],
         parameters: int,
     ) -> None:
         """Write `run.json` and drop metrics of steps that are done again."""
-        self.accelerator, self.first, self.steps = accelerator, first, steps
+        self.accelerator, self.first, self.steps = accelerator, begun.step, steps
         self.metrics, self.console = out / "metrics.jsonl", Console(highlight=False)
         self.loss = float("nan")
         self.begun = self.since = time.perf_counter()
-        self.sums: dict[str, list[Tensor]] = {}
+        # One process goes on with what all had counted; those of the others are zeros.
+        mine = torch.tensor(float(accelerator.is_main_process), device=accelerator.device)
+        self.sums = {name: [mine * part for part in pair] for name, pair in begun.sums.items()}
         if accelerator.is_main_process:
-            out.mkdir(parents=True, exist_ok=True)
             facts = {**origin(accelerator), "parameters": parameters, "settings": settings}
-            (out / RUN).write_text(json.dumps(facts, indent=2) + "\n")
-            _rewind(self.metrics, first)
+            write_whole(out / RUN, json.dumps(facts, indent=2) + "\n")
+            rewind(self.metrics, begun.step)
             self.console.print(json.dumps(settings), soft_wrap=True)
-            if first:
-                self.console.print(f"goes on after step {first}")
+            if begun.step:
+                self.console.print(f"goes on after step {begun.step}")
 
     def add(
         self, total: Tensor, mass: Tensor, metrics: Mapping[str, tuple[Tensor, Tensor]], rows: int
@@ -56,10 +62,7 @@ class Report:
 
     def write(self, step: int, rate: float) -> None:
         """Reduce what was counted, write it, and begin anew."""
-        names = sorted(self.sums)
-        flat = torch.stack([part for name in names for part in self.sums[name]])
-        values = self.accelerator.reduce(flat, reduction="sum").view(-1, 2).tolist()
-        sums = dict(zip(names, values, strict=True))
+        sums = self.reduced()
         now = time.perf_counter()
         rows, seconds, self.since = sums.pop("rows")[0], now - self.since, now
         means = {name: value / max(over, 1e-9) for name, (value, over) in sums.items()}
@@ -68,7 +71,7 @@ class Report:
         if not self.accelerator.is_main_process:
             return
         line = {"step": step, **means, "lr": rate, "rows_per_second": rows / seconds}
-        with self.metrics.open("a") as file:
+        with writing(self.metrics), self.metrics.open("a") as file:
             file.write(json.dumps({**line, "seconds": now - self.begun}) + "\n")
         text = "  ".join(f"{name} {value:.4f}" for name, value in sorted(means.items()))
         self.console.print(
@@ -77,13 +80,35 @@ class Report:
             soft_wrap=True,
         )
 
+    def pending(self) -> dict[str, tuple[float, float]]:
+        """What was counted since the last line, for a run that goes on from here."""
+        # Rows are left out: they are there for the speed, which begins anew.
+        return {name: pair for name, pair in self.reduced().items() if name != "rows"}
+
+    def reduced(self) -> dict[str, tuple[float, float]]:
+        """The sums over all processes."""
+        if not self.sums:
+            return {}
+        names = sorted(self.sums)
+        flat = torch.stack([part for name in names for part in self.sums[name]])
+        values = self.accelerator.reduce(flat, reduction="sum").view(-1, 2).tolist()
+        return {name: (total, over) for name, (total, over) in zip(names, values, strict=True)}
+
 
 def refuse_other(out: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run whose settings decided other numbers."""
-    if not (out / RUN).is_file() or not any(out.glob("checkpoints/step-*")):
+    """Refuse what is no folder, and to go on with a run whose settings decided other numbers."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is no folder; give another out")
+    if not checkpoints(out / "checkpoints"):
         return
-    before = _leaves(json.loads((out / RUN).read_text())["settings"])
-    now = _leaves(json.loads(json.dumps(settings)))
+    try:
+        before = leaves(json.loads((out / RUN).read_text())["settings"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{out / RUN} is missing or damaged, so there is no telling which run {out} holds; "
+            "give another out, or delete that run"
+        ) from error
+    now = leaves(json.loads(json.dumps(settings)))
     changed = [
         f"{key} {before[key]!r} (now {now[key]!r})"
         for key in sorted(before.keys() & now.keys() - FREE)
@@ -106,16 +131,25 @@ def origin(accelerator: Accelerator) -> dict[str, Any]:
     }
 
 
-def _rewind(path: Path, step: int) -> None:
+def rewind(path: Path, step: int) -> None:
+    """Drop the lines of later steps, and one that was cut off."""
     if path.is_file():
         lines = path.read_text().splitlines()
-        kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
-        path.write_text("".join(f"{line}\n" for line in kept))
+        write_whole(path, "".join(f"{line}\n" for line in lines if logged(line) <= step))
 
 
-def _leaves(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
+def logged(line: str) -> float:
+    """The step of a line of metrics; beyond all where it was cut off."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def leaves(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What stands in nested tables, by dotted names."""
+    found: dict[str, Any] = {}
     for key, value in table.items():
         name = f"{prefix}{key}"
-        leaves |= _leaves(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return leaves
+        found |= leaves(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return found

@@ -1,10 +1,20 @@
 """Rows: what an objective makes of an example, and what a packed batch is made of."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from outpace.attention.ranges import causal
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 UNSCORED = -100
 
@@ -14,12 +24,12 @@ class Rows:
     """T rows of one or more documents on one flat axis.
 
     Attributes:
-        ids: i64[T].
-        positions: i64[T], rotary positions.
-        ranges: i32[T, 2, 2], at most two half-open key ranges a row.
-        labels: i64[T], the target of the row itself (the model's shift is already applied).
-        weights: f32[T], weight of a scored row in the loss.
-        mass: What the weights sum to on average; the loss is divided by it.
+        ids: `i64[T]`.
+        positions: `i64[T]`, rotary positions.
+        ranges: `i32[T, 2, 2]`, at most two half-open ranges of keys per row.
+        labels: `i64[T]`, the target of the row itself (the model's shift is already applied).
+        weights: `f32[T]`, weight of a scored row in the loss.
+        mass: what the weights sum to on average; the loss is divided by it.
     """
 
     ids: Tensor
@@ -32,16 +42,23 @@ class Rows:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def to(self, device: torch.device) -> "Rows":
+    def to(self, device: torch.device) -> Rows:
         """The same rows on a device; the ranges stay on the host, where they are cut."""
-        return Rows(
-            ids=self.ids.to(device),
-            positions=self.positions.to(device),
-            ranges=self.ranges,
-            labels=self.labels.to(device),
-            weights=self.weights.to(device),
-            mass=self.mass,
-        )
+        moved = ("ids", "positions", "labels", "weights")
+        return replace(self, **{name: getattr(self, name).to(device) for name in moved})
+
+
+def next_tokens(tokens: Ints, worth: Floats) -> Rows:
+    """A text as it stands; each row scores the next token, where that is worth something."""
+    targets = np.where(worth > 0, tokens, UNSCORED)
+    return Rows(
+        ids=torch.from_numpy(tokens),
+        positions=torch.arange(len(tokens)),
+        ranges=causal(len(tokens)),
+        labels=torch.from_numpy(np.append(targets[1:], UNSCORED)),
+        weights=torch.from_numpy(np.append(worth[1:], 0.0).astype(np.float32)),
+        mass=float(worth[1:].sum()),
+    )
 
 
 def join(parts: Sequence[Rows]) -> Rows:

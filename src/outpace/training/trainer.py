@@ -1,7 +1,10 @@
 """The loop: rows in, gradients averaged over processes, a checkpoint now and then."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +23,7 @@ from outpace.models.load import load_model, load_tokenizer, resolve, save_model
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint, lora, report
 from outpace.training.data import Data, Examples
+from outpace.training.folder import alone, writing
 from outpace.training.lora import LoRA
 from outpace.training.objective import Models, Objective
 from outpace.training.optim import Optim
@@ -43,13 +47,13 @@ class Loop:
     """How long and in what portions a run trains.
 
     Attributes:
-        steps: Updates of the weights.
-        batch: Examples an update, over all processes.
-        accumulation: Portions in which a process feeds its share of them.
-        seed: Of the data order, the noise and fresh weights.
+        steps: updates of the weights.
+        batch: examples per update, over all processes.
+        accumulation: portions in which a process feeds its share of them.
+        seed: of the data order, the noise and fresh weights.
         precision: `no` (the dtype of the weights) or `bf16` (autocast).
-        log_every: Steps between lines of the log.
-        save_every: Steps between checkpoints.
+        log_every: steps between lines of the log.
+        save_every: steps between checkpoints.
     """
 
     steps: int = 1000
@@ -115,33 +119,33 @@ class Trainer:
         """Refuse what does not fit together, before any work.
 
         Args:
-            model: A folder, a name, or a model in memory (then `tokenizer` names its folder).
-            adapter: Train low-rank updates instead of the weights; they are what is exported.
-            others: Models by role that the objective looks at and that are not trained; the
+            model: a folder, a name, or a model in memory (then `tokenizer` names its folder).
+            adapter: train low-rank updates instead of the weights; they are what is exported.
+            others: models by role that the objective looks at and that are not trained; the
                 target of a draft is the one that the draft was made with.
-            source: What the provenance says of the model; its name or configuration by default.
-            options: Fields of `Loop` and `Optim`, by name.
+            source: what the provenance says of the model; its name or configuration by default.
+            options: fields of `Loop` and `Optim`, by name.
         """
-        self.loop, self.optim = _options(loop or Loop(), optim or Optim(), options)
+        self.loop, self.optim = with_options(loop or Loop(), optim or Optim(), options)
         if not isinstance(model, str) and tokenizer is None:
             raise ValueError("a model in memory needs tokenizer, the folder of its tokenizer")
         self.tokenizer = resolve(tokenizer if tokenizer is not None else str(model))
         self.data = Data(path=data) if isinstance(data, str) else data
         self.model = load_model(model) if isinstance(model, str) else model
-        others = _others(objective, others or {})
+        others = onlookers(objective, others or {})
         every = (self.model, *others.values())
         longest = min(self.data.longest, *(known.config.max_length for known in every))
         cut = replace(self.data, longest=longest)
-        self.examples = Examples(cut, _tokenizer(self.tokenizer), self.loop.seed)
+        self.examples = Examples(cut, tokenizer_of(self.tokenizer), self.loop.seed)
         self.objective = objective.bind(self.model.config)
         self.adapter = adapter
         self.out = Path(out)
         named = {"init": model} if isinstance(model, str) else dict(self.model.config.source)
-        self.settings = self._settings(source or named)
+        self.settings = self.described(source or named)
         report.refuse_other(self.out, self.settings)
-        self.accelerator = _accelerator()
+        self.accelerator = new_accelerator()
         self.loop.share(self.accelerator.num_processes)
-        others = {**self._teachers(), **others}
+        others = {**self.teachers(), **others}
         if adapter is None:
             self.model.requires_grad_(True)
         else:
@@ -155,36 +159,41 @@ class Trainer:
 
     def fit(self, steps: int | None = None) -> float:
         """Train up to a number of steps; the loss of the last logged ones."""
-        steps = steps or self.loop.steps
-        folder = self.out / "checkpoints"
-        path = checkpoint.newest(folder)
-        first = 0 if path is None else checkpoint.load(path, self.model, self.optimizers)
+        with alone(self.out) if self.accelerator.is_main_process else nullcontext():
+            return self.go_on(steps or self.loop.steps)
+
+    def go_on(self, steps: int) -> float:
+        """Train from the last checkpoint on."""
+        folder, say = self.out / "checkpoints", self.accelerator.print
+        begun = checkpoint.restore(folder, self.model, self.optimizers, say)
         size = sum(parameter.numel() for parameter in self.model.parameters())
-        log = Report(self.out, self.accelerator, first, steps, self.settings, size)
-        for step in range(first, steps):
-            log.add(*self._step(step, steps))
+        log = Report(self.out, self.accelerator, begun, steps, self.settings, size)
+        for step in range(begun.step, steps):
+            log.add(*self.update(step, steps))
             if (step + 1) % self.loop.log_every == 0 or step + 1 == steps:
                 log.write(step + 1, self.optim.rate(step, steps))
             if (step + 1) % self.loop.save_every == 0 or step + 1 == steps:
+                progress = checkpoint.Progress(step + 1, log.pending())
                 if self.accelerator.is_main_process:
-                    checkpoint.save(folder, self.model, self.optimizers, step + 1)
+                    checkpoint.save(folder, self.model, self.optimizers, progress)
                 self.accelerator.wait_for_everyone()
         return log.loss
 
     def export(self, folder: str | Path) -> None:
         """Write the model in its published format, with its tokenizer (a draft has none)."""
         if self.accelerator.is_main_process:
-            if self.adapter is None:
-                save_model(self.model, folder)
-            else:
-                config = self.adapter.config(self.model, self.settings["model"].get("init"))
-                save_adapter(folder, lora.updates(self.model), config)
-            for name in TOKENIZER_FILES if isinstance(self.model, Transformer) else ():
-                if (self.tokenizer / name).is_file():
-                    shutil.copyfile(self.tokenizer / name, Path(folder) / name)
+            with writing(Path(folder)):
+                if self.adapter is None:
+                    save_model(self.model, folder)
+                else:
+                    config = self.adapter.config(self.model, self.settings["model"].get("init"))
+                    save_adapter(folder, lora.updates(self.model), config)
+                for name in TOKENIZER_FILES if isinstance(self.model, Transformer) else ():
+                    if (self.tokenizer / name).is_file():
+                        shutil.copyfile(self.tokenizer / name, Path(folder) / name)
         self.accelerator.wait_for_everyone()
 
-    def _teachers(self) -> dict[str, Transformer]:
+    def teachers(self) -> dict[str, Transformer]:
         """The model as it starts; it shares the weights where those are to stay as they are."""
         if not self.objective.taught:
             return {}
@@ -196,21 +205,21 @@ class Trainer:
         """Leave the group of processes."""
         self.accelerator.end_training()
 
-    def _step(self, step: int, steps: int) -> tuple[Tensor, Tensor, dict[str, Any], int]:
+    def update(self, step: int, steps: int) -> tuple[Tensor, Tensor, dict[str, Any], int]:
         """One update; the summed loss, its mass, metrics and rows of this process."""
         rate = self.optim.rate(step, steps)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
-        batches = self._batches(step)
+        batches = self.batches(step)
         mass = torch.tensor(sum(rows.mass for rows in batches), device=self.accelerator.device)
         everyone = self.accelerator.reduce(mass.clone(), reduction="mean")
         total = torch.zeros((), device=self.accelerator.device)
         metrics: dict[str, Any] = {}
         for rows in batches[:-1]:
             with self.accelerator.no_sync(self.scored):
-                total += self._backward(rows, everyone, metrics)
-        total += self._backward(batches[-1], everyone, metrics)
+                total += self.backward(rows, everyone, metrics)
+        total += self.backward(batches[-1], everyone, metrics)
         if self.optim.clip:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.optim.clip)
         for optimizer in self.optimizers:
@@ -218,7 +227,8 @@ class Trainer:
             optimizer.zero_grad()
         return total, mass, metrics, sum(len(rows) for rows in batches)
 
-    def _backward(self, rows: Rows, mass: Tensor, metrics: dict[str, Any]) -> Tensor:
+    def backward(self, rows: Rows, mass: Tensor, metrics: dict[str, Any]) -> Tensor:
+        """Add the gradient of one portion; its summed loss."""
         # Gradients are averaged over processes, so dividing by the mean mass gives one big batch's.
         loss: Tensor
         loss, parts = self.scored(rows.to(self.accelerator.device))
@@ -228,7 +238,7 @@ class Trainer:
             metrics[name] = old[0] + value.detach(), old[1] + count
         return loss.detach()
 
-    def _batches(self, step: int) -> list[Rows]:
+    def batches(self, step: int) -> list[Rows]:
         """The rows of this process in a step: a function of the seed, the step and its rank."""
         processes, rank = self.accelerator.num_processes, self.accelerator.process_index
         numbers = range(step * self.loop.batch + rank, (step + 1) * self.loop.batch, processes)
@@ -239,7 +249,7 @@ class Trainer:
         size = self.loop.share(processes)
         return [pack(parts[i : i + size]) for i in range(0, len(parts), size)]
 
-    def _settings(self, model: Mapping[str, Any]) -> dict[str, Any]:
+    def described(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """All that decides the run, for the log, the provenance and the check of a resume."""
         return {
             "model": dict(model),
@@ -252,14 +262,15 @@ class Trainer:
         }
 
 
-def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder; `ValueError` where there is none."""
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer.json; give tokenizer, a folder that has one")
     return tokenizer
 
 
-def _others(objective: Objective, others: Mapping[str, Transformer]) -> dict[str, Transformer]:
+def onlookers(objective: Objective, others: Mapping[str, Transformer]) -> dict[str, Transformer]:
     """The models that only look on; `ValueError` unless they are those that the objective needs."""
     if set(others) != set(objective.roles):
         raise ValueError(
@@ -269,7 +280,8 @@ def _others(objective: Objective, others: Mapping[str, Transformer]) -> dict[str
     return dict(others)
 
 
-def _options(loop: Loop, optim: Optim, options: Mapping[str, Any]) -> tuple[Loop, Optim]:
+def with_options(loop: Loop, optim: Optim, options: Mapping[str, Any]) -> tuple[Loop, Optim]:
+    """The settings with the fields that options name changed."""
     known: Sequence[str] = [*asdict(loop), *asdict(optim)]
     if unknown := sorted(set(options) - set(known)):
         raise ValueError(f"unknown options {', '.join(unknown)}; known are {', '.join(known)}")
@@ -279,7 +291,8 @@ def _options(loop: Loop, optim: Optim, options: Mapping[str, Any]) -> tuple[Loop
     )
 
 
-def _accelerator() -> Accelerator:
+def new_accelerator() -> Accelerator:
+    """What runs the processes, on the device that there is."""
     kwargs = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
     cpu = not torch.accelerator.is_available()
     accelerator = Accelerator(cpu=cpu, kwargs_handlers=[kwargs])

@@ -5,6 +5,8 @@ with wordings of its sentence. Every equation comes from one small table, so a p
 looking up equations that agree with the quantities known so far.
 """
 
+from __future__ import annotations
+
 import json
 import re
 import sys
@@ -16,12 +18,12 @@ from importlib.resources import files
 from itertools import product
 from random import Random
 from typing import Any
-from zlib import crc32
+
+from outpace.zoo.problems import Problem, Splits
 
 Equation = tuple[int, int, int]
 
-SPLITS = ("train", "test", "unseen")
-TEST_EVERY = 50  # one question of so many belongs to the test split
+SPLITS = Splits(("train", "test", "unseen"), test_every=50)
 TOTAL = 70  # sums end here: a small model can learn every equation
 
 HE = "Tom Ben Sam Max Leo Dan Tim Jack Adam Paul Mark Luke Omar Ivan Hugo Noah Eric Finn Carl Ravi"
@@ -29,19 +31,6 @@ SHE = "Amy Eva Mia Zoe Ann Lucy Kate Emma Sara Nina Rosa Lena Jane Ella Lily May
 PRONOUNS = dict.fromkeys(HE.split(), ("he", "his", "him"))
 PRONOUNS |= dict.fromkeys(SHE.split(), ("she", "her", "her"))
 NAMES = tuple(PRONOUNS)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A question and its worked answer, which ends in `#### ` and the result."""
-
-    question: str
-    answer: str
-
-    @property
-    def final(self) -> str:
-        """The result: what stands after `#### `."""
-        return self.answer.rpartition("#### ")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +62,7 @@ def problems(
 
     `plain` answers take the first wording of each sentence, so that they follow from the question.
     """
-    if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
-    if count < 0 or start < 0:
-        raise ValueError(f"count and start must not be negative, got {count} and {start}")
-    numbers = range(start, start + count)
-    return [_problem(split, Random(f"{split}/{seed}/{i}"), plain) for i in numbers]
+    return [told(split, rng, plain) for rng in SPLITS.sources(split, count, seed, start)]
 
 
 def drill(rng: Random) -> str:
@@ -86,56 +70,47 @@ def drill(rng: Random) -> str:
     equations: list[str] = []
     count = rng.randint(6, 8)
     while len(equations) < count:
-        template = rng.choice(_templates()["train"])
-        values = _quantities(template, rng)
-        equations += [
-            _annotate(_term(step, values), values[step.result]) for step in template.steps
-        ]
+        template = rng.choice(templates()["train"])
+        values = quantities(template, rng)
+        equations += [annotated(term(step, values), values[step.result]) for step in template.steps]
     return "".join(f" {equation}" for equation in equations[:count])
 
 
-def _problem(split: str, rng: Random, plain: bool) -> Problem:
-    """Draw until the question falls into the split, which a hash of its text alone decides."""
-    unseen = split == "unseen"
-    templates = _templates()["unseen" if unseen else "train"]
+def told(split: str, rng: Random, plain: bool) -> Problem:
+    """A story; one whose question falls into another split is drawn again."""
     while True:
-        template = rng.choice(templates)
-        values = _quantities(template, rng)
-        fields: dict[str, int | str] = {**values, **_cast(template, rng)}
+        template = rng.choice(templates()["unseen" if split == "unseen" else "train"])
+        values = quantities(template, rng)
+        fields: dict[str, int | str] = {**values, **cast(template, rng)}
         question = rng.choice(template.questions).format_map(fields)
-        if unseen or _is_test(question) == (split == "test"):
-            return Problem(question, _answer(template, values, fields, None if plain else rng))
+        if SPLITS.holds(split, question):
+            return Problem(question, solution(template, values, fields, None if plain else rng))
 
 
-def _is_test(question: str) -> bool:
-    """Whether a question is kept for testing: no list to store, the same in every process."""
-    return crc32(question.encode()) % TEST_EVERY == 0
-
-
-def _answer(
+def solution(
     template: Template, values: dict[str, int], fields: dict[str, int | str], rng: Random | None
 ) -> str:
     """The worked solution: a sentence for each step, of any wording or the first; the result."""
     sentences = []
     for step in template.steps:
-        term = _term(step, values)
-        fields["eq"] = f"{term}={_annotate(term, values[step.result])}"
+        left, result = term(step, values), values[step.result]
+        fields["eq"] = f"{left}={annotated(left, result)}"
         wording = rng.choice(step.sentences) if rng else step.sentences[0]
         sentences.append(wording.format_map(fields))
     return f"{' '.join(sentences)}\n#### {values[template.steps[-1].result]}"
 
 
-def _term(step: Step, values: dict[str, int]) -> str:
+def term(step: Step, values: dict[str, int]) -> str:
     """The left side of a step in numbers, such as `4*6`."""
     return f"{values[step.left]}{step.op}{values[step.right]}"
 
 
-def _annotate(term: str, result: int) -> str:
+def annotated(term: str, result: int) -> str:
     """GSM8K's calculator annotation with the result after it: `<<4*6=24>>24`."""
     return f"<<{term}={result}>>{result}"
 
 
-def _cast(template: Template, rng: Random) -> dict[str, str]:
+def cast(template: Template, rng: Random) -> dict[str, str]:
     """The people and things of one story, with the pronouns of the main person."""
     name, friend = rng.sample(NAMES, 2)
     thing, other = rng.sample(template.things, 2)
@@ -144,20 +119,20 @@ def _cast(template: Template, rng: Random) -> dict[str, str]:
     return people | {"He": he.title(), "His": his.title(), "thing": thing, "other": other}
 
 
-def _quantities(template: Template, rng: Random) -> dict[str, int]:
+def quantities(template: Template, rng: Random) -> dict[str, int]:
     """Numbers for all names of a template such that every step is an equation of the table."""
     while True:
         values = dict(template.constants)
         for step in template.search:
             known = values.get(step.left), values.get(step.right), values.get(step.result)
-            if not (found := _equations().get((step.op, *known))):
+            if not (found := equations().get((step.op, *known))):
                 break
             values[step.left], values[step.right], values[step.result] = rng.choice(found)
         else:
             return values
 
 
-def _facts() -> Iterator[tuple[str, Equation]]:
+def facts() -> Iterator[tuple[str, Equation]]:
     """Every equation of the stories: sums up to `TOTAL`, small products, and their inverses."""
     numbers = range(2, TOTAL)
     for x, y in product(numbers, numbers):
@@ -171,18 +146,18 @@ def _facts() -> Iterator[tuple[str, Equation]]:
 
 
 @cache
-def _equations() -> dict[tuple[str, int | None, int | None, int | None], list[Equation]]:
+def equations() -> dict[tuple[str, int | None, int | None, int | None], list[Equation]]:
     """The equations by operation and any choice of known numbers (`None`: not known)."""
     index = defaultdict(list)
-    for op, equation in _facts():
+    for op, equation in facts():
         for x, y, z in product(*((number, None) for number in equation)):
             index[op, x, y, z].append(equation)
     return dict(index)
 
 
-def _template(entry: dict[str, Any]) -> Template:
+def parse(entry: dict[str, Any]) -> Template:
     """Read one template."""
-    steps = tuple(_step(*step) for step in entry["steps"])
+    steps = tuple(parse_step(*step) for step in entry["steps"])
     # Products and quotients fit least often, so they are drawn first, and from the end: a factor
     # is small, while any sum or product may be asked to give it.
     scarce = [step for step in reversed(steps) if step.op in "*/"]
@@ -196,7 +171,7 @@ def _template(entry: dict[str, Any]) -> Template:
     )
 
 
-def _step(equation: str, *sentences: str) -> Step:
+def parse_step(equation: str, *sentences: str) -> Step:
     """Read a step such as `t=a*b` with its wordings."""
     result, term = equation.split("=")
     left, op, right = re.split(r"([-+*/])", term)
@@ -204,10 +179,10 @@ def _step(equation: str, *sentences: str) -> Step:
 
 
 @cache
-def _templates() -> dict[str, tuple[Template, ...]]:
+def templates() -> dict[str, tuple[Template, ...]]:
     """The templates of each kind, read from the data file next to this module."""
     stories = json.loads(files(__package__).joinpath("stories.json").read_text("utf-8"))
-    return {kind: tuple(map(_template, entries)) for kind, entries in stories.items()}
+    return {kind: tuple(map(parse, entries)) for kind, entries in stories.items()}
 
 
 def main(words: list[str]) -> None:

@@ -5,31 +5,27 @@ forward shows here how far that can go. Problems are made without end and by see
 digits of the zoo's vocabulary.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from random import Random
-from zlib import crc32
 
-from outpace.zoo.story import Problem
+from outpace.zoo.problems import Problem, Splits
 
-SPLITS = ("train", "test")
-TEST_EVERY = 10  # one question of so many belongs to the test split
+SPLITS = Splits(("train", "test"), test_every=10)
 TOP = 99  # numbers have at most two digits
 
 
 def problems(split: str, count: int, *, seed: int = 0, start: int = 0) -> list[Problem]:
     """Problems `start` to `start + count` of a split; each depends on its index alone."""
-    if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
-    if count < 0 or start < 0:
-        raise ValueError(f"count and start must not be negative, got {count} and {start}")
-    return [_problem(split, Random(f"{split}/{seed}/{i}")) for i in range(start, start + count)]
+    return [drawn(split, rng) for rng in SPLITS.sources(split, count, seed, start)]
 
 
-def _problem(split: str, rng: Random) -> Problem:
-    """Draw until the question falls into the split, which a hash of its text alone decides."""
+def drawn(split: str, rng: Random) -> Problem:
+    """A problem of any kind; one whose question falls into another split is drawn again."""
     while True:
         problem = rng.choice(KINDS)(rng)
-        if (crc32(problem.question.encode()) % TEST_EVERY == 0) == (split == "test"):
+        if SPLITS.holds(split, problem.question):
             return problem
 
 

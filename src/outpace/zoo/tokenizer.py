@@ -1,5 +1,7 @@
 """The zoo's own small vocabulary: a byte-level BPE over stories, split as Qwen2 splits text."""
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Iterable, Iterator

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from reprlib import repr as brief
 
 from outpace.evaluation.tasks.question import Question, final_number
+from outpace.jsonl import Record, read_records
 
 
 def gsm8k(limit: int, path: str | None) -> list[Question]:
-    """The first problems of a file with `question` and `answer` a line.
+    """The first problems of a file with `question` and `answer` in each line.
 
-    Raises `ValueError` where the file or one of its fields is missing.
+    Raises `ValueError` where there is no file, or with file, line and field for a bad one.
     """
     if path is None or not Path(path).is_file():
         raise ValueError(f"no GSM8K file at {path!r}: name one with --data, such as test.jsonl")
-    questions = []
-    for number, line in enumerate(Path(path).read_text().splitlines()[:limit], 1):
-        fields = json.loads(line)
-        final = final_number(fields.get("answer", ""))
-        if "question" not in fields or final is None:
-            raise ValueError(f"{path}, line {number}: needs question, and answer with a ####")
-        questions.append(Question(fields["question"], final))
-    return questions
+    return [problem(record, place) for place, record in read_records(Path(path), limit)]
+
+
+def problem(record: Record, place: str) -> Question:
+    """One line as a question."""
+    for field in ("question", "answer"):
+        if not isinstance(text := record.get(field), str) or not text:
+            raise ValueError(f"{place} needs a text as {field}, not {brief(text)}")
+    final = final_number(record["answer"])
+    if final is None:
+        raise ValueError(f"{place} needs a number behind #### in its answer")
+    return Question(record["question"], final)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from outpace.models.config import ModelConfig, Rope
-from outpace.models.families.family import HUGGING_FACE_NAMES, Family, hugging_face_fields
+from outpace.decoding.target import Kind
+from outpace.models.families.family import DECODER, FIXED, HUGGING_FACE_NAMES, Family
+from outpace.models.families.qwen import QWEN_IGNORED
+from outpace.models.fields import field, index
 
 TEMPLATE = (
     "{% if messages[0].role != 'system' %}"
@@ -16,26 +15,24 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-
-def translate(config: Mapping[str, Any]) -> ModelConfig:
-    """Dream's `config.json` as ours."""
-    if config.get("mask_token_id") is None:
-        raise ValueError("config.json of a Dream model must name its mask_token_id")
-    fields = dict(hugging_face_fields(config))
-    return ModelConfig(
-        family="dream", **fields, rope=Rope.of(config), qkv_bias=True, bidirectional=True
-    )
-
-
 DREAM = Family(
     name="dream",
     about="Dream: a diffusion model adapted from Qwen2.5, bidirectional, shifted",
     architectures=("DreamModel",),
-    config=translate,
+    fields={
+        **DECODER,
+        "qkv_bias": True,
+        "mask_id": field("mask_token_id", index),
+        "kind": Kind.DIFFUSION,
+        "order": "entropy",
+        "eps": 1e-3,
+        "drawn": True,
+    },
+    fixed={**FIXED, "attention_bias": True},
+    ignored=QWEN_IGNORED,
     names=HUGGING_FACE_NAMES,
     method="left_to_right",
     temperature=0.2,
     top_p=0.95,
-    native={"order": "entropy", "eps": 1e-3, "drawn": True},
     template=TEMPLATE,
 )

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from dataclasses import field as member
+from operator import itemgetter
 
+from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
+from outpace.models.families.rotary import ROPE
+from outpace.models.families.sights import FULL
+from outpace.models.fields import (
+    Given,
+    count,
+    few,
+    field,
+    flag,
+    index,
+    indices,
+    names_of,
+    number,
+    refuse_other,
+    refuse_unknown,
+    taken,
+    words,
+)
 
 Names = Mapping[str, str | tuple[str, ...]]
 """Our parameter names to published ones; `{}` is the layer, a tuple is stacked by rows."""
@@ -54,23 +73,98 @@ def without_prefix(names: Names, prefix: str) -> Names:
     }
 
 
+def share(ours: Given) -> int:
+    """Head size where none is given: the width over the heads."""
+    size, rest = divmod(ours["dim"], ours["heads"])
+    if rest:
+        raise ValueError(
+            f"{ours['heads']} attention heads cannot share a hidden size of {ours['dim']}; give "
+            "head_dim"
+        )
+    return int(size)
+
+
+EOS = field("eos_token_id", indices, ())
+DECODER: Given = {
+    "vocab": field("vocab_size", count),
+    "dim": field("hidden_size", count),
+    "layers": field("num_hidden_layers", few),
+    "heads": field("num_attention_heads", few),
+    "kv_heads": field("num_key_value_heads", few, itemgetter("heads")),
+    "head_dim": field("head_dim", few, share),
+    "mlp": field("intermediate_size", count),
+    "max_length": field("max_position_embeddings", count, 2048),
+    "norm_eps": field("rms_norm_eps", number, 1e-6),
+    "rope": ROPE,
+    "sights": FULL,
+    "tied": field("tie_word_embeddings", flag, False),
+    "mask_id": field("mask_token_id", index, None),
+    "kind": lambda ours: Kind.causal(ours["mask_id"]),
+    "eos": EOS,
+}
+"""Our fields of every Hugging Face decoder."""
+
+BIASED: Given = dict.fromkeys(("qkv_bias", "out_bias"), field("attention_bias", flag, False))
+"""Biases of attention, in families that may have them."""
+
+FIXED: Given = {"hidden_act": "silu", "partial_rotary_factor": 1.0}
+"""Published fields that have one value in all decoders that load."""
+
+IGNORED = words(
+    """
+    _attn_implementation_autoset _commit_hash _name_or_path architectures attention_dropout
+    attn_implementation auto_map bos_token_id chunk_size_feed_forward dtype id2label
+    initializer_range is_llama_config label2id max_window_layers model_type name_or_path
+    pad_token_id pretraining_tp return_dict tokenizer_class torch_dtype transformers.js_config
+    transformers_version unsloth_fixed unsloth_version use_cache
+    """
+)
+"""Published fields on which no logit depends."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One published checkpoint format, and how its authors sample from it."""
+    """One published checkpoint format, and how its authors sample from it.
+
+    `fields` has a value of each field of our configuration that is not the usual one: a `Field` of
+    the published one, a function of those before it, or the value. A published field that is not
+    looked up there must have the value that is `fixed`, must be given and have the one `stated`, or
+    is `ignored`; a checkpoint with any other is refused.
+    """
 
     name: str
     about: str
     architectures: tuple[str, ...]
-    config: Callable[[Mapping[str, Any]], ModelConfig]
+    fields: Given
     names: Names
+    fixed: Given = member(default_factory=lambda: FIXED)
+    stated: Given = member(default_factory=dict)
+    ignored: Collection[str] = IGNORED
+    flat: Callable[[Given], Given] = dict
+    """Published fields side by side where a format nests them."""
     method: str = "autoregressive"
     """What decodes its models where no method is chosen."""
     temperature: float = 0.0
     top_p: float = 1.0
-    native: Mapping[str, Any] = field(default_factory=dict)
-    """Options of a diffusion model's own decoding, as `decoding.Native` names them."""
     template: str | None = None
     """Chat template of a tokenizer that comes without one."""
+
+    def config(self, published: Given) -> ModelConfig:
+        """A `config.json` as ours; `ValueError` for a field that is wrong, missing or unknown."""
+        given = self.flat(published)
+        remedy = f"what loads is {self.about}; dense, unquantised, without such fields"
+        fixed = {**self.fixed, **self.stated}
+        refuse_unknown(given, {*names_of(self.fields), *fixed, *self.ignored}, remedy)
+        if missing := [name for name in self.stated if given.get(name) is None]:
+            raise ValueError(f"the field {missing[0]!r} is missing")
+        ours = taken(self.fields, given)
+        refuse_other(given, fixed, ours, remedy)
+        return ModelConfig(
+            family=self.name,
+            architecture=published["architectures"][0],
+            source=published,
+            **ours,
+        )
 
     def published(self, name: str) -> tuple[str, ...]:
         """Published tensors that make our parameter `name`, in stacking order."""
@@ -87,23 +181,3 @@ def part_sizes(config: ModelConfig, name: str) -> tuple[int, ...]:
         kv = config.kv_heads * config.head_dim
         return config.heads * config.head_dim, kv, kv
     return config.mlp, config.mlp
-
-
-def hugging_face_fields(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The fields that every Hugging Face decoder spells alike, as ours."""
-    heads = config["num_attention_heads"]
-    eos = config.get("eos_token_id")
-    yield "architecture", config["architectures"][0]
-    yield "vocab", config["vocab_size"]
-    yield "dim", config["hidden_size"]
-    yield "layers", config["num_hidden_layers"]
-    yield "heads", heads
-    yield "kv_heads", config.get("num_key_value_heads") or heads
-    yield "head_dim", config.get("head_dim") or config["hidden_size"] // heads
-    yield "mlp", config["intermediate_size"]
-    yield "max_length", config.get("max_position_embeddings", 2048)
-    yield "norm_eps", config.get("rms_norm_eps", 1e-6)
-    yield "tied", config.get("tie_word_embeddings", False)
-    yield "eos", () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
-    yield "mask_id", config.get("mask_token_id")
-    yield "source", config

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from operator import itemgetter
 
-from outpace.models.config import ModelConfig, Rope
-from outpace.models.families.family import Family, Names
+from outpace.decoding.target import Kind
+from outpace.models.config import Rope
+from outpace.models.families.family import EOS, IGNORED, Family, Names, share
+from outpace.models.fields import Field, Given, count, few, field, flag, group, index, number, words
 
 EOT = 126348  # `<|eot_id|>` ends the assistant's turn; config.json names only the end of the text
 BLOCK = "model.transformer.blocks.{}."
@@ -23,10 +24,12 @@ NAMES: Names = {
     "unembedding.weight": "model.transformer.ff_out.weight",
 }
 
-WITH = {"block_type": "llama", "block_group_size": 1, "activation_type": "silu", "rope": True}
-WITH |= {"layer_norm_type": "rms", "layer_norm_with_affine": True}
-WITHOUT: tuple[str, ...] = ("alibi", "attention_layer_norm", "bias_for_layer_norm")
-WITHOUT += ("include_bias", "input_emb_norm", "multi_query_attention", "scale_logits")
+STATED = {"block_type": "llama", "block_group_size": 1, "activation_type": "silu", "rope": True}
+STATED |= {"layer_norm_type": "rms", "layer_norm_with_affine": True}
+MORE_IGNORED = """
+    alibi_bias_max attention_layer_norm_with_affine embedding_dropout flash_attention mlp_ratio
+    init_cutoff_factor init_device init_fn init_std precision residual_dropout
+"""
 
 TEMPLATE = (
     "{% for message in messages %}{% if loop.first %}<|startoftext|>{% endif %}"
@@ -34,47 +37,44 @@ TEMPLATE = (
     "{{ message.content | trim }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
+ROTARY = {"theta": field("rope_theta", number)}
+ROTARY |= {"float32": field("rope_full_precision", flag, True)}
 
 
-def translate(config: Mapping[str, Any]) -> ModelConfig:
-    """LLaDA's `config.json` as ours; `ValueError` for what only others of OLMo's format have."""
-    for name, value in {**WITH, **dict.fromkeys(WITHOUT, False)}.items():
-        if (config.get(name) or False) != value:
-            raise ValueError(f"{name} {config.get(name)!r} is not supported, only {value!r}")
-    if config.get("mask_token_id") is None:
-        raise ValueError("config.json of a LLaDA model must name its mask_token_id")
-    heads, eos = config["n_heads"], config["eos_token_id"]
-    vocab = config.get("embedding_size") or config["vocab_size"]
-    return ModelConfig(
-        family="llada",
-        architecture=config["architectures"][0],
-        vocab=vocab,
-        dim=config["d_model"],
-        layers=config["n_layers"],
-        heads=heads,
-        kv_heads=config.get("n_kv_heads") or heads,
-        head_dim=config["d_model"] // heads,
-        mlp=config.get("mlp_hidden_size") or config["mlp_ratio"] * config["d_model"],
-        max_length=config["max_sequence_length"],
-        norm_eps=config["rms_norm_eps"],
-        rope=Rope(theta=config["rope_theta"], float32=config.get("rope_full_precision", True)),
-        qkv_bias=config.get("include_qkv_bias", False),
-        tied=config["weight_tying"],
-        shift=0,
-        bidirectional=True,
-        mask_id=config["mask_token_id"],
-        eos=(eos, EOT) if vocab > EOT else (eos,),
-        source=config,
-    )
+def ends(given: Given, ours: Given) -> tuple[int, ...]:
+    """Tokens that end an answer."""
+    eos: tuple[int, ...] = EOS.value(given, ours)
+    return (*eos, EOT) if ours["vocab"] > EOT else eos
 
 
 LLADA = Family(
     name="llada",
     about="LLaDA: a diffusion model trained from scratch, bidirectional, not shifted",
     architectures=("LLaDAModelLM",),
-    config=translate,
+    fields={
+        "vocab": field("embedding_size vocab_size", count),
+        "dim": field("d_model", count),
+        "layers": field("n_layers", few),
+        "heads": field("n_heads", few),
+        "kv_heads": field("n_kv_heads", few, itemgetter("heads")),
+        "head_dim": share,
+        "mlp": field("mlp_hidden_size", count),
+        "max_length": field("max_sequence_length", count),
+        "norm_eps": field("rms_norm_eps", number),
+        "rope": group(Rope, ROTARY),
+        "qkv_bias": field("include_qkv_bias", flag, False),
+        "tied": field("weight_tying", flag),
+        "shift": 0,
+        "kind": Kind.DIFFUSION,
+        "block": 32,
+        "null_prompt": True,
+        "mask_id": field("mask_token_id", index),
+        "eos": Field(EOS.names, ends),
+    },
+    fixed={},
+    stated=STATED,
+    ignored=IGNORED | words(MORE_IGNORED),
     names=NAMES,
-    native={"order": "confidence", "block": 32, "null_prompt": True},
     method="left_to_right",
     template=TEMPLATE,
 )

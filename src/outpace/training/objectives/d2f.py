@@ -1,5 +1,7 @@
 """Discrete diffusion forcing: a block-causal student of a model that sees everything."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -7,15 +9,27 @@ import numpy as np
 import torch
 from numpy.random import Generator
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import functional as F
 
-from outpace.attention.ranges import RangesAttention, groups, whole
+from outpace.attention.ranges import groups, whole
+from outpace.decoding.blocks import CONFIDENCE, SIZE
+from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
-from outpace.training.noise import Canvas, Floats, check_canvas, holes, padded
-from outpace.training.objective import Loss, Models, Objective, cross_entropy, mean, scored
+from outpace.training.noise import Response, check_canvas, holes, padded
+from outpace.training.objective import (
+    Loss,
+    Models,
+    Objective,
+    check_shares,
+    check_weights,
+    cross_entropy,
+    mean,
+    scored,
+)
 from outpace.training.pipeline import Pipeline
-from outpace.training.rows import Rows
+from outpace.training.rows import Floats, Rows
+from outpace.training.sights import hidden_states, over_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,31 +43,31 @@ class D2F(Objective):
     hole are those of the authors' code.
 
     Attributes:
-        block: Tokens of a block; the last one may be shorter.
-        canvas: Smallest and largest length that the response is padded to with end tokens, drawn
+        block: tokens of a block; the last one may be shorter.
+        canvas: smallest and largest length that the response is padded to with end tokens, drawn
             for each example; by default it is not padded.
-        noise: Bounds of the share that is masked. The first block's is uniform between them; those
+        noise: bounds of the share that is masked. The first block's is uniform between them; those
             of later blocks rise from it by random steps, to halfway to the upper bound on average.
-        hard: Share of the true token in what a hole learns; 1 is training without a teacher.
-        easy: Share of examples whose unmarked tokens are masked less, by a factor uniform between 0
+        hard: share of the true token in what a hole learns; 1 is training without a teacher.
+        easy: share of examples whose unmarked tokens are masked less, by a factor uniform between 0
             and 1: what decoding meets once it has filled the easy holes (see `Data.mark`).
-        unroll: Learn the states that the student meets in so many forwards of pipelined decoding,
+        unroll: learn the states that the student meets in so many forwards of pipelined decoding,
             instead of random noise: all tokens are holes at first, and after each forward those
             that decoding would fill are filled, with their true tokens. 0 is random noise.
-        confidence: Of the tokens that are filled so.
-        end_blocks: Whether blocks that are nothing but padding are scored.
-        mark_weight: Weight of marked tokens (see `Data.mark`).
+        confidence: of the tokens that are filled so.
+        end_blocks: whether blocks that are nothing but padding are scored.
+        mark_weight: weight of marked tokens (see `Data.mark`).
         shift: 1 where row p - 1 scores slot p, 0 where row p does; taken from the model.
-        mask_id: The token of a hole; taken from the model.
+        mask_id: the token of a hole; taken from the model.
     """
 
-    block: int = 16
+    block: int = SIZE
     canvas: tuple[int, int] | None = None
     noise: tuple[float, float] = (0.2, 0.7)
     hard: float = 0.0
     easy: float = 0.0
     unroll: int = 0
-    confidence: float = 0.9
+    confidence: float = CONFIDENCE
     end_blocks: bool = True
     mark_weight: float = 1.0
     shift: int | None = None
@@ -64,13 +78,10 @@ class D2F(Objective):
             raise ValueError(f"block must be at least 1, not {self.block}")
         if not 0 < self.noise[0] <= self.noise[1] <= 1:
             raise ValueError(f"noise takes two shares above 0, the smaller first, not {self.noise}")
-        if self.unroll < 0:
-            raise ValueError(f"unroll must not be negative, not {self.unroll}")
+        check_weights(unroll=self.unroll, mark_weight=self.mark_weight)
+        check_shares(hard=self.hard, easy=self.easy, confidence=self.confidence)
         if self.unroll and self.easy:
             raise ValueError("easy is for random noise; unroll has none, so set one of them to 0")
-        for name in ("hard", "easy", "confidence"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a share between 0 and 1, not {getattr(self, name)}")
         check_canvas(self.canvas)
 
     @property
@@ -80,7 +91,7 @@ class D2F(Objective):
 
     def bind(self, config: ModelConfig) -> Self:
         """Take shift and mask token from the model, which must be a diffusion model."""
-        if not config.bidirectional or config.mask_id is None:
+        if config.kind is not Kind.DIFFUSION:
             raise ValueError(
                 f"d2f trains a student of a diffusion model, which {config.architecture} is not; "
                 "train one with mdlm first"
@@ -111,7 +122,7 @@ class D2F(Objective):
         steps = rises * (high - share) / max(len(rises), 1)
         return share + np.append(0.0, np.cumsum(steps))
 
-    def noisy(self, prompt: list[int], answer: Canvas, shares: Floats, draws: Floats) -> Rows:
+    def noisy(self, prompt: list[int], answer: Response, shares: Floats, draws: Floats) -> Rows:
         """Mask where a uniform draw is below the share of its block, at least one token."""
         assert self.shift is not None and self.mask_id is not None, "bind the objective first"
         places = np.arange(len(answer))
@@ -139,14 +150,15 @@ class D2F(Objective):
     def loss(self, models: Models, rows: Rows) -> Loss:
         """Cross-entropy of the student's holes to what they learn, of one state or of many."""
         if self.unroll:
-            return self._unrolled(models, rows)
-        hidden = models.trained(rows.ids, rows.positions, RangesAttention(rows.ranges))
-        return cross_entropy(models.trained, hidden, rows, self._targets(models, rows))
+            return self.unrolled(models, rows)
+        hidden = hidden_states(models.trained, rows)
+        return cross_entropy(models.trained, hidden, rows, self.targets(models, rows))
 
-    def _unrolled(self, models: Models, rows: Rows) -> Loss:
+    def unrolled(self, models: Models, rows: Rows) -> Loss:
         """The mean loss of the states that decoding goes through."""
         assert self.shift is not None, "bind the objective first"
-        pipeline, attend = Pipeline(rows, self.shift), RangesAttention(rows.ranges)
+        pipeline = Pipeline(rows, self.shift)
+        attend = over_rows(models.trained.config, rows.ranges, rows.ids.device)
         losses: list[Loss] = []
         for _ in range(self.unroll):
             state = pipeline.append()
@@ -154,20 +166,20 @@ class D2F(Objective):
             if not len(holes):
                 break
             hidden = models.trained(state.ids, state.positions, attend)
-            targets = self._targets(models, state)
+            targets = self.targets(models, state)
             losses.append(cross_entropy(models.trained, hidden, state, targets))
             with torch.no_grad():
                 sure = models.trained.head(hidden[holes]).float().softmax(dim=-1).amax(dim=-1)
             pipeline.fill(sure, self.confidence)
         return mean(losses)
 
-    def _targets(self, models: Models, rows: Rows) -> Tensor | None:
+    def targets(self, models: Models, rows: Rows) -> Tensor | None:
         """What scored rows learn, `f32[scored, vocab]`; None where it is their labels."""
         if not self.taught:
             return None
         teacher, places = models.others["teacher"], scored(rows)
         with torch.no_grad():
-            hidden = teacher(rows.ids, rows.positions, RangesAttention(whole(rows.ranges)))
+            hidden = hidden_states(teacher, replace(rows, ranges=whole(rows.ranges)))
             soft = teacher.head(hidden[places]).float().softmax(dim=-1)
-        true = functional.one_hot(rows.labels[places], soft.shape[-1]).to(soft.dtype)
+        true = F.one_hot(rows.labels[places], soft.shape[-1]).to(soft.dtype)
         return soft.lerp(true, self.hard)

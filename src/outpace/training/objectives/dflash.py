@@ -1,26 +1,26 @@
 """DFlash: blocks of masks at random anchors, each of which sees what its target read before it."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.random import Generator
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from outpace.attention.ranges import HullAttention, RangesAttention, causal
-from outpace.models.config import DraftConfig, ModelConfig, Sight
+from outpace.attention.ranges import HullAttention, causal
+from outpace.decoding.target import Kind
+from outpace.models.config import ModelConfig, Sight
 from outpace.models.draft import FeatureDraft
 from outpace.models.transformer import Attend, Transformer
 from outpace.training.data import Example
-from outpace.training.objective import Loss, Models, Objective
-from outpace.training.rows import UNSCORED, Rows
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from outpace.training.objective import Loss, Models, Objective, check_shares, check_weights
+from outpace.training.rows import UNSCORED, Bools, Ints, Rows
+from outpace.training.sights import by_layer, over_rows, through
 
 GAMMAS = {0: 0.0, 8: 4.0, 10: 5.0, 16: 7.0}
 """Published decays by block size; those between are interpolated."""
@@ -37,16 +37,16 @@ class Passes:
     """What target and draft made of packed rows.
 
     Attributes:
-        block: bool[T], which of them are rows of blocks.
-        ranges: i32[R, 2, 2], what those see of context and blocks, on one axis.
-        hidden: Of the draft, [R, dim].
-        read: Of the target over the context, [C, dim], after the final norm.
+        block: `bool[T]`, which of them are rows of blocks.
+        ranges: `i32[R, 2, 2]`, what those see of context and blocks, on one axis.
+        hidden: `[R, dim]` of the draft.
+        context: `[C, dim]` of the target over the context, after the final norm.
     """
 
     block: Tensor
     ranges: Tensor
     hidden: Tensor
-    read: Tensor
+    context: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +58,18 @@ class DFlash(Objective):
     is scored on the token of its own slot.
 
     Attributes:
-        anchors: Blocks of an example, drawn anew each time; fewer where it is shorter.
-        fixed: Blocks side by side over the response, instead of at random anchors.
-        gamma: Tokens over which the weight of a mask falls to a third; by block size unless
+        anchors: blocks of an example, drawn anew each time; fewer where it is shorter.
+        fixed: blocks side by side over the response, instead of at random anchors.
+        gamma: tokens over which the weight of a mask falls to a third; by block size unless
             given, 0 for equal weights.
-        dpace: Weigh each mask by how far the draft gets with it instead (D-PACE), and divide by
+        dpace: weigh each mask by how far the draft gets with it instead (D-PACE), and divide by
             examples, not by weights.
-        alpha: Share of certainty that D-PACE adds to each probability.
-        divergence: Score the divergence from the target's distribution instead of the token.
-        features: Whether the draft sees hidden states; else the embeddings of the same tokens.
-        block: Length of a block, its first token included; taken from the draft.
-        mask_id: The token of a mask; taken from the draft.
-        length: Positions that the draft knows; taken from it.
+        alpha: share of certainty that D-PACE adds to each probability.
+        divergence: score the divergence from the target's distribution instead of the token.
+        features: whether the draft sees hidden states; else the embeddings of the same tokens.
+        block: length of a block, its first token included; taken from the draft.
+        mask_id: the token of a mask; taken from the draft.
+        length: positions that the draft knows; taken from it.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("target",)
@@ -88,14 +88,12 @@ class DFlash(Objective):
     def __post_init__(self) -> None:
         if self.anchors < 1:
             raise ValueError(f"anchors must be at least 1, not {self.anchors}")
-        if self.gamma is not None and self.gamma < 0:
-            raise ValueError(f"gamma must not be negative, not {self.gamma}")
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha is a share between 0 and 1, not {self.alpha}")
+        check_weights(gamma=self.gamma or 0.0)
+        check_shares(alpha=self.alpha)
 
     def bind(self, config: ModelConfig) -> Self:
         """Take block and mask from the draft; refuse what is none."""
-        if not isinstance(config, DraftConfig):
+        if config.kind is not Kind.DRAFT or config.block is None:
             raise ValueError(
                 f"{config.architecture} is no draft that reads features, which dflash trains; "
                 "give [model] a target and the configuration of a draft"
@@ -161,12 +159,12 @@ class DFlash(Objective):
         before = out.ranges[:, 0, 0].to(labels) + rows.positions[out.block] - 1
         parts = [
             checkpoint(
-                self._score,
+                self.score,
                 draft,
                 target,
                 out.hidden[few],
                 labels[few],
-                out.read[before[few]] if self.divergence else None,
+                out.context[before[few]] if self.divergence else None,
                 use_reentrant=False,
             )
             for few in masks.split(CHUNK)
@@ -186,23 +184,23 @@ class DFlash(Objective):
             },
         )
 
-    def _score(
+    def score(
         self,
         draft: FeatureDraft,
         target: Transformer,
         hidden: Tensor,
         labels: Tensor,
-        read: Tensor | None,
+        before: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Loss of each mask, how much its token surprises, and whether it is the most probable.
 
-        `read` are the target's hidden states that give its distributions for the same slots.
+        `before [n, dim]` are the target's hidden states that give its distributions for them.
         """
         scores = draft.head(hidden).float().log_softmax(-1)
         losses = surprise = -scores.gather(1, labels[:, None]).squeeze(1)
-        if read is not None:
-            theirs = target.head(read).float().log_softmax(-1)
-            losses = functional.kl_div(scores, theirs, reduction="none", log_target=True).sum(-1)
+        if before is not None:
+            theirs = target.head(before).float().log_softmax(-1)
+            losses = F.kl_div(scores, theirs, reduction="none", log_target=True).sum(-1)
         return losses, surprise, scores.argmax(-1) == labels
 
     def passes(self, models: Models, rows: Rows) -> Passes:
@@ -220,13 +218,13 @@ class DFlash(Objective):
         block = block.to(rows.ids.device)
         places, positions = rows.positions[~block], rows.positions[block]
         with torch.no_grad():
-            read, features = self._read(draft, target, rows.ids[~block], places, inner)
-        attend = attention(draft.config, ranges, positions)
-        hidden = draft(rows.ids[block], positions, attend, features, places)
-        return Passes(block, ranges, hidden, read)
+            context, features = self.features_of(draft, target, rows.ids[~block], places, inner)
+        attend = attention(draft.config, ranges, len(places), positions.device)
+        hidden = draft(rows.ids[block], positions, attend, context=(features, places))
+        return Passes(block, ranges, hidden, context)
 
     def reach(self, surprise: Tensor, masks: Tensor, rows: int) -> Tensor:
-        """D-PACE's weights f32[rows]: how far the draft is expected to get with each mask.
+        """D-PACE's weights `f32[rows]`: how far the draft is expected to get with each mask.
 
         `surprise` are the negative log-probabilities of the scored rows, `masks` their places.
         """
@@ -238,7 +236,7 @@ class DFlash(Objective):
         alive = chance.cumprod(1) * scored
         return (alive.flip(1).cumsum(1).flip(1) * scored).flatten()
 
-    def _read(
+    def features_of(
         self,
         draft: FeatureDraft,
         target: Transformer,
@@ -249,12 +247,13 @@ class DFlash(Objective):
         """The target's last hidden states of the context, and what the draft sees of it."""
         layers = draft.config.feature_layers
         if not (self.features or self.divergence):
-            read = target.embedding(ids)
-            return read, read.repeat(1, len(layers))
-        read, captured = target.capture(ids, positions, RangesAttention(ranges), layers)
+            tokens = target.embedding(ids)
+            return tokens, tokens.repeat(1, len(layers))
+        attend = over_rows(target.config, ranges, ids.device)
+        hidden, captured = target.capture(ids, positions, attend, layers)
         if not self.features:
-            return read, target.embedding(ids).repeat(1, len(layers))
-        return read, torch.cat([captured[layer] for layer in layers], -1)
+            return hidden, target.embedding(ids).repeat(1, len(layers))
+        return hidden, torch.cat([captured[layer] for layer in layers], -1)
 
 
 def counted(items: Tensor) -> Tensor:
@@ -268,35 +267,31 @@ def apart(ranges: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
     On the second axis all context rows come first, then all rows of blocks, as the draft hands
     them to its attention. `block bool[T]` says which of the packed rows are such.
     """
-    before = functional.pad(block.cumsum(0), (1, 0))
+    before = F.pad(block.cumsum(0), (1, 0))
     context = torch.arange(len(ranges) + 1) - before
     inner, outer = ranges[~block].long(), ranges[block].long()
     own = context[-1] + before[outer[:, 1]]
     return context[inner].int(), torch.stack((context[outer[:, 0]], own), 1).int()
 
 
-def attention(config: DraftConfig, ranges: Tensor, positions: Tensor) -> Attend:
-    """Attention of block rows over context and blocks, by what each layer sees."""
-    most = max(RUN - RUN % config.block, config.block)
+def attention(config: ModelConfig, ranges: Tensor, context: int, device: torch.device) -> Attend:
+    """Attention of block rows over `context` rows and themselves, as each layer sees them."""
+    block = config.block or 1
+    most = max(RUN - RUN % block, block)
     _, counts = torch.unique_consecutive(ranges[:, 0, 0], return_counts=True)
     runs = [min(most, rows - at) for rows in counts.tolist() for at in range(0, rows, most)]
-    kinds = {
-        sight: HullAttention(narrowed(ranges, positions.cpu(), sight), runs)
-        for sight in set(config.sights)
-    }
+    own = context + torch.arange(len(ranges))
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return kinds[config.sights[layer]](layer, q, k, v)
+    def plan(sight: Sight) -> Attend:
+        return HullAttention(over_blocks(sight, ranges, own), runs, device)
 
-    return attend
+    return by_layer(config, plan)
 
 
-def narrowed(ranges: Tensor, positions: Tensor, sight: Sight) -> Tensor:
-    """Ranges of block rows in a layer that sees less: a window of the context, no later row."""
-    ranges = ranges.clone()
-    if sight.window is not None:
-        outside = (positions - sight.window + 1).clamp(min=0).int()
-        ranges[:, 0, 0] = torch.minimum(ranges[:, 0, 0] + outside, ranges[:, 0, 1])
-    if sight.causal:
-        ranges[:, 1, 1] = ranges[0, 1, 0] + torch.arange(1, len(ranges) + 1)
-    return ranges
+def over_blocks(sight: Sight, ranges: Tensor, own: Tensor) -> Tensor:
+    """What ranges of block rows become in one kind of layer.
+
+    As in the published trainer, a window cuts the context only; a block is within it.
+    """
+    seen = through(sight, ranges, own)
+    return torch.stack((seen[:, 0], torch.stack((ranges[:, 1, 0], seen[:, 1, 1]), 1)), 1)

@@ -5,6 +5,8 @@ al., 2025) fine-tune with it. The options add rows that a small model needs in o
 arithmetic of the causal model that it was adapted from.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -16,10 +18,10 @@ from numpy.random import Generator
 from outpace.attention.ranges import full
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
-from outpace.training.noise import Bools, Floats, Ints, check_canvas, holes, padded
-from outpace.training.objective import Objective
+from outpace.training.noise import Response, check_canvas, holes, padded
+from outpace.training.objective import Objective, check_shares, check_weights
 from outpace.training.objectives.sft import SFT
-from outpace.training.rows import UNSCORED, Rows, join
+from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,31 +32,31 @@ class MDLM(Objective):
     leave: every token is masked with one random probability t and weighs 1/t. *Suffix*: all is
     masked from some slot on, which is what decoding from left to right meets. *Anchored*: many
     short suffixes share one clean copy of the example, of which each sees what lies before it;
-    several times as many predictions a row, though the clean tokens do not see the masks.
+    several times as many predictions per row, though the clean tokens do not see the masks.
     *Causal*: next-token rows.
 
     Attributes:
-        canvas: Smallest and largest length that the response is padded to with end tokens, drawn
+        canvas: smallest and largest length that the response is padded to with end tokens, drawn
             for each example; by default it is not padded.
-        least: Smallest share of masked tokens in a uniform row.
-        suffix: Share of examples that become suffix rows.
-        anchored: Share of examples that become anchored rows.
-        causal: Share of examples that become causal rows.
-        starts: Share of suffixes that start on a marked token (see `Data.mark`).
-        short: Share of suffixes that end after a random few masks instead of at the end of the
+        least: smallest share of masked tokens in a uniform row.
+        suffix: share of examples that become suffix rows.
+        anchored: share of examples that become anchored rows.
+        causal: share of examples that become causal rows.
+        starts: share of suffixes that start on a marked token (see `Data.mark`).
+        short: share of suffixes that end after a random few masks instead of at the end of the
             canvas, as a limited lookahead does.
-        shortest: Fewest masks of a short suffix.
-        anchors: Suffixes of one anchored example.
-        longest: Most masks of an anchored suffix.
-        scored: Share of anchored examples whose clean copy is causal and scored as well.
-        peak: Weight of the first masked token of a suffix beyond that of one far from it.
-        floor: Weight of a masked token far from the start of a suffix.
-        decay: Slots over which that falls to a third.
-        suffix_weight: Weight of the rows of a suffix that stands alone.
-        end_weight: Weight of the end tokens that only pad.
-        mark_weight: Weight of marked tokens.
+        shortest: fewest masks of a short suffix.
+        anchors: suffixes of one anchored example.
+        longest: most masks of an anchored suffix.
+        scored: share of anchored examples whose clean copy is causal and scored as well.
+        peak: weight of the first masked token of a suffix beyond that of one far from it.
+        floor: weight of a masked token far from the start of a suffix.
+        decay: slots over which that falls to a third.
+        suffix_weight: weight of the rows of a suffix that stands alone.
+        end_weight: weight of the end tokens that only pad.
+        mark_weight: weight of marked tokens.
         shift: 1 where row p - 1 scores slot p, 0 where row p does; taken from the model.
-        mask_id: The token of a hole; taken from the model.
+        mask_id: the token of a hole; taken from the model.
     """
 
     canvas: tuple[int, int] | None = None
@@ -78,9 +80,10 @@ class MDLM(Objective):
     mask_id: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("suffix", "anchored", "causal", "starts", "short", "scored"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a share between 0 and 1, not {getattr(self, name)}")
+        check_shares(suffix=self.suffix, anchored=self.anchored, causal=self.causal)
+        check_shares(starts=self.starts, short=self.short, scored=self.scored)
+        check_weights(suffix_weight=self.suffix_weight, end_weight=self.end_weight)
+        check_weights(peak=self.peak, floor=self.floor, mark_weight=self.mark_weight)
         if self.suffix + self.anchored + self.causal > 1:
             raise ValueError(
                 f"suffix {self.suffix}, anchored {self.anchored} and causal {self.causal} are "
@@ -109,7 +112,7 @@ class MDLM(Objective):
         """One example as rows of one of the four kinds."""
         kind = rng.random()
         if kind < self.causal:
-            return self._causal(example, rng)
+            return self.causal_rows(example, rng)
         answer = padded(
             example,
             self.canvas,
@@ -117,23 +120,24 @@ class MDLM(Objective):
             mark_weight=self.mark_weight,
             end_weight=self.end_weight,
         )
-        canvas, worth = answer.tokens, answer.worth
+        if kind < self.causal + self.suffix:
+            return self.suffix_rows(example, answer, rng)
+        if kind < self.causal + self.suffix + self.anchored:
+            return self.anchored_rows(example, answer, rng)
         # Slot 0 has no row before it, so a shifted model is never asked for it.
         first = self.shift if not example.prompt else 0
-        if kind < self.causal + self.suffix:
-            return self._suffix(example, canvas, worth, self._starts(example, 1, rng)[0], rng)
-        if kind < self.causal + self.suffix + self.anchored:
-            return self._anchored(example, canvas, worth, rng)
         share = self.least + (1 - self.least) * rng.random()
-        masked = rng.random(len(canvas)) < share
+        masked = rng.random(len(answer)) < share
         masked[:first] = False
-        weights = np.where(masked, worth / share, 0.0)
-        return self._rows(example.prompt, canvas, masked, weights, float(worth[first:].sum()))
+        weights = np.where(masked, answer.worth / share, 0.0)
+        mass = float(answer.worth[first:].sum())
+        return self.mutual_rows(example.prompt, answer.tokens, masked, weights, mass)
 
-    def _causal(self, example: Example, rng: Generator) -> Rows:
+    def causal_rows(self, example: Example, rng: Generator) -> Rows:
+        """Rows that see what came before, and score the next token."""
         return SFT(mark_weight=self.mark_weight).rows(example, rng)
 
-    def _starts(self, example: Example, count: int, rng: Generator) -> list[int]:
+    def suffix_starts(self, example: Example, count: int, rng: Generator) -> list[int]:
         """Response slots at which suffixes start, in order."""
         first = self.shift if not example.prompt and len(example.response) > 1 else 0
         anywhere = range(first or 0, len(example.response))
@@ -144,29 +148,29 @@ class MDLM(Objective):
         }
         return sorted(chosen)
 
-    def _suffix(
-        self, example: Example, canvas: Ints, worth: Floats, start: int, rng: Generator
-    ) -> Rows:
+    def suffix_rows(self, example: Example, answer: Response, rng: Generator) -> Rows:
         """Mask from one slot on, and weigh what lies near it."""
-        masks = len(canvas) - start
+        (start,) = self.suffix_starts(example, 1, rng)
+        masks = len(answer) - start
         if rng.random() < self.short:
-            masks = self._few(masks, rng)
-        canvas, worth = canvas[: start + masks], worth[: start + masks]
-        masked = np.arange(len(canvas)) >= start
-        weights = np.zeros(len(canvas))
-        weights[start:] = self.suffix_weight * worth[start:] * self._near(masks)
-        return self._rows(example.prompt, canvas, masked, weights, float(weights.sum()))
+            masks = self.few(masks, rng)
+        end = start + masks
+        weights = np.zeros(end)
+        weights[start:] = self.suffix_weight * answer.worth[start:end] * self.near(masks)
+        masked, mass = np.arange(end) >= start, float(weights.sum())
+        return self.mutual_rows(example.prompt, answer.tokens[:end], masked, weights, mass)
 
-    def _anchored(self, example: Example, canvas: Ints, worth: Floats, rng: Generator) -> Rows:
+    def anchored_rows(self, example: Example, answer: Response, rng: Generator) -> Rows:
         """A clean copy, and after it short suffixes that see what lies before them, and themselves.
 
         The clean copy is cut where suffixes start, and no row sees past its cut: keys that a
         suffix sees know nothing of what it must fill.
         """
         assert self.shift is not None and self.mask_id is not None, "bind the objective first"
-        clean = self._causal(example, rng)
+        clean = self.causal_rows(example, rng)
         prompt, total = len(example.prompt), len(clean)
-        starts = [s for s in self._starts(example, self.anchors, rng) if s + prompt >= self.shift]
+        starts = self.suffix_starts(example, self.anchors, rng)
+        starts = [start for start in starts if start + prompt >= self.shift]
         if rng.random() >= self.scored:
             cuts = np.array([*[prompt + start - self.shift for start in starts], total])
             ends = cuts[np.searchsorted(cuts, np.arange(total), side="right")]
@@ -175,13 +179,13 @@ class MDLM(Objective):
             clean.weights.zero_()
             clean.mass = 0.0
         parts = [clean]
-        tokens = np.array([*example.prompt, *canvas])
+        tokens = np.array([*example.prompt, *answer.tokens])
         for start in starts:
-            masks = self._few(min(self.longest, len(canvas) - start), rng)
-            weights = worth[start : start + masks] * self._near(masks)
+            masks = self.few(min(self.longest, len(answer) - start), rng)
+            weights = answer.worth[start : start + masks] * self.near(masks)
             slots = np.arange(start - self.shift, start + masks) + prompt
             masked = slots >= prompt + start
-            block = self._holes(tokens[slots], masked, np.pad(weights, (self.shift, 0)))
+            block = self.with_holes(tokens[slots], masked, np.pad(weights, (self.shift, 0)))
             block.positions = torch.from_numpy(slots)
             block.ranges[:, 0] = torch.tensor([0, slots[0]])
             block.ranges[:, 1] = torch.tensor([total, total + len(slots)])
@@ -189,16 +193,16 @@ class MDLM(Objective):
             total += len(slots)
         return join(parts)
 
-    def _few(self, most: int, rng: Generator) -> int:
+    def few(self, most: int, rng: Generator) -> int:
         """A number of masks, small ones as likely as large ones."""
         least = min(self.shortest, most)
         return int(least * (most / least) ** rng.random())
 
-    def _near(self, masks: int) -> Floats:
+    def near(self, masks: int) -> Floats:
         """Weights that fall with the distance from the first mask."""
         return self.floor + self.peak * np.exp(-np.arange(masks) / self.decay)
 
-    def _rows(
+    def mutual_rows(
         self,
         prompt: Sequence[int],
         canvas: Ints,
@@ -209,11 +213,12 @@ class MDLM(Objective):
         """Prompt and canvas with holes, all of which see one another."""
         given = len(prompt)
         tokens = np.array([*prompt, *canvas])
-        rows = self._holes(tokens, np.pad(masked, (given, 0)), np.pad(weights, (given, 0)))
+        rows = self.with_holes(tokens, np.pad(masked, (given, 0)), np.pad(weights, (given, 0)))
         rows.mass = mass
         return rows
 
-    def _holes(self, tokens: Ints, masked: Bools, weights: Floats) -> Rows:
+    def with_holes(self, tokens: Ints, masked: Bools, weights: Floats) -> Rows:
+        """Rows that all see one another, some of them holes."""
         assert self.shift is not None and self.mask_id is not None, "bind the objective first"
         seen = full(len(tokens))
         return holes(tokens, masked, weights, seen, shift=self.shift, mask_id=self.mask_id)

@@ -1,16 +1,17 @@
 """Supervised fine-tuning: every row sees what came before and scores the next token."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Self
 
-import torch
+import numpy as np
 from numpy.random import Generator
 
-from outpace.attention.ranges import causal
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
-from outpace.training.objective import Objective
-from outpace.training.rows import UNSCORED, Rows
+from outpace.training.objective import Objective, check_weights
+from outpace.training.rows import Rows, next_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +19,15 @@ class SFT(Objective):
     """Next-token prediction.
 
     Attributes:
-        prompt_weight: Weight of prompt tokens in the loss; 0 scores the response only.
-        mark_weight: Weight of marked response tokens (see `Data.mark`).
+        prompt_weight: weight of prompt tokens in the loss; 0 scores the response only.
+        mark_weight: weight of marked response tokens (see `Data.mark`).
     """
 
     prompt_weight: float = 0.0
     mark_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_weights(prompt_weight=self.prompt_weight, mark_weight=self.mark_weight)
 
     def bind(self, config: ModelConfig) -> Self:
         """Refuse a model whose rows score their own slot: a causal row would see its answer."""
@@ -35,18 +39,8 @@ class SFT(Objective):
         return self
 
     def rows(self, example: Example, rng: Generator) -> Rows:
-        """One causal row a token."""
-        ids = [*example.prompt, *example.response]
-        weights = [
-            *[self.prompt_weight] * len(example.prompt),
-            *[self.mark_weight if mark else 1.0 for mark in example.marks],
-        ]
-        targets = [token if w else UNSCORED for token, w in zip(ids, weights, strict=True)]
-        return Rows(
-            ids=torch.tensor(ids),
-            positions=torch.arange(len(ids)),
-            ranges=causal(len(ids)),
-            labels=torch.tensor([*targets[1:], UNSCORED]),
-            weights=torch.tensor([*weights[1:], 0.0]),
-            mass=float(sum(weights[1:])),
-        )
+        """One causal row per token."""
+        responses = np.where(example.marks, self.mark_weight, 1.0)
+        prompts = np.full(len(example.prompt), self.prompt_weight)
+        tokens = np.array([*example.prompt, *example.response])
+        return next_tokens(tokens, np.append(prompts, responses))

@@ -4,24 +4,22 @@ The rows of Liu et al., "WeDLM: Reconciling Diffusion Language Models with Stand
 for Fast Inference" (2025), sections 4.1 and 4.2.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import numpy as np
 import torch
 from numpy.random import Generator
-from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.attention.ranges import RangesAttention, causal
+from outpace.decoding.target import CAUSAL_KINDS
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
-from outpace.training.objective import Loss, Models, Objective, cross_entropy
-from outpace.training.rows import UNSCORED, Rows, join
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from outpace.training.objective import Loss, Models, Objective, check_weights, cross_entropy
+from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join, next_tokens
+from outpace.training.sights import hidden_states
 
 Weighting = Literal["normalised", "inverse", "uniform"]
 LEAST = 1e-8  # what a ratio is kept above
@@ -29,7 +27,7 @@ LEAST = 1e-8  # what a ratio is kept above
 
 @dataclass(frozen=True, kw_only=True)
 class WeDLM(Objective):
-    """Two streams of rows an example: the clean text, and the text with masks, reordered.
+    """Two streams of rows per example: the clean text, and the text with masks, reordered.
 
     The clean stream is causal and, with `ar_weight`, learns the next token. The other is cut into
     blocks, of each of which a random share is masked. What is not masked moves to the front of its
@@ -37,20 +35,20 @@ class WeDLM(Objective):
     block up to itself; a mask is scored on the token of its own position.
 
     Attributes:
-        block: Length of a block. Several lengths make a masked stream each beside one clean one: in
+        block: length of a block. Several lengths make a masked stream each beside one clean one: in
             blocks of one a mask learns what the row before it predicts, in long ones to go ahead.
-        per_block: Whether each block draws a share of masks, or the example one for all.
-        ratios: Bounds of that share.
-        weighting: What a mask counts: one over its share, divided by the sum of these weights
+        per_block: whether each block draws a share of masks, or the example one for all.
+        ratios: bounds of that share.
+        weighting: what a mask counts: one over its share, divided by the sum of these weights
             (`normalised`, the authors' trainer) or by the number of response tokens (`inverse`,
             the paper's equation 10); or all alike (`uniform`).
-        ar_weight: Weight of the next-token loss against that of the masks.
-        ends: Further end tokens behind a response, so that slots behind an end are known to be.
-        aligned: Whether blocks begin with the example, or anywhere, as a window does that slides.
-        end_weight: Weight of the further end tokens.
-        mark_weight: Weight of marked tokens (see `Data.mark`).
-        mask_id: The token of a mask; taken from the model.
-        length: Positions that the model knows; taken from it.
+        ar_weight: weight of the next-token loss against that of the masks.
+        ends: further end tokens behind a response, so that slots behind an end are known to be.
+        aligned: whether blocks begin with the example, or anywhere, as a window does that slides.
+        end_weight: weight of the further end tokens.
+        mark_weight: weight of marked tokens (see `Data.mark`).
+        mask_id: the token of a mask; taken from the model.
+        length: positions that the model knows; taken from it.
     """
 
     block: int | tuple[int, ...] = 32
@@ -68,9 +66,8 @@ class WeDLM(Objective):
     def __post_init__(self) -> None:
         if min(self.blocks, default=0) < 1:
             raise ValueError(f"block is a length from 1 on, or several, not {self.block}")
-        for name in ("ar_weight", "ends", "end_weight", "mark_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        check_weights(ar_weight=self.ar_weight, ends=self.ends)
+        check_weights(end_weight=self.end_weight, mark_weight=self.mark_weight)
         low, high = self.ratios
         if not 0 <= low <= high <= 1:
             raise ValueError(f"ratios are a lower and an upper share of masks, not {self.ratios}")
@@ -87,7 +84,7 @@ class WeDLM(Objective):
     def bind(self, config: ModelConfig) -> Self:
         """Take the mask from the model; refuse one without, or one that is not causal."""
         mask_id = config.mask_id if self.mask_id is None else self.mask_id
-        if mask_id is None or config.bidirectional:
+        if mask_id is None or config.kind not in CAUSAL_KINDS:
             lacks = "has no mask token" if mask_id is None else "is not causal"
             raise ValueError(
                 f"{config.architecture} {lacks}; adapt it to a causal family that has a mask, or "
@@ -103,7 +100,7 @@ class WeDLM(Objective):
         tokens = np.array([*example.prompt, *example.response, *example.response[-1:] * ends])
         worth = np.repeat([0.0, 1.0, self.end_weight], [given, known - given, ends])
         worth[given:known][example.marks] = self.mark_weight
-        parts = [clean(tokens, worth)]
+        parts = [replace(next_tokens(tokens, worth), mass=0.0)]
         for size in self.blocks:
             first = size if self.aligned else int(rng.integers(1, size + 1))
             blocks = (np.arange(len(tokens)) + size - first) // size
@@ -160,35 +157,22 @@ class WeDLM(Objective):
 
     def loss(self, models: Models, rows: Rows) -> Loss:
         """The losses of masks and of next tokens, each over its weights, and their mean."""
-        hidden = models.trained(rows.ids, rows.positions, RangesAttention(rows.ranges))
+        hidden = hidden_states(models.trained, rows)
         # Only the rows of a masked stream have a second range.
         streamed = (rows.ranges[:, 1, 1] > rows.ranges[:, 1, 0]).to(hidden.device)
-        masks, weight = self._part(models, hidden, rows, streamed)
+        masks, weight = self.part_loss(models, hidden, rows, streamed)
         over = rows.mass if self.weighting == "inverse" else weight
         mean = masks.total / over
         metrics = {"accuracy": masks.metrics["accuracy"], "masks": (masks.total.detach(), weight)}
         if self.ar_weight:
-            text, weight = self._part(models, hidden, rows, ~streamed)
+            text, weight = self.part_loss(models, hidden, rows, ~streamed)
             mean = (mean + self.ar_weight * text.total / weight) / (1 + self.ar_weight)
             metrics["next"] = text.total.detach(), weight
         return Loss(mean * rows.mass, metrics)
 
     @staticmethod
-    def _part(models: Models, hidden: Tensor, rows: Rows, part: Tensor) -> tuple[Loss, Tensor]:
+    def part_loss(models: Models, hidden: Tensor, rows: Rows, part: Tensor) -> tuple[Loss, Tensor]:
         """Loss of some of the rows, and the sum of their weights."""
         labels = rows.labels.where(part, UNSCORED)
         weight = rows.weights[part].sum().clamp(min=LEAST)
         return cross_entropy(models.trained, hidden, replace(rows, labels=labels)), weight
-
-
-def clean(tokens: Ints, worth: Floats) -> Rows:
-    """The text as it stands; each row scores the next token, where that is worth something."""
-    targets = np.where(worth > 0, tokens, UNSCORED)
-    return Rows(
-        ids=torch.from_numpy(tokens),
-        positions=torch.arange(len(tokens)),
-        ranges=causal(len(tokens)),
-        labels=torch.from_numpy(np.append(targets[1:], UNSCORED)),
-        weights=torch.from_numpy(np.append(worth[1:], 0.0).astype(np.float32)),
-        mass=0.0,
-    )

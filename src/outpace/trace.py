@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
-from rich.text import Text
 
 from outpace.decoding import Step
 from outpace.decoding.forward import IntArray
-from outpace.llm import Output
+from outpace.output import Output
 
 ABSENT, HOLE, FILLED, FULL, KEPT = range(5)
 STATES = ("not there", "hole", "filled by this forward", "filled before", "keys are kept")
-CELLS = (" ", "░", "█", "▒", "·")
-STYLES = ("", "dim", "bold bright_green", "bright_blue", "dim")
 
 
 def target_steps(output: Output) -> list[Step]:
@@ -25,17 +21,17 @@ def target_steps(output: Output) -> list[Step]:
 
 def is_scattered(output: Output) -> bool:
     """Whether rows were fed in blocks, or with filled slots between the holes."""
-    return any(not isinstance(step.mask, str) or len(step.holes) > 1 for step in output.steps)
+    return any(not isinstance(step.pattern, str) or len(step.holes) > 1 for step in output.steps)
 
 
 def block_edges(output: Output) -> list[int]:
     """Ends of blocks, as slots of the answer."""
-    masks = ((step.start, step.mask) for step in target_steps(output))
+    patterns = ((step.start, step.pattern) for step in target_steps(output))
     ends = {
         start + end - output.prompt_tokens
-        for start, mask in masks
-        if not isinstance(mask, str)
-        for end in accumulate(mask)
+        for start, pattern in patterns
+        if not isinstance(pattern, str)
+        for end in accumulate(pattern)
     }
     return sorted(end for end in ends if end > 0)
 
@@ -77,29 +73,3 @@ def slot_states(output: Output) -> IntArray:
 def bounds(step: Step) -> tuple[int, int]:
     """First slot that is fed, and the one behind the last."""
     return step.start, step.start + step.rows
-
-
-def slot_lines(output: Output, width: int) -> Iterator[Text]:
-    """A line for each forward of the target, a cell for each slot, with edges of blocks.
-
-    A line that is too long loses its oldest slots.
-    """
-    states = slot_states(output)
-    edges = [0, *block_edges(output), states.shape[1]]
-    for row in states:
-        line = Text()
-        for begin, end in pairwise(edges):
-            for state in row[begin:end]:
-                line.append(CELLS[state], style=STYLES[state])
-            if row[begin:end].any() and end < len(row):
-                line.append("│", style="dim")
-        line.rstrip()
-        yield line if len(line) <= width else Text("…", style="dim") + line[1 - width :]
-
-
-def legend() -> Text:
-    """What the cells mean."""
-    line = Text(style="dim")
-    for state in (HOLE, FILLED, FULL, KEPT):
-        line.append(f"{CELLS[state]} ", style=STYLES[state]).append(f"{STATES[state]}   ")
-    return line

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.decoding import Sampling, Sequence
+from outpace.decoding import Request, Sampling
 
 EOS = 9
 
 
-def sequence(max_tokens: int = 5) -> Sequence:
+def sequence(max_tokens: int = 5) -> Request:
     """A request with a prompt of three tokens."""
-    return Sequence(prompt=[1, 2, 3], max_tokens=max_tokens, eos=frozenset([EOS]))
+    return Request(prompt=[1, 2, 3], max_tokens=max_tokens, eos=frozenset([EOS]))
 
 
 def test_new_sequence_is_its_prompt() -> None:
@@ -52,7 +52,7 @@ def test_end_of_sequence_behind_the_limit_is_not_seen() -> None:
 
 def test_end_of_sequence_in_the_prompt_does_not_count() -> None:
     """A prompt ends no answer."""
-    seq = Sequence(prompt=[EOS, EOS], max_tokens=5, eos=frozenset([EOS]))
+    seq = Request(prompt=[EOS, EOS], max_tokens=5, eos=frozenset([EOS]))
     assert seq.commit([4])
 
 
@@ -85,7 +85,7 @@ def test_groups_do_not_matter(groups: list[list[int]], max_tokens: int) -> None:
 
 def test_read_carries_the_sampling_of_the_request() -> None:
     """With the noise of a step."""
-    seq = Sequence(prompt=[1], max_tokens=2, sampling=Sampling(temperature=0.5, seed=3))
-    read = seq.read(4, keep=True, scores=("entropy",))
+    seq = Request(prompt=[1], max_tokens=2, sampling=Sampling(temperature=0.5, seed=3))
+    read = seq.sample(4, keep=True, scores=("entropy",))
     assert (read.sampling, read.step, read.keep) == (seq.sampling, 4, True)
     assert read.scores == ("entropy",)

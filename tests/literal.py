@@ -8,20 +8,18 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from outpace.decoding import Forward, Prediction, Sequence
+from outpace.decoding import Forward, Prediction, Request
 from outpace.methods import Method
-from outpace.models.config import DraftConfig, Sight
-from outpace.models.draft import FeatureDraft
-from outpace.models.transformer import Transformer
+from outpace.models.config import Sight
+from outpace.models.transformer import Stack
 
-Model = Transformer | FeatureDraft
 Layers = tuple[int, ...]
 
 
 class Memory:
     """Keys and values of one sequence in one model: a list of slots a layer."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Stack) -> None:
         self.model = model
         self.keys: list[list[Tensor]] = [[] for _ in range(model.config.layers)]
         self.values: list[list[Tensor]] = [[] for _ in range(model.config.layers)]
@@ -43,10 +41,10 @@ class Memory:
             return torch.einsum("hts,shd->thd", weights, held)
 
         ids, places = torch.tensor(forward.ids), torch.tensor(list(positions))
-        if isinstance(self.model, FeatureDraft):
-            behind = torch.arange(forward.first, forward.start)
-            return self.model(ids, places, attend, forward.context, behind), {}
-        return self.model.capture(ids, places, attend, layers)
+        context = None
+        if forward.context is not None:
+            context = forward.context, torch.arange(forward.first, forward.start)
+        return self.model.capture(ids, places, attend, layers, context=context)
 
     def visible(self, forward: Forward, layer: int) -> Tensor:
         """Which slots each row of a forward sees in a layer, `bool[n, seen]`."""
@@ -64,7 +62,7 @@ class Memory:
         )
 
 
-def decode(method: Method, seq: Sequence, models: Mapping[str, Model]) -> list[Forward]:
+def decode(method: Method, seq: Request, models: Mapping[str, Stack]) -> list[Forward]:
     """Run one request to its end on the model of each role; the forwards that it took."""
     memories = {role: Memory(model) for role, model in models.items()}
     decoding = method.decode(seq)
@@ -78,10 +76,10 @@ def decode(method: Method, seq: Sequence, models: Mapping[str, Model]) -> list[F
     return forwards
 
 
-def feature_layers(forward: Forward, models: Mapping[str, Model]) -> Layers:
+def feature_layers(forward: Forward, models: Mapping[str, Stack]) -> Layers:
     """Layers whose hidden states a forward wants."""
-    config = None if forward.features is None else models[forward.features].config
-    return config.feature_layers if isinstance(config, DraftConfig) else ()
+    config = None if forward.features_for is None else models[forward.features_for].config
+    return () if config is None else config.feature_layers
 
 
 def answer(forward: Forward, memory: Memory, layers: Layers = ()) -> Prediction:
@@ -98,5 +96,5 @@ def answer(forward: Forward, memory: Memory, layers: Layers = ()) -> Prediction:
         tokens=readout.tokens.tolist(),
         logits=logits,
         features=torch.cat([captured[layer] for layer in layers], -1) if layers else None,
-        **{name: value.numpy() for name, value in readout.scores.items()},
+        scores={name: value.numpy() for name, value in readout.scores.items()},
     )

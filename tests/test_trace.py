@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from outpace.cli.slots import CELLS, block_edges, is_scattered, legend, slot_lines, slot_states
 from outpace.decoding import FULL, Step
-from outpace.decoding.forward import Mask
-from outpace.llm import Output
+from outpace.decoding.forward import Pattern
+from outpace.output import Output
+from outpace.trace import block_edges, is_scattered, slot_states
+
+CELLS = " ░█▒·"
+"""A character for each state."""
 
 
 def step(
-    start: int, rows: int, kept: int, *, mask: Mask = FULL, holes: str = "", model: str = "target"
+    start: int,
+    rows: int,
+    kept: int,
+    *,
+    pattern: Pattern = FULL,
+    holes: str = "",
+    model: str = "target",
 ) -> Step:
     """A forward; holes as runs such as `3-5 7-8`."""
     runs = [tuple(map(int, run.split("-"))) for run in holes.split()]
@@ -20,7 +29,7 @@ def step(
         seen=start + rows,
         kept=kept,
         seconds=0.0,
-        mask=mask,
+        pattern=pattern,
         holes=tuple(range(begin, end) for begin, end in runs),
     )
 
@@ -46,10 +55,10 @@ def picture(given: Output) -> list[str]:
 def test_a_pipeline_of_blocks() -> None:
     """The last block waits unfed in the third forward, and the first is kept in the last."""
     given = output(
-        step(0, 6, 0, mask=(3, 3), holes="3-6"),
-        step(2, 7, 1, mask=(1, 3, 3), holes="3-5 6-9"),
-        step(3, 3, 5, mask=(3,), holes="4-5"),
-        step(6, 6, 3, mask=(3, 3), holes="9-12"),
+        step(0, 6, 0, pattern=(3, 3), holes="3-6"),
+        step(2, 7, 1, pattern=(1, 3, 3), holes="3-5 6-9"),
+        step(3, 3, 5, pattern=(3,), holes="4-5"),
+        step(6, 6, 3, pattern=(3, 3), holes="9-12"),
     )
     assert picture(given) == [
         "░░█      ",
@@ -58,22 +67,14 @@ def test_a_pipeline_of_blocks() -> None:
         "···▒▒▒███",
     ]
     assert block_edges(given) == [3, 6, 9] and is_scattered(given)
-    assert [line.plain for line in slot_lines(given, 20)] == [
-        "░░█│",
-        "█░▒│███│",
-        "▒█▒│▒▒▒│",
-        "···│▒▒▒│███",
-    ]
-    narrow = ["░░█│", "…│███│", "…│▒▒▒│", "…▒│███"]
-    assert [line.plain for line in slot_lines(given, 6)] == narrow
 
 
 def test_what_was_dropped_is_gone() -> None:
     """Holes that were never filled, and tokens that nobody feeds any more."""
     given = output(
-        step(0, 9, 0, mask=(3, 2, 2, 2), holes="3-9"),
-        step(2, 7, 1, mask=(1, 2, 2, 2), holes="4-7 8-9"),
-        step(3, 2, 1, mask=(2,), holes="4-5"),
+        step(0, 9, 0, pattern=(3, 2, 2, 2), holes="3-9"),
+        step(2, 7, 1, pattern=(1, 2, 2, 2), holes="4-7 8-9"),
+        step(3, 2, 1, pattern=(2,), holes="4-5"),
     )
     assert picture(given) == ["█░░░█░", "▒░░░▒░", "▒█    "]
 
@@ -98,9 +99,3 @@ def test_tokens_that_another_model_checked_belong_to_the_forward_of_the_target()
 def test_no_forward_at_all() -> None:
     """Where no block had room."""
     assert slot_states(output()).shape == (0, 0)
-    assert list(slot_lines(output(), 9)) == []
-
-
-def test_the_legend_names_all_cells() -> None:
-    """But for the blank."""
-    assert all(cell in legend().plain for cell in CELLS if cell != " ")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Literal
 
-from outpace.decoding.forward import CAUSAL, Mask
-from outpace.decoding.order import Order
+from outpace.decoding.forward import CAUSAL, Pattern
 from outpace.decoding.pace import Pace
+from outpace.decoding.processor import Processor
 from outpace.decoding.sampling import Sample, Sampling, Score
+from outpace.decoding.target import Target
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -25,7 +27,7 @@ class Step:
         seen: number of slots that the last row saw.
         kept: number of tokens that were committed on what came back.
         seconds: wall time of the pass, shared by everyone in the batch.
-        mask: what the rows saw of each other.
+        pattern: what the rows saw of each other.
         holes: runs of slots that were fed as masks.
     """
 
@@ -35,50 +37,34 @@ class Step:
     seen: int
     kept: int
     seconds: float
-    mask: Mask = CAUSAL
+    pattern: Pattern = CAUSAL
     holes: tuple[range, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Native:
-    """How the authors of a diffusion model decode it: what holds unless a method says otherwise.
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """Prompt, committed tokens, limits and trace of what a user asks for.
 
     Attributes:
-        order: which holes are filled next.
-        block: tokens of a block; the whole canvas by default.
-        eps: last time of the schedule `timesteps`; 0 for the schedule `even`.
-        drawn: whether holes are scored by the law that tokens are drawn from, or by raw logits.
-        null_prompt: whether the model was trained to go on from a prompt of masks.
-    """
-
-    order: Order = "confidence"
-    block: int | None = None
-    eps: float = 0.0
-    drawn: bool = False
-    null_prompt: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
-class Sequence:
-    """Prompt, committed tokens, limits and trace of one request.
-
-    Of its target it knows `shift`, the `padding` that stands behind an answer, and what is
-    `native` to it; `mask_id` and `block` are the mask and the trained block length of the model
-    that has them; `pace` is what requests of the same method share.
+        target: what it may know of the model that answers.
+        logprobs: whether the log-probability of each token is wanted; they come to `scores`.
+        processors: what changes the logits of its rows before they are read.
+        pace: what requests of the same method share.
+        finish_reason: why it has ended; None while it goes on.
+        ids: prompt and committed tokens.
     """
 
     prompt: list[int]
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     eos: frozenset[int] = frozenset()
-    mask_id: int = -1
-    block: int = 1
-    shift: int = 1
-    padding: tuple[int, ...] = ()
-    native: Native = Native()
+    target: Target = Target()
+    logprobs: bool = False
+    processors: tuple[Processor, ...] = ()
     pace: Pace = field(default_factory=Pace)
     finish_reason: FinishReason | None = None
     trace: list[Step] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
     ids: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,20 +83,26 @@ class Sequence:
         """Committed output, without prompt and end-of-sequence."""
         return self.ids[len(self.prompt) :]
 
-    def commit(self, tokens: Iterable[int]) -> bool:
-        """Make tokens output, up to an end-of-sequence or the limit; False once it has ended."""
-        for token in tokens:
+    def commit(self, tokens: Iterable[int], logprobs: Iterable[float] | None = None) -> bool:
+        """Make tokens output, up to an end-of-sequence or the limit; False once it has ended.
+
+        `logprobs` has an entry for each token, and may have more.
+        """
+        scores = repeat(None) if logprobs is None else logprobs
+        for token, score in zip(tokens, scores, strict=False):
             if self.finish_reason is not None:
                 break
             if token in self.eos:
                 self.finish_reason = "stop"
                 break
             self.ids.append(token)
+            if score is not None:
+                self.scores.append(score)
             if len(self.ids) == self.limit:
                 self.finish_reason = "length"
         return self.finish_reason is None
 
-    def read(
+    def sample(
         self,
         step: int = 0,
         *,
@@ -118,5 +110,7 @@ class Sequence:
         scores: tuple[Score, ...] = (),
         drawn: bool = False,
     ) -> Sample:
-        """The request's own sampling, with the noise of a step."""
+        """A read by the request's own sampling, with the noise of a step."""
+        if self.logprobs:
+            scores = (*scores, "logprob")
         return Sample(sampling=self.sampling, step=step, keep=keep, scores=scores, drawn=drawn)

@@ -1,0 +1,54 @@
+"""Commands that say what there is: `models` and `methods`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from math import prod
+
+from rich.table import Table
+from safetensors import safe_open
+
+from outpace.cli.draw import console
+from outpace.cli.options import flag
+from outpace.decoding.target import plural
+from outpace.methods import METHODS
+from outpace.models.families import FAMILIES
+from outpace.models.load import ZOO, load_config, zoo_names
+
+
+def models() -> None:
+    """The models that ship inside the package, and the formats that load."""
+    table = Table(header_style="bold")
+    for column in ("model of the zoo", "family", "parameters", "megabytes"):
+        table.add_column(column)
+    for name in zoo_names():
+        table.add_row(name, *described(name))
+    console.print(table)
+    table = Table(header_style="bold")
+    for column in ("family", "architectures", "about"):
+        table.add_column(column)
+    for family in FAMILIES.values():
+        table.add_row(family.name, ", ".join(family.architectures), family.about)
+    console.print(table)
+
+
+def described(name: str) -> tuple[str, str, str]:
+    """Family, parameters and size of a zoo model."""
+    path = ZOO / name / "model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        parameters = sum(prod(file.get_slice(tensor).get_shape()) for tensor in file.keys())  # noqa: SIM118
+    size = path.stat().st_size
+    return load_config(name).family, f"{parameters / 1e6:.2f}M", f"{size / 2**20:.1f}"
+
+
+def methods() -> None:
+    """The decoding methods and their options."""
+    table = Table(header_style="bold")
+    for column in ("method", "decodes", "options", "about"):
+        table.add_column(column)
+    for name, kind in METHODS.items():
+        options = ", ".join(f"--{flag(option.name)}" for option in fields(kind))
+        about = (kind.__doc__ or "").splitlines()[0]
+        kinds = plural(kind.decodes)
+        table.add_row(name, kinds, options or "—", about)
+    console.print(table)

@@ -1,0 +1,169 @@
+"""Commands that measure: `evaluate` and `race`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from outpace.cli.draw import bars, console, report_table, show_pieces
+from outpace.cli.flags import (
+    LOADING,
+    SHORT,
+    Batch,
+    Choice,
+    Device,
+    Dtype,
+    JsonPath,
+    Limit,
+    Loading,
+    MaxTokens,
+    ModelName,
+    PrefixCache,
+    Seed,
+    Temperature,
+)
+from outpace.cli.options import parse_method
+from outpace.cli.output import replaced
+from outpace.evaluation.run import Report, evaluate, questions_of
+from outpace.evaluation.tasks import TASKS
+from outpace.llm import LLM
+from outpace.methods import Method
+from outpace.output import Options
+from outpace.provenance import provenance
+from outpace.text import checked_text
+
+RACE = (
+    "tiny-ar autoregressive",
+    "tiny-ar dflash draft=tiny-dflash",
+    "tiny-wedlm wedlm verify=true",
+    "tiny-dream left_to_right tokens=1 window=16 lookahead=16",
+    "tiny-dream left_to_right tokens=4 window=16 lookahead=16",
+    "tiny-dream apd verifier=tiny-aux ratio=0.5 window=16 lookahead=16",
+    "tiny-d2f d2f add=0.5 confidence=0.98",
+)
+
+
+def race(
+    prompt: Annotated[
+        str | None, Argument(help="What to answer; story problems where none is given.")
+    ] = None,
+    entry: Annotated[
+        list[str] | None, Option(help="'MODEL METHOD option=value …', once for each racer.")
+    ] = None,
+    limit: Limit = 25,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    dtype: Dtype = None,
+    device: Device = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Several methods on the same prompts: answers coloured by forward, then one table.
+
+    Without a prompt they solve held-out story problems, so that the table has an accuracy.
+    """
+    with replaced(json_path) as file:
+        racers = line_up(entry or RACE, Loading(dtype=dtype, device=device))
+        options: Options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+        reports = compete(racers, prompt, limit, options)
+        console.print()
+        console.print(report_table(reports, scored=prompt is None))
+        if prompt is None:
+            told = f"{limit} held-out story problems (not GSM8K), one at a time"
+            console.print(told, style="dim")
+        write_json(file, [report for _, report in reports])
+
+
+Racers = dict[str, tuple[LLM, Method]]
+
+
+def compete(
+    racers: Racers, prompt: str | None, limit: int, options: Options
+) -> list[tuple[str, Report]]:
+    """Show the answer of each racer; what it did on that prompt, or on story problems."""
+    questions = questions_of("story", limit)
+    first = questions[0].prompt if prompt is None else checked_text(prompt)
+    console.print(first, style="bold")
+    reports: list[tuple[str, Report]] = []
+    for title, (llm, method) in racers.items():
+        options["method"] = method
+        if prompt is not None:
+            llm.generate(first, **options)  # a warm-up, as an evaluation has its own
+        console.print(f"\n{title}", style="bold underline")
+        stream = llm.stream(first, **options)
+        show_pieces(console, stream)
+        if prompt is None:
+            reports.append((title, run(llm, "story", limit, None, 1, options)))
+        else:
+            assert stream.output is not None
+            seconds = stream.output.seconds
+            report = Report(task="", model=llm.name, method=repr(method), batch=1, seconds=seconds)
+            report.add(stream.output, False)
+            reports.append((title, report))
+    return reports
+
+
+def line_up(entries: Sequence[str], loading: Loading) -> Racers:
+    """Model and method of each racer; `ValueError` for a bad one before any of them runs."""
+    parsed = {text: parse_entry(text) for text in entries}
+    llms: dict[str, LLM] = {}
+    for model, method in parsed.values():
+        if model not in llms:
+            # What one racer has computed for a prompt must not help the next.
+            llms[model] = loading.open(model, method, prefix_cache=False)
+        llms[model].pair(method)
+    return {text: (llms[model], method) for text, (model, method) in parsed.items()}
+
+
+def parse_entry(text: str) -> tuple[str, Method]:
+    """Model and method of a racer."""
+    model, *rest = text.split()
+    if not rest or not all("=" in option for option in rest[1:]):
+        raise ValueError(f"{text!r} is no entry: write 'MODEL METHOD option=value …'")
+    return model, parse_method(rest[0], dict(option.split("=", 1) for option in rest[1:]))
+
+
+def run(llm: LLM, task: str, limit: int, data: str | None, batch: int, options: Options) -> Report:
+    """Evaluate with a progress bar."""
+    questions = questions_of(task, limit, data)
+    with bars() as shown:
+        bar = shown.add_task(task, total=len(questions))
+
+        def progress(report: Report) -> None:
+            text = f"{report.accuracy:.1%} right, {report.tokens_per_forward:.2f} TPF"
+            shown.update(bar, advance=1, description=text)
+
+        return evaluate(llm, questions, task=task, batch=batch, progress=progress, **options)
+
+
+def evaluate_command(
+    model: ModelName,
+    method: Method | None = None,
+    task: Annotated[str, Option(help=f"One of {', '.join(TASKS)}.")] = "story",
+    data: Annotated[str | None, Option(help="File of the task, where it needs one.")] = None,
+    limit: Limit = 100,
+    batch: Batch = 1,
+    choice: Choice = SHORT,
+    loading: Loading = LOADING,
+    prefix_cache: PrefixCache = True,
+    json_path: JsonPath = None,
+) -> None:
+    """Accuracy, tokens per forward and tokens per second of one method, from the same run."""
+    questions_of(task, limit, data)
+    with replaced(json_path) as file:
+        llm = loading.open(model, method, prefix_cache=prefix_cache)
+        report = run(llm, task, limit, data, batch, choice.options())
+        console.print(report_table([(f"{llm.name} {report.method}", report)], scored=True))
+        write_json(file, [report])
+
+
+def write_json(path: Path | None, reports: list[Report]) -> None:
+    """Write figures with their provenance."""
+    if path is not None:
+        results = [report.summary() for report in reports]
+        text = json.dumps({"provenance": provenance(), "results": results}, indent=2)
+        path.write_text(text + "\n")

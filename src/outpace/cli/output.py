@@ -1,0 +1,33 @@
+"""Files that a command writes: found wanting before its work, replaced when that is done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replaced(path: Path | None) -> Iterator[Path | None]:
+    """An empty file to fill, which takes the place of `path` unless something fails.
+
+    Raises `ValueError` or `OSError` on the way in where no file can be written there. None for
+    None.
+    """
+    if path is None:
+        yield None
+        return
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file to write to; name another")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ValueError(f"{path} may not be written to; name another")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{os.getpid()}.{path.name}")
+    draft.touch()
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

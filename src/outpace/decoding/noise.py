@@ -1,0 +1,56 @@
+"""Noise as a function of (seed, slot, step, column), and of nothing else.
+
+Shapes: R rows, each with a key; V columns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Keys = NDArray[np.uint64]
+
+WORD = 0xFFFFFFFF
+
+
+def mix(x: Keys) -> Keys:
+    """The splitmix64 finalizer (Steele et al., 2014), on 64-bit words."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def noise_keys(seeds: Keys, steps: Keys, slots: Keys) -> Keys:
+    """One key of 62 bits for each seed, step and slot, which stand side by side."""
+    with np.errstate(over="ignore"):
+        keys = mix(seeds + np.uint64(0x9E3779B97F4A7C15))
+        return mix(mix(keys + steps) + slots) >> np.uint64(2)
+
+
+def scramble(x: Tensor) -> Tensor:
+    """A bijection of 32-bit words (lowbias32, Wellons, 2018) held in int64, in place."""
+    x.bitwise_xor_(x >> 16).mul_(0x7FEB352D).bitwise_and_(WORD)
+    x.bitwise_xor_(x >> 15).mul_(0x846CA68B).bitwise_and_(WORD)
+    return x.bitwise_xor_(x >> 16)
+
+
+def uniform(keys: Tensor, vocab: int) -> Tensor:
+    """Numbers `f32[R, vocab]` between 0 and 1, a function of key and column alone."""
+    columns = torch.arange(vocab, device=keys.device) * 0x9E3779B1 & WORD
+    low, high = keys[:, None] & WORD, keys[:, None] >> 32
+    words = scramble(scramble(columns ^ low).bitwise_xor_(high)).float()
+    # Rounding may have made one of them a one.
+    return words.add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+
+
+def gumbel(keys: Tensor, vocab: int) -> Tensor:
+    """Standard Gumbel noise `f32[R, vocab]`, a function of key and column alone.
+
+    Adding it to log-probabilities and taking the arg-max samples from them; the same noise added
+    to two distributions couples their samples.
+    """
+    # An exponential as -log(1 - u) keeps full precision where it is small, which is where the
+    # winners of the arg-max come from.
+    return uniform(keys, vocab).neg_().log1p_().neg_().log_().neg_()

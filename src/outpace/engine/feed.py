@@ -1,0 +1,156 @@
+"""A forward on its way into a pass: checked and counted once, and cut where it is too long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import index
+
+from torch import Tensor
+
+from outpace.attention.batch import Span
+from outpace.decoding import CAUSAL, Forward, Pattern, Processor, Read
+from outpace.decoding.forward import stops
+from outpace.engine.cache import Table
+from outpace.models.config import ModelConfig
+
+
+@dataclass(slots=True, kw_only=True)
+class Feed:
+    """What one sequence feeds one model in one pass, safe from what its method does next.
+
+    Attributes:
+        role: what the model is to the method.
+        reader: role of the draft that wants the hidden states of the rows, if one does.
+        ids: n token ids.
+        start: slot of the first row.
+        seen: number of slots that the last row sees.
+        rows: rows whose logits are wanted.
+        slots: the slots that they predict.
+        layers: layers whose hidden states are wanted, side by side.
+        processors: what changes the wanted logits before they are read.
+        missing: rows in front of these that were found filled, whose hidden states are wanted and
+            nobody has computed.
+    """
+
+    role: str
+    reader: str | None
+    table: Table
+    ids: list[int]
+    start: int
+    seen: int
+    pattern: Pattern
+    positions: Sequence[int] | None
+    context: Tensor | None
+    read: Read
+    rows: list[int]
+    slots: Sequence[int]
+    layers: tuple[int, ...] = ()
+    processors: tuple[Processor, ...] = ()
+    missing: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        forward: Forward,
+        table: Table,
+        config: ModelConfig,
+        *,
+        layers: tuple[int, ...] = (),
+        processors: tuple[Processor, ...] = (),
+    ) -> Feed:
+        """A forward for a model; `ValueError` or `TypeError` where it cannot run it."""
+        forward.check(
+            vocab=config.vocab,
+            length=config.max_length,
+            slots=table.size,
+            written=table.written,
+            feature_size=config.feature_size,
+        )
+        return cls(
+            role=forward.model,
+            reader=forward.features_for,
+            table=table,
+            ids=whole(forward.ids),
+            start=forward.start,
+            seen=forward.seen,
+            pattern=forward.pattern,
+            positions=None if forward.positions is None else whole(forward.positions),
+            context=forward.context,
+            read=forward.read,
+            rows=whole(forward.predicted_rows(config.shift)),
+            slots=forward.predicted_slots(),
+            layers=layers,
+            processors=processors,
+        )
+
+    @property
+    def first(self) -> int:
+        """First slot that is written."""
+        return self.start if self.context is None else self.start - self.context.shape[0]
+
+    @property
+    def end(self) -> int:
+        """First slot behind the rows."""
+        return self.start + len(self.ids)
+
+    @property
+    def size(self) -> int:
+        """Rows of the pass that it takes, those of its context included."""
+        return self.end - self.first
+
+    @property
+    def ahead(self) -> int:
+        """How many of the first rows may run ahead of the rest: causal ones that nobody reads."""
+        if self.pattern != CAUSAL or self.seen != self.end or self.context is not None:
+            return 0
+        return min(self.rows) if self.rows else len(self.ids) - 1
+
+    def holes(self, mask_id: int, first: int) -> tuple[range, ...]:
+        """Runs of slots, from slot `first` on, that are fed as masks, wherever their rows lie."""
+        if mask_id not in self.ids:
+            return ()
+        places = range(self.start, self.end) if self.positions is None else self.positions
+        masked = (p for p, token in zip(places, self.ids, strict=True) if token == mask_id)
+        runs: list[range] = []
+        for slot in sorted(place for place in masked if place >= first):
+            if runs and slot == runs[-1].stop:
+                runs[-1] = range(runs[-1].start, slot + 1)
+            else:
+                runs.append(range(slot, slot + 1))
+        return tuple(runs)
+
+    def span(self, begin: int) -> Span:
+        """Its rows, of which the first is row `begin` of the pass, and what they see."""
+        count = len(self.ids)
+        ends = None
+        if self.pattern != CAUSAL:
+            ends = stops(self.pattern, self.start, count, self.seen)
+        return Span(slice(begin, begin + count), self.start, self.seen, ends, self.table)
+
+    def cut(self, count: int) -> tuple[Feed, Feed]:
+        """The first `count` rows, which nobody reads, and the rest."""
+        places = self.positions
+        head = replace(
+            self,
+            ids=self.ids[:count],
+            seen=self.start + count,
+            positions=None if places is None else places[:count],
+            rows=[],
+            slots=(),
+        )
+        tail = replace(
+            self,
+            ids=self.ids[count:],
+            start=self.start + count,
+            positions=None if places is None else places[count:],
+            rows=[row - count for row in self.rows],
+            missing=0,
+        )
+        return head, tail
+
+
+def whole(numbers: Sequence[int]) -> list[int]:
+    """A copy; `TypeError` for what are no whole numbers."""
+    copy = list(numbers)
+    return copy if set(map(type, copy)) <= {int} else list(map(index, copy))

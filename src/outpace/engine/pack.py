@@ -1,0 +1,93 @@
+"""Feeds of many sequences as the tensors of one ragged pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outpace.attention.batch import Batch
+from outpace.decoding import Read
+from outpace.engine.feed import Feed
+
+
+class Buffer:
+    """Integers on their way to a device: memory that is made once, and one copy per pass."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.grow(0)
+
+    def grow(self, size: int) -> None:
+        """Make room for so many."""
+        apart = self.device.type != "cpu"
+        self.host = torch.empty(size, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        self.array = self.host.numpy()
+        self.there = torch.empty_like(self.host, device=self.device) if apart else self.host
+
+    def send(self, *parts: list[int]) -> list[Tensor]:
+        """Tensors `i64` of some lists, good until the next call."""
+        sizes = list(map(len, parts))
+        total, begin = sum(sizes), 0
+        if total > len(self.host):
+            self.grow(2 * total)
+        for part, size in zip(parts, sizes, strict=True):
+            self.array[begin : begin + size] = part
+            begin += size
+        if self.there is not self.host:
+            self.there[:total].copy_(self.host[:total])
+        return list(self.there[:total].split(sizes))
+
+
+@dataclass(slots=True)
+class Packed:
+    """A batch, and what is read of it.
+
+    Attributes:
+        batch: the rows of all feeds.
+        wanted: `i64[R]` rows whose logits are wanted, those of one read type together; None where
+            these are all rows in their order.
+        reads: for each read type, the feeds that ask for it.
+    """
+
+    batch: Batch
+    wanted: Tensor | None
+    reads: list[tuple[type[Read], list[int]]]
+
+
+def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
+    """Lay the rows of all feeds one behind the other."""
+    ids: list[int] = []
+    positions: list[int] = []
+    behind: list[int] = []  # slots and places of context rows, which are written before the others
+    places: list[int] = []
+    write: list[int] = []
+    spans = []
+    for feed in feeds:
+        spans.append(feed.span(len(ids)))
+        ids += feed.ids
+        own = range(feed.start, feed.end)
+        positions += own if feed.positions is None else feed.positions
+        write += feed.table.physical(feed.start, feed.end)
+        if feed.context is not None:
+            behind += feed.table.physical(feed.first, feed.start)
+            places += range(feed.first, feed.start)
+    groups: dict[type[Read], list[int]] = {}
+    for index, feed in enumerate(feeds):
+        if feed.rows:
+            groups.setdefault(type(feed.read), []).append(index)
+    order = [index for group in groups.values() for index in group]
+    wanted = [spans[index].rows.start + row for index in order for row in feeds[index].rows]
+    in_order = len(wanted) == len(ids) and wanted == list(range(len(ids)))
+    parts = buffer.send(ids, positions, behind + write, wanted, places)
+    features = [feed.context for feed in feeds if feed.context is not None]
+    batch = Batch(
+        ids=parts[0],
+        positions=parts[1],
+        write=parts[2],
+        context=(torch.cat(features), parts[4]) if features else None,
+        spans=spans,
+    )
+    return Packed(batch, None if in_order else parts[3], list(groups.items()))

@@ -1,0 +1,111 @@
+"""A target and the further models of a method: what their requests have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from outpace.decoding import Kind, Processor, Request, Target
+from outpace.decoding.processor import Shortened
+from outpace.decoding.target import plural
+from outpace.engine.runner import Runner
+from outpace.methods import Method
+from outpace.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pairing:
+    """The models of a method by their roles, and what they agree on.
+
+    Attributes:
+        runners: the model of each role.
+        vocab: tokens that all of them can be fed and may say.
+        target: what a method may know of them.
+        processors: for each role, what keeps its tokens below `vocab`.
+    """
+
+    runners: Mapping[str, Runner]
+    vocab: int
+    target: Target
+    processors: Mapping[str, tuple[Processor, ...]]
+
+    @classmethod
+    def of(cls, runners: Mapping[str, Runner]) -> Pairing:
+        """Models whose kinds have been checked."""
+        vocab = min(runner.vocab for runner in runners.values())
+        return cls(
+            runners=dict(runners),
+            vocab=vocab,
+            target=view({role: runner.config for role, runner in runners.items()}),
+            processors={
+                role: (Shortened(vocab),) if runner.vocab > vocab else ()
+                for role, runner in runners.items()
+            },
+        )
+
+    def check(self, method: Method, request: Request) -> None:
+        """Raise `ValueError` for a request that these models could never serve."""
+        if not request.prompt:
+            raise ValueError("the prompt is empty: give at least one token")
+        if request.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {request.max_tokens}")
+        method.check(request)
+        slots = method.slots(len(request.prompt), request.max_tokens)
+        if bad := [token for token in request.prompt if not 0 <= token < self.vocab]:
+            least = min(self.runners.values(), key=lambda runner: runner.vocab)
+            raise ValueError(
+                f"prompt token {bad[0]} lies outside the vocabulary of {least.name}, "
+                f"which has {self.vocab} tokens"
+            )
+        for runner in self.runners.values():
+            limit = min(runner.config.max_length, len(runner.cache))
+            if slots > limit:
+                more = slots > len(request.prompt) + request.max_tokens
+                extra = f" with {method!r}" if more else ""
+                raise ValueError(
+                    f"a prompt of {len(request.prompt)} tokens and "
+                    f"max_tokens={request.max_tokens} need {slots} slots{extra}, "
+                    f"but {runner.name} has {limit}: shorten one of them"
+                )
+
+
+def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) -> None:
+    """Raise `ValueError` where a model is of another kind than a method wants.
+
+    `models` are the name and the kind of the model in each role.
+    """
+    name, kind = models["target"]
+    if kind not in method.decodes:
+        remedy = ""
+        if kind is Kind.CAUSAL and Kind.FILLING in method.decodes:
+            remedy = (
+                " that has no mask token: name one (mask_id), "
+                "or choose a model that was trained with it"
+            )
+        raise ValueError(
+            f"{method.__name__} decodes {plural(method.decodes)}, "
+            f"but {name} is a {kind.value}{remedy}"
+        )
+    for role, wanted in method.roles.items():
+        name, kind = models[role]
+        if kind not in wanted:
+            raise ValueError(
+                f"{method.__name__} takes a {wanted[0].value} as its {role}, "
+                f"but {name} is a {kind.value}"
+            )
+
+
+def view(configs: Mapping[str, ModelConfig]) -> Target:
+    """What a method may know: of the target, and of the model that is fed holes."""
+    target = configs["target"]
+    filled = next((each for each in configs.values() if each.kind is Kind.DRAFT), target)
+    return Target(
+        shift=target.shift,
+        mask_id=-1 if filled.mask_id is None else filled.mask_id,
+        block=filled.block,
+        order=target.order,
+        eps=target.eps,
+        drawn=target.drawn,
+        null_prompt=target.null_prompt,
+        padding=target.eos[:1],
+    )

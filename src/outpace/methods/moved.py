@@ -1,0 +1,64 @@
+"""Logits that are moved before they are read: by guidance, and by what may end an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from outpace.decoding import Sample
+from outpace.decoding.sampling import Reader, Readout, chooser, scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved(Sample):
+    """Tokens of logits that were moved first.
+
+    With `null [r, vocab]`, the logits of the same slots behind a prompt of masks, they are moved
+    away from these by `guidance`. Tokens in `never` are not drawn; those in `last` are, but count
+    for nothing in the scores, and holes that take them come behind all others.
+    """
+
+    null: Tensor | None = None
+    guidance: float = 0.0
+    never: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+
+    @classmethod
+    def group(
+        cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
+    ) -> Reader:
+        """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
+        choose = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
+        judge = cls.judge(reads, slots, device)
+        wanted = {score for each in reads for score in each.scores if score == "logprob"}
+        ends = [0, *accumulate(map(len, slots))]
+        spans = list(zip(reads, ends, ends[1:], strict=False))
+
+        def read(logits: Tensor, rows: slice) -> Readout:
+            logits = logits.clone()
+            parts = []
+            for each, begin, end in spans:
+                own = slice(max(begin, rows.start), min(end, rows.stop))
+                if own.start < own.stop:
+                    part = logits[own.start - rows.start : own.stop - rows.start]
+                    parts.append((each, part))
+                    if each.null is not None:
+                        null = each.null[own.start - begin : own.stop - begin]
+                        part.sub_(null).mul_(1 + each.guidance).add_(null)
+                    part[:, list(each.never)] = -torch.inf
+            tokens = choose(logits, rows)
+            raw = scores(logits, tokens, wanted)
+            for each, part in parts:
+                part[:, list(each.last)] = -torch.inf
+            judged = judge(logits, tokens, rows)
+            ended = logits.gather(-1, tokens[:, None]).squeeze(-1) == -torch.inf
+            for name, score in judged.items():
+                score[ended] = torch.inf if name == "entropy" else -torch.inf
+            return Readout(tokens, judged | raw)
+
+        return read

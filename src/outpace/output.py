@@ -1,0 +1,103 @@
+"""What a user asks for, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from outpace.decoding import Request, Step
+from outpace.decoding.request import FinishReason
+from outpace.engine.job import Job
+from outpace.methods import Method
+from outpace.text import Detokenizer
+
+
+class Options(TypedDict, total=False):
+    """What a request may choose.
+
+    `method` replaces that of the `LLM`; `max_tokens` is 256 at most unless given; sampling options
+    default to those of the method, and else of the model's family; `stop` ends the text before any
+    of these strings; `raw` continues a string as it stands, without the chat template; `logprobs`
+    asks for the log-probability of each token.
+    """
+
+    method: Method | None
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    seed: int
+    stop: str | Sequence[str]
+    raw: bool
+    logprobs: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What became of a prompt.
+
+    Attributes:
+        text: the answer, without end-of-sequence and cut at a stop string.
+        ids: its tokens.
+        finish_reason: `stop` (end-of-sequence or stop string), `length` or `cancelled`.
+        steps: every forward pass, of every model.
+        prompt_tokens: length of the prompt.
+        seconds: from the first forward to the last.
+        logprobs: where they were asked for, the log-probability of each token, under the model's
+            own distribution (temperature 1) in the forward that chose it.
+    """
+
+    text: str
+    ids: list[int]
+    finish_reason: FinishReason
+    steps: list[Step] = field(repr=False)
+    prompt_tokens: int
+    seconds: float
+    logprobs: list[float] | None = None
+
+    @property
+    def forwards(self) -> int:
+        """Forward passes of the target model."""
+        return sum(step.model == "target" for step in self.steps)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Output tokens for each forward pass of the target model."""
+        return len(self.ids) / self.forwards if self.forwards else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens for each second that the request ran."""
+        return len(self.ids) / self.seconds if self.seconds else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """A request on its way and the text that it has so far."""
+
+    detokenizer: Detokenizer
+    job: Job = field(init=False)
+
+    def push(self, request: Request) -> bool:
+        """Decode the tokens that are new; True where a stop string ends the answer."""
+        # Counted by what has arrived, so that Ctrl-C while one is decoded loses none behind it.
+        return self.detokenizer.push(request.ids[len(request.prompt) + len(self.detokenizer.ids) :])
+
+    def output(self) -> Output:
+        """What became of it, once it has ended; raises what its method raised."""
+        if self.job.error is not None:
+            raise self.job.error
+        request, detokenizer = self.job.request, self.detokenizer
+        assert request.finish_reason is not None
+        self.push(request)
+        detokenizer.take(final=True)
+        return Output(
+            text=detokenizer.text,
+            ids=detokenizer.ids,
+            finish_reason="stop" if detokenizer.stopped else request.finish_reason,
+            steps=request.trace,
+            prompt_tokens=len(request.prompt),
+            seconds=self.job.ended - self.job.began,
+            logprobs=request.scores[: len(detokenizer.ids)] if request.logprobs else None,
+        )

@@ -1,0 +1,44 @@
+"""Attention in training, as each layer of a model sees the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from outpace.attention.ranges import RangesAttention, narrowed
+from outpace.models.config import ModelConfig, Sight
+from outpace.models.draft import FeatureDraft
+from outpace.models.transformer import Attend, Transformer
+from outpace.training.rows import Rows
+
+
+def hidden_states(model: Transformer | FeatureDraft, rows: Rows) -> Tensor:
+    """What a model makes of packed rows, `[T, dim]`."""
+    attend = over_rows(model.config, rows.ranges, rows.ids.device)
+    hidden: Tensor = model(rows.ids, rows.positions, attend)
+    return hidden
+
+
+def over_rows(config: ModelConfig, ranges: Tensor, device: torch.device) -> Attend:
+    """Attention of packed rows over one another, planned once for all layers."""
+    own = torch.arange(len(ranges))
+    return by_layer(config, lambda sight: RangesAttention(through(sight, ranges, own), device))
+
+
+def by_layer(config: ModelConfig, plan: Callable[[Sight], Attend]) -> Attend:
+    """One attention for all layers, or for each kind of layer the one that is planned for it."""
+    if not config.sights:
+        return plan(Sight())
+    plans = {sight: plan(sight) for sight in set(config.sights)}
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return plans[config.sights[layer]](layer, q, k, v)
+
+    return attend
+
+
+def through(sight: Sight, ranges: Tensor, own: Tensor) -> Tensor:
+    """What ranges become in one kind of layer; `own i64[T]` are the keys of the rows themselves."""
+    return narrowed(ranges, own, window=sight.window, causal=sight.causal)

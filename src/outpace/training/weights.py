@@ -1,0 +1,81 @@
+"""Where the weights of a run begin: at random, or at a checkpoint, as it is or adapted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from outpace.decoding.target import Kind
+from outpace.models.draft import FeatureDraft
+from outpace.models.families import FAMILIES
+from outpace.models.load import family_of, load_draft, load_model, resolve, translate
+from outpace.models.rope import rotate
+from outpace.models.transformer import Transformer
+
+
+def fresh(config: Mapping[str, Any], seed: int) -> Transformer:
+    """A model with random weights from the content of a `config.json`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Transformer(translate(config))
+
+
+def adapted(init: str, changes: Mapping[str, Any]) -> Transformer:
+    """The weights of a checkpoint under its `config.json` with some fields changed.
+
+    For a family that spells its configuration otherwise, the changes are a whole `config.json`.
+    Where the shift goes, queries are turned to look from the slot before their own.
+    """
+    source = load_model(init)
+    if not changes:
+        return source
+    published, path = {**source.config.source, **changes}, resolve(init) / "config.json"
+    if family_of(published, path).names is not FAMILIES[source.config.family].names:
+        published = dict(changes)
+    model = Transformer(translate(published, path))
+    sizes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    weights = dict(source.named_parameters())
+    if sizes != {name: parameter.shape for name, parameter in weights.items()}:
+        raise ValueError(
+            f"the changes {dict(changes)} give {init!r} other tensors than it has weights for; "
+            "change only fields that keep their shapes"
+        )
+    model.load_state_dict(weights)
+    if model.config.shift < source.config.shift:
+        look_left(model)
+    return model
+
+
+@torch.no_grad()
+def look_left(model: Transformer) -> None:
+    """Turn the queries of all layers back by one position.
+
+    Under a shift the row before a slot predicts it, and has learnt at what distance to look. The
+    slot's own row, which predicts it without a shift, now looks at the same slots.
+    """
+    config = model.config
+    cos, sin = model.cos[1], -model.sin[1]
+    for name, parameter in model.named_parameters():
+        if ".qkv." in name:
+            heads = parameter[: config.heads * config.head_dim].unflatten(0, (config.heads, -1))
+            heads.copy_(rotate(heads.movedim(1, -1), cos, sin).movedim(-1, 1))
+
+
+def draft(
+    init: str | None, config: Mapping[str, Any], target: Transformer, seed: int
+) -> FeatureDraft:
+    """A draft for a target: that of a checkpoint, or one with random weights."""
+    if init is not None:
+        if config:
+            raise ValueError("a draft is trained on as it is; give [model] init or config")
+        return load_draft(init, target)
+    published = translate(config)
+    if published.kind is not Kind.DRAFT:
+        raise ValueError(
+            f"[model] has a target, but {published.architecture} is no draft that reads features"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return FeatureDraft(published, target)

@@ -1,0 +1,47 @@
+"""How the sides of a comparison are timed and set against each other."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from harness import Bar, Timing, alternate, costs, finish
+
+OURS = [Timing(1.0, 2.0), Timing(2.0, 2.0), Timing(9.0, 2.0)]
+THEIRS = [Timing(2.0, 1.0), Timing(2.0, 1.0), Timing(3.0, 1.0)]
+
+
+def test_costs_are_per_unit_and_ratios_those_of_the_rounds() -> None:
+    """The median of three ratios, times how many more units the first side needed."""
+    rows = costs({"theirs": THEIRS, "ours": OURS}, {"theirs": 10, "ours": 5}, "forward")
+    assert rows["theirs"]["CPU ratio"] == rows["theirs"]["wall ratio"] == 1
+    assert rows["ours"] == {
+        "forwards": 5,
+        "CPU ms per forward": pytest.approx(400),
+        "wall ms per forward": pytest.approx(400),
+        "CPU ratio": pytest.approx(2),
+        "wall ratio": pytest.approx(4),
+        "CPU ratio of decodes": pytest.approx(1),
+        "range of decodes": "0.50-3.00",
+    }
+
+
+def test_sides_take_turns_in_alternating_order() -> None:
+    """After one run of each to warm up."""
+    order: list[str] = []
+    sides = {name: (lambda name=name: order.append(name)) for name in "ab"}
+    timings = alternate(sides, 3)
+    assert "".join(order) == "ab" + "abbaab"
+    assert [len(runs) for runs in timings.values()] == [3, 3]
+
+
+@pytest.mark.parametrize(("at_least", "met"), [(True, [True, False]), (False, [False, True])])
+def test_bars_are_met_on_their_side(at_least: bool, met: list[bool], tmp_path: Path) -> None:
+    """And written with the mark."""
+    bars = [Bar(what="x", value=v, limit=2.0, at_least=at_least) for v in (3.0, 1.0)]
+    path = tmp_path / "new" / "a.json"
+    finish(Namespace(json=path), {"rows": []}, bars)
+    assert [bar["met"] for bar in json.loads(path.read_text())["bars"]] == met

@@ -1,0 +1,123 @@
+"""Every program in `benchmarks/` runs, as small as it can be."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent.parent / "benchmarks"
+PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text())
+CLONES = [name for name in PROGRAMS if name.endswith("_official")]
+CURVES = {
+    "apd_curve": "apd-curve",
+    "d2f_curve": "d2f_curve",
+    "methods": "methods",
+    "orders": "orders",
+    "wedlm_curve": "wedlm-curve",
+}
+"""Programs that draw, and the results from which they do."""
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch):
+    """Runs a program with arguments, as the command line does."""
+
+    def program(name: str, *words: str) -> None:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        import_module(name).main()
+
+    return program
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_help_shows_what_is_measured(name: str, run, capsys: pytest.CaptureFixture[str]) -> None:
+    """The text of the file, and options with the right defaults."""
+    with pytest.raises(SystemExit) as end:
+        run(name, "--help")
+    text = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text()))
+    assert end.value.code == 0 and text is not None
+    assert text in capsys.readouterr().out
+
+
+SMOKES = [
+    ("apd_curve", "--limit 1 --max-tokens 16"),
+    ("d2f_curve", "--limit 1 --max-tokens 16"),
+    ("dflash_curve", "--limit 2 --batch 1 2"),
+    ("forward_cost", "--rounds 1 --tokens 4 --batch 2"),
+    ("gpu", "--cpu-smoke"),
+    ("host_time", "--rounds 1 --tokens 4 --batch 1 2"),
+    ("methods", "--limit 1 --max-tokens 16"),
+    ("orders", "--limit 1 --max-tokens 32 --settings half,one,factor"),
+    ("wedlm_curve", "--limit 1 --max-tokens 96 --tasks story"),
+    ("wedlm_official", "--rounds 1 --tokens 8"),
+]
+LONG = ("forward_cost", "gpu", "wedlm_curve", "wedlm_official")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        pytest.param(name, words, id=name, marks=[pytest.mark.slow] if name in LONG else [])
+        for name, words in SMOKES
+    ],
+)
+def test_smallest_run_writes_its_tables(name: str, words: str, run, tmp_path: Path) -> None:
+    """Rows of figures with their provenance, and a picture where there is one."""
+    picture = ["--png", str(tmp_path / "a.png")] if name in CURVES else []
+    run(name, *words.split(), "--json", str(tmp_path / "new" / "a.json"), *picture)
+    written = json.loads((tmp_path / "new" / "a.json").read_text())
+    assert written.pop("provenance")["outpace"]
+    assert all(bar["limit"] for bar in written.pop("bars"))
+    assert written and any(rows and rows[0] for rows in written.values())
+    assert bool(picture) == (tmp_path / "a.png").exists()
+
+
+@pytest.mark.slow
+def test_a_training_run_is_judged(run, tmp_path: Path) -> None:
+    """By what its draft would keep, and drawn beside the decoding."""
+    draft, out, picture = (tmp_path / name for name in ("run", "a.json", "a.png"))
+    recipe = FOLDER.parent / "recipes" / "tiny-dflash.toml"
+    words = ["train", recipe, "steps=1", "batch=2", "path=story:train", f"out={draft}"]
+    subprocess.run([sys.executable, "-m", "outpace", *map(str, words)], check=True)
+    words = ["--limit", 1, "--batch", 1, "--run", f"short={draft}", "--json", out, "--png", picture]
+    run("dflash_curve", *map(str, words))
+    (row,) = json.loads(out.read_text())["training"]
+    assert (row["run"], row["steps"]) == ("short", 1)
+    assert 0.9 < row["acceptance length"] < 2  # it has learnt next to nothing
+    assert picture.exists()
+
+
+def test_every_program_is_tried() -> None:
+    """With sizes of its own above, or beside a stand-in for the clone that it wants."""
+    assert sorted({name for name, _ in SMOKES} | set(CLONES)) == PROGRAMS
+    assert {name for name in PROGRAMS if name in CURVES} == set(CURVES)
+
+
+@pytest.mark.parametrize(("name", "results"), CURVES.items())
+def test_stored_results_are_drawn(name: str, results: str, run, tmp_path: Path) -> None:
+    """Without measuring anything."""
+    run(
+        name,
+        "--draw",
+        str(FOLDER / "results" / f"{results}.json"),
+        "--png",
+        str(tmp_path / "a.png"),
+    )
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", CLONES)
+def test_missing_clone_is_said_in_one_line(name: str, run, tmp_path: Path) -> None:
+    """With the repository to take, before anything is written or measured."""
+    with pytest.raises(SystemExit) as end:
+        run(name, "--official", str(tmp_path / "nowhere"))
+    message = str(end.value)
+    assert "nowhere" in message and "--official takes a clone of" in message
+    assert "\n" not in message

@@ -1,0 +1,93 @@
+"""Forwards on their way into a pass: counted, cut, and safe from their method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import VOCAB, causal_model, engine_of, feeds, runner
+from outpace.decoding import FULL, Forward
+from outpace.engine.feed import Feed
+
+ENGINE = engine_of(("causal", causal_model(vocab_size=VOCAB + 100)), slots=512)
+
+
+def feed_of(forward: Forward, written: int = 100) -> Feed:
+    """A forward as a causal model is fed it."""
+    target = runner(ENGINE, "causal")
+    table = target.reserve(160)
+    assert table is not None
+    table.written = written
+    try:
+        return feeds(target, [forward], [table])[0]
+    finally:
+        target.release(table)
+
+
+@given(st.integers(1, 12), st.booleans(), st.data())
+def test_a_cut_feed_is_the_same_in_two(rows: int, moved: bool, data: st.DataObject) -> None:
+    """Ids, slots and positions of both parts make the whole; only the second is read."""
+    ids = list(range(rows))
+    places = [2 * row + 5 for row in ids] if moved else None
+    wanted = sorted(data.draw(st.sets(st.integers(4, 3 + rows), max_size=3)))
+    whole = feed_of(Forward(ids=ids, start=3, positions=places, predict=wanted))
+    cut = min(data.draw(st.integers(1, 12)), whole.ahead)
+    assert 0 <= cut < rows
+    assert not wanted or cut <= wanted[0] - 4
+    if cut:
+        head, tail = whole.cut(cut)
+        assert head.ids + tail.ids == ids
+        assert (head.start, head.end, tail.end) == (3, tail.start, whole.end)
+        assert (head.seen, tail.seen) == (head.end, whole.seen)
+        assert places is None or [*head.positions, *tail.positions] == places
+        assert list(head.slots) == head.rows == [] and list(tail.slots) == wanted
+        assert [tail.start + row for row in tail.rows] == [slot - 1 for slot in wanted]
+
+
+@pytest.mark.parametrize("change", [{"pattern": FULL}, {"pattern": (2, 4)}])
+def test_only_causal_feeds_are_cut(change: dict[str, Any]) -> None:
+    """Others see rows that would not be there yet."""
+    assert feed_of(Forward(ids=[1] * 6, start=3)).ahead == 5
+    assert feed_of(Forward(ids=[1] * 6, start=3, **change)).ahead == 0
+
+
+def test_holes_are_runs_of_masks_behind_the_committed_tokens() -> None:
+    """A mask token of a prompt is a token."""
+    feed = feed_of(Forward(ids=[9, 1, 9, 9, 2, 9], start=4))
+    assert feed.holes(9, 0) == (range(4, 5), range(6, 8), range(9, 10))
+    assert feed.holes(9, 7) == (range(7, 8), range(9, 10))
+    assert feed.holes(9, 10) == feed.holes(8, 0) == ()
+    moved = feed_of(Forward(ids=[1, 2, 9, 9], start=4, positions=[4, 6, 5, 7]))
+    assert moved.holes(9, 0) == (range(5, 6), range(7, 8))
+
+
+def test_a_feed_is_a_copy() -> None:
+    """A method may feed the growing list of its request."""
+    ids = [1, 2, 3]
+    feed = feed_of(Forward(ids=ids, start=0))
+    ids.append(4)
+    assert feed.ids == [1, 2, 3] and feed.rows == [2]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"start": 1.5},
+        {"ids": [1.0, 2]},
+        {"ids": [None]},
+        {"predict": [2.5]},
+        {"positions": ["a"]},
+        {"pattern": "diagonal"},
+        {"pattern": (1.0,)},
+        {"pattern": FULL, "reach": 2.5},
+        {"read": 5},
+    ],
+    ids=str,
+)
+def test_what_is_no_forward_is_refused(wrong: dict[str, Any]) -> None:
+    """Before it can harm the others of its pass."""
+    with pytest.raises((ValueError, TypeError)):
+        feed_of(Forward(**{"ids": [1], "start": 1, **wrong}))

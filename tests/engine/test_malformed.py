@@ -1,0 +1,300 @@
+"""What one request does wrong ends that request, and its neighbours get the right tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import causal_model, engine_of, enter, finish, pages_in_use, runner
+from outpace.decoding import CAUSAL_KINDS, FULL, Decoding, Forward, Kind, Read, Request, Sampling
+from outpace.decoding.sampling import Reader, Readout, Sample
+from outpace.engine.cache import PAGE
+from outpace.engine.engine import Engine
+from outpace.engine.job import DecodingError, Job
+from outpace.methods import APD, Autoregressive, LeftToRight, Method
+from workload import KINDS, MODELS, alone, new_engine, result
+from workload import Request as Asked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Method):
+    """A token, then whatever it was given."""
+
+    decodes = (*CAUSAL_KINDS, Kind.DIFFUSION)
+
+    asks: Any = field(hash=False)
+
+    def decode(self, request: Request) -> Decoding:
+        """One good forward and a bad one."""
+        n = len(request)
+        out = yield Forward(ids=request.ids, start=0, predict=[n], pattern=FULL)
+        request.commit(out.tokens)
+        yield self.asks
+
+
+class Broken(Read):
+    """A read whose reader does as it is told."""
+
+    @classmethod
+    def group(cls, reads: Sequence[Any], slots: Any, device: torch.device) -> Reader:
+        """Fails, or makes one of these readouts."""
+        return cls.reader  # type: ignore[attr-defined]
+
+
+def reads(reader: Any) -> Read:
+    """A read of a type of its own."""
+    return type("Own", (Broken,), {"reader": staticmethod(reader)})()
+
+
+def raises(logits: Tensor, rows: slice) -> Readout:
+    """No readout."""
+    raise RuntimeError("no idea")
+
+
+class NoNumbers:
+    """Fails whenever it is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise LookupError(name)
+
+
+GOOD = {"ids": [1], "start": 5}
+NAN = float("nan")
+FEATURES = torch.zeros(2, 64)
+BAD: dict[str, Any] = {
+    "nothing": None,
+    "a number": 5,
+    "something else": NoNumbers(),
+    "start half": {"start": 1.5},
+    "start nan": {"start": NAN},
+    "start text": {"start": "5"},
+    "start none": {"start": None},
+    "start negative": {"start": -1},
+    "start huge": {"start": 10**30},
+    "ids none": {"ids": None},
+    "ids text": {"ids": "ab"},
+    "ids empty": {"ids": []},
+    "ids half": {"ids": [1.5]},
+    "ids nan": {"ids": [NAN]},
+    "ids nested": {"ids": [[1]]},
+    "ids huge": {"ids": [10**30]},
+    "ids table": {"ids": torch.ones(2, 2)},
+    "pattern unknown": {"pattern": "sideways"},
+    "pattern none": {"pattern": None},
+    "pattern half": {"pattern": (0.5, 0.5)},
+    "pattern array": {"pattern": np.ones(2)},
+    "positions nan": {"positions": [NAN]},
+    "positions text": {"positions": ["5"]},
+    "positions number": {"positions": 5},
+    "reach nan": {"reach": NAN, "pattern": FULL},
+    "reach text": {"reach": "6", "pattern": FULL},
+    "predict number": {"predict": 6},
+    "predict half": {"predict": [6.5]},
+    "predict text": {"predict": ["6"]},
+    "predict_from other": {"predict": [6], "predict_from": [5, 5]},
+    "predict_from nan": {"predict": [6], "predict_from": [NAN]},
+    "predict negative": {"predict": [-6], "predict_from": [5], "read": Sample()},
+    "predict huge": {
+        "predict": [10**30],
+        "predict_from": [5],
+        "read": Sample(sampling=Sampling(temperature=1)),
+    },
+    "read number": {"read": 5},
+    "read type": {"read": Sample},
+    "read bare": {"read": Read()},
+    "read raises": {"read": reads(raises)},
+    "read none": {"read": reads(lambda logits, rows: None)},
+    "read short": {"read": reads(lambda logits, rows: Readout(torch.zeros(0).long(), {}))},
+    "read long": {"read": reads(lambda logits, rows: Readout(torch.zeros(9).long(), {}))},
+    "read scores": {"read": Sample(scores=(5,))},  # type: ignore[arg-type]
+    "read step": {"read": Sample(sampling=Sampling(temperature=1), step=None)},  # type: ignore[arg-type]
+    "model none": {"model": None},
+    "model list": {"model": []},
+    "context text": {"context": "text"},
+    "context given": {"context": FEATURES},
+    "features_for nobody": {"features_for": "nobody"},
+    "features_for list": {"features_for": []},
+}
+
+
+def beside(
+    engine: Engine, method: Method, target: str = "causal", sampling: Sampling | None = None
+) -> Job:
+    """A request of a method between four others, which get what they get alone."""
+    if target == "causal":
+        kinds: list[Method] = [Autoregressive(), APD(verifier="causal", ratio=0.6)]
+    else:
+        kinds = [LeftToRight(tokens=2), APD(verifier="causal", ratio=0.6)]
+    around = [
+        Asked(method=kind, sampling=Sampling(temperature=t, seed=7))
+        for kind in kinds
+        for t in (0.0, 1.5)
+    ]
+    jobs = [request.submit(engine) for request in around[:2]]
+    own = enter(
+        engine,
+        method,
+        (3, 1, 4, 1, 5),
+        runners={"target": runner(engine, target)},
+        max_tokens=12,
+        sampling=sampling,
+    )
+    jobs += [request.submit(engine) for request in around[2:]]
+    finish(engine)
+    assert [result(job) for job in jobs] == [alone(request) for request in around]
+    assert pages_in_use(engine) == 0 and not engine.running and not engine.queue
+    return own
+
+
+@pytest.mark.parametrize("target", ["causal", "diffusion"])
+@pytest.mark.parametrize("kind", BAD)
+def test_a_malformed_forward_ends_its_request_alone(kind: str, target: str) -> None:
+    """Whatever it holds, where greedy and sampled neighbours share its passes."""
+    given = BAD[kind]
+    asks = (
+        Forward(**{**GOOD, "predict": [6], "predict_from": [5], **given})
+        if isinstance(given, dict)
+        else given
+    )
+    engine = new_engine()
+    job = beside(engine, Own(asks=asks), target)
+    assert isinstance(job.error, DecodingError) and job.done
+    beside(engine, Own(asks=None), target)
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [
+        lambda self, request: None,
+        lambda self, request: [],
+        lambda self, request: iter([Forward(ids=[1], start=0)]),
+        lambda self, request: 1 / 0,
+        lambda self: None,
+    ],
+)
+def test_what_is_no_generator_ends_its_request_alone(decode: Any) -> None:
+    """With the name of its method."""
+    kind = type("Odd", (Method,), {"decode": decode})
+    job = beside(new_engine(), kind())
+    assert isinstance(job.error, DecodingError) and "Odd" in str(job.error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stubborn(Method):
+    """Does not let itself be closed."""
+
+    def decode(self, request: Request) -> Decoding:
+        """Goes on where it is to end."""
+        out = yield Forward(ids=request.ids, start=0)
+        request.commit(out.tokens)
+        try:
+            yield Forward(ids=[99], start=5)
+        finally:
+            yield Forward(ids=[1], start=5)
+
+
+def test_a_generator_that_cannot_be_closed_ends_alone() -> None:
+    """And keeps no memory."""
+    assert isinstance(beside(new_engine(), Stubborn()).error, DecodingError)
+
+
+# Logits that are no numbers.
+
+POISON = 22
+"""A token whose embedding is no number in the models below."""
+
+
+def poisoned(value: float) -> Engine:
+    """An engine whose causal model computes nothing of one token."""
+    model = causal_model(seed=1)
+    engine = engine_of(("causal", model), slots=64 * PAGE)
+    model.embedding.weight[POISON, 3] = value
+    model.unembedding.weight[POISON] = 0  # nobody says it
+    return engine
+
+
+def ask(engine: Engine, prompt: Sequence[int], count: int = 12, seed: int = 0) -> Job:
+    """A request for that model."""
+    return enter(
+        engine,
+        Autoregressive(),
+        prompt,
+        runners={"target": runner(engine, "causal")},
+        max_tokens=count,
+        sampling=Sampling(temperature=0.8 * (seed % 2), seed=seed),
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("max_rows", [7, 2048])
+def test_no_numbers_end_their_request_alone(value: float, max_rows: int) -> None:
+    """With an error that says so; neither neighbours nor those that come later see anything."""
+    prompts = [[1, 2, 3], [4] * 40, [5, 6] * 20, [7], [8] * 30]
+    expected = []
+    for seed, prompt in enumerate(prompts):
+        engine = poisoned(value)
+        job = ask(engine, prompt, seed=seed)
+        finish(engine)
+        expected.append(job.request.tokens)
+    engine = poisoned(value)
+    engine.max_rows = max_rows
+    for _ in range(3):
+        jobs, bad = [], []
+        for seed, prompt in enumerate(prompts):
+            jobs.append(ask(engine, prompt, seed=seed))
+            bad.append(ask(engine, [1] * (seed * 9) + [POISON] + [2] * 3))
+            engine.step()
+        finish(engine)
+        assert all("the model's logits are not finite numbers" in str(job.error) for job in bad)
+        assert [job.request.tokens for job in jobs] == expected
+        assert not any(job.error for job in jobs)
+        assert pages_in_use(engine) == 0
+    assert runner(engine, "causal").cache.memory.isfinite().all()
+
+
+def test_no_numbers_of_one_request_lie_beside_the_slots_of_another() -> None:
+    """Its page is one that a neighbour's call looks at without counting it."""
+    engine = poisoned(float("nan"))
+    jobs = [ask(engine, [1] * 33), ask(engine, [2]), ask(engine, [3] * 49, count=15)]
+    tables = []
+    engine.step()
+    for job in jobs:
+        tables.append(job.tables["target"])
+    assert [table.pages for table in tables] == [[0, 1, 2], [3], [4, 5, 6, 7]]
+    memory = runner(engine, "causal").cache.memory
+    memory[:, :, 3 * PAGE : 4 * PAGE] = float("nan")
+    finish(engine)
+    assert "not finite" in str(jobs[1].error)
+    for job in (jobs[0], jobs[2]):
+        plain = poisoned(float("nan"))
+        again = ask(plain, job.request.prompt, count=job.request.max_tokens)
+        finish(plain)
+        assert job.error is None and job.request.tokens == again.request.tokens
+
+
+def test_a_weight_that_is_no_number_ends_every_request() -> None:
+    """Of all methods, whatever they read; and mended, the model answers as before."""
+    engine = new_engine()
+    weights = {name: model.norm.weight for name, model in MODELS.items()}
+    kept = {name: weight.clone() for name, weight in weights.items()}
+    law = [Sampling(), Sampling(temperature=0.8), Sampling(temperature=0.8, top_p=0.9, top_k=9)]
+    requests = [Asked(method=method, sampling=each) for method in KINDS for each in law]
+    try:
+        for weight in weights.values():
+            weight[0] = float("nan")
+        jobs = [request.submit(engine) for request in requests]
+        finish(engine)
+    finally:
+        for name, weight in weights.items():
+            weight.copy_(kept[name])
+    assert all("the model's logits are not finite numbers" in str(job.error) for job in jobs)
+    assert pages_in_use(engine) == 0
+    again = [request.submit(engine) for request in requests]
+    finish(engine)
+    assert [result(job) for job in again] == [alone(request) for request in requests]

@@ -1,0 +1,212 @@
+"""A pairing is made once and looked up; what it agrees on is nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from helpers import (
+    END,
+    SPECIALS,
+    causal_model,
+    diffusion_model,
+    feature_draft,
+    pages_in_use,
+    save_tokenizer,
+)
+from outpace import LLM, Output
+from outpace.engine.pairing import Pairing
+from outpace.methods import APD, Autoregressive, DFlash, LeftToRight, Method, Speculative
+from outpace.models.load import save_model
+from outpace.text import Text
+
+ROWS, SMALL = 264, 200
+"""Rows of the targets' embeddings, and of those of smaller ones."""
+
+PROMPTS = [[1, 2, 3], [9, 8], [7] * 20, [255, 4], [199, 200]]
+"""Some hold tokens that a smaller model does not have."""
+
+COMMON = [prompt for prompt in PROMPTS if max(prompt) < SMALL]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Targets with and without a tokenizer, and further models that fit or do not."""
+    root = tmp_path_factory.mktemp("models")
+    causal = causal_model(seed=1, vocab_size=ROWS, eos_token_id=None)
+    models = {
+        "causal": causal,
+        "diffusion": diffusion_model(seed=1, vocab_size=ROWS, mask_token_id=END + 1),
+        "small": causal_model(seed=2, vocab_size=SMALL),
+        "large": causal_model(seed=2, vocab_size=ROWS + 1000),
+        "same": causal_model(seed=2, vocab_size=ROWS),
+        "draft": feature_draft(
+            causal,
+            vocab_size=ROWS,
+            dflash_config={"mask_token_id": END + 1, "target_layer_ids": [0, 1]},
+        ),
+        "wide": causal_model(seed=2, vocab_size=ROWS, hidden_size=64),
+    }
+    for name, model in models.items():
+        save_model(model, root / name, dtype=torch.float32)
+    for name in ("causal", "same"):
+        save_model(models[name], root / f"texted-{name}", dtype=torch.float32)
+    save_tokenizer(root / "texted-causal")
+    save_tokenizer(root / "texted-same", specials=SPECIALS[:3])
+    save_model(models["same"], root / "texted-other", dtype=torch.float32)
+    save_tokenizer(root / "texted-other", first="z")
+    return {path.name: str(path) for path in root.iterdir()}
+
+
+def said(llm: LLM, prompts: list[list[int]], **options: Any) -> list[Output]:
+    """Greedy and hot answers; what is hot says all tokens that it may."""
+    ask = {"max_tokens": 30, **options}
+    return llm.generate(prompts, **ask) + llm.generate(prompts, temperature=30.0, seed=1, **ask)
+
+
+def ids(outputs: list[Output]) -> list[list[int]]:
+    """Their tokens."""
+    return [output.ids for output in outputs]
+
+
+def smaller(folders: dict[str, str]) -> list[tuple[str, Method, Method]]:
+    """A target, a method of it, and one with a model of fewer tokens."""
+    return [
+        ("causal", Autoregressive(), Speculative(draft=folders["small"], tokens=3)),
+        ("diffusion", LeftToRight(), APD(verifier=folders["small"], ratio=0.5)),
+    ]
+
+
+@pytest.mark.parametrize("case", [0, 1], ids=["draft", "verifier"])
+def test_a_smaller_embedding_bounds_its_own_requests_alone(
+    folders: dict[str, str], case: int
+) -> None:
+    """Others say what they say without it: before, after and beside it."""
+    target, plain, method = smaller(folders)[case]
+    options = {"temperature": 30.0, "max_tokens": 30}
+    expected = ids(said(LLM(folders[target], plain, cache_gib=0.01), PROMPTS))
+    assert max(token for answer in expected for token in answer) >= SMALL
+    llm = LLM(folders[target], plain, cache_gib=0.01)
+    assert ids(said(llm, PROMPTS)) == expected
+    own = said(llm, COMMON, method=method)
+    assert all(token < SMALL for output in own for token in output.ids)
+    assert ids(said(llm, PROMPTS)) == expected
+    mixed = [
+        (prompt, {**options, "seed": 1, "method": chosen})
+        for prompt in COMMON
+        for chosen in (plain, method)
+    ]
+    found = dict(llm.serve(mixed))
+    assert [found[2 * n].ids for n in range(len(COMMON))] == [
+        answer
+        for prompt, answer in zip(PROMPTS, expected[len(PROMPTS) :], strict=True)
+        if prompt in COMMON
+    ]
+    assert [found[2 * n + 1].ids for n in range(len(COMMON))] == ids(own)[len(COMMON) :]
+    assert llm.target.vocab == ROWS
+
+
+@pytest.mark.parametrize("case", [0, 1], ids=["draft", "verifier"])
+def test_a_prompt_that_the_smaller_one_cannot_read_is_refused_there_alone(
+    folders: dict[str, str], case: int
+) -> None:
+    """The refusal changes nothing for the others."""
+    target, plain, method = smaller(folders)[case]
+    llm = LLM(folders[target], plain, cache_gib=0.01)
+    expected = ids(said(llm, PROMPTS))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"vocabulary of .*small, which has {SMALL} tokens"):
+            llm.generate(PROMPTS, method=method, max_tokens=5)
+        assert ids(said(llm, PROMPTS)) == expected
+    assert not llm.engine.queue and pages_in_use(llm.engine) == 0
+
+
+def test_the_end_of_sequence_may_be_what_only_the_larger_one_has(folders: dict[str, str]) -> None:
+    """It still ends the answers of all but that pairing."""
+    llm = LLM(folders["causal"], cache_gib=0.01)
+    plain = ids(said(llm, COMMON))
+    end = next(token for answer in plain for token in answer if token >= SMALL)
+    llm.eos = frozenset([end])
+    before = said(llm, COMMON)
+    assert "stop" in {output.finish_reason for output in before}
+    said(llm, COMMON, method=Speculative(draft=folders["small"], tokens=3))
+    after = said(llm, COMMON)
+    assert ids(after) == ids(before)
+    assert [o.finish_reason for o in after] == [o.finish_reason for o in before]
+
+
+def counted(patch: pytest.MonkeyPatch, owner: Any, name: str, calls: list[str]) -> None:
+    """Note each call of a function."""
+    plain = vars(owner)[name]
+    function: Callable[..., Any] = getattr(plain, "__func__", plain)
+
+    def noted(*given: Any, **named: Any) -> Any:
+        calls.append(name)
+        return function(*given, **named)
+
+    patch.setattr(owner, name, classmethod(noted) if function is not plain else noted)
+
+
+@pytest.mark.parametrize(
+    ("target", "method"),
+    [
+        ("texted-causal", lambda names: Speculative(draft=names["texted-same"], tokens=3)),
+        ("causal", lambda names: DFlash(draft=names["draft"], tokens=3)),
+        ("causal", lambda names: Autoregressive()),
+        ("diffusion", lambda names: APD(verifier=names["same"])),
+    ],
+)
+def test_a_pairing_is_made_once_and_then_looked_up(
+    folders: dict[str, str], target: str, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second request compares no vocabularies, reads no file and checks no kinds."""
+    import outpace.llm as module
+
+    calls: list[str] = []
+    for name in ("load_config", "load_model", "load_draft", "load_tokenizer", "check_kinds"):
+        counted(monkeypatch, module, name, calls)
+    for owner, name in ((Text, "agrees"), (Pairing, "of")):
+        counted(monkeypatch, owner, name, calls)
+    llm = LLM(folders[target], cache_gib=0.01)
+    llm.generate([1, 2], method=method(folders), max_tokens=4)
+    assert calls.count("agrees") == isinstance(method(folders), Speculative | APD)
+    assert {"load_model", "check_kinds", "of"} <= set(calls)
+    calls.clear()
+    runners = list(llm.engine.runners)
+    for tokens in (1, 2):
+        llm.generate([[1, 2], [3]], method=method(folders), max_tokens=tokens)
+        list(llm.stream([1, 2], method=method(folders), max_tokens=tokens))
+    assert calls == [] and llm.engine.runners == runners
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "message"),
+    [
+        ("texted-causal", lambda n: Speculative(draft=n["texted-other"]), "another tokenizer"),
+        ("causal", lambda n: Speculative(draft=n["large"]), "they must share a tokenizer"),
+        ("causal", lambda n: Speculative(draft=n["draft"]), "takes a causal model"),
+        ("causal", lambda n: Speculative(draft="./nowhere"), "no model"),
+        ("causal", lambda n: DFlash(draft=n["same"]), "takes a draft"),
+        ("wide", lambda n: DFlash(draft=n["draft"]), "cannot draft for"),
+        ("causal", lambda n: APD(verifier=n["same"]), "APD decodes"),
+        ("diffusion", lambda n: APD(verifier=n["diffusion"]), "takes a causal model"),
+        ("diffusion", lambda n: Speculative(draft=n["same"]), "Speculative decodes"),
+        ("diffusion", lambda n: APD(verifier=n["large"]), "they must share a tokenizer"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_loaded(
+    folders: dict[str, str], target: str, method: Any, message: str
+) -> None:
+    """No model, no memory, no pairing; a second time it is refused alike."""
+    llm = LLM(folders[target], cache_gib=0.01)
+    runners, engine = dict(llm.runners), list(llm.engine.runners)
+    pairings = dict(llm.pairings)
+    expected = ids(said(llm, PROMPTS))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            llm.generate([1, 2], method=method(folders))
+        assert (llm.runners, llm.engine.runners, llm.pairings) == (runners, engine, pairings)
+    assert ids(said(llm, PROMPTS)) == expected

@@ -1,0 +1,226 @@
+"""Damaged checkpoints are passed over, a folder is for one trainer, a full disk does no harm."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outpace.training import checkpoint
+from outpace.training.checkpoint import MODEL, OPTIMIZER, STATE, checkpoints
+from outpace.training.folder import LOCK, alone
+from outpace.training.recipe import train
+from runs import RECIPE, losses, metrics, trainer
+
+LATER, EARLIER = "step-00000002", "step-00000001"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps with both of its checkpoints."""
+    out = tmp_path_factory.mktemp("whole")
+    trainer(out, **EACH).fit()
+    return out
+
+
+EACH = {"steps": 2, "save_every": 1, "log_every": 1}
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it, to damage."""
+    shutil.copytree(whole, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def cut(path: Path) -> None:
+    """Keep half of a file."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    """Change the last byte of a file."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def clear(path: Path) -> None:
+    """Leave a valid file without tensors."""
+    save_file({}, path)
+
+
+def rename(path: Path) -> None:
+    """Make a checkpoint look like one of another step."""
+    path.rename(path.with_name("step-zzz"))
+
+
+def change(name: str, edit: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Damage one file of a checkpoint."""
+    return lambda path: edit(path / name)
+
+
+def write(text: str) -> Callable[[Path], object]:
+    """Replace what stands in a file."""
+    return lambda path: path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        *[
+            (change(name, edit), f"{name} is missing or damaged")
+            for name in (MODEL, OPTIMIZER)
+            for edit in (cut, flip, clear, Path.unlink, write(""), write("x" * 99))
+        ],
+        *[
+            (change(STATE, edit), f"{STATE} is missing or damaged")
+            for edit in (cut, Path.unlink, *map(write, ("", "{}", "[]", "5", '{"step": 2}')))
+        ],
+        (change(STATE, lambda path: (path.unlink(), path.mkdir())), f"{STATE} is missing"),
+        (lambda path: (shutil.rmtree(path), path.mkdir()), f"{STATE} is missing"),
+        (rename, "it is of step 2"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over(
+    run: Path,
+    whole: Path,
+    damage: Callable[[Path], object],
+    reason: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """For the one before it, which reaches the same weights; one line says which and why."""
+    damage(run / "checkpoints" / LATER)
+    trainer(run, **EACH).fit()
+    said = [line for line in capsys.readouterr().out.splitlines() if "passed over" in line]
+    assert len(said) == 1 and "step-" in said[0] and reason in said[0]
+    ours, theirs = (load_file(out / "checkpoints" / LATER / MODEL) for out in (run, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert metrics(run) == metrics(whole)
+
+
+def test_where_none_is_whole_the_run_is_refused(run: Path) -> None:
+    """It does not begin anew over what there is."""
+    for path in checkpoints(run / "checkpoints"):
+        cut(path / MODEL)
+    with pytest.raises(ValueError, match="checkpoints has no checkpoint to go on from"):
+        trainer(run, **EACH).fit()
+
+
+def test_a_checkpoint_of_another_model_changes_nothing(run: Path) -> None:
+    """It is noticed before anything is restored."""
+    other = trainer(run.parent / "other", "DreamModel")
+    before = [parameter.clone() for parameter in other.model.parameters()]
+    del other.model.blocks[1]
+    with pytest.raises(checkpoint.Unusable, match="another model"):
+        checkpoint.load(run / "checkpoints" / LATER, other.model, other.optimizers)
+    assert all(map(torch.equal, other.model.blocks.parameters(), before[1:]))
+
+
+def test_only_the_one_before_is_kept(run: Path) -> None:
+    """Of whatever steps there are; what is not a checkpoint of ours stays."""
+    folder = run / "checkpoints"
+    shutil.copytree(folder / LATER, folder / "step-00000007")
+    (folder / "step-mine").mkdir()
+    run_again = trainer(run, **{**EACH, "steps": 3})
+    run_again.fit()
+    assert [path.name for path in checkpoints(folder)] == [LATER, "step-00000003", "step-mine"]
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"settings": 5}', '{"settings"', "\0"])
+def test_a_damaged_description_is_named(run: Path, text: str | None) -> None:
+    """There is no telling whether its settings are those of the run."""
+    (run / "run.json").unlink()
+    if text is not None:
+        (run / "run.json").write_text(text)
+    with pytest.raises(ValueError, match=r"run\.json is missing or damaged"):
+        trainer(run, **EACH)
+
+
+@pytest.mark.parametrize("line", ["", "{", "{}", "[]", '{"step": null}', "5"])
+def test_lines_of_metrics_that_were_cut_off_are_dropped(run: Path, line: str) -> None:
+    """And the run goes on."""
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(line)
+    trainer(
+        run,
+        **EACH,
+    ).fit(3)
+    assert [entry["step"] for entry in metrics(run)] == [1, 2, 3]
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    """Nor can there be a folder in one."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="file is no folder"):
+        trainer(tmp_path / "file")
+    with pytest.raises(ValueError, match="cannot be written"):
+        trainer(tmp_path / "file" / "run", **EACH).fit()
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+HOLD = """
+import fcntl, sys, time
+file = open(sys.argv[1])
+fcntl.flock(file, fcntl.LOCK_EX)
+print(flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_second_trainer_in_a_folder_is_refused(run: Path) -> None:
+    """As long as the first one trains, in this process or in another; a dead one holds nothing."""
+    with alone(run), pytest.raises(ValueError, match="another process is training in"):
+        trainer(run, **EACH).fit()
+    before, command = metrics(run), [sys.executable, "-c", HOLD, str(run / LOCK)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout and other.stdout.readline()
+        with pytest.raises(ValueError, match="another process is training in"):
+            trainer(run, **EACH).fit()
+        other.kill()
+    assert metrics(run) == before
+    trainer(run, **EACH).fit(3)
+    assert len(losses(run)) == 3
+
+
+def test_processes_are_not_started_in_a_folder_that_is_taken(tmp_path: Path) -> None:
+    """Said by the command itself."""
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    with alone(tmp_path / "out"), pytest.raises(ValueError, match="another process is training"):
+        train(tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}"], processes=2)
+
+
+def test_a_full_disk_does_no_harm(run: Path) -> None:
+    """One line says what could not be written; with room the run goes on to the same weights."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    half = (run / "checkpoints" / LATER / MODEL).stat().st_size // 2
+    again = trainer(run, **{**EACH, "steps": 3})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (half, hard))
+    try:
+        with pytest.raises(ValueError, match="step-00000003 cannot be written"):
+            again.fit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [EARLIER, LATER]
+    trainer(run, **{**EACH, "steps": 3}).fit()
+    assert [line["step"] for line in metrics(run)] == [1, 2, 3]
+
+
+def test_a_description_that_cannot_be_written_stays(run: Path) -> None:
+    """As it was, so that the run can go on once there is room."""
+    before = (run / "run.json").read_text()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    again = trainer(run, **EACH)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(ValueError, match=r"run\.json cannot be written"):
+            again.fit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (run / "run.json").read_text() == before
