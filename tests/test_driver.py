@@ -280,7 +280,7 @@ def test_a_method_that_waits_for_other_answers_is_told_so(folders: dict[str, str
         beside = llm.submit([4, 5], method=Autoregressive(), max_tokens=12)
         with pytest.raises(DecodingError, match="cannot wait for other answers"):
             llm.generate([1, 2, 3], method=Own(does=does), max_tokens=9)
-        while not beside.job.done:
+        while not beside.job.over:
             llm.driver.step()
         assert beside.output().ids == expected
         gc.collect()
@@ -344,7 +344,7 @@ def test_ctrl_c_behind_a_step_leaves_the_driver_free(folders: dict[str, str]) ->
     assert llm.driver.driver is None
 
     def wait() -> list[int]:
-        while not answer.job.done:
+        while not answer.job.over:
             llm.driver.step()
         return answer.output().ids
 

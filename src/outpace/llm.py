@@ -41,14 +41,13 @@ class Stream(Iterator[str]):
     def __next__(self) -> str:
         """The next piece; raises what the method raised."""
         while self.output is None:
-            job = self.answer.job
-            if not job.done:
-                self.driver.step()
-            piece = self.answer.detokenizer.take(final=job.done)
-            if job.done:
+            over = self.answer.job.over  # read first: the last piece comes before it
+            if self.answer.pieces:
+                return self.answer.pieces.popleft()
+            if over:
                 self.output = self.answer.output()
-            if piece:
-                return piece
+            else:
+                self.driver.step()
         raise StopIteration
 
     def close(self) -> None:
@@ -192,6 +191,7 @@ class LLM:
         stop: str | Sequence[str] = (),
         raw: bool = False,
         logprobs: bool = False,
+        streams: bool = False,
     ) -> Answer:
         """Queue a prompt; `driver.step()` moves it on. Options as in `Options`.
 
@@ -205,7 +205,7 @@ class LLM:
             max_tokens = max(min(DEFAULT_MAX_TOKENS, length - method.slots(len(ids), 0)), 1)
         elif not is_whole(max_tokens):
             raise ValueError(f"max_tokens must be a whole number, not {max_tokens!r}")
-        answer = Answer(Detokenizer(self.text, stop))
+        answer = Answer(Detokenizer(self.text, stop), streams)
 
         def listen(request: Request) -> None:
             if answer.push(request):
@@ -250,7 +250,7 @@ class LLM:
                 if not waiting:
                     return
                 self.driver.step()
-                for number in [number for number, answer in waiting.items() if answer.job.done]:
+                for number in [number for number, answer in waiting.items() if answer.job.over]:
                     yield number, waiting.pop(number).output()
         finally:
             for answer in waiting.values():
@@ -269,7 +269,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Answer one prompt piece by piece, a piece for each forward that brought text."""
-        return Stream(self.driver, self.submit(prompt, **options))
+        return Stream(self.driver, self.submit(prompt, streams=True, **options))
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:

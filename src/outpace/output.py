@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
@@ -74,15 +75,27 @@ class Output:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """A request on its way and the text that it has so far."""
+    """A request on its way and the text that it has so far.
+
+    Text is decoded by the thread that drives. Another one may take `pieces`, which there are where
+    somebody `streams`, and the `output` once the job is over.
+    """
 
     detokenizer: Detokenizer
+    streams: bool = False
+    pieces: deque[str] = field(default_factory=deque)
     job: Job = field(init=False)
 
     def push(self, request: Request) -> bool:
         """Decode the tokens that are new; True where a stop string ends the answer."""
         # Counted by what has arrived, so that Ctrl-C while one is decoded loses none behind it.
-        return self.detokenizer.push(request.ids[len(request.prompt) + len(self.detokenizer.ids) :])
+        known = len(request.prompt) + len(self.detokenizer.ids)
+        stopped = self.detokenizer.push(request.ids[known:])
+        if self.streams:
+            piece = self.detokenizer.take(final=request.finish_reason is not None)
+            if piece:
+                self.pieces.append(piece)
+        return stopped
 
     def output(self) -> Output:
         """What became of it, once it has ended; raises what its method raised."""

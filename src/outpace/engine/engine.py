@@ -127,9 +127,7 @@ class Engine:
         job.request.finish_reason = "cancelled"
         if job in self.queue:
             self.queue.remove(job)
-            self.tell(job)
-        else:
-            self.finish(job)
+        self.finish(job)
 
     def admit(self) -> None:
         """Let requests in, in order, while their slots can be reserved in every model."""
@@ -251,16 +249,15 @@ class Engine:
 
     def finish(self, job: Job) -> None:
         """Close a request's method and give its pages back."""
-        job.ended, job.runner = time.perf_counter(), None
-        if job in self.running:
-            self.running.remove(job)
-        job.release()
-        if job.decoding is not None:
-            try:
-                job.decoding.close()
-            except Exception as error:
-                job.error = job.error or job.failure(error)
-        self.tell(job)
+        try:
+            job.ended, job.runner = time.perf_counter(), None
+            if job in self.running:
+                self.running.remove(job)
+            job.release()
+            job.close()
+            self.tell(job)
+        finally:
+            job.over = True
 
     def tell(self, job: Job) -> None:
         """Call the listener of a request; one that fails ends its own request."""

@@ -34,6 +34,7 @@ class Job:
         features, seconds: what the parts that have run brought and took.
         turn: when it began to wait, among all that wait.
         began, ended: readings of `time.perf_counter`.
+        over: whether all is done, its listener told; only then may another thread look at it.
     """
 
     request: Request
@@ -51,6 +52,7 @@ class Job:
     began: float = 0.0
     ended: float = 0.0
     error: Exception | None = None
+    over: bool = False
 
     @property
     def done(self) -> bool:
@@ -82,6 +84,14 @@ class Job:
         forward = self.decoding.send(prediction)  # type: ignore[arg-type]  # None begins
         self.whole = self.feed = self.feed_of(forward)
         self.runner = self.pairing.runners[forward.model]
+
+    def close(self) -> None:
+        """Take the word from its method for good."""
+        try:
+            if self.decoding is not None:
+                self.decoding.close()
+        except Exception as error:
+            self.error = self.error or self.failure(error)
 
     def feed_of(self, forward: Forward) -> Feed:
         """A forward, checked; `ValueError` for what its model cannot run."""
