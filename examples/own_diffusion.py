@@ -20,6 +20,7 @@ class Sure(Method):
     confidence: float = 0.99
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.holes < 1:
             raise ValueError(f"holes must be at least 1, not {self.holes}")
 

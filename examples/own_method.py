@@ -15,6 +15,7 @@ class PromptLookup(Method):
     match: int = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if min(self.tokens, self.match) < 1:
             raise ValueError("tokens and match must be at least 1")
 
