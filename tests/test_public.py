@@ -83,6 +83,17 @@ def test_every_method_has_its_section_and_its_row_in_the_docs() -> None:
         assert name in headings or kind.__name__ in headings
 
 
+def test_every_family_has_its_row_in_the_docs() -> None:
+    """With its architectures, and the method that decodes its models where none is chosen."""
+    text = (DOCS / "models.md").read_text().partition("## Families")[2].partition("\n#")[0]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    assert {row[0].strip("| `") for row in rows} == set(FAMILIES)
+    for name, architectures, _, kind, method, _ in rows:
+        family = FAMILIES[name.strip("| `")]
+        assert tuple(re.findall(r"`(\w+)`", architectures)) == family.architectures
+        assert "draft" in kind or method == f"`{METHODS[family.method].__name__}`"
+
+
 FAMILY_NAMES = re.compile("dream|llada|llama|mistral|olmo|qwen|sdar|wedlm", re.IGNORECASE)
 ELSEWHERE = {
     "cli/measure.py": "names of published checkpoints in examples",
