@@ -1,4 +1,4 @@
-"""One engine for any number of threads: whoever waits for an answer moves all of them on."""
+"""One engine for any number of threads: any thread that waits moves all of them on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Driver:
         self.drive(self.empty, wait=False)
 
     def drop(self, job: Job) -> None:
-        """End a request before the next step, whoever makes it; never waits."""
+        """End a request before the next step of any thread; never waits."""
         self.inbox.append((job, False))
 
     def step(self) -> bool:

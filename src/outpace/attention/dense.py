@@ -24,7 +24,7 @@ FEW = 32
 class Dense:
     """Plans the calls of a pass: one for sequences that lie alike in memory, or one for each.
 
-    `keys` and `values` are a layer each of `[S, K, D]`, `heads` is H, and `sights` say what layers
+    `keys` and `values` have `[S, K, D]` per layer, `heads` is H, and `sights` say what layers
     see, where they differ.
     """
 

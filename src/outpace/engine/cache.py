@@ -70,7 +70,7 @@ class Table:
 
 
 class Cache:
-    """Keys and values of one model, `[slots, kv_heads, head_dim]` a layer, handed out in pages.
+    """Keys and values of one model, `[slots, kv_heads, head_dim]` per layer, handed out in pages.
 
     A page that nobody holds may keep a content name, under which it is found until its memory is
     wanted; those that have been of no use for longest go first.
