@@ -1,0 +1,119 @@
+"""Half precision through the engine: the same tokens together and alone, read in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import engine_of, feeds, finish, pages_in_use, runner, tokens
+from outpace.decoding import Forward, Sample, Sampling
+from outpace.engine.cache import PAGE
+from outpace.engine.engine import Engine
+from outpace.engine.runner import Runner
+from outpace.methods import Method
+from outpace.models.transformer import Stack
+from workload import KINDS, new_models
+from workload import Request as Asked
+
+HALVES = [torch.bfloat16, torch.float16]
+each_half = pytest.mark.parametrize("dtype", HALVES, ids=["bfloat16", "float16"])
+
+
+@cache
+def halved(dtype: torch.dtype) -> dict[str, Stack]:
+    """The models of the workload in a dtype of two bytes."""
+    return {name: model.to(dtype) for name, model in new_models().items()}
+
+
+def engine_in(dtype: torch.dtype, **limits: int) -> Engine:
+    """An engine of all of them."""
+    return engine_of(*halved(dtype).items(), slots=64 * PAGE, **limits)
+
+
+def asked(method: Method) -> list[Asked]:
+    """Requests of other lengths and settings, some of them late."""
+    return [
+        Asked(
+            method=method,
+            prompt=tuple(range(1, 22))[n : 5 + 3 * n],
+            sampling=Sampling(temperature=0.8 * (n % 2), top_p=0.9, seed=n),
+            arrives=n // 3,
+        )
+        for n in range(6)
+    ]
+
+
+@each_half
+@pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
+def test_requests_together_equal_each_alone_in_half_precision(
+    method: Method, dtype: torch.dtype
+) -> None:
+    """Greedy and sampled; where rounding decides between two tokens, one in six may differ."""
+    engine, batch = engine_in(dtype), asked(method)
+    jobs = []
+    for turn in range(3):
+        jobs += [request.submit(engine) for request in batch if request.arrives == turn]
+        engine.step()
+    finish(engine)
+    found, expected = [tokens(job) for job in jobs], []
+    for request in batch:
+        single = engine_in(dtype)
+        alone = request.submit(single)
+        finish(single)
+        expected.append(tokens(alone))
+    assert sum(map(list.__eq__, found, expected)) >= len(batch) - 1
+    assert [len(each) > 0 for each in found] == [len(each) > 0 for each in expected]
+    assert pages_in_use(engine) == 0
+    memory = runner(engine, "causal").cache.memory
+    assert memory.dtype == dtype and memory.isfinite().all()
+
+
+@each_half
+def test_logits_are_read_in_float32(dtype: torch.dtype) -> None:
+    """By processors, by every kind of read, and by methods that keep them."""
+    each = Runner("tiny", halved(dtype)["diffusion"], slots=8 * PAGE)
+    seen: list[Tensor] = []
+
+    def look(logits: Tensor, slots: Sequence[int]) -> None:
+        seen.append(logits.clone())
+
+    reads = [
+        Sample(keep=True),
+        Sample(keep=True, scores=("confidence", "entropy", "margin", "logprob")),
+        Sample(keep=True, sampling=Sampling(temperature=0.7, top_p=0.9, top_k=9, seed=1)),
+    ]
+    asks = [Forward(ids=[1, 2, 3], start=0, predict=[2, 3], read=read) for read in reads]
+    tables = [each.reserve(8) for _ in asks]
+    fed = feeds(each, asks, [table for table in tables if table is not None])
+    for feed in fed:
+        feed.processors = (look,)
+    outs = each.run(fed)
+    assert {logits.dtype for logits in seen} == {torch.float32}
+    for out, logits in zip(outs, seen, strict=True):
+        assert out.logits is not None and out.logits.dtype == torch.float32
+        assert torch.equal(out.logits, logits)
+    law = seen[1].double().log_softmax(-1)
+    picked = law[torch.arange(2), outs[1].tokens]
+    assert outs[1].logprobs == pytest.approx(picked.tolist(), abs=1e-6)
+    assert outs[1].scores["entropy"] == pytest.approx(-(law.exp() * law).sum(-1), abs=1e-5)
+
+
+@each_half
+@pytest.mark.parametrize("name", ["diffusion", "unshifted", "causal", "near", "rich"])
+def test_logits_are_near_those_of_float32(name: str, dtype: torch.dtype) -> None:
+    """As near as rounding allows: in bfloat16 eight times less so than in float16."""
+    found = []
+    for models in (halved(dtype), new_models()):
+        each = Runner(name, models[name], slots=8 * PAGE)
+        table = each.reserve(8)
+        assert table is not None
+        ask = Forward(ids=[1, 2, 3, 4], start=0, predict=[2, 3], read=Sample(keep=True))
+        (out,) = each.run(feeds(each, [ask], [table]))
+        assert out.logits is not None
+        found.append(out.logits[out.logits > -1e29])
+    error = (found[0] - found[1]).norm() / found[1].norm()
+    assert 0 < error < (0.06 if dtype == torch.bfloat16 else 0.01)
