@@ -17,6 +17,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.pairing import Pairing, check_kinds
 from outpace.engine.runner import Runner
 from outpace.methods import METHODS, Method
+from outpace.methods.method import check_type
 from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES
 from outpace.models.load import DTYPES, load_config, load_draft, load_model, load_tokenizer
@@ -87,6 +88,10 @@ class LLM:
         max_sequences: int = 256,
         prefix_cache: bool = True,
     ) -> None:
+        check_type("cache_gib", cache_gib, float | None)
+        check_type("prefix_cache", prefix_cache, bool)
+        if cache_gib is not None and not 0 < cache_gib < float("inf"):
+            raise ValueError(f"cache_gib must be a positive number, not {cache_gib}")
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         self.max_length = max_length
@@ -113,7 +118,8 @@ class LLM:
         )
         self.config = self.target.config
         self.eos = frozenset(self.config.eos) | self.text.eos
-        self.method = method or METHODS[FAMILIES[self.config.family].method]()
+        native = METHODS[FAMILIES[self.config.family].method]
+        self.method = native() if method is None else method
         self.pair(self.method)
 
     def add(self, name: str, model: Stack, vocab: int | None) -> Runner:
@@ -197,14 +203,16 @@ class LLM:
 
         Raises `ValueError` for bad input.
         """
+        check_type("raw", raw, bool)
+        check_type("logprobs", logprobs, bool)
         ids = self.text.encode(prompt, raw=raw)
         method = self.method if method is None else method
         pairing = self.pair(method)
         if max_tokens is None:
             length = min(runner.config.max_length for runner in pairing.runners.values())
             max_tokens = max(min(DEFAULT_MAX_TOKENS, length - method.slots(len(ids), 0)), 1)
-        elif not is_whole(max_tokens):
-            raise ValueError(f"max_tokens must be a whole number, not {max_tokens!r}")
+        else:
+            check_type("max_tokens", max_tokens, int)
         answer = Answer(Detokenizer(self.text, stop), streams)
 
         def listen(request: Request) -> None:
@@ -277,6 +285,8 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
+        if not isinstance(device, str | torch.device):
+            raise NotImplementedError("give a name such as 'cpu' or 'cuda'")
         torch.empty(0, device=device)
     except (AssertionError, RuntimeError, NotImplementedError) as error:
         raise ValueError(f"no device {str(device)!r}: {error}") from error
@@ -287,6 +297,7 @@ def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torc
     """A dtype by name, or the default of a device."""
     if dtype is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if isinstance(dtype, str) and dtype not in DTYPES:
+    known = DTYPES | {kind: kind for kind in DTYPES.values()}
+    if not isinstance(dtype, str | torch.dtype) or dtype not in known:
         raise ValueError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
-    return DTYPES[dtype] if isinstance(dtype, str) else dtype
+    return known[dtype]

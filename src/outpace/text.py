@@ -263,7 +263,8 @@ class Detokenizer:
 def stop_strings(stop: Any) -> tuple[str, ...]:
     """One stop string or several; `ValueError` for what is none, or an empty one."""
     marks = [stop] if isinstance(stop, str) else stop
-    if not isinstance(marks, Sequence) or not all(isinstance(mark, str) for mark in marks):
+    listed = isinstance(marks, Sequence) and not isinstance(marks, bytes | bytearray)
+    if not listed or not all(isinstance(mark, str) for mark in marks):
         raise ValueError(f"stop must be a string or a list of strings, not {brief(stop)}")
     if "" in marks:
         raise ValueError("a stop string is empty")

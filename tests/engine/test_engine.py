@@ -438,6 +438,6 @@ def test_methods_refuse_the_other_kind_of_model() -> None:
 
 @pytest.mark.parametrize("limits", [{"max_rows": 0}, {"max_sequences": 0}])
 def test_engine_that_could_run_nothing_is_refused(limits: dict[str, int]) -> None:
-    """Naming both limits."""
-    with pytest.raises(ValueError, match="must be at least 1"):
+    """Naming the limit."""
+    with pytest.raises(ValueError, match=f"{next(iter(limits))} must be .* at least 1, not 0"):
         Engine(**limits)

@@ -9,6 +9,7 @@ from itertools import count
 from operator import attrgetter
 
 from outpace.decoding import Pace, Prediction, Processor, Request, Sampling
+from outpace.decoding.sampling import is_whole
 from outpace.engine.feed import Feed
 from outpace.engine.job import DecodingError, Job, Listener
 from outpace.engine.pairing import Pairing
@@ -31,10 +32,9 @@ class Engine:
     """
 
     def __init__(self, *, max_rows: int = 2048, max_sequences: int = 256) -> None:
-        if max_rows < 1 or max_sequences < 1:
-            raise ValueError(
-                f"max_rows and max_sequences must be at least 1, not {max_rows} and {max_sequences}"
-            )
+        for name, value in {"max_rows": max_rows, "max_sequences": max_sequences}.items():
+            if not (is_whole(value) and value >= 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
         self.max_rows = max_rows
         self.max_sequences = max_sequences
         self.runners: list[Runner] = []

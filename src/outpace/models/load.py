@@ -39,6 +39,8 @@ def resolve(name: str | Path) -> Path:
 
     Raises `ValueError` when there is no such folder, zoo model or hub repository.
     """
+    if not isinstance(name, str | Path):
+        raise ValueError(f"{brief(name)} names no model: give a text or a path")
     if os.path.isdir(name):
         return Path(name)
     if os.path.isfile(ZOO / name / CONFIG):
