@@ -108,3 +108,17 @@ def test_budget_counts_keys_and_values_of_all_layers() -> None:
     """In bytes of the dtype."""
     slot = 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim * 2
     assert cache_slots(CONFIG, torch.bfloat16, 10 * slot + slot - 1) == 10
+
+
+def test_pages_of_no_use_for_longest_are_taken_first() -> None:
+    """Side by side where that is possible, and one by one where it is not."""
+    for order, expected in (((4, 5, 6, 0, 1, 2, 3), [4, 5]), ((4, 6, 0, 2), [4, 6])):
+        memory = cache(7)
+        tables = [memory.reserve(PAGE) for _ in range(7)]
+        for index in order:
+            table = tables[index]
+            assert table is not None
+            table.names.append(bytes([index]))
+            memory.release(table)
+        table = memory.reserve(2 * PAGE)
+        assert table is not None and table.pages == expected

@@ -184,4 +184,5 @@ def test_adaptive_lengths_change_no_token() -> None:
     assert {method for method, *_ in paces} == set(adaptive)
     for pace in paces.values():
         assert pace.passes > 10 and {kind for kind, _ in pace.costs} >= {"target", "draft"}
+        assert max(size for _, size in pace.costs) > 1  # they ran together, and were told so
     assert not new_engine().paces and serve(engine, plain) and len(paces) == 2
