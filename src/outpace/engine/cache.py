@@ -80,8 +80,9 @@ class Cache:
         self, config: ModelConfig, slots: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.num_pages = -(-slots // PAGE)
-        shape = (2, config.layers, self.num_pages * PAGE, config.kv_heads, config.head_dim)
-        self.memory = zeros(shape, dtype, device)
+        shape = (2, config.layers, config.kv_heads, self.num_pages * PAGE, config.head_dim)
+        # The slots of a head lie side by side, since attention reads them one behind the other.
+        self.memory = zeros(shape, dtype, device).transpose(2, 3)
         self.keys, self.values = (list(half) for half in self.memory)
         self.holders = np.zeros(self.num_pages, dtype=np.int64)
         """Tables that hold each page."""
