@@ -48,10 +48,16 @@ class Memory:
     stride: int = 0
     pages: list[int] = field(default_factory=list)
 
+    @property
+    def first(self) -> int | None:
+        """Physical slot of slot 0, where they lie in one piece."""
+        ends = self.slots[0], self.slots[0] + len(self.slots)
+        return ends[0] if self.slots == list(range(*ends)) else None
+
     def window(self, end: int) -> slice | NDArray[np.int64]:
         """Physical slots below slot `end`."""
-        if self.slots == list(range(self.slots[0], self.slots[0] + len(self.slots))):
-            return slice(self.slots[0], self.slots[0] + end)
+        if self.first is not None:
+            return slice(self.first, self.first + end)
         return np.array(self.slots[:end])
 
 

@@ -19,6 +19,9 @@ class Pages(Protocol):
     pages: list[int]
     """Physical pages, in the order of the slots that they hold."""
 
+    first: int | None
+    """Physical slot of slot 0, where they lie side by side."""
+
     stride: int
     """Slots by whose multiples contiguous sequences of this size begin; 0 where pages scatter."""
 

@@ -92,9 +92,8 @@ def neighbours(group: list[Span], stride: int) -> tuple[list[list[Span]], list[S
 
 def base(span: Span) -> int:
     """First physical slot of a sequence that lies in one piece."""
-    window = span.pages.window(1)
-    assert isinstance(window, slice)
-    return int(window.start)
+    assert span.pages.first is not None
+    return span.pages.first
 
 
 @dataclass(slots=True)

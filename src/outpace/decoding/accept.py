@@ -88,8 +88,11 @@ class Rejection(Sample):
             kept = known & (coins[rows] * q.gather(-1, at) < p.gather(-1, at))
             rest = (p - q).clamp(min=0)
             # Rounding may leave nothing where both laws are the same.
-            rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
-            tokens = torch.where(kept.squeeze(-1), drafted[rows], choose.draw(rest, rows))
+            left = rest.sum(-1, keepdim=True)
+            other = choose.draw(torch.where(left > 0, rest, p), rows)
+            tokens = torch.where(kept.squeeze(-1), drafted[rows], other)
+            # Where a logit is no number, neither is a law; that logit is the largest.
+            tokens = torch.where(left.squeeze(-1).isnan(), logits.argmax(-1), tokens)
             return Readout(tokens, judge(logits, tokens, rows))
 
         return read

@@ -15,11 +15,21 @@ from outpace.engine.feed import Feed
 
 
 class Part(NamedTuple):
-    """What a chunk of rows was read as, the largest logit of each row, and kept logits."""
+    """What a chunk of rows was read as, the logits of the chosen tokens, and kept logits."""
 
     readout: Readout
-    peak: Tensor
+    chosen: Tensor
     logits: Tensor | None
+
+    @classmethod
+    def of(cls, readout: Readout, logits: Tensor, *, keep: bool) -> Part:
+        """A readout of `logits [r, V]`.
+
+        The chosen ones say whether a row is one of numbers: what is none is the largest of a row,
+        and so is chosen.
+        """
+        chosen = logits.gather(-1, readout.tokens[:, None]).squeeze(-1)
+        return cls(readout, chosen, logits if keep else None)
 
 
 def collect(
@@ -55,12 +65,11 @@ def to_host(
     parts: Sequence[Part], names: Sequence[Score]
 ) -> tuple[list[int], np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
     """Tokens, and a row of the table for each score; float64 holds a token id exactly."""
-    peak = join([part.peak for part in parts])
-    tokens = join([part.readout.tokens for part in parts])
-    tokens = tokens.masked_fill(~peak.isfinite(), -1)
+    chosen = join([part.chosen for part in parts])
+    tokens = torch.where(chosen.isfinite(), join([part.readout.tokens for part in parts]), -1)
     if not names:
         return tokens.tolist(), np.empty((0, len(tokens)))
-    missing = [torch.zeros_like(part.peak) for part in parts]
+    missing = [torch.zeros_like(part.chosen) for part in parts]
     columns = [
         join(
             [part.readout.scores.get(name, none) for part, none in zip(parts, missing, strict=True)]

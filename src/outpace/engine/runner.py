@@ -145,7 +145,7 @@ class Runner:
                 rows = slice(begin, min(begin + self.read_rows, count))
                 logits = self.logits(hidden[first + rows.start : first + rows.stop])
                 process(logits, rows, [feeds[index] for index in members])
-                parts.append(Part(reader(logits, rows), logits.amax(-1), logits if keep else None))
+                parts.append(Part.of(reader(logits, rows), logits, keep=keep))
             first += count
         return parts
 
