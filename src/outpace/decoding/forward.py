@@ -24,6 +24,13 @@ CAUSAL: Pattern = "causal"
 FULL: Pattern = "full"
 
 
+def moved(numbers: Sequence[int], by: int) -> Sequence[int]:
+    """Numbers with another added to each; a range stays one, which costs nothing."""
+    if isinstance(numbers, range):
+        return range(numbers.start + by, numbers.stop + by, numbers.step)
+    return [number + by for number in numbers]
+
+
 def stops(pattern: Pattern, start: int, count: int, seen: int) -> list[int]:
     """First slot that each of `count` rows from slot `start` on does not see."""
     if pattern == CAUSAL:
@@ -90,7 +97,7 @@ class Forward:
         """First slot that each row does not see."""
         return stops(self.pattern, self.start, len(self.ids), self.seen)
 
-    def predicted_rows(self, shift: int) -> list[int]:
+    def predicted_rows(self, shift: int) -> Sequence[int]:
         """Rows whose logits predict the wanted slots, for a model of this shift.
 
         Raises `ValueError` naming slot and row where the row is not in the forward.
@@ -105,12 +112,12 @@ class Forward:
             return [count - 1]
         wanted, first = self.predicted_slots(), self.start
         if self.predict_from is None:
-            rows = [slot - shift - first for slot in wanted]
+            rows = moved(wanted, -shift - first)
         else:
-            rows = [slot - first for slot in self.predict_from]
+            rows = moved(self.predict_from, -first)
         if len(rows) != len(wanted):
             raise ValueError(f"{len(rows)} rows are named for {len(wanted)} wanted slots")
-        if rows and (min(rows) < 0 or max(rows) >= count):
+        if len(rows) and (min(rows) < 0 or max(rows) >= count):
             bad = next(i for i, row in enumerate(rows) if not 0 <= row < count)
             raise ValueError(
                 f"slot {wanted[bad]} is predicted by the row of slot {first + rows[bad]}, "

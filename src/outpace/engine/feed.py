@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outpace.attention.batch import Span
 from outpace.decoding import CAUSAL, Forward, Pattern, Processor, Read
-from outpace.decoding.forward import stops
+from outpace.decoding.forward import moved, stops
 from outpace.engine.cache import Table
 from outpace.models.config import ModelConfig
 
@@ -36,14 +36,14 @@ class Feed:
     role: str
     reader: str | None
     table: Table
-    ids: list[int]
+    ids: Sequence[int]
     start: int
     seen: int
     pattern: Pattern
     positions: Sequence[int] | None
     context: Tensor | None
     read: Read
-    rows: list[int]
+    rows: Sequence[int]
     slots: Sequence[int]
     layers: tuple[int, ...] = ()
     processors: tuple[Processor, ...] = ()
@@ -112,8 +112,11 @@ class Feed:
             return ()
         places = range(self.start, self.end) if self.positions is None else self.positions
         masked = (p for p, token in zip(places, self.ids, strict=True) if token == mask_id)
+        slots = sorted({place for place in masked if place >= first})
+        if slots and slots[-1] - slots[0] == len(slots) - 1:
+            return (range(slots[0], slots[-1] + 1),)
         runs: list[range] = []
-        for slot in sorted(place for place in masked if place >= first):
+        for slot in slots:
             if runs and slot == runs[-1].stop:
                 runs[-1] = range(runs[-1].start, slot + 1)
             else:
@@ -144,13 +147,15 @@ class Feed:
             ids=self.ids[count:],
             start=self.start + count,
             positions=None if places is None else places[count:],
-            rows=[row - count for row in self.rows],
+            rows=moved(self.rows, -count),
             missing=0,
         )
         return head, tail
 
 
-def whole(numbers: Sequence[int]) -> list[int]:
+def whole(numbers: Sequence[int]) -> Sequence[int]:
     """A copy; `TypeError` for what are no whole numbers."""
+    if isinstance(numbers, range):
+        return numbers
     copy = list(numbers)
     return copy if set(map(type, copy)) <= {int} else list(map(index, copy))

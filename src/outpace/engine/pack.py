@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outpace.attention.batch import Batch
 from outpace.decoding import Read
+from outpace.decoding.forward import moved
 from outpace.engine.feed import Feed
 
 
@@ -79,7 +80,9 @@ def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
         if feed.rows:
             groups.setdefault(type(feed.read), []).append(index)
     order = [index for group in groups.values() for index in group]
-    wanted = [spans[index].rows.start + row for index in order for row in feeds[index].rows]
+    wanted: list[int] = []
+    for index in order:
+        wanted += moved(feeds[index].rows, spans[index].rows.start)
     in_order = len(wanted) == len(ids) and wanted == list(range(len(ids)))
     parts = buffer.send(ids, positions, behind + write, wanted, places)
     features = [feed.context for feed in feeds if feed.context is not None]
