@@ -159,6 +159,7 @@ class Cache:
         """Count the holders of all pages anew: these tables and no others."""
         self.holders[:] = 0
         for table in tables:
+            table.lay_out()  # its pages may have changed a moment before
             self.hold(table.pages)
 
     def hold(self, pages: Sequence[int]) -> None:
