@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from outpace.decoding import Canvas, Request
+from outpace.decoding import Canvas, Prediction, Request, Target
 from outpace.decoding.canvas import blocks
 
 
@@ -101,3 +102,30 @@ def test_last_block_may_be_shorter() -> None:
     assert blocks(3, 11, 4) == [(3, 7), (7, 11)]
     assert blocks(3, 10, 4) == [(3, 7), (7, 10)]
     assert blocks(3, 10, 99) == [(3, 10)]
+
+
+def test_log_probabilities_stay_with_their_slots() -> None:
+    """In whatever order holes are filled, and from whichever entry of a prediction."""
+    request = Request(prompt=[1, 2], max_tokens=4, logprobs=True, target=Target(mask_id=0))
+    canvas = Canvas.of(request)
+    canvas.extend(4)
+    scores = {"logprob": np.array([-9.0, -0.5, -0.25, -4.0], dtype=np.float32)}
+    out = Prediction(tokens=[9, 5, 6, 8], scores=scores)
+    assert canvas.take([3, 5], np.array([1, 0]), out, first=1) == [5, 3]
+    assert canvas.ids[2:] == [0, 5, 0, 6]
+    assert canvas.commit(request) and request.tokens == request.scores == []
+    canvas.take([2, 4], np.array([0]), Prediction(tokens=[7, 3], scores=scores))
+    assert canvas.commit(request) and request.tokens == [7, 5]
+    assert request.scores == [-9.0, -0.5]
+    canvas.take([4], np.array([0]), Prediction(tokens=[4], scores=scores), first=0)
+    assert not canvas.commit(request) and request.tokens == [7, 5, 4, 6]
+    assert request.scores == [-9.0, -0.5, -9.0, -0.25]
+
+
+def test_scores_are_kept_where_they_are_wanted_only() -> None:
+    """A request that did not ask for them has none."""
+    request = Request(prompt=[1], max_tokens=1)
+    canvas = Canvas.of(request)
+    canvas.extend(1)
+    canvas.take([1], np.array([0]), Prediction(tokens=[4]))
+    assert not canvas.commit(request) and request.scores == []
