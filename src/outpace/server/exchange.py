@@ -15,7 +15,7 @@ from starlette.types import Receive, Send
 from outpace.async_llm import AsyncAnswer, Draining, Event, QueueFull, WorkerDied
 from outpace.engine.job import DecodingError
 from outpace.output import Output
-from outpace.server.fault import Fault
+from outpace.server.fault import Fault, Gone
 from outpace.server.fields import check_fields
 from outpace.server.metrics import Clock
 from outpace.server.reply import DONE, Reply
@@ -35,7 +35,6 @@ SAME = (
 """Fields that are options under the same name."""
 
 RETRY = {"Retry-After": "1"}
-GONE = Fault(499, "the client has gone")
 
 
 class Exchange:
@@ -106,9 +105,9 @@ class Exchange:
                 submit = self.model.engine.submit(prompt, seed=seed, **options)
                 self.answers.append(await self.admitted(submit))
             yield
-            result = "gone" if self.fault is GONE else "error" if self.fault else "answered"
+            result = result_of(self.fault)
         except Fault as fault:
-            result = "gone" if fault is GONE else "error" if fault.status >= 500 else "refused"
+            result = result_of(fault)
             raise
         finally:
             watcher.cancel()
@@ -176,7 +175,7 @@ class Exchange:
         """End it when its client goes."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.end(GONE)
+        self.end(Gone())
 
     def end(self, fault: Fault) -> None:
         """Give it up; its pages are free within a step."""
@@ -263,6 +262,13 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+def result_of(fault: Fault | None) -> str:
+    """What became of a request, as metrics have it."""
+    if fault is None:
+        return "answered"
+    return "gone" if isinstance(fault, Gone) else "error" if fault.status == 500 else "refused"
 
 
 def prompts_of(asked: Asked, most: int | None) -> Sequence[Any]:
