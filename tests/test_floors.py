@@ -31,7 +31,12 @@ FLOORS: dict[str, set[str]] = {
     "trace": {"decoding", "output"},
     "answers": {"jsonl", "llm", "output", "text"},
     "evaluation": {"jsonl", "llm", "zoo", *BELOW_LLM, *SHARED},
-    "cli": {"answers", "evaluation", "llm", "trace", "training", "zoo", *BELOW_LLM, *SHARED},
+    "server": {"async_llm", "llm", "version", *BELOW_LLM},
+    "cli": {
+        *("answers", "evaluation", "llm", "server", "trace", "training", "zoo"),
+        *BELOW_LLM,
+        *SHARED,
+    },
     "__main__": {"cli"},
 }
 """What each part of the package may import, itself aside; a new part needs its own line."""

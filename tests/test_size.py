@@ -22,7 +22,7 @@ BUDGET = {
     "evaluation": 900,
     "methods": 1250,
     "models": 2100,
-    "server": 1200,
+    "server": 2250,
     "training": 3050,
     "zoo": 450,
 }

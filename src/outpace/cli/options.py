@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, get_type_hints
 
 from typer import Option
 
 from outpace.methods import METHODS, Method
-
-
-def find_method(name: str) -> type[Method]:
-    """A method by name; `ValueError` for an unknown one."""
-    if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}; known are {', '.join(METHODS)}")
-    return METHODS[name]
-
-
-def field_type(kind: type[Method], name: str) -> tuple[type, list[str]]:
-    """Plain type of a field, and the words that it may be instead, `none` for None."""
-    hint = get_type_hints(kind)[name]
-    parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    plain = [part for part in parts if get_origin(part) is not Literal and part is not type(None)]
-    words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
-    return (plain or [str])[0], words + ["none"] * (type(None) in parts)
+from outpace.methods.options import Option as Described
+from outpace.methods.options import find_method, options_of
 
 
 def parse_method(name: str, values: Mapping[str, str]) -> Method:
@@ -35,12 +20,12 @@ def parse_method(name: str, values: Mapping[str, str]) -> Method:
     Raises `ValueError` for an unknown option, a missing one, or a value of another type.
     """
     kind = find_method(name)
-    known = {option.name for option in fields(kind)}
-    if unknown := sorted(set(values) - known):
+    known = options_of(kind)
+    if unknown := sorted(set(values) - set(known)):
         raise ValueError(
             f"{name} has no option {', '.join(unknown)}; known are {', '.join(sorted(known))}"
         )
-    needed = {o.name for o in fields(kind) if o.default is MISSING}
+    needed = {option.name for option in known.values() if option.needed}
     if missing := sorted(needed - set(values)):
         raise ValueError(f"{name} needs {', '.join(f'--{flag(option)}' for option in missing)}")
     return kind(**{option: parse(kind, option, text) for option, text in values.items()})
@@ -48,7 +33,8 @@ def parse_method(name: str, values: Mapping[str, str]) -> Method:
 
 def parse(kind: type[Method], option: str, text: str) -> Any:
     """One value from its text."""
-    plain, words = field_type(kind, option)
+    described = options_of(kind)[option]
+    plain, words = described.kind, words_of(described)
     if text.lower() in words:
         return None if text.lower() == "none" else text.lower()
     try:
@@ -58,6 +44,11 @@ def parse(kind: type[Method], option: str, text: str) -> Any:
     except (KeyError, ValueError):
         choices = " or ".join([plain.__name__, *words])
         raise ValueError(f"{flag(option)} takes {choices}, not {text!r}") from None
+
+
+def words_of(option: Described) -> list[str]:
+    """Words that an option may be, `none` for None."""
+    return [*option.words, *["none"] * option.nullable]
 
 
 def flag(option: str) -> str:
@@ -77,7 +68,8 @@ def named(args: Sequence[str]) -> str | None:
 
 def with_method(function: Callable[..., None], name: str | None) -> Callable[..., None]:
     """A command whose parameter `method` is made of `--method` and the flags of that method."""
-    own = [] if name is None else [parameter(find_method(name), f) for f in method_fields(name)]
+    kind = None if name is None else find_method(name)
+    own = [parameter(kind, each) for each in options_of(kind).values()] if kind else []
     known = inspect.signature(function, eval_str=True).parameters.values()
     choice = Annotated[str | None, Option("--method", help=f"{', '.join(METHODS)}.")]
     shared = [p.replace(annotation=choice) if p.name == "method" else p for p in known]
@@ -127,16 +119,11 @@ def dressed(
     return command
 
 
-def method_fields(name: str) -> list[Field[Any]]:
-    """Options of a method."""
-    return list(fields(find_method(name)))
-
-
-def parameter(kind: type[Method], described: Field[Any]) -> inspect.Parameter:
-    """A field of a method as a flag."""
-    plain, words = field_type(kind, described.name)
+def parameter(kind: type[Method], described: Described) -> inspect.Parameter:
+    """An option of a method as a flag."""
+    plain, words = described.kind, words_of(described)
     choices = " or ".join(words if plain is str and words else [plain.__name__, *words])
-    default = "needed" if described.default is MISSING else f"by default {described.default}"
+    default = "needed" if described.needed else f"by default {described.default}"
     flagged = Option(
         f"--{flag(described.name)}",
         metavar=plain.__name__.upper(),
