@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from urllib.parse import urlencode
 
 import pytest
@@ -16,7 +17,7 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from outpace import LLM
 from outpace.methods import APD, D2F, METHODS, DFlash, Diffusion, FastDLLM, Speculative, WeDLM
-from outpace.trace import FULL, block_edges, slot_states
+from outpace.trace import FILLED, FULL, block_edges, slot_states
 
 pytestmark = pytest.mark.browser
 
@@ -171,15 +172,30 @@ def test_run_colours_the_answer_by_forward(visit):
     expect(page.locator(".piece").first).to_have_class(re.compile("chosen"))
 
 
+COUNT_HOLES = """() => {
+  window.seen = 0;
+  const count = () => { seen += document.querySelectorAll(".canvas .hole").length; };
+  new MutationObserver(count).observe(document.querySelector(".answer"), { childList: true });
+}"""
+
+
 def test_canvas_shows_holes_while_it_runs(visit):
     page = visit(D2F_LINK)
-    page.evaluate(
-        "() => { window.seen = 0; new MutationObserver(() => { seen += document.querySelectorAll("
-        "'.canvas .hole').length; }).observe(document.querySelector('.answer'), {childList: true}) }"
-    )
+    page.evaluate(COUNT_HOLES)
     run(page)
     assert page.evaluate("seen") > 0
     expect(page.locator(".canvas")).to_have_count(0)
+
+
+def test_text_has_the_colour_of_the_forward_that_filled_it(visit):
+    page = visit(D2F_LINK | {"a.options.confidence": 0.98})
+    run(page)
+    method = D2F(confidence=0.98)
+    (output,) = LLM("tiny-d2f", method=method).generate(ZOO, max_tokens=128, temperature=0.0)
+    filled = (slot_states(output) == FILLED).argmax(0)[: len(output.ids)].tolist()
+    rows = page.locator(".piece").evaluate_all("pieces => pieces.map(piece => piece.row)")
+    assert rows == [row for row, _ in groupby(filled)]
+    assert rows != sorted(rows)
 
 
 def test_timeline_row_highlights_its_text(visit):
@@ -491,7 +507,8 @@ TRACE = """([steps, prompt]) => {
   trace.push(steps);
   const guess = trace.first;
   trace.prompt = prompt;
-  return { guess, edges: trace.edges, kept: trace.kept, states: trace.states().map((row) => [...row]) };
+  const states = trace.states().map((row) => [...row]);
+  return { guess, edges: trace.edges, kept: trace.kept, states };
 }"""
 
 
