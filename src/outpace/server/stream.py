@@ -58,8 +58,9 @@ class Strand:
             self.first = False
         if self.provisional and (canvas := events[-1].canvas) is not None and canvas != self.canvas:
             self.canvas = list(canvas)
-            extra = self.extra() or {"index": self.index}
-            yield self.reply.aside(outpace=extra | {"canvas": self.tokens_of(canvas)})
+            told = self.extra() if self.steps else None
+            shown = {"index": self.index, "canvas": self.tokens_of(canvas)}
+            yield self.reply.aside(outpace=shown | (told or {}))
         if output is not None:
             if self.first:  # an answer without text has a role all the same
                 yield self.reply.chunk(self.index, "", first=True)
