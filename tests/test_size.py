@@ -14,7 +14,7 @@ from source import MODULES, ROOT, modules
 FILE, METHOD, FAMILY = 350, 200, 80
 FUNCTION, MEDIAN = 60, 8
 BUDGET = {
-    "": 1250,
+    "": 1750,
     "attention": 1000,
     "cli": 950,
     "decoding": 1450,

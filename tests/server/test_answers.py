@@ -149,7 +149,9 @@ def test_logprobs_are_those_of_the_library(client: TestClient, model: str) -> No
     chunks = [choice for chunk in events(client, body) for choice in chunk["choices"]]
     streamed = [each for c in chunks if c["logprobs"] for each in c["logprobs"]["content"]]
     assert streamed == content
-    plain = ask(client, completion(model=model, max_tokens=24, temperature=0, logprobs=0))["choices"][0]
+    plain = ask(client, completion(model=model, max_tokens=24, temperature=0, logprobs=0))[
+        "choices"
+    ][0]
     assert plain["logprobs"]["tokens"] == [each["token"] for each in content]
     assert len(plain["logprobs"]["token_logprobs"]) == len(content)
 
@@ -189,9 +191,17 @@ def test_harmless_fields_change_nothing(client: TestClient) -> None:
     """Those that clients send without being asked, and those that say nothing."""
     plain = ask(client, chat(**SHORT))
     harmless = {
-        **{"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
-        **{"parallel_tool_calls": True, "presence_penalty": 0, "frequency_penalty": 0},
-        **{"response_format": {"type": "text"}, "tools": None, "top_logprobs": None, "n": None},
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "parallel_tool_calls": True,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "response_format": {"type": "text"},
+        "tools": None,
+        "top_logprobs": None,
+        "n": None,
     }
     assert ask(client, chat(**SHORT, **harmless))["choices"] == plain["choices"]
 

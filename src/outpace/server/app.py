@@ -53,7 +53,7 @@ def build(service: Service) -> FastAPI:
     def described() -> dict[str, Any]:
         """The document, made when it is first asked for."""
         if not made:
-            made.append(document.completed(FastAPI.openapi(app)))
+            made.append(document.completed(FastAPI.openapi(app), service.models))
         return made[0]
 
     app.openapi = described  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
@@ -48,7 +49,7 @@ def faults(*statuses: int) -> dict[int | str, Object]:
 def answers(name: str) -> dict[int | str, Object]:
     """Answers of a route that decodes."""
     both = content("application/json", schema(name))["content"]
-    both |= content("text/event-stream", {"type": "string"})["content"]
+    both |= content("text/event-stream", {})["content"]
     ok = {"description": "The answer, whole or as a stream.", "content": both}
     return {200: ok, **faults(400, 404, 429, 500, 503)}
 
@@ -58,11 +59,12 @@ def body(kind: type[BaseModel]) -> Object:
     return {"requestBody": {"required": True, **content("application/json", schema(kind.__name__))}}
 
 
-def completed(document: Object) -> Object:
-    """A document with the schemas that it names."""
+def completed(document: Object, models: Iterable[str]) -> Object:
+    """A document with the schemas that it names, and the models that requests may name."""
     schemas: Object = {"Error": ENVELOPE, **ANSWERS}
     for kind in (ChatRequest, CompletionRequest):
         own = kind.model_json_schema(ref_template=REFERENCE)
+        own["properties"]["model"]["enum"] = [*models]
         schemas |= own.pop("$defs", {}) | {kind.__name__: own}
     components = document.setdefault("components", {})
     components["schemas"] = schemas

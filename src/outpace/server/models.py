@@ -31,19 +31,21 @@ class Setting:
     option: Option
     default: Any
     words: tuple[str, ...]
-    minimum: float | None = None
-    maximum: float | None = None
+    bounds: tuple[float, float] | None = None
 
     def check(self, value: Any) -> None:
         """Raise `Fault` for a value that the operator does not allow, whatever the method says."""
-        allowed = value in self.words if isinstance(value, str) else True
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            assert self.minimum is not None and self.maximum is not None
-            allowed = self.minimum <= value <= self.maximum
+        match value:
+            case str():
+                allowed = value in self.words
+            case bool() | None:
+                allowed = True  # the method itself knows
+            case _:
+                allowed = self.bounds is not None and self.bounds[0] <= value <= self.bounds[1]
         if not allowed and value != self.default:
-            told = [*self.words]
-            if self.minimum is not None:
-                told.append(f"a number from {self.minimum:g} to {self.maximum:g}")
+            told = list(self.words) or ["true", "false"] * (self.option.kind is bool)
+            if self.bounds is not None:
+                told.append("a number from {:g} to {:g}".format(*self.bounds))
             param = f"outpace.options.{self.option.name}"
             raise Fault(400, f"{param}: must be {' or '.join(told)}, not {value!r}", param=param)
 
@@ -55,8 +57,8 @@ class Setting:
             "nullable": self.option.nullable,
             "choices": list(self.words) or None,
             "default": self.default,
-            "minimum": self.minimum,
-            "maximum": self.maximum,
+            "minimum": self.bounds and self.bounds[0],
+            "maximum": self.bounds and self.bounds[1],
         }
 
 
@@ -182,13 +184,12 @@ def load(name: str, entry: Entry, worker: Worker, max_waiting: int) -> Model:
     """Load a model and all that its methods need; `ValueError` that names it for what is wrong."""
     try:
         llm = LLM(entry.path, **entry.loading())
-        methods = {each.name: each for each in choices(llm, entry)}
+        default = entry.method or name_in(METHODS, type(llm.method))
+        methods = {each.name: each for each in choices(llm, entry, default)}
         known = {name for each in methods.values() for name in each.settings}
         if unknown := sorted(set(entry.limits) - known):
             raise ValueError(f"limits: no method has an option {', '.join(unknown)}")
-        default = entry.method or name_in(METHODS, type(llm.method))
         if default not in methods:
-            find_method(default)
             raise ValueError(f"it is not decoded by {default}; by {', '.join(methods)}")
         roles = {llm.target.name: "target"}
         for choice in methods.values():
@@ -210,11 +211,11 @@ def made(choice: Choice) -> Iterator[tuple[Method, Method]]:
         yield choice.make(dict(zip(choice.kind.roles, names, strict=True)))
 
 
-def choices(llm: LLM, entry: Entry) -> Iterator[Choice]:
+def choices(llm: LLM, entry: Entry, default: str) -> Iterator[Choice]:
     """The methods that fit a model and whose roles are filled."""
     kinds = {name: load_config(path).kind for name, path in entry.further.items()}
-    for name in [entry.method or "", *(entry.methods or ())]:
-        name and find_method(name)
+    for name in [default, *(entry.methods or ())]:
+        find_method(name)
     for name, kind in METHODS.items():
         fits = llm.config.kind in kind.decodes and name in (entry.methods or METHODS)
         roles = {
@@ -222,7 +223,7 @@ def choices(llm: LLM, entry: Entry) -> Iterator[Choice]:
             for role, wanted in kind.roles.items()
         }
         if fits and all(roles.values()):
-            given = entry.options if name == entry.method else {}
+            given = entry.options if name == default else {}
             settings = {
                 each.name: setting(each, given, roles, entry, FINEST * llm.config.max_length)
                 for each in options_of(kind).values()
@@ -244,12 +245,14 @@ def setting(
     default = given.get(option.name, words[0] if option.needed else option.default)
     limits = entry.limits.get(option.name)
     if option.kind in (int, float):
-        least, largest = (1, most) if option.kind is int else (0.0, LARGEST)
-        if limits is not None:
-            if len(limits) != 2 or any(isinstance(each, str) for each in limits):
-                raise ValueError(f"limits.{option.name} must be the least and the most of a number")
-            least, largest = limits  # type: ignore[assignment]
-        return Setting(option=option, default=default, words=words, minimum=least, maximum=largest)
+        bounds: tuple[float, float] = (1, most) if option.kind is int else (0.0, LARGEST)
+        match limits:
+            case [int() | float() as least, int() | float() as largest] if least <= largest:
+                bounds = least, largest
+            case list():
+                told = "must be the least and the most of a number"
+                raise ValueError(f"limits.{option.name} {told}, not {limits}")
+        return Setting(option=option, default=default, words=words, bounds=bounds)
     if limits is not None:
         if unknown := [each for each in limits if each not in words]:
             raise ValueError(f"limits.{option.name} has {unknown[0]!r}; known are {words}")

@@ -118,10 +118,11 @@ def checked(kind: type[Section], values: Mapping[str, Any], where: str) -> Secti
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        errors = error.errors(include_url=False)
+        unknown = [each for each in errors if each["type"] == "extra_forbidden"]
+        first = (unknown or errors)[0]
         place = ".".join(map(str, first["loc"])) or where
-        known = first["type"] == "extra_forbidden"
-        message = "is unknown" if known else first["msg"].replace("Input should", "must")
+        message = "is unknown" if unknown else first["msg"].replace("Input should", "must")
         raise ValueError(f"{where}: {place} {message}") from None
 
 
