@@ -455,6 +455,8 @@ def test_text_is_never_markup(visit):
 
 def test_link_repeats_all_settings(visit):
     page = visit()
+    expect(page.locator(".model")).to_have_value("tiny-d2f")
+    expect(page.locator(".method")).to_have_value("d2f")
     page.locator("[name=mode][value=race]").check()
     page.locator("[name=raw][value='1']").check()
     page.locator("#prompt").fill("3 + 4 & more = #?")
