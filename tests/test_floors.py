@@ -31,7 +31,18 @@ FLOORS: dict[str, set[str]] = {
     "trace": {"decoding", "output"},
     "answers": {"jsonl", "llm", "output", "text"},
     "evaluation": {"jsonl", "llm", "zoo", *BELOW_LLM, *SHARED},
-    "cli": {"answers", "evaluation", "llm", "trace", "training", "zoo", *BELOW_LLM, *SHARED},
+    "load": {"answers", "evaluation", "text"},
+    "cli": {
+        "answers",
+        "evaluation",
+        "llm",
+        "load",
+        "trace",
+        "training",
+        "zoo",
+        *BELOW_LLM,
+        *SHARED,
+    },
     "__main__": {"cli"},
 }
 """What each part of the package may import, itself aside; a new part needs its own line."""
