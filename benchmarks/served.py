@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile, TemporaryDirectory
+from tempfile import TemporaryDirectory
 
 from curve import Point
 from methods import POINTS
@@ -56,40 +56,38 @@ class Served:
 
 
 @contextmanager
-def served(
-    models: Mapping[str, Mapping[str, int]] | None = None, **settings: int
-) -> Iterator[Served]:
+def served(waiting: int = 256, **fields: float) -> Iterator[Served]:
     """A server of the zoo on a free port of this machine, until the end of the block.
 
-    `models` have fields of their own, such as `max_sequences`; `settings` are the server's. Raises
-    `SystemExit` with what the server wrote where it does not start.
+    Each model lets so many requests wait, and has further `fields` of the configuration, such as
+    `max_sequences`. Raises `SystemExit` with what the server wrote where it does not start.
     """
-    with TemporaryDirectory() as folder, NamedTemporaryFile(suffix=".log") as log:
-        words = ["--port", "0"]
-        if models is not None:
-            path = Path(folder) / "serve.toml"
-            path.write_text(toml(models, settings))
-            words += ["--config", str(path)]
-        command = [sys.executable, "-m", "outpace", "serve", *words]
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+    with TemporaryDirectory() as folder:
+        log, config = Path(folder) / "log", Path(folder) / "serve.toml"
+        config.write_text(toml(waiting, fields))
+        command = [sys.executable, "-m", "outpace", "serve", "--port", "0", "--config", str(config)]
+        with log.open("wb") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=file)
         try:
-            yield Served(address(process, Path(log.name)), process)
+            yield Served(address(process, log), process)
         finally:
             process.send_signal(signal.SIGTERM)
             try:
                 process.wait(STOP)
-            except subprocess.TimeoutExpired:
+            finally:
                 process.kill()
-                process.wait()
-                raise
 
 
-def toml(models: Mapping[str, Mapping[str, int]], settings: Mapping[str, int]) -> str:
-    """A configuration of models of the zoo."""
-    lines = ["[server]", *(f"{key} = {value}" for key, value in settings.items())]
-    for name, own in models.items():
-        lines += [f"[models.{name}]", f'path = "{name}"']
-        lines += [f"{key} = {value}" for key, value in own.items()]
+def toml(waiting: int, fields: Mapping[str, float]) -> str:
+    """A configuration of the models of all points."""
+    further: dict[str, set[str]] = {}
+    for point in POINTS:
+        further.setdefault(point.model, set()).update(map(str, point.method.models().values()))
+    lines = ["[server]", f"max_waiting = {waiting}"]
+    for model, names in further.items():
+        lines += [f"[models.{model}]", f'path = "{model}"']
+        lines += [f"{key} = {value}" for key, value in fields.items()]
+        lines += [f"[models.{model}.further]", *(f'{name} = "{name}"' for name in sorted(names))]
     return "\n".join(lines) + "\n"
 
 
@@ -179,15 +177,14 @@ async def pages(client: Client) -> float:
     return await metric(client, "outpace_cache_pages_used")
 
 
-async def idle(client: Client, seconds: float = 10.0) -> float:
-    """Wait until nothing is in hand; how long that took, or `seconds` where it was not enough."""
-    began = time.perf_counter()
-    while (waited := time.perf_counter() - began) < seconds:
-        busy = await metric(client, "outpace_running") + await metric(client, "outpace_waiting")
-        if not busy and not await pages(client):
-            return waited
-        await asyncio.sleep(0.02)
-    return seconds
+async def lost(client: Client, seconds: float = 10.0) -> float:
+    """Pages that are still held when nothing is in hand, or after so many seconds."""
+    limit = time.perf_counter() + seconds
+    while held := await pages(client):
+        if time.perf_counter() > limit:
+            break
+        await asyncio.sleep(0.05)
+    return held
 
 
 async def capacity(client: Client, bodies: Sequence[Body], concurrency: int) -> float:

@@ -6,9 +6,9 @@ import argparse
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count, cycle
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from harness import Bar, Row
 from outpace.load.client import Body, Client
-from served import Served, Task, capacity, idle, pages, served, tasks
+from served import Served, capacity, lost, pages, served, tasks
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -25,8 +25,15 @@ import matplotlib.pyplot as plt
 LOAD = 0.8
 """Share of the measured capacity."""
 
-WINDOW = 1 / 6
-"""Share of the run that may settle; as long are the two windows whose latency is compared."""
+WINDOWS = 6
+"""Of a run, of equal length: in the first it settles, and the second and the last are compared."""
+
+CACHE = 0.02
+"""GiB of each cache, so that the pages of the first window fill it: an untouched page takes no
+memory, and looked like a leak when it is used at last."""
+
+PROMPTS = 500
+"""Prompts that take turns."""
 
 FLAT, STEADY = 1.02, 1.15
 """What memory and latency may have become, as a multiple."""
@@ -49,6 +56,17 @@ BAD: list[dict[str, object]] = [
 """Fields that a server must refuse, each in its turn."""
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A request to come: its number in its window, its second of the run, what is sent."""
+
+    number: int
+    due: float
+    kind: str
+    body: Body
+    patience: float | None
+
+
 @dataclass(slots=True)
 class Entry:
     """One request: when it was sent and ended, in seconds of the run, and what became of it."""
@@ -60,6 +78,23 @@ class Entry:
     fault: str | None
 
 
+def plan(rate: float, seconds: float) -> Iterator[Planned]:
+    """Requests at random times, the same in every window of so many seconds."""
+    for window in range(WINDOWS):
+        chance, given, nonsense = random.Random(0), cycle(tasks(PROMPTS)), cycle(BAD)
+        due, number = window * seconds + chance.expovariate(rate), 0
+        while due < (window + 1) * seconds:
+            (kind,) = chance.choices(list(KINDS), list(KINDS.values()))
+            body = {**next(given).body(stream=number % 3 > 0), "seed": number}
+            if kind == "stop":
+                body["stop"] = [". ", "####"]
+            if kind == "bad":
+                body |= next(nonsense)
+            patience = chance.uniform(0, 2) if kind == "cancel" else None
+            yield Planned(number, due, kind, body, patience)
+            due, number = due + chance.expovariate(rate), number + 1
+
+
 @dataclass(slots=True)
 class Soak:
     """A run."""
@@ -67,6 +102,7 @@ class Soak:
     server: Served
     minutes: float
     entries: list[Entry] = field(default_factory=list)
+    texts: dict[int, str] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
 
@@ -76,40 +112,28 @@ class Soak:
         return time.perf_counter() - self.began
 
     async def send(self, client: Client, rate: float) -> None:
-        """Requests at random times until the end, and then until all are answered."""
-        chance = random.Random(0)
-        given, nonsense = cycle(tasks(500)), cycle(BAD)
-        self.began, due = time.perf_counter(), 0.0
+        """All requests at their times; returns when all are answered."""
         async with asyncio.TaskGroup() as group:
-            for number in count():
-                due += chance.expovariate(rate)
-                if due > 60 * self.minutes:
-                    return
-                await asyncio.sleep(due - self.now)
-                (kind,) = chance.choices(list(KINDS), list(KINDS.values()))
-                body = self.body(kind, next(given), number)
-                if kind == "bad":
-                    body |= next(nonsense)
-                patience = chance.uniform(0, 2) if kind == "cancel" else None
-                group.create_task(self.ask(client, kind, body, patience))
+            for planned in plan(rate, 60 * self.minutes / WINDOWS):
+                await asyncio.sleep(planned.due - self.now)
+                group.create_task(self.ask(client, planned))
 
-    def body(self, kind: str, task: Task, number: int) -> dict[str, object]:
-        """A request of a kind; one in three is not streamed."""
-        body = {**task.body(stream=number % 3 > 0), "seed": number}
-        return body | {"stop": [". ", "####"]} if kind == "stop" else body
-
-    async def ask(self, client: Client, kind: str, body: Body, patience: float | None) -> None:
+    async def ask(self, client: Client, planned: Planned) -> None:
         """One request, and whether what came was due to its kind."""
-        sent = self.now
+        kind, sent = planned.kind, self.now
         try:
-            async with asyncio.timeout(patience):
-                exchange = await client.ask(body)
+            async with asyncio.timeout(planned.patience):
+                exchange = await client.ask(planned.body)
         except TimeoutError:
             self.entries.append(Entry(kind, sent, self.now, None, None))
             return
         fault = exchange.error
         if kind == "bad":
             fault = None if fault in ("400", "404") else f"{fault or 200} for nonsense"
+        elif fault is None and exchange.text != self.texts.setdefault(
+            planned.number, exchange.text
+        ):
+            fault = "another text than the first time"
         self.entries.append(Entry(kind, sent, self.now, exchange.ttft, fault))
 
     async def watch(self, client: Client) -> None:
@@ -133,29 +157,26 @@ class Soak:
             "faults": sum(entry.fault is not None for entry in last),
         }
 
-    def window(self, begin: float, end: float) -> list[Entry]:
-        """Whole answers that were asked for between two shares of the run."""
-        whole = 60 * self.minutes
-        return [
-            entry
-            for entry in self.entries
-            if entry.kind == "answer" and begin * whole <= entry.sent < end * whole
-        ]
+    def window(self, number: int) -> list[Entry]:
+        """Whole answers of a window."""
+        seconds = 60 * self.minutes / WINDOWS
+        answers = (entry for entry in self.entries if entry.kind == "answer")
+        return [entry for entry in answers if entry.sent // seconds == number]
 
-    def bars(self, lost: float) -> list[Bar]:
+    def bars(self, held: float) -> list[Bar]:
         """What must hold."""
-        early, late = self.window(WINDOW, 2 * WINDOW), self.window(1 - WINDOW, 1)
-        settled = [r["memory MiB"] for r in self.rows if r["minute"] >= WINDOW * self.minutes]
+        early, late = self.window(1), self.window(WINDOWS - 1)
+        settled = [r["memory MiB"] for r in self.rows if r["minute"] >= self.minutes / WINDOWS]
         growth = median(settled[-5:]) / settled[0]
         faults = sum(entry.fault is not None for entry in self.entries)
         bars = [
             Bar(what="soak: memory at the end over settled memory", value=growth, limit=FLAT),
-            Bar(what="soak: pages lost", value=lost, limit=0),
+            Bar(what="soak: pages lost", value=held, limit=0),
             Bar(what="soak: requests that went wrong", value=faults, limit=0),
         ]
         for p in (50, 99):
             what = f"soak: E2E p{p} of the last window over that of the second"
-            value = percentile(late, p) / percentile(early, p)
+            value = percentile(late, p) / max(percentile(early, p), 1.0)
             bars.append(Bar(what=what, value=value, limit=STEADY))
         return bars
 
@@ -178,15 +199,14 @@ def soak(options: argparse.Namespace) -> tuple[list[Row], list[Bar]]:
             watching = asyncio.create_task(current.watch(client))
             await current.send(client, rate)
             watching.cancel()
-            await idle(client)
-            lost = await pages(client)
+            held = await lost(client)
         for fault in sorted({entry.fault for entry in current.entries if entry.fault}):
             print(f"fault: {fault}")
         if options.png is not None:
             draw(current.rows, options.png)
-        return current.rows, current.bars(lost)
+        return current.rows, current.bars(held)
 
-    with served() as server:
+    with served(cache_gib=CACHE) as server:
         return asyncio.run(run(server))
 
 
