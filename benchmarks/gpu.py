@@ -39,7 +39,7 @@ from outpace.evaluation.run import questions_of
 from outpace.methods import APD, Autoregressive, LeftToRight, Method, WeDLM
 from outpace.models.load import translate
 from outpace.models.transformer import Transformer
-from outpace.output import Options
+from outpace.options import Options
 
 UNTIED = {"tie_word_embeddings": False}  # with tied random weights every token predicts itself
 QWEN_1B = {**qwen2(1536, 28, 12, 2, 8960, 151_936), "max_position_embeddings": 4096}

@@ -22,7 +22,7 @@ from outpace.load.client import Body, Client
 from outpace.load.exchange import Exchange
 from outpace.load.workload import Workload
 from outpace.methods import METHODS
-from outpace.output import Options
+from outpace.options import Options
 
 NAMES = {kind: name for name, kind in METHODS.items()}
 START, STOP = 120.0, 60.0

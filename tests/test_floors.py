@@ -10,7 +10,7 @@ from source import MODULES
 
 SHARED = {"version", "provenance"}
 BELOW_OUTPUT = {"attention", "decoding", "engine", "methods", "models", "text"}
-BELOW_LLM = {"driver", "output", *BELOW_OUTPUT}
+BELOW_LLM = {"driver", "options", "output", *BELOW_OUTPUT}
 
 FLOORS: dict[str, set[str]] = {
     "attention": {"models"},
@@ -25,21 +25,18 @@ FLOORS: dict[str, set[str]] = {
     "engine": {"attention", "decoding", "methods", "models"},
     "training": {"attention", "decoding", "models", "zoo", *SHARED},
     "driver": {"engine"},
+    "options": {"decoding", "methods"},
     "output": BELOW_OUTPUT,
     "llm": BELOW_LLM,
-    "__init__": {"llm", "output", "version"},
+    "async_llm": {"decoding", "engine", "llm", "options", "output", "text"},
+    "__init__": {"async_llm", "llm", "output", "version"},
     "trace": {"decoding", "output"},
-    "answers": {"jsonl", "llm", "output", "text"},
+    "answers": {"jsonl", "llm", "options", "output", "text"},
     "evaluation": {"jsonl", "llm", "zoo", *BELOW_LLM, *SHARED},
     "load": {"answers", "evaluation", "text"},
+    "server": {"async_llm", "llm", "version", *BELOW_LLM},
     "cli": {
-        "answers",
-        "evaluation",
-        "llm",
-        "load",
-        "trace",
-        "training",
-        "zoo",
+        *("answers", "evaluation", "llm", "load", "server", "trace", "training", "zoo"),
         *BELOW_LLM,
         *SHARED,
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ from outpace.methods import (
     WeDLM,
 )
 from outpace.models.load import save_model
+from outpace.options import Chosen
 
 ROWS, MASK = 264, END + 1
 """Rows of the embeddings, of which 260 stand for tokens, and the mask token."""
@@ -385,19 +387,24 @@ def test_default_length_leaves_room_for_a_window(names: Checkpoints) -> None:
     assert len(output.ids) == 160 - 3 - 15
 
 
+def sampling_of(llm: LLM, method: Method, **options: Any) -> Sampling:
+    """How a request of some options is drawn."""
+    return Chosen.of(options).sampling(llm.usual(method))
+
+
 def test_sampling_is_that_of_the_family_unless_given(causal: LLM, diffusion: LLM) -> None:
     """Dream's authors sample at 0.2 and 0.95; causal models are greedy."""
-    assert causal.sampling(Autoregressive(), 0) == Sampling()
-    own = diffusion.sampling(LeftToRight(), 0, temperature=None)
+    assert sampling_of(causal, Autoregressive()) == Sampling()
+    own = sampling_of(diffusion, LeftToRight(), temperature=None)
     assert own == Sampling(temperature=0.2, top_p=0.95)
-    given = diffusion.sampling(LeftToRight(), 3, temperature=0.0, top_p=1.0, top_k=7)
+    given = sampling_of(diffusion, LeftToRight(), seed=3, temperature=0.0, top_p=1.0, top_k=7)
     assert given == Sampling(top_k=7, seed=3)
 
 
 def test_a_method_may_have_defaults_of_its_own(diffusion: LLM) -> None:
     """D2F's authors cut no probabilities, on whatever model."""
-    assert diffusion.sampling(D2F(), 0) == Sampling()
-    assert diffusion.sampling(D2F(), 0, top_p=0.9) == Sampling(top_p=0.9)
+    assert sampling_of(diffusion, D2F()) == Sampling()
+    assert sampling_of(diffusion, D2F(), top_p=0.9) == Sampling(top_p=0.9)
 
 
 def test_a_request_may_choose_its_method(diffusion: LLM) -> None:
@@ -497,7 +504,8 @@ def test_drafts_change_nothing_but_the_forwards(
     ):
         output = one(causal, "Hello", method=method, temperature=temperature, seed=5)
         assert output.ids == plain.ids
-        assert any(step.model == "draft" for step in output.steps)
+        drafted = any(step.model == "draft" for step in output.steps)
+        assert drafted or method.adaptive  # on a busy machine drafting may not pay
         if method.draft == names["causal"]:
             assert output.tokens_per_forward > 3
 

@@ -99,6 +99,7 @@ ELSEWHERE = {
     "cli/measure.py": "names of published checkpoints in examples",
     "methods/__init__.py": "a method that has the name of its models",
     "methods/wedlm.py": "a method that has the name of its models",
+    "server/settings.py": "models of the zoo by their names",
     "training/objectives/__init__.py": "an objective that has the name of its models",
     "training/objectives/wedlm.py": "an objective that has the name of its models",
     "models/load.py": "the tokenizer class that stands in for remote code, a name in a message",

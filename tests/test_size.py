@@ -14,16 +14,16 @@ from source import MODULES, ROOT, modules
 FILE, METHOD, FAMILY = 350, 200, 80
 FUNCTION, MEDIAN = 60, 8
 BUDGET = {
-    "": 1250,
+    "": 1750,
     "attention": 1000,
-    "cli": 1150,
+    "cli": 1250,
     "decoding": 1450,
     "engine": 1850,
     "evaluation": 900,
     "load": 800,
     "methods": 1250,
     "models": 2100,
-    "server": 1200,
+    "server": 2250,
     "training": 3050,
     "zoo": 450,
 }

@@ -1,7 +1,8 @@
 """Parallel decoding of language models: several tokens per forward pass."""
 
+from outpace.async_llm import AsyncLLM
 from outpace.llm import LLM
 from outpace.output import Output
 from outpace.version import __version__
 
-__all__ = ["LLM", "Output", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "Output", "__version__"]

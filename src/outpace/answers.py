@@ -12,7 +12,8 @@ from typing import Any, Unpack
 
 from outpace.jsonl import Record, parse, read_records
 from outpace.llm import LLM
-from outpace.output import Options, Output
+from outpace.options import Options
+from outpace.output import Output
 from outpace.text import Message, Prompt, checked_prompt
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 
-from outpace.decoding import Kind, Request, Sampling
+from outpace.decoding import Kind, Request
 from outpace.decoding.sampling import is_whole
 from outpace.driver import Driver
 from outpace.engine.cache import cache_slots
@@ -22,7 +22,8 @@ from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES
 from outpace.models.load import DTYPES, load_config, load_draft, load_model, load_tokenizer
 from outpace.models.transformer import Stack, Transformer
-from outpace.output import Answer, Options, Output
+from outpace.options import Chosen, Options
+from outpace.output import Answer, Output
 from outpace.text import Detokenizer, Prompt, Text, as_many
 
 DEFAULT_MAX_TOKENS = 256
@@ -44,8 +45,9 @@ class Stream(Iterator[str]):
         while self.output is None:
             over = self.answer.job.over  # read first: the last piece comes before it
             if self.answer.pieces:
-                return self.answer.pieces.popleft()
-            if over:
+                if text := self.answer.pieces.popleft().text:
+                    return text
+            elif over:
                 self.output = self.answer.output()
             else:
                 self.driver.step()
@@ -177,58 +179,54 @@ class LLM:
                 self.pairings[key] = Pairing.of({"target": self.target, **further})
         return self.pairings[key]
 
-    def sampling(self, method: Method, seed: int, **given: Any) -> Sampling:
-        """Sampling options; those that are None are the method's own, or else the family's."""
+    def usual(self, method: Method) -> dict[str, float]:
+        """Sampling options where a request leaves them open: the method's, or the family's."""
         family = FAMILIES[self.config.family]
-        usual = {"temperature": family.temperature, "top_p": family.top_p, **method.usual}
-        chosen = {name: value for name, value in given.items() if value is not None}
-        return Sampling(seed=seed, **{**usual, **chosen})
+        return {"temperature": family.temperature, "top_p": family.top_p, **method.usual}
 
-    def submit(
+    def prepare(
         self,
         prompt: Prompt,
         *,
-        method: Method | None = None,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        seed: int = 0,
-        stop: str | Sequence[str] = (),
-        raw: bool = False,
-        logprobs: bool = False,
         streams: bool = False,
+        told: Callable[[], None] | None = None,
+        **options: Unpack[Options],
     ) -> Answer:
-        """Queue a prompt; `driver.step()` moves it on. Options as in `Options`.
+        """A request that is ready to be submitted. Raises `ValueError` for bad input.
 
-        Raises `ValueError` for bad input.
+        `streams` and `told` are those of an `Answer`.
         """
-        check_type("raw", raw, bool)
-        check_type("logprobs", logprobs, bool)
-        ids = self.text.encode(prompt, raw=raw)
-        method = self.method if method is None else method
+        chosen = Chosen.of(options)
+        ids = self.text.encode(prompt, raw=chosen.raw, template=chosen.template)
+        method = self.method if chosen.method is None else chosen.method
         pairing = self.pair(method)
+        max_tokens = chosen.max_tokens
         if max_tokens is None:
             length = min(runner.config.max_length for runner in pairing.runners.values())
             max_tokens = max(min(DEFAULT_MAX_TOKENS, length - method.slots(len(ids), 0)), 1)
-        else:
-            check_type("max_tokens", max_tokens, int)
-        answer = Answer(Detokenizer(self.text, stop), streams)
+        answer = Answer(Detokenizer(self.text, chosen.stop), streams, told)
 
         def listen(request: Request) -> None:
             if answer.push(request):
                 self.engine.cancel(answer.job)
 
+        ends = chosen.ends(self.eos, pairing.vocab)
         answer.job = self.engine.job(
             method,
             ids,
             pairing=pairing,
             max_tokens=int(max_tokens),
-            sampling=self.sampling(method, seed, temperature=temperature, top_p=top_p, top_k=top_k),
-            eos=self.eos,
-            logprobs=logprobs,
+            sampling=chosen.sampling(self.usual(method)),
+            eos=ends,
+            logprobs=chosen.logprobs,
+            processors=tuple(chosen.processors(method, len(ids), ends, pairing.vocab)),
             listener=listen,
         )
+        return answer
+
+    def submit(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
+        """Queue a prompt; `driver.step()` moves it on. Raises `ValueError` for bad input."""
+        answer = self.prepare(prompt, **options)
         self.driver.submit(answer.job)
         return answer
 
@@ -277,7 +275,9 @@ class LLM:
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Answer one prompt piece by piece, a piece for each forward that brought text."""
-        return Stream(self.driver, self.submit(prompt, streams=True, **options))
+        answer = self.prepare(prompt, streams=True, **options)
+        self.driver.submit(answer.job)
+        return Stream(self.driver, answer)
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:

@@ -1,37 +1,16 @@
-"""What a user asks for, and what becomes of it."""
+"""What becomes of a request."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import NamedTuple
 
 from outpace.decoding import Request, Step
 from outpace.decoding.request import FinishReason
 from outpace.engine.job import Job
-from outpace.methods import Method
 from outpace.text import Detokenizer
-
-
-class Options(TypedDict, total=False):
-    """What a request may choose.
-
-    `method` replaces that of the `LLM`; `max_tokens` is 256 at most unless given; sampling options
-    default to those of the method, and else of the model's family; `stop` ends the text before any
-    of these strings; `raw` continues a string as it stands, without the chat template; `logprobs`
-    asks for the log-probability of each token.
-    """
-
-    method: Method | None
-    max_tokens: int | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    seed: int
-    stop: str | Sequence[str]
-    raw: bool
-    logprobs: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +52,34 @@ class Output:
         return len(self.ids) / self.seconds if self.seconds else 0.0
 
 
+class Piece(NamedTuple):
+    """What a forward brought: text, and how far tokens and forwards have come.
+
+    Attributes:
+        text: committed text, whole characters; empty where it is held back.
+        tokens: number of output tokens so far.
+        steps: number of forwards so far, of every model.
+        canvas: what lies behind the tokens, -1 for a hole, where somebody watches.
+    """
+
+    text: str
+    tokens: int
+    steps: int
+    canvas: Sequence[int]
+
+
 @dataclass(slots=True, eq=False)
 class Answer:
     """A request on its way and the text that it has so far.
 
     Text is decoded by the thread that drives. Another one may take `pieces`, which there are where
-    somebody `streams`, and the `output` once the job is over.
+    somebody `streams`, and the `output` once the job is over. `told` is called with each piece.
     """
 
     detokenizer: Detokenizer
     streams: bool = False
-    pieces: deque[str] = field(default_factory=deque)
+    told: Callable[[], None] | None = None
+    pieces: deque[Piece] = field(default_factory=deque)
     job: Job = field(init=False)
 
     def push(self, request: Request) -> bool:
@@ -92,9 +88,12 @@ class Answer:
         known = len(request.prompt) + len(self.detokenizer.ids)
         stopped = self.detokenizer.push(request.ids[known:])
         if self.streams:
-            piece = self.detokenizer.take(final=request.finish_reason is not None)
-            if piece:
-                self.pieces.append(piece)
+            text = self.detokenizer.take(final=request.finish_reason is not None)
+            canvas = behind(request) if self.job.watched else ()
+            piece = Piece(text, len(self.detokenizer.ids), len(request.trace), canvas)
+            self.pieces.append(piece)
+        if self.told is not None:
+            self.told()
         return stopped
 
     def output(self) -> Output:
@@ -114,3 +113,11 @@ class Answer:
             seconds=self.job.ended - self.job.began,
             logprobs=request.scores[: len(detokenizer.ids)] if request.logprobs else None,
         )
+
+
+def behind(request: Request) -> list[int]:
+    """What a canvas has behind the tokens of a request that goes on; -1 for a hole."""
+    if request.finish_reason is not None:
+        return []
+    mask = request.target.mask_id
+    return [-1 if token == mask else token for token in request.canvas[len(request) :]]

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from reprlib import repr as brief
+from threading import Lock
 from typing import Any
 
+from jinja2 import Environment, TemplateError
+from jinja2.ext import LoopControlExtension
+from jinja2.meta import find_undeclared_variables
 from numpy import integer, ndarray
 from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 Message = dict[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message] | ndarray | Tensor
+
+GIVEN = {"messages", "add_generation_prompt", "tools", "documents", "raise_exception"} | {
+    "strftime_now",
+    "continue_final_message",
+    "chat_template",
+    "tokenize",
+}
+"""Names of a chat template that are no choice of a request."""
 
 UNKNOWN = "\ufffd"
 """What bytes become that are no character, or not yet one."""
@@ -25,6 +39,8 @@ class Text:
         self.tokenizer = tokenizer
         added = {} if tokenizer is None else tokenizer.added_tokens_decoder
         self.marks = [str(token) for token in added.values()]
+        # Whether special tokens are split is a setting of the tokenizer, and not of a call.
+        self.encoding = Lock()
         self.silent = frozenset(token_id for token_id, token in added.items() if token.special)
 
     @property
@@ -39,37 +55,62 @@ class Text:
             return frozenset()
         return frozenset((self.tokenizer.eos_token_id,))
 
-    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+    def encode(
+        self, prompt: Prompt, *, raw: bool = False, template: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Token ids of a prompt; a string is a user's message unless `raw`.
 
-        Special tokens that stand in the text of a user are encoded as plain text. Raises
-        `ValueError` for what is no prompt or empty, a malformed message, text that is no UTF-8 or
-        without a tokenizer, and where the chat template fails.
+        Special tokens that stand in the text of a user are encoded as plain text. `template` are
+        variables of the chat template. Raises `ValueError` for what is no prompt or empty, a
+        malformed message, text that is no UTF-8 or without a tokenizer, a variable that the
+        template does not have, and where the template fails.
         """
-        prompt = checked_prompt(prompt)
+        prompt, template = checked_prompt(prompt), template or {}
+        if unknown := [name for name in template if name not in self.variables]:
+            known = ", ".join(sorted(self.variables)) or "none"
+            raise ValueError(
+                f"the chat template of {self.name} has no variable {unknown[0]!r}; it has {known}"
+            )
         if isinstance(prompt, list) and not isinstance(prompt[0], dict):
             return prompt
         if self.tokenizer is None:
             raise ValueError(f"{self.name} has no tokenizer: give the prompt as token ids")
         if isinstance(prompt, list):
-            return self.chat(prompt)
+            return self.chat(prompt, template)
         if raw or self.tokenizer.chat_template is None:
             return self.plain(prompt, begin=True)
-        return self.chat([{"role": "user", "content": prompt}])
+        return self.chat([{"role": "user", "content": prompt}], template)
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names that the chat template leaves to whoever renders it."""
+        source = None if self.tokenizer is None else self.tokenizer.chat_template
+        if not isinstance(source, str):
+            return frozenset()
+        # Marks of what an assistant says, which training needs, are no part of Jinja.
+        plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", source)
+        try:
+            tree = Environment(extensions=[LoopControlExtension]).parse(plain)
+        except TemplateError as error:
+            raise ValueError(f"the chat template of {self.name} fails: {error}") from error
+        names = find_undeclared_variables(tree) - GIVEN
+        return frozenset(name for name in names if not name.endswith("_token"))
 
     def plain(self, text: str, *, begin: bool = False) -> list[int]:
         """Token ids of text in which nothing is special, behind the model's usual beginning."""
         assert self.tokenizer is not None
-        return self.tokenizer(
-            text, add_special_tokens=begin, split_special_tokens=True, verbose=False
-        ).input_ids
+        with self.encoding:
+            return self.tokenizer(
+                text, add_special_tokens=begin, split_special_tokens=True, verbose=False
+            ).input_ids
 
     def marked(self, text: str) -> list[int]:
         """Token ids of text in which special tokens are what they are."""
         assert self.tokenizer is not None
-        return self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        with self.encoding:
+            return self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
-    def chat(self, messages: Sequence[Message]) -> list[int]:
+    def chat(self, messages: Sequence[Message], template: Mapping[str, Any]) -> list[int]:
         """Token ids of a conversation under the model's chat template."""
         assert self.tokenizer is not None
         if self.tokenizer.chat_template is None:
@@ -77,10 +118,11 @@ class Text:
         if marked := [m["role"] for m in messages if any(mark in m["role"] for mark in self.marks)]:
             raise ValueError(f"{marked[0]!r} is no role: it holds a special token")
         if not any(mark in message["content"] for message in messages for mark in self.marks):
-            return self.marked(self.render(messages))
+            return self.marked(self.render(messages, template))
         # Contents are cut out of the rendered template, so that only its own marks are special.
         stand_ins = [f"\u27ea{number}\u27eb" for number in range(len(messages))]
-        rest = self.render([{**m, "content": s} for m, s in zip(messages, stand_ins, strict=True)])
+        shown = [{**m, "content": s} for m, s in zip(messages, stand_ins, strict=True)]
+        rest = self.render(shown, template)
         ids: list[int] = []
         for stand_in, message in zip(stand_ins, messages, strict=True):
             if stand_in not in rest:
@@ -91,12 +133,12 @@ class Text:
         ids += self.marked(rest)
         return ids
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], template: Mapping[str, Any]) -> str:
         """A conversation as the text of the chat template, ready for the answer."""
         assert self.tokenizer is not None
         try:
             rendered = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
+                list(messages), tokenize=False, add_generation_prompt=True, **template
             )
         except Exception as error:  # a template is a program of its own, and may raise anything
             raise ValueError(f"the chat template of {self.name} fails: {error}") from error

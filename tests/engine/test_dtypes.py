@@ -78,7 +78,7 @@ def test_logits_are_read_in_float32(dtype: torch.dtype) -> None:
     each = Runner("tiny", halved(dtype)["diffusion"], slots=8 * PAGE)
     seen: list[Tensor] = []
 
-    def look(logits: Tensor, slots: Sequence[int]) -> None:
+    def look(logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
         seen.append(logits.clone())
 
     reads = [

@@ -295,7 +295,7 @@ def test_processors_change_the_rows_of_their_own_request(read_rows: int) -> None
     """In chunks of any size, before anything is read."""
     runner, seen = new_runner(read_rows=read_rows), []
 
-    def only(logits: Tensor, slots: Sequence[int]) -> None:
+    def only(logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
         seen.extend(slots)
         logits[:, 4] = 1e6
 

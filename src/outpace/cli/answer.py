@@ -12,7 +12,7 @@ from outpace.cli.draw import bars, console, show_pieces, show_trace, statistics
 from outpace.cli.flags import CHOICE, LOADING, Batch, Choice, Loading, ModelName, Raw
 from outpace.cli.output import replaced
 from outpace.methods import Method
-from outpace.output import Options
+from outpace.options import Options
 
 
 def generate(

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from outpace.llm import LLM
 from outpace.methods import Method
-from outpace.output import Options
+from outpace.options import Options
 
 ModelName = Annotated[str, Argument(help="Folder, hub name, or model of the zoo.")]
 MaxTokens = Annotated[int | None, Option(help="Most tokens of an answer; 256 unless given.")]

@@ -32,7 +32,7 @@ from outpace.evaluation.run import Report, evaluate, questions_of
 from outpace.evaluation.tasks import TASKS
 from outpace.llm import LLM
 from outpace.methods import Method
-from outpace.output import Options
+from outpace.options import Options
 from outpace.provenance import provenance
 from outpace.text import checked_text
 

@@ -25,8 +25,10 @@ class Canvas:
 
     @classmethod
     def of(cls, request: Request) -> Canvas:
-        """What a request has so far, without holes."""
-        return cls(request.ids, request.target.mask_id)
+        """What a request has so far, without holes; the request shows what becomes of it."""
+        canvas = cls(request.ids, request.target.mask_id)
+        request.canvas = canvas.ids
+        return canvas
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -97,6 +97,13 @@ class Forward:
         """First slot that each row does not see."""
         return stops(self.pattern, self.start, len(self.ids), self.seen)
 
+    def known(self, ids: Sequence[int]) -> list[int]:
+        """The text from slot 0 on, as this forward knows it: `ids` in front of its own."""
+        text = list(ids[: self.start])
+        if self.positions is None:
+            return text + list(self.ids)
+        return text + [token for _, token in sorted(zip(self.positions, self.ids, strict=True))]
+
     def predicted_rows(self, shift: int) -> Sequence[int]:
         """Rows whose logits predict the wanted slots, for a model of this shift.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Literal
@@ -49,6 +49,8 @@ class Request:
         target: what it may know of the model that answers.
         logprobs: whether the log-probability of each token is wanted; they come to `scores`.
         processors: what changes the logits of its rows before they are read.
+        canvas: what a method that fills out of order has so far, slot by slot, for those who watch;
+            holes are the mask.
         pace: what requests of the same method share.
         finish_reason: why it has ended; None while it goes on.
         ids: prompt and committed tokens.
@@ -61,6 +63,7 @@ class Request:
     target: Target = Target()
     logprobs: bool = False
     processors: tuple[Processor, ...] = ()
+    canvas: Sequence[int] = ()
     pace: Pace = field(default_factory=Pace)
     finish_reason: FinishReason | None = None
     trace: list[Step] = field(default_factory=list)

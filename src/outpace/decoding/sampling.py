@@ -46,13 +46,15 @@ class Sampling:
     """A request's choice of randomness; temperature 0 is greedy.
 
     `top_p` keeps every token unless those that are more probable already hold more than this
-    mass; `top_k` keeps the k most probable; a token must pass both, each on the whole
-    distribution. Raises `ValueError` for values that mean nothing.
+    mass; `top_k` keeps the k most probable; `min_p` keeps what has at least this share of the
+    probability of the most probable. A token must pass all, each on the whole distribution. Raises
+    `ValueError` for values that mean nothing.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int | None = None
+    min_p: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -70,13 +72,16 @@ class Sampling:
                 f"top_k must be a whole number from 1 to {MOST - 1} (or None for all), "
                 f"not {self.top_k!r}"
             )
+        if not (is_number(self.min_p) and 0 <= self.min_p <= 1):
+            raise ValueError(f"min_p must lie between 0 and 1, not {self.min_p!r}")
         if not is_whole(self.seed):
             raise ValueError(f"seed must be a whole number, not {self.seed!r}")
 
     @property
     def plain(self) -> bool:
         """Whether tokens are drawn from the model's distribution, neither tempered nor cut."""
-        return self.temperature in (0, 1) and self.top_p == 1 and self.top_k is None
+        uncut = self.top_p == 1 and self.top_k is None and self.min_p == 0
+        return self.temperature in (0, 1) and uncut
 
 
 PLAIN = Sampling()
@@ -205,6 +210,7 @@ class Cut:
     temperature: Tensor
     top_p: Tensor
     top_k: Tensor
+    min_p: Tensor
 
     @classmethod
     def of(
@@ -220,6 +226,7 @@ class Cut:
             temperature=spread([s.temperature for s in samplings], np.float32),
             top_p=spread([s.top_p for s in samplings], np.float32),
             top_k=spread([s.top_k or MOST for s in samplings], np.int64),
+            min_p=spread([s.min_p for s in samplings], np.float32),
         )
 
     def __call__(self, logits: Tensor, rows: slice) -> Tensor:
@@ -229,7 +236,7 @@ class Cut:
             logits = logits.float() / torch.where(temperature > 0, temperature, 1)[:, None]
         if bool((top_p < 1).any()):
             logits = keep_top_p(logits, top_p)
-        return keep_top_k(logits, top_k)
+        return keep_top_k(keep_min_p(logits, self.min_p[rows]), top_k)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -248,6 +255,7 @@ class Noisy:
         if len(warm):
             scaled = logits[warm].float() / temperature[warm, None]
             noised = keep_top_k(scaled, self.cut.top_k[rows][warm])
+            noised = keep_min_p(noised, self.cut.min_p[rows][warm])
             noised = noised + gumbel(self.keys[rows][warm], scaled.shape[-1])
             tokens[warm] = nucleus(scaled, noised, self.cut.top_p[rows][warm])
         return tokens
@@ -272,6 +280,14 @@ def keep_top_k(logits: Tensor, top_k: Tensor) -> Tensor:
     most = min(int(top_k.max()), logits.shape[-1])
     ranked = logits.topk(most, -1).values
     edge = ranked.gather(-1, (top_k.clamp(max=most) - 1)[:, None])
+    return logits.masked_fill(logits < edge, -torch.inf)
+
+
+def keep_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
+    """Logits `[R, V]` with what is too improbable beside the best at minus infinity."""
+    if not bool((min_p > 0).any()):
+        return logits
+    edge = logits.amax(-1, keepdim=True) + min_p[:, None].log()
     return logits.masked_fill(logits < edge, -torch.inf)
 
 

@@ -225,7 +225,7 @@ class Engine:
         kept = job.note(whole, before)
         if job.done:
             self.finish(job)
-        elif kept:
+        elif kept or job.watched:
             self.tell(job)
 
     def advance(self, job: Job, prediction: Prediction | None) -> None:

@@ -29,6 +29,7 @@ class Feed:
         slots: the slots that they predict.
         layers: layers whose hidden states are wanted, side by side.
         processors: what changes the wanted logits before they are read.
+        text: what they know of the text, from slot 0 on.
         missing: rows in front of these that were found filled, whose hidden states are wanted and
             nobody has computed.
     """
@@ -47,6 +48,7 @@ class Feed:
     slots: Sequence[int]
     layers: tuple[int, ...] = ()
     processors: tuple[Processor, ...] = ()
+    text: Sequence[int] = ()
     missing: int = 0
 
     @classmethod
@@ -58,6 +60,7 @@ class Feed:
         *,
         layers: tuple[int, ...] = (),
         processors: tuple[Processor, ...] = (),
+        text: Sequence[int] = (),
     ) -> Feed:
         """A forward for a model; `ValueError` or `TypeError` where it cannot run it."""
         forward.check(
@@ -82,6 +85,7 @@ class Feed:
             slots=forward.predicted_slots(),
             layers=layers,
             processors=processors,
+            text=text,
         )
 
     @property

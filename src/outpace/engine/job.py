@@ -28,6 +28,7 @@ class Job:
     """A request, its method's generator, its memory, and what it waits for.
 
     Attributes:
+        watched: whether its listener is called after every forward, or only where tokens came.
         runner: the model that it waits for; None while its method has the word.
         whole: the forward that its method asked for.
         feed: what of that has not run yet, since a long prefill runs in parts.
@@ -41,6 +42,7 @@ class Job:
     method: Method
     pairing: Pairing
     listener: Listener | None = None
+    watched: bool = False
     decoding: Decoding | None = None
     tables: dict[str, Table] = field(default_factory=dict)
     runner: Runner | None = None
@@ -98,12 +100,14 @@ class Job:
         if forward.model not in self.tables:
             raise ValueError(f"there is no {forward.model!r}; roles are {', '.join(self.tables)}")
         config = self.pairing.runners[forward.model].config
+        own = self.request.processors
         return Feed.of(
             forward,
             self.tables[forward.model],
             config,
             layers=() if forward.features_for is None else self.layers(forward),
-            processors=self.pairing.processors[forward.model] + self.request.processors,
+            processors=self.pairing.processors[forward.model] + own,
+            text=forward.known(self.request.ids) if own else (),
         )
 
     def layers(self, forward: Forward) -> tuple[int, ...]:

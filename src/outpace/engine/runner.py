@@ -191,5 +191,5 @@ def process(logits: Tensor, rows: slice, feeds: Sequence[Feed]) -> None:
         if feed.processors and low < high:
             own = logits[low - rows.start : high - rows.start]
             for processor in feed.processors:
-                processor(own, feed.slots[low - begin : high - begin])
+                processor(own, feed.slots[low - begin : high - begin], feed.text)
         begin = end

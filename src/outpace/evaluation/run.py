@@ -10,7 +10,8 @@ from typing import Any, Unpack
 
 from outpace.evaluation.tasks import TASKS, Question
 from outpace.llm import LLM
-from outpace.output import Options, Output
+from outpace.options import Options
+from outpace.output import Output
 
 
 @dataclass(slots=True, kw_only=True)

@@ -43,6 +43,11 @@ class D2F(Method):
         at_least_one(block=self.block)
         fraction(add=self.add, activate=self.activate, confidence=self.confidence)
 
+    @property
+    def sequential(self) -> bool:
+        """Holes are filled in any order."""
+        return False
+
     def decode(self, request: Request) -> Decoding:
         """Feed the blocks in flight, fill some of their holes, commit what has none before it."""
         canvas, edges = Canvas.of(request), [0, len(request)]

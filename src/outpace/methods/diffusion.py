@@ -87,6 +87,11 @@ class Diffusion(Method):
         """Tokens of a block."""
         return self.block or min(request.target.block or request.max_tokens, request.max_tokens)
 
+    @property
+    def sequential(self) -> bool:
+        """Holes are filled in any order."""
+        return False
+
     def decode(self, request: Request) -> Decoding:
         """Fill block after block, as many holes at a time as the schedule says."""
         order = self.order or request.target.order

@@ -60,6 +60,11 @@ class FastDLLM(Method):
         """Tokens of a block."""
         return self.block or min(request.target.block or BLOCK, request.max_tokens)
 
+    @property
+    def sequential(self) -> bool:
+        """Holes are filled in any order."""
+        return False
+
     def decode(self, request: Request) -> Decoding:
         """Refresh all keys at the start of a block, then feed as little as the cache allows."""
         canvas, step = Canvas.of(request), 0

@@ -46,6 +46,11 @@ class Method(ABC):
         return prompt + max_tokens
 
     @property
+    def sequential(self) -> bool:
+        """Whether it commits from left to right, each token with all in front of it in sight."""
+        return True
+
+    @property
     def adaptive(self) -> bool:
         """Whether it wants `request.pace` to know what passes take."""
         return False

@@ -49,6 +49,11 @@ class WeDLM(Method):
         if self.confidence is not None and not 0 < self.confidence <= 1:
             raise ValueError(f"confidence must lie above 0 and be at most 1, not {self.confidence}")
 
+    @property
+    def sequential(self) -> bool:
+        """Only token by token is each seen with all in front of it."""
+        return self.verify
+
     def slots(self, prompt: int, max_tokens: int) -> int:
         """Unless clipped, a window may open in front of the last token and, if late, another."""
         windows = 0 if self.clip or self.verify else 1 if self.eager else 2

@@ -1,0 +1,344 @@
+"""An LLM for asyncio: requests enter from an event loop, and one thread drives the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from threading import Event as Flag
+from threading import Thread
+from typing import Unpack
+
+from outpace.decoding import Step
+from outpace.llm import LLM
+from outpace.options import Options
+from outpace.output import Answer, Output, Piece
+from outpace.text import Prompt
+
+LOG = logging.getLogger(__name__)
+FAILURES = 3
+"""Steps of one engine that may fail one after the other before its worker gives up."""
+
+
+class QueueFull(RuntimeError):
+    """Too many requests are in hand."""
+
+
+class Draining(RuntimeError):
+    """No request is taken any more."""
+
+
+class WorkerDied(RuntimeError):
+    """The thread that drives the engines has ended, so that nothing goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What has come of a request since the event before.
+
+    Attributes:
+        text: committed text, whole characters; empty where it is held back.
+        ids: output tokens.
+        logprobs: of these tokens, where they were asked for.
+        steps: forwards, of every model.
+        canvas: where the request is watched and its method fills out of order, the tokens that lie
+            behind those committed, -1 for a hole.
+        output: what became of it, with the last event.
+    """
+
+    text: str
+    ids: Sequence[int]
+    logprobs: Sequence[float] | None
+    steps: Sequence[Step]
+    canvas: Sequence[int]
+    output: Output | None
+
+
+class Worker:
+    """A thread that steps the engines of several `AsyncLLM`s in turn, and sleeps when all are idle.
+
+    Attributes:
+        heartbeat: reading of `time.monotonic` when the step that runs now began, 0 between steps.
+        error: what ended the thread, if anything did.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[AsyncLLM] = []
+        self.wake = Flag()
+        self.closed = False
+        self.heartbeat = 0.0
+        self.error: BaseException | None = None
+        self.thread = Thread(target=self.run, name="outpace-worker", daemon=True)
+        self.thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it goes on driving."""
+        return self.error is None and not self.closed
+
+    def run(self) -> None:
+        """Step whoever has work, until closed or until an engine fails again and again."""
+        try:
+            while not self.closed:
+                self.wake.clear()  # first, so that what comes from here on is seen
+                busy = [self.step(member) for member in list(self.members)]
+                if not any(busy):
+                    self.wake.wait()
+        except BaseException as error:
+            LOG.exception("the worker has ended")
+            self.error = error
+        finally:
+            self.heartbeat = 0.0
+            for member in list(self.members):
+                member.abandon()
+
+    def step(self, member: AsyncLLM) -> bool:
+        """One step of one engine; whether it has more to do."""
+        self.heartbeat = time.monotonic()
+        try:
+            more = member.advance()
+            member.failures = 0
+        except Exception:
+            LOG.exception("a step of %s failed", member.llm.name)
+            member.failures += 1
+            if member.failures == FAILURES:
+                raise
+            more = True
+        self.heartbeat = 0.0
+        return more
+
+    def check(self) -> None:
+        """Raise `WorkerDied` where it drives no more."""
+        if not self.alive:
+            raise WorkerDied(str(self.error or "the worker was closed"))
+
+    def close(self) -> None:
+        """End the thread; what is in hand ends with an error."""
+        self.closed = True
+        self.wake.set()
+
+
+class AsyncAnswer:
+    """A request on its way. Iterate over its events, or wait for its `output`."""
+
+    def __init__(self, owner: AsyncLLM) -> None:
+        self.owner = owner
+        self.loop = asyncio.get_running_loop()
+        self.news = asyncio.Event()
+        self.answer: Answer
+        self.over = False
+        self.error: Exception | None = None
+        self.seen = Piece("", 0, 0, ())
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self.events()
+
+    async def events(self) -> AsyncIterator[Event]:
+        """What comes, in order; what came together is one event. Leaving the loop cancels."""
+        try:
+            over = False
+            while not over:
+                await self.news.wait()
+                self.news.clear()
+                over = self.over  # read first: the last piece comes before it
+                if over or self.answer.pieces:
+                    yield self.event(over)
+        finally:
+            self.cancel()
+
+    def event(self, over: bool) -> Event:
+        """All pieces since the event before, as one; raises what the method raised."""
+        request, before, text = self.answer.job.request, self.seen, ""
+        while self.answer.pieces:
+            self.seen = self.answer.pieces.popleft()
+            text += self.seen.text
+        tokens = slice(before.tokens, self.seen.tokens)
+        return Event(
+            text=text,
+            ids=request.tokens[tokens],
+            logprobs=request.scores[tokens] if request.logprobs else None,
+            steps=request.trace[before.steps : self.seen.steps],
+            canvas=self.seen.canvas,
+            output=self.ended() if over else None,
+        )
+
+    async def output(self) -> Output:
+        """What became of it; raises `DecodingError` where its method failed."""
+        try:
+            while not self.over:
+                await self.news.wait()
+                self.news.clear()
+            return self.ended()
+        finally:
+            self.cancel()
+
+    def ended(self) -> Output:
+        """The output of a request that is over."""
+        if self.error is not None:
+            raise self.error
+        return self.answer.output()
+
+    def cancel(self) -> None:
+        """End it where it is; from any thread, as often as one likes."""
+        if not self.over:
+            self.owner.llm.driver.drop(self.answer.job)
+            self.owner.worker.wake.set()
+
+
+class AsyncLLM:
+    """An `LLM` that answers many requests of an event loop.
+
+    A `worker` drives its engine: one of its own unless given, and several may share one. At most
+    `max_waiting` requests wait behind those that the engine runs. Requests are tokenised in a
+    thread of their own, so that a long prompt does not hold up the loop.
+    """
+
+    def __init__(self, llm: LLM, *, worker: Worker | None = None, max_waiting: int = 256) -> None:
+        if max_waiting < 0:
+            raise ValueError(f"max_waiting must be at least 0, not {max_waiting}")
+        self.llm = llm
+        self.owns = worker is None
+        self.worker = Worker() if worker is None else worker
+        self.most = llm.engine.max_sequences + max_waiting
+        self.draining = False
+        self.failures = 0
+        self.coming = 0
+        self.hand: set[AsyncAnswer] = set()
+        self.moved: deque[AsyncAnswer] = deque()
+        self.tokenising = ThreadPoolExecutor(1, thread_name_prefix="outpace-prompts")
+        self.worker.members.append(self)
+
+    @property
+    def running(self) -> int:
+        """Requests in the engine."""
+        return len(self.llm.engine.running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that the engine has not let in yet."""
+        return max(self.coming + len(self.hand) - self.running, 0)
+
+    async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Output:
+        """Answer a prompt; a task that is cancelled cancels its request."""
+        return await (await self.submit(prompt, **options)).output()
+
+    async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncIterator[str]:
+        """Pieces of an answer as they are committed; leaving the loop cancels the request."""
+        answer = await self.submit(prompt, streams=True, **options)
+        async for event in answer:
+            if event.text:
+                yield event.text
+
+    async def submit(
+        self,
+        prompt: Prompt,
+        *,
+        streams: bool = False,
+        watched: bool = False,
+        **options: Unpack[Options],
+    ) -> AsyncAnswer:
+        """Queue a prompt.
+
+        `streams` asks for events on the way, and `watched` for one after every forward, with the
+        canvas. Raises `ValueError` for bad input, `QueueFull` and `Draining`.
+        """
+        self.check()
+        answer = AsyncAnswer(self)
+        prepare = partial(
+            self.llm.prepare,
+            prompt,
+            streams=streams or watched,
+            told=partial(self.tell, answer),
+            **options,
+        )
+        self.coming += 1
+        try:
+            answer.answer = await answer.loop.run_in_executor(self.tokenising, prepare)
+        finally:
+            self.coming -= 1
+        answer.answer.job.watched = watched
+        self.hand.add(answer)
+        self.worker.check()  # after it is in hand, so that none is left behind by a worker's end
+        self.llm.driver.submit(answer.answer.job)
+        self.worker.wake.set()
+        return answer
+
+    def check(self) -> None:
+        """Raise where no request can be taken now."""
+        self.worker.check()
+        if self.draining:
+            raise Draining(f"{self.llm.name} takes no more requests")
+        if self.coming + len(self.hand) >= self.most:
+            raise QueueFull(f"{self.most} requests are in hand for {self.llm.name}")
+
+    def tell(self, answer: AsyncAnswer) -> None:
+        """Note, in whatever thread drives, that there is something new."""
+        self.moved.append(answer)
+        if answer.answer.job.done:
+            self.worker.wake.set()  # another thread may have driven while the worker slept
+
+    def advance(self) -> bool:
+        """A step of the engine, and word of it to the loops; False where nothing is left."""
+        more = self.llm.driver.step()
+        self.deliver()
+        return more or bool(self.moved)
+
+    def deliver(self) -> None:
+        """Tell each loop once which of its answers moved."""
+        moved: dict[asyncio.AbstractEventLoop, dict[AsyncAnswer, None]] = {}
+        for _ in range(len(self.moved)):
+            answer = self.moved.popleft()
+            job = answer.answer.job
+            if job.done and not job.over:  # another thread is about to end it
+                self.moved.append(answer)
+                continue
+            answer.over = job.over or answer.over
+            moved.setdefault(answer.loop, {})[answer] = None
+        for loop, answers in moved.items():
+            self.hand.difference_update([answer for answer in answers if answer.over])
+            try:
+                loop.call_soon_threadsafe(wake, list(answers))
+            except RuntimeError:  # the loop is closed, and nobody waits any more
+                for answer in answers:
+                    answer.cancel()
+
+    def abandon(self) -> None:
+        """End all that is in hand, since nobody drives any more."""
+        for answer in list(self.hand):
+            answer.error = WorkerDied(str(self.worker.error or "the worker was closed"))
+            answer.over = True
+            self.hand.discard(answer)
+            with suppress(RuntimeError):  # its loop may be closed
+                answer.loop.call_soon_threadsafe(answer.news.set)
+
+    def drain(self) -> None:
+        """Take no more requests; those in hand go on."""
+        self.draining = True
+
+    async def drained(self) -> None:
+        """Wait until nothing is in hand."""
+        while self.coming or self.hand:
+            await asyncio.sleep(0.01)
+
+    def close(self) -> None:
+        """Cancel what is in hand, and end a worker of one's own."""
+        self.drain()
+        for answer in list(self.hand):
+            answer.cancel()
+        self.tokenising.shutdown(wait=False)
+        if self.owns:
+            self.worker.close()
+        else:
+            self.worker.members.remove(self)
+
+
+def wake(answers: Sequence[AsyncAnswer]) -> None:
+    """Let those who wait for these answers go on."""
+    for answer in answers:
+        answer.news.set()

@@ -1,0 +1,82 @@
+"""The command that serves models over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from typer import Argument, Exit, Option
+
+from outpace.cli.flags import LOADING, SMALL, Loading
+from outpace.methods import Method
+
+
+def serve(
+    model: Annotated[str | None, Argument(help="Folder, hub name, or model of the zoo.")] = None,
+    method: Method | None = None,
+    models: Annotated[
+        list[str] | None, Option("--model", help="name=path, once for each model.")
+    ] = None,
+    further: Annotated[
+        list[str] | None, Option(help="name=path of a model that requests may name for a role.")
+    ] = None,
+    config: Annotated[Path | None, Option(help="TOML file of the server and its models.")] = None,
+    host: Annotated[str | None, Option(help="Address to listen on; 127.0.0.1 by default.")] = None,
+    port: Annotated[int | None, Option(help="Port; 8000 by default, 0 for any.")] = None,
+    api_key: Annotated[str | None, Option(help="Key that clients must send.")] = None,
+    api_key_file: Annotated[Path | None, Option(help="File that holds the key.")] = None,
+    insecure: Annotated[bool, Option("--insecure", help="Listen elsewhere without a key.")] = False,
+    max_waiting: Annotated[int | None, Option(help="Requests that wait for a model.")] = None,
+    drain_seconds: Annotated[float | None, Option(help="Time of requests after SIGTERM.")] = None,
+    step_seconds: Annotated[float | None, Option(help="Longest step of the engine.")] = None,
+    loading: Loading = LOADING,
+) -> None:
+    """Serve models over HTTP, as OpenAI's clients ask; without any, those of the zoo."""
+    try:
+        from outpace.server import settings as given
+        from outpace.server.run import bound, run
+        from outpace.server.service import Service
+    except ImportError as error:
+        raise ValueError(f"{error}; serving needs: pip install 'outpace[serve]'") from error
+    if config is not None and (model or models or method or further):
+        raise ValueError("give models on the command line or in --config, not both")
+    named = {} if model is None else {given.name_of(model): model}
+    for text in models or ():
+        name, path = pair(text)
+        named[name] = path
+    if method is not None and not named:
+        raise ValueError("--method decodes a model: name one")
+    entries = {
+        name: given.entry(path, method, dict(map(pair, further or ())), vars(loading))
+        for name, path in named.items()
+    }
+    flags = {
+        "host": host,
+        "port": port,
+        "api_key": api_key,
+        "api_key_file": None if api_key_file is None else str(api_key_file),
+        "insecure": insecure or None,
+        "max_waiting": max_waiting,
+        "drain_seconds": drain_seconds,
+        "step_seconds": step_seconds,
+    }
+    whole = given.merged(config, entries, {k: v for k, v in flags.items() if v is not None})
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    whole.server.check()
+    own = bound(whole.server)
+    service = Service.load(whole)
+    llms = [each.llm for each in service.models.values()]
+    if all(llm.device.type == "cpu" and llm.target.parameters < SMALL for llm in llms):
+        torch.set_num_threads(1)
+    raise Exit(run(service, own))
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Name and path of a model."""
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise ValueError(f"{text!r} names no model; write name=path")
+    return name, path

@@ -1,0 +1,170 @@
+"""What a request may choose, checked before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict
+
+from outpace.decoding import Processor, Sampling
+from outpace.decoding.processor import Bias, NotBefore, Penalties
+from outpace.decoding.sampling import is_number, is_whole
+from outpace.methods import Method
+from outpace.methods.method import check_type
+
+MOST = 1e4
+"""What penalties and biases lie within, so that logits stay numbers."""
+
+
+class Options(TypedDict, total=False):
+    """What a request may choose.
+
+    `method` replaces that of the `LLM`; `max_tokens` is 256 at most unless given; sampling options
+    (`temperature`, `top_p`, `top_k`, `min_p`) default to those of the method, and else of the
+    model's family.
+
+    `stop` ends the text before any of these strings, and the tokens `stop_ids` end it as
+    end-of-sequence does. `ignore_eos` goes on behind end-of-sequence, which then is a token of the
+    answer. Neither end-of-sequence nor a token of `stop_ids` comes before `min_tokens` tokens.
+
+    `logit_bias` is added to the logits of tokens. `presence_penalty` and `frequency_penalty` are
+    subtracted from those of tokens that the answer has, once and once for each time;
+    `repetition_penalty` divides those of tokens that prompt or answer has where they are positive,
+    and else multiplies them. The three need a method that commits from left to right.
+
+    `raw` continues a string as it stands, without the chat template; `template` has variables of
+    that template, such as `enable_thinking`. `logprobs` asks for the log-probability of each token.
+    """
+
+    method: Method | None
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int
+    stop: str | Sequence[str]
+    stop_ids: Sequence[int]
+    ignore_eos: bool
+    min_tokens: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    raw: bool
+    template: Mapping[str, Any]
+    logprobs: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The `Options` of one request. Raises `ValueError` for values that mean nothing."""
+
+    method: Method | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int = 0
+    stop: str | Sequence[str] = ()
+    stop_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    raw: bool = False
+    template: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Chosen:
+        """Options by their names; `ValueError` for a name that is none."""
+        known = [option.name for option in fields(cls)]
+        if unknown := sorted(set(options) - set(known)):
+            raise ValueError(f"unknown option {unknown[0]!r}; known are {', '.join(known)}")
+        return cls(**options)
+
+    def __post_init__(self) -> None:
+        if not (self.method is None or isinstance(self.method, Method)):
+            raise ValueError(
+                f"method must be a Method, such as Autoregressive(), not {self.method!r}"
+            )
+        check_type("max_tokens", self.max_tokens, int | None)
+        for name in ("ignore_eos", "raw", "logprobs"):
+            check_type(name, getattr(self, name), bool)
+        if not (is_whole(self.min_tokens) and self.min_tokens >= 0):
+            raise ValueError(f"min_tokens must be a whole number from 0 on, not {self.min_tokens}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}"
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            check_within(name, getattr(self, name), -MOST)
+        check_within("repetition_penalty", self.repetition_penalty, 1 / MOST)
+        if not isinstance(self.logit_bias, Mapping):
+            raise ValueError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}")
+        for token, bias in self.logit_bias.items():
+            check_within(f"logit_bias of token {token!r}", bias, -MOST)
+        if not isinstance(self.template, Mapping):
+            raise ValueError(f"template must map names to values, not {self.template!r}")
+
+    def sampling(self, usual: Mapping[str, float]) -> Sampling:
+        """How tokens are drawn; what is not chosen is as `usual`."""
+        given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return Sampling(seed=self.seed, **{**usual, **chosen})
+
+    def ends(self, eos: frozenset[int], vocab: int) -> frozenset[int]:
+        """Tokens that end the answer, where `eos` are those of the model."""
+        listed = list(self.stop_ids) if isinstance(self.stop_ids, Sequence) else [self.stop_ids]
+        check_tokens("stop_ids", listed, vocab)
+        return frozenset(map(int, listed)) | (frozenset() if self.ignore_eos else eos)
+
+    def processors(
+        self, method: Method, begin: int, ends: frozenset[int], vocab: int
+    ) -> Iterator[Processor]:
+        """What changes logits of an answer that begins at slot `begin` and `ends` so.
+
+        Raises `ValueError` for what the method cannot do, and for tokens that are none.
+        """
+        penalties = Penalties(
+            begin=begin,
+            presence=self.presence_penalty,
+            frequency=self.frequency_penalty,
+            repetition=self.repetition_penalty,
+        )
+        if penalties != Penalties(begin=begin):
+            self.check_order(method)
+            yield penalties
+        if self.logit_bias:
+            check_tokens("logit_bias", list(self.logit_bias), vocab)
+            yield Bias({int(token): float(bias) for token, bias in self.logit_bias.items()})
+        if self.min_tokens and ends:
+            yield NotBefore(ends, begin + self.min_tokens)
+
+    def check_order(self, method: Method) -> None:
+        """Raise `ValueError` for penalties of a method that fills holes in any order."""
+        if not method.sequential:
+            usual = Chosen()
+            names = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+            name = next(n for n in names if getattr(self, n) != getattr(usual, n))
+            raise ValueError(
+                f"{name} needs a method that commits tokens from left to right, "
+                f"and {method!r} fills holes in any order"
+            )
+
+
+def check_within(name: str, value: object, least: float) -> None:
+    """Raise `ValueError` for what is no number from `least` to `MOST`."""
+    if not (is_number(value) and least <= float(value) <= MOST):  # type: ignore[arg-type]
+        raise ValueError(f"{name} must be a number from {least:g} to {MOST:g}, not {value!r}")
+
+
+def check_tokens(name: str, tokens: Sequence[object], vocab: int) -> None:
+    """Raise `ValueError` for what is no token of a vocabulary."""
+    for token in tokens:
+        if not (is_whole(token) and 0 <= int(token) < vocab):  # type: ignore[call-overload]
+            raise ValueError(f"{name} holds {token!r}, which is no token from 0 to {vocab - 1}")

@@ -1,0 +1,279 @@
+"""A request from its body to its last byte: submitted, watched, answered whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from secrets import randbits
+from typing import Any
+
+from starlette.types import Receive, Send
+
+from outpace.async_llm import AsyncAnswer, Draining, Event, QueueFull
+from outpace.engine.job import DecodingError
+from outpace.output import Output
+from outpace.server.fault import Fault
+from outpace.server.fields import check_fields
+from outpace.server.metrics import Clock
+from outpace.server.reply import DONE, Reply
+from outpace.server.schema import Asked, ChatRequest, CompletionRequest
+from outpace.server.service import Service
+from outpace.server.stream import Strand
+
+log = logging.getLogger("outpace.server")
+
+FIELDS = {"stop_ids": "stop_token_ids", "template": "chat_template_kwargs"}
+"""Options of a request by the fields that give them, where these have other names."""
+
+SAME = (
+    *("min_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+"""Fields that are options under the same name."""
+
+RETRY = {"Retry-After": "1"}
+GONE = Fault(499, "the client has gone")
+
+
+class Exchange:
+    """One request in hand. Raises `Fault` for what it may not ask."""
+
+    def __init__(self, service: Service, asked: ChatRequest | CompletionRequest) -> None:
+        service.check()
+        self.service = service
+        self.asked = asked
+        self.clock = Clock()
+        self.model = service.model(asked.model)
+        self.extension = asked.extension
+        choice = self.model.choice(self.extension.method)
+        shown, self.method = choice.make(self.extension.options or {})
+        check_fields(asked, shown)
+        self.labels = (self.model.name, choice.name)
+        self.prompts = prompts_of(asked, self.model.characters)
+        seed = randbits(32) if asked.seed is None else asked.seed
+        self.seeds = [seed + i for _ in self.prompts for i in range(asked.n or 1)]
+        self.reply = Reply(
+            model=self.model,
+            chat=isinstance(asked, ChatRequest),
+            method=repr(shown),
+            prompts=len(self.prompts),
+            usage=asked.usage,
+        )
+        self.answers: list[AsyncAnswer] = []
+        self.outputs: dict[int, Output] = {}
+        self.ready: list[tuple[int, Event]] = []
+        self.wake = asyncio.Event()
+        self.fault: Fault | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What every choice has alike, as the model takes it."""
+        asked = self.asked
+        options = {name: getattr(asked, name) for name in SAME}
+        options |= {"method": self.method, "stop_ids": asked.stop_token_ids}
+        if asked.logit_bias:
+            options["logit_bias"] = {int(token): bias for token, bias in asked.logit_bias.items()}
+        if isinstance(asked, ChatRequest):
+            options["max_tokens"] = asked.max_completion_tokens or asked.max_tokens
+            options["template"] = asked.chat_template_kwargs
+            options["logprobs"] = asked.logprobs
+        else:
+            options |= {"max_tokens": asked.max_tokens, "raw": True}
+            options["logprobs"] = asked.logprobs is not None
+        limit = self.model.entry.max_tokens
+        if limit is not None and options["max_tokens"] is None:
+            options["max_tokens"] = limit
+        elif limit is not None and options["max_tokens"] > limit:
+            name = self.field("max_tokens")
+            raise Fault(400, f"{name}: at most {limit} here", param=name)
+        return {name: value for name, value in options.items() if value is not None}
+
+    @asynccontextmanager
+    async def submitted(self, receive: Receive) -> AsyncIterator[None]:
+        """Submit all choices; whatever happens then, none of them is left behind."""
+        options, watch = self.options, bool(self.extension.provisional)
+        self.service.exchanges.add(self)
+        watcher = asyncio.ensure_future(self.watch(receive))
+        result = "error"
+        try:
+            each = len(self.seeds) // len(self.prompts)
+            for index, seed in enumerate(self.seeds):
+                prompt = self.prompts[index // each]
+                submit = self.model.engine.submit(prompt, watch=watch, seed=seed, **options)
+                self.answers.append(await self.admitted(submit))
+            yield
+            result = "gone" if self.fault is GONE else "error" if self.fault else "answered"
+        except Fault as fault:
+            result = "gone" if fault is GONE else "error" if fault.status >= 500 else "refused"
+            raise
+        finally:
+            watcher.cancel()
+            self.service.exchanges.discard(self)
+            for answer in self.answers:
+                answer.cancel()
+            self.count(result)
+
+    def count(self, result: str) -> None:
+        """Tell the metrics what became of it."""
+        metrics = self.service.metrics
+        metrics.requests.labels(*self.labels, result).inc()
+        for output in self.outputs.values():
+            metrics.answered(self.labels, output)
+        if self.outputs:
+            each = len(self.seeds) // len(self.prompts)
+            asked = (output.prompt_tokens for i, output in self.outputs.items() if i % each == 0)
+            metrics.prompt.labels(*self.labels).inc(sum(asked))
+            self.clock.tell(metrics, self.labels)
+
+    async def admitted(self, submit: Any) -> AsyncAnswer:
+        """A choice that was let in; `Fault` where it was not."""
+        try:
+            return await submit
+        except QueueFull as error:
+            raise Fault(429, str(error), headers=RETRY) from None
+        except Draining as error:
+            raise Fault(503, str(error), headers=RETRY) from None
+        except ValueError as error:
+            raise self.blamed(self.model.public(str(error))) from None
+
+    def blamed(self, message: str) -> Fault:
+        """A refusal of the model, with the field that is to blame."""
+        long = re.match(r"a prompt of (\d+) tokens", message)
+        prompt = "messages" if self.reply.chat else "prompt"
+        if long:
+            fits = int(long[1]) < self.model.llm.config.max_length
+            name = self.field("max_tokens") if fits else prompt
+            return Fault(400, f"{name}: {message}", param=name, code="context_length_exceeded")
+        settings = self.model.choice(self.labels[1]).settings
+        for found in re.finditer(r"^(\w+)|(\w+)=", message):
+            name = found[1] or found[2]
+            if name in settings:
+                name = f"outpace.options.{name}"
+            elif name in (*SAME, *FIELDS, "max_tokens", "logprobs", "logit_bias"):
+                name = self.field(name)
+            else:
+                continue
+            return Fault(400, f"{name}: {message}", param=name)
+        return Fault(400, f"{prompt}: {message}", param=prompt)
+
+    def field(self, option: str) -> str:
+        """The field of the request that gave an option."""
+        newer = getattr(self.asked, "max_completion_tokens", None) is not None
+        return (
+            "max_completion_tokens"
+            if newer and option == "max_tokens"
+            else FIELDS.get(option, option)
+        )
+
+    async def watch(self, receive: Receive) -> None:
+        """End it when its client goes."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.end(GONE)
+
+    def end(self, fault: Fault) -> None:
+        """Give it up; its pages are free within a step."""
+        if self.fault is None:
+            self.fault = fault
+            self.wake.set()
+            for answer in self.answers:
+                answer.cancel()
+
+    async def pump(self, index: int, answer: AsyncAnswer) -> None:
+        """Take the events of a choice as they come."""
+        try:
+            async for event in answer:
+                self.ready.append((index, event))
+                self.wake.set()
+        except DecodingError:
+            log.exception("request %s failed", self.reply.id)
+            self.end(Fault(500, f"decoding failed; the server's log has it under {self.reply.id}"))
+
+    async def batches(self) -> AsyncGenerator[list[tuple[int, Event]], None]:
+        """Events of all choices, as many at a time as are ready, until the last."""
+        pumps = [asyncio.ensure_future(self.pump(i, a)) for i, a in enumerate(self.answers)]
+        try:
+            while len(self.outputs) < len(pumps) and self.fault is None:
+                await self.wake.wait()
+                self.wake.clear()
+                batch, self.ready = self.ready, []
+                self.outputs |= {i: event.output for i, event in batch if event.output is not None}
+                if self.fault is None and batch:
+                    yield batch
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def whole(self, receive: Receive) -> bytes:
+        """The answer in one piece."""
+        async with self.submitted(receive):
+            async with aclosing(self.batches()) as batches:
+                async for batch in batches:
+                    if any(event.text for _, event in batch):
+                        self.clock.tick()
+            self.clock.gaps.clear()  # nobody has seen them
+            if self.fault is not None:
+                raise self.fault
+            return self.reply.whole(self.ordered, self.seeds, bool(self.extension.trace))
+
+    @property
+    def ordered(self) -> list[Output]:
+        """What became of all choices."""
+        return [self.outputs[index] for index in range(len(self.answers))]
+
+    async def stream(self, send: Send) -> None:
+        """The answer as events, each written when some are ready."""
+        strands = [
+            Strand(self.reply, i, self.seeds[i], self.asked) for i in range(len(self.answers))
+        ]
+
+        async def write(text: str | bytes, more: bool = True) -> None:
+            body = text if isinstance(text, bytes) else text.encode()
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        async with aclosing(self.batches()) as batches:
+            async for batch in batches:
+                parts: list[str] = []
+                for index, strand in enumerate(strands):
+                    if events := [event for number, event in batch if number == index]:
+                        parts += strand.chunks(events)
+                if parts:
+                    self.clock.tick()
+                    await write("".join(parts))
+        if self.fault is not None:
+            await write(self.fault.event, more=False)
+            return
+        await write(self.last() + DONE, more=False)
+
+    def last(self) -> bytes:
+        """The event behind all text, where one was asked for."""
+        if not (self.extension.trace or self.extension.provisional or self.asked.usage):
+            return b""
+        return self.reply.end(self.ordered, self.seeds).encode()
+
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def prompts_of(asked: Asked, most: int | None) -> Sequence[Any]:
+    """The prompts of a request; `Fault` for one that is too long whatever its tokens are."""
+    if isinstance(asked, ChatRequest):
+        field, texts = "messages", ["".join(message.text for message in asked.messages)]
+        prompts: Sequence[Any] = [[message.plain() for message in asked.messages]]
+    else:
+        assert isinstance(asked, CompletionRequest)
+        field, prompts = "prompt", asked.prompts
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if most is not None and any(len(text) > most for text in texts):
+        message = f"{field}: too long for this model, which takes {most} characters at most"
+        raise Fault(400, message, param=field, code="context_length_exceeded")
+    return prompts

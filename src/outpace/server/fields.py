@@ -1,0 +1,54 @@
+"""Which fields of a request a method supports: what is refused, documented and listed."""
+
+from __future__ import annotations
+
+from outpace.methods import Method
+from outpace.server.fault import Fault
+from outpace.server.schema import Asked
+
+EVERY = (
+    "n",
+    "max_tokens",
+    "max_completion_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "logit_bias",
+    "logprobs",
+    "chat_template_kwargs",
+    "stream",
+    "stream_options",
+    "outpace.trace",
+)
+"""What every method supports."""
+
+SEQUENTIAL = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+"""What needs tokens that are chosen from left to right: a penalty looks at all before its slot."""
+
+SCATTERED = ("outpace.provisional",)
+"""What only methods have that choose tokens out of order."""
+
+NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+"""Values with which a field says nothing."""
+
+
+def fields_of(method: Method) -> tuple[str, ...]:
+    """The fields that a method supports, beside those that say what is asked for."""
+    return EVERY + (SEQUENTIAL if getattr(method, "sequential", True) else SCATTERED)
+
+
+def check_fields(asked: Asked, method: Method) -> None:
+    """Raise `Fault` that names a field which the method does not support."""
+    supported = fields_of(method)
+    used = {name for name in SEQUENTIAL if getattr(asked, name) not in (None, NEUTRAL[name])}
+    if asked.extension.provisional:
+        used |= set(SCATTERED)
+    for name in (*SEQUENTIAL, *SCATTERED):
+        if name in used and name not in supported:
+            raise Fault(400, f"{name}: {type(method).__name__} does not support it", param=name)

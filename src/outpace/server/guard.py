@@ -1,0 +1,81 @@
+"""What stands before every route: keys, and bounds for what a client sends."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outpace.server.fault import Fault
+from outpace.server.schema import BODY
+
+OPEN = ("/health", "/")
+"""Routes that need no key: whether the server lives, and the page, which asks for the key."""
+
+
+class Guard:
+    """Lets requests through that have the key, and no more of a body than is allowed."""
+
+    def __init__(self, app: ASGIApp, *, key: bytes | None, read_seconds: float) -> None:
+        self.app = app
+        self.key = key
+        self.read_seconds = read_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            self.check(scope)
+        except Fault as fault:
+            await fault.response()(scope, receive, send)
+        else:
+            await self.app(scope, Body(receive, self.read_seconds), send)
+
+    def check(self, scope: Scope) -> None:
+        """Raise `Fault` for a request without the key, or with too long a body."""
+        headers = dict(scope["headers"])
+        if self.key is not None and scope["path"] not in OPEN:
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            same = hmac.compare_digest(given.strip(), self.key)
+            if not (same and scheme.lower() == b"bearer"):
+                message = "no valid API key: send the header 'Authorization: Bearer KEY'"
+                headers = {"WWW-Authenticate": "Bearer"}
+                raise Fault(401, message, code="invalid_api_key", headers=headers)
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length[:20]) > BODY:
+            raise too_large()
+
+
+class Body:
+    """Messages of a client, whose body has a bound and must come in time."""
+
+    def __init__(self, receive: Receive, seconds: float) -> None:
+        self.receive = receive
+        self.deadline = asyncio.get_running_loop().time() + seconds
+        self.size = 0
+        self.whole = False
+
+    async def __call__(self) -> Message:
+        """The next message; `Fault` where there is too much, or nothing for too long."""
+        if self.whole:
+            return await self.receive()
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                message = await self.receive()
+        except TimeoutError:
+            close = {"Connection": "close"}
+            raise Fault(408, "the body did not come in time", headers=close) from None
+        self.size += len(message.get("body", b""))
+        self.whole = not message.get("more_body", False)
+        if self.size > BODY:
+            raise too_large()
+        return message
+
+
+def too_large() -> Fault:
+    """A refusal, after which the rest of the body is not read."""
+    close = {"Connection": "close"}
+    return Fault(413, f"the body is larger than {BODY} bytes", headers=close)

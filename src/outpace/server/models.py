@@ -1,0 +1,260 @@
+"""The models of a server, and the methods that requests may choose on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
+from typing import Any
+
+from outpace.async_llm import AsyncLLM, Worker
+from outpace.llm import LLM
+from outpace.methods import METHODS, Method
+from outpace.methods.options import Option, find_method, options_of
+from outpace.models.load import load_config
+from outpace.server.fault import Fault
+from outpace.server.fields import fields_of
+from outpace.server.settings import Entry, name_in
+
+LARGEST = 1000.0
+"""Most that an option may be that is no whole number."""
+
+FINEST = 16
+"""Most that an option may be that counts something, for each token of the longest text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """An option of a method, and what a request may give it."""
+
+    option: Option
+    default: Any
+    words: tuple[str, ...]
+    bounds: tuple[float, float] | None = None
+
+    def check(self, value: Any) -> None:
+        """Raise `Fault` for a value that the operator does not allow, whatever the method says."""
+        match value:
+            case str():
+                allowed = value in self.words
+            case bool() | None:
+                allowed = True  # the method itself knows
+            case _:
+                allowed = self.bounds is not None and self.bounds[0] <= value <= self.bounds[1]
+        if not allowed and value != self.default:
+            told = list(self.words) or ["true", "false"] * (self.option.kind is bool)
+            if self.bounds is not None:
+                told.append("a number from {:g} to {:g}".format(*self.bounds))
+            param = f"outpace.options.{self.option.name}"
+            raise Fault(400, f"{param}: must be {' or '.join(told)}, not {value!r}", param=param)
+
+    def described(self) -> dict[str, Any]:
+        """As `GET /v1/models` tells it."""
+        return {
+            "name": self.option.name,
+            "type": self.option.kind.__name__,
+            "nullable": self.option.nullable,
+            "choices": list(self.words) or None,
+            "default": self.default,
+            "minimum": self.bounds and self.bounds[0],
+            "maximum": self.bounds and self.bounds[1],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A method that requests may choose on a model.
+
+    `paths` says where the models are that its options name.
+    """
+
+    name: str
+    kind: type[Method]
+    settings: Mapping[str, Setting]
+    paths: Mapping[str, str]
+
+    def make(self, given: Mapping[str, Any]) -> tuple[Method, Method]:
+        """The method as a client may see it, and with the paths of its models.
+
+        Raises `Fault` for what is no option of it, or no value of that option.
+        """
+        for name, value in given.items():
+            if name not in self.settings:
+                known = ", ".join(self.settings) or "none"
+                param = f"outpace.options.{name}"
+                message = f"{param}: {self.name} has no such option; it has {known}"
+                raise Fault(400, message, param=param)
+            self.settings[name].check(value)
+        values = {name: each.default for name, each in self.settings.items()} | dict(given)
+        try:
+            shown = self.kind(**values)
+        except ValueError as error:
+            found = next((name for name in values if str(error).startswith(name)), None)
+            param = "outpace.options" + (f".{found}" if found else "")
+            raise Fault(400, f"{param}: {error}", param=param) from None
+        paths = {role: self.paths[values[role]] for role in self.kind.roles}
+        return shown, self.kind(**values | paths)
+
+    def described(self, default: bool) -> dict[str, Any]:
+        """As `GET /v1/models` tells it."""
+        shown, _ = self.make({})
+        supported = fields_of(shown)
+        return {
+            "about": (self.kind.__doc__ or "").splitlines()[0],
+            "default": default,
+            "options": [each.described() for each in self.settings.values()],
+            "fields": supported,
+            "provisional": "outpace.provisional" in supported,
+        }
+
+
+@dataclass(kw_only=True)
+class Model:
+    """A model that clients may name."""
+
+    name: str
+    entry: Entry
+    engine: AsyncLLM
+    methods: dict[str, Choice]
+    method: str
+    roles: dict[str, str] = field(default_factory=dict)
+    """What each runner is: the target, or what the methods take it for."""
+
+    def __post_init__(self) -> None:
+        decode = self.llm.text.decode
+        self.token = cache(lambda token: decode([token]))
+        """Text of one token."""
+
+    @property
+    def llm(self) -> LLM:
+        """The model itself."""
+        return self.engine.llm
+
+    def choice(self, name: str | None) -> Choice:
+        """A method by its name; `Fault` for one that requests may not choose here."""
+        name = name or self.method
+        if name not in self.methods:
+            raise Fault(
+                400,
+                f"outpace.method: {self.name} is not decoded by {name!r} here; "
+                f"choose one of {', '.join(self.methods)}",
+                param="outpace.method",
+            )
+        return self.methods[name]
+
+    @property
+    def characters(self) -> int | None:
+        """More characters than any prompt may have, since no token has so many; None if unknown."""
+        tokenizer = self.llm.text.tokenizer
+        if tokenizer is None:
+            return None
+        return self.llm.config.max_length * max(map(len, tokenizer.get_vocab()))
+
+    def public(self, message: str) -> str:
+        """A message without the places where models are."""
+        names = {path: name for name, path in self.entry.further.items()}
+        for path, name in {self.llm.name: self.name, self.entry.path: self.name, **names}.items():
+            message = message.replace(path, name)
+        return message
+
+    def described(self, created: int) -> dict[str, Any]:
+        """As `GET /v1/models` tells it."""
+        config = self.llm.config
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "outpace",
+            "outpace": {
+                "kind": config.kind.value,
+                "family": config.family,
+                "max_length": config.max_length,
+                "max_tokens": self.entry.max_tokens,
+                "method": self.method,
+                "methods": {
+                    name: choice.described(name == self.method)
+                    for name, choice in self.methods.items()
+                },
+            },
+        }
+
+
+def load(name: str, entry: Entry, worker: Worker, max_waiting: int) -> Model:
+    """Load a model and all that its methods need; `ValueError` that names it for what is wrong."""
+    try:
+        llm = LLM(entry.path, **entry.loading())
+        default = entry.method or name_in(METHODS, type(llm.method))
+        methods = {each.name: each for each in choices(llm, entry, default)}
+        known = {name for each in methods.values() for name in each.settings}
+        if unknown := sorted(set(entry.limits) - known):
+            raise ValueError(f"limits: no method has an option {', '.join(unknown)}")
+        if default not in methods:
+            raise ValueError(f"it is not decoded by {default}; by {', '.join(methods)}")
+        roles = {llm.target.name: "target"}
+        for choice in methods.values():
+            for _, method in made(choice):
+                llm.pair(method)
+                roles |= {path: role for role, path in method.models().items() if path not in roles}
+    except (ValueError, Fault) as error:
+        raise ValueError(f"model {name}: {error}") from error
+    engine = AsyncLLM(llm, worker=worker, max_waiting=max_waiting)
+    return Model(
+        name=name, entry=entry, engine=engine, methods=methods, method=default, roles=roles
+    )
+
+
+def made(choice: Choice) -> Iterator[tuple[Method, Method]]:
+    """A method with each choice of further models."""
+    named = [choice.settings[role].words for role in choice.kind.roles]
+    for names in product(*named):
+        yield choice.make(dict(zip(choice.kind.roles, names, strict=True)))
+
+
+def choices(llm: LLM, entry: Entry, default: str) -> Iterator[Choice]:
+    """The methods that fit a model and whose roles are filled."""
+    kinds = {name: load_config(path).kind for name, path in entry.further.items()}
+    for name in [default, *(entry.methods or ())]:
+        find_method(name)
+    for name, kind in METHODS.items():
+        fits = llm.config.kind in kind.decodes and name in (entry.methods or METHODS)
+        roles = {
+            role: tuple(n for n in kinds if kinds[n] in wanted)
+            for role, wanted in kind.roles.items()
+        }
+        if fits and all(roles.values()):
+            given = entry.options if name == default else {}
+            settings = {
+                each.name: setting(each, given, roles, entry, FINEST * llm.config.max_length)
+                for each in options_of(kind).values()
+            }
+            if unknown := sorted(set(given) - set(settings)):
+                raise ValueError(f"{name} has no option {', '.join(unknown)}")
+            yield Choice(name=name, kind=kind, settings=settings, paths=entry.further)
+
+
+def setting(
+    option: Option,
+    given: Mapping[str, Any],
+    roles: Mapping[str, tuple[str, ...]],
+    entry: Entry,
+    most: int,
+) -> Setting:
+    """An option as the operator wants it."""
+    words = roles.get(option.name, option.words)
+    default = given.get(option.name, words[0] if option.needed else option.default)
+    limits = entry.limits.get(option.name)
+    if option.kind in (int, float):
+        bounds: tuple[float, float] = (1, most) if option.kind is int else (0.0, LARGEST)
+        match limits:
+            case [int() | float() as least, int() | float() as largest] if least <= largest:
+                bounds = least, largest
+            case list():
+                told = "must be the least and the most of a number"
+                raise ValueError(f"limits.{option.name} {told}, not {limits}")
+        return Setting(option=option, default=default, words=words, bounds=bounds)
+    if limits is not None:
+        if unknown := [each for each in limits if each not in words]:
+            raise ValueError(f"limits.{option.name} has {unknown[0]!r}; known are {words}")
+        words = tuple(map(str, limits))
+    return Setting(option=option, default=default, words=words)

@@ -1,0 +1,71 @@
+"""Uvicorn's protocol, with bounds for headers: their size, and the time that they may take."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from outpace.server.fault import Fault
+
+HEADERS = 64 * 2**10
+"""Most bytes of a request's line and headers."""
+
+SECONDS = 30.0
+"""Time that a client has to send them, from the first byte on; or from the connection on."""
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for headers."""
+        super().connection_made(transport)
+        self.size = 0
+        self.timer: asyncio.TimerHandle | None = None
+        self.expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing more."""
+        self.expected()
+        super().connection_lost(exc)
+
+    def expect(self) -> None:
+        """Give the client time for its headers."""
+        self.expected()
+        self.timer = self.loop.call_later(SECONDS, self.refuse, Fault(408, "no headers in time"))
+
+    def expected(self) -> None:
+        """The headers have come."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def data_received(self, data: bytes) -> None:
+        """Count what has come of headers that are not complete."""
+        if self.timer is not None:
+            self.size += len(data)
+        super().data_received(data)
+        if self.timer is not None and self.size > HEADERS:
+            self.refuse(Fault(431, f"the headers are larger than {HEADERS} bytes"))
+
+    def on_message_begin(self) -> None:
+        """A new request, perhaps behind another one on the same connection."""
+        super().on_message_begin()
+        self.size = 0
+        self.expect()
+
+    def on_headers_complete(self) -> None:
+        """From here on, bodies are counted elsewhere."""
+        self.expected()
+        super().on_headers_complete()
+
+    def refuse(self, fault: Fault) -> None:
+        """Answer without having heard the end of the question, and hang up."""
+        self.expected()
+        if self.transport.is_closing():
+            return
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        body = fault.body
+        self.transport.write(STATUS_LINE[fault.status] + head % len(body) + body)
+        self.transport.close()

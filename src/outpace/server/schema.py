@@ -1,0 +1,264 @@
+"""What requests may say: OpenAI's fields, with a bound for every number, text and list."""
+
+from __future__ import annotations
+
+import re
+from reprlib import repr as brief
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from outpace.server.fault import Fault
+
+BODY = 2 * 2**20
+"""Most bytes of a request's body."""
+MOST_TOKENS = 2**20
+CHOICES = 8
+MOST_CHOICES = 64
+
+Text = Annotated[str, Field(max_length=BODY)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Note = Annotated[str, Field(max_length=512)]
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Plain = Annotated[str, Field(max_length=256)] | int | float | bool | None
+Tokens = Annotated[list[Token], Field(fail_fast=True, min_length=1, max_length=MOST_TOKENS)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
+
+
+class Strict(BaseModel):
+    """Exact types, no other fields, no number that is none."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Extension(Strict):
+    """What only this server knows."""
+
+    method: Name | None = None
+    options: Annotated[dict[Name, Plain], Field(max_length=64)] | None = None
+    trace: bool | None = None
+    provisional: bool | None = None
+
+
+class StreamOptions(Strict):
+    """What a stream says beside its text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class PlainText(Strict):
+    """The only format of an answer so far."""
+
+    type: Literal["text"]
+
+
+class Asked(Strict):
+    """Fields that both kinds of requests have."""
+
+    model: Name
+    n: Annotated[int, Field(ge=1, le=CHOICES)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    min_p: Share | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=64)] | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[Bias, Field(max_length=1024)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    outpace: Extension | None = None
+
+    # What clients send and what has no meaning here.
+    user: Note | None = None
+
+    @model_validator(mode="after")
+    def check_stream(self) -> Self:
+        """Options of a stream need one."""
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only a request with stream=true has them")
+        return self
+
+    @property
+    def usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def extension(self) -> Extension:
+        """What only this server knows, or nothing."""
+        return self.outpace or Extension()
+
+
+class TextPart(Strict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class Message(Strict):
+    """A message of a conversation; `developer` is another word for `system`."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
+
+    # Clients send the messages of the assistant back as they came.
+    refusal: None = None
+    tool_calls: None = None
+    function_call: None = None
+    audio: None = None
+    annotations: Annotated[list[None], Field(max_length=0)] | None = None
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+    def plain(self) -> dict[str, str]:
+        """As a chat template takes it."""
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": self.text}
+
+
+class ChatRequest(Asked):
+    """A conversation that wants its next message."""
+
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=1024)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Literal[0] | None = None
+    chat_template_kwargs: Annotated[dict[Name, Plain], Field(max_length=32)] | None = None
+
+    # What clients send and what has no meaning here.
+    metadata: Annotated[dict[Name, Note], Field(max_length=16)] | None = None
+    store: bool | None = None
+    service_tier: Name | None = None
+    safety_identifier: Note | None = None
+    prompt_cache_key: Note | None = None
+    parallel_tool_calls: bool | None = None
+
+    # Not supported yet.
+    response_format: PlainText | None = None
+    tools: None = None
+    tool_choice: None = None
+    functions: None = None
+    function_call: None = None
+    audio: None = None
+    modalities: None = None
+    prediction: None = None
+    reasoning_effort: None = None
+    verbosity: None = None
+    web_search_options: None = None
+
+    @model_validator(mode="after")
+    def check_limit(self) -> Self:
+        """One limit, under its old name or its new one."""
+        if self.max_completion_tokens is not None and self.max_tokens is not None:
+            raise ValueError("max_tokens: give max_completion_tokens or max_tokens, not both")
+        return self
+
+
+class CompletionRequest(Asked):
+    """Text, or several texts, to be continued as they stand."""
+
+    prompt: (
+        Text
+        | Tokens
+        | Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MOST_CHOICES)]
+        | Annotated[list[Tokens], Field(fail_fast=True, min_length=1, max_length=MOST_CHOICES)]
+    )
+    logprobs: Literal[0] | None = None
+    best_of: Annotated[int, Field(ge=1, le=CHOICES)] | None = None
+    echo: Literal[False] | None = None
+    suffix: None = None
+
+    @model_validator(mode="after")
+    def check_counts(self) -> Self:
+        """All choices are given back, and there are not too many."""
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise ValueError("best_of: other values than that of n are not supported yet")
+        if len(self.prompts) * (self.n or 1) > MOST_CHOICES:
+            raise ValueError(f"prompt: at most {MOST_CHOICES} choices, counting n for each prompt")
+        return self
+
+    @property
+    def prompts(self) -> list[Any]:
+        """All prompts, if only one."""
+        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if one else list(self.prompt)
+
+
+REFUSED = {
+    *("response_format", "tools", "tool_choice", "functions", "function_call", "tool_calls"),
+    *("audio", "modalities", "prediction", "reasoning_effort", "verbosity", "suffix", "echo"),
+    *("best_of", "web_search_options", "top_logprobs", "refusal"),
+}
+"""Fields of OpenAI's whose values are refused as not supported yet."""
+
+Request = TypeVar("Request", bound=BaseModel)
+TAG = re.compile(r"str|int|float|bool|none|\[key\]|(list|dict|constrained-|function-|literal).*")
+
+
+def parse(kind: type[Request], body: bytes) -> Request:
+    """A request from its JSON; `Fault` with the path of the field that is wrong."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise fault(error) from None
+
+
+def fault(error: ValidationError) -> Fault:
+    """The first thing that is wrong, said of the deepest field where several types are allowed."""
+    errors = error.errors(include_url=False, include_context=False)
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return Fault(400, f"the body is no JSON that can be read: {first['msg']}")
+    alike = [each for each in errors if each["loc"][:1] == first["loc"][:1]]
+    place = max(map(path, alike), key=len)
+    alike = [each for each in alike if path(each) == place]
+    # Where one of the types fits, only what else is wrong with it is of interest.
+    worst = [each for each in alike if not each["type"].endswith("_type")] or alike
+    message = " or ".join(dict.fromkeys(each["msg"] for each in worst))
+    if (
+        not place and first["type"] == "value_error"
+    ):  # said by a check of the whole request, which names the field itself
+        name, _, message = message.removeprefix("Value error, ").partition(": ")
+        return Fault(400, f"{name}: {message}", param=name)
+    if not place:
+        return Fault(400, "the body must be an object of JSON")
+    if place[0] in REFUSED:
+        place = place[:1]
+    param = ".".join(map(str, place))
+    return Fault(400, f"{param}: {describe(place, worst[0], message)}", param=param)
+
+
+def describe(place: tuple[str | int, ...], error: Any, message: str) -> str:
+    """What is wrong with a field."""
+    if error["type"] == "extra_forbidden":
+        return "unknown field"
+    if error["type"] == "missing":
+        return "is needed"
+    if place[-1] in REFUSED or place[-1] in ("type", "role"):
+        return f"{brief(error['input'])} is not supported yet"
+    return f"{message.replace('Input should', 'must')}, not {brief(error['input'])}"
+
+
+def path(error: Any) -> tuple[str | int, ...]:
+    """Where an error is, without the types that were tried there."""
+    place = error["loc"]
+    inner = place[:-1] if error["type"] in ("extra_forbidden", "missing") else place
+    kept = tuple(step for step in inner if isinstance(step, int) or not TAG.fullmatch(step))
+    return kept + place[len(inner) :]

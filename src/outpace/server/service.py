@@ -1,0 +1,86 @@
+"""A running server: its models, what is in hand, and whether it is well."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol, Self
+
+from outpace.async_llm import Worker
+from outpace.server.fault import Fault
+from outpace.server.metrics import Metrics
+from outpace.server.models import Model, load
+from outpace.server.settings import Config, Settings
+
+
+class InHand(Protocol):
+    """A request that is not answered yet."""
+
+    def end(self, fault: Fault) -> None:
+        """Give it up."""
+
+
+class Service:
+    """What the routes of one server share."""
+
+    def __init__(self, models: Mapping[str, Model], worker: Worker, settings: Settings) -> None:
+        self.models = models
+        self.worker = worker
+        self.settings = settings
+        self.metrics = Metrics(models)
+        self.created = int(time.time())
+        self.exchanges: set[InHand] = set()
+        self.draining = False
+
+    @classmethod
+    def load(cls, config: Config) -> Self:
+        """A server with all of its models loaded, for one thread to drive."""
+        worker, most = Worker(), config.server.max_waiting
+        models = {n: load(n, entry, worker, most) for n, entry in config.models.items()}
+        return cls(models, worker, config.server)
+
+    def model(self, name: str) -> Model:
+        """A model by its name; `Fault` for an unknown one."""
+        if name not in self.models:
+            known = ", ".join(self.models)
+            message = f"model: there is no model {name[:256]!r}; there are {known}"
+            raise Fault(404, message, param="model", code="model_not_found")
+        return self.models[name]
+
+    def listed(self) -> dict[str, Any]:
+        """All models, as `GET /v1/models` tells them."""
+        data = [model.described(self.created) for model in self.models.values()]
+        return {"object": "list", "data": data}
+
+    @property
+    def failure(self) -> str | None:
+        """Why no request can be answered any more; None while all is well."""
+        began = self.worker.heartbeat
+        if self.worker.error is not None or not self.worker.alive:
+            return "the engine has stopped"
+        if began and time.monotonic() - began > self.settings.step_seconds:
+            return f"a step of the engine takes more than {self.settings.step_seconds:g} seconds"
+        return None
+
+    def check(self) -> None:
+        """Raise `Fault` where nothing more can be done."""
+        if failure := self.failure:
+            raise Fault(503, failure)
+        if self.draining:
+            raise Fault(503, "the server is about to end", headers={"Retry-After": "10"})
+
+    def drain(self) -> None:
+        """Take no more requests; those in hand go on."""
+        self.draining = True
+        for model in self.models.values():
+            model.engine.drain()
+
+    async def drained(self) -> None:
+        """Wait until no request is in hand."""
+        for model in self.models.values():
+            await model.engine.drained()
+
+    def end(self, fault: Fault) -> None:
+        """Give up all that is in hand."""
+        for exchange in list(self.exchanges):
+            exchange.end(fault)

@@ -1,0 +1,195 @@
+"""What an operator decides: where the server listens, and which models it has."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from outpace.methods import METHODS, Method
+
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+Value = str | int | float | bool
+
+
+class Strict(BaseModel):
+    """Exact types, and no key that nobody reads."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Settings(Strict):
+    """How the server as a whole behaves.
+
+    Attributes:
+        api_key: what clients must send as a bearer token; None lets everybody in.
+        insecure: whether to listen on other addresses than loopback without a key.
+        max_waiting: requests that may be in hand beyond those that run, for each model.
+        read_seconds: time that a client has to send its headers, and again its body.
+        drain_seconds: time that requests in hand have once the server is told to end.
+        step_seconds: a step of the engine that takes longer ends the process.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    api_key: Annotated[str, Field(min_length=1)] | None = None
+    api_key_file: str | None = None
+    insecure: bool = False
+    max_waiting: Annotated[int, Field(ge=0)] = 256
+    read_seconds: Seconds = 30.0
+    drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 30.0
+    step_seconds: Seconds = 60.0
+
+    def key(self) -> bytes | None:
+        """The key that clients must send; `ValueError` for a file without one."""
+        if self.api_key is not None and self.api_key_file is not None:
+            raise ValueError("give api_key or api_key_file, not both")
+        if self.api_key_file is None:
+            return None if self.api_key is None else self.api_key.encode()
+        key = Path(self.api_key_file).read_bytes().strip()
+        if not key:
+            raise ValueError(f"{self.api_key_file} holds no key")
+        return key
+
+    def check(self) -> None:
+        """Raise `ValueError` for a server that would be open to everybody."""
+        local = self.host in ("127.0.0.1", "::1", "localhost")
+        if not (local or self.insecure or self.key()):
+            raise ValueError(
+                f"host {self.host!r} can be reached from elsewhere: give an API key "
+                "(--api-key-file), or --insecure where everybody may ask"
+            )
+
+
+class Entry(Strict):
+    """One model of the server.
+
+    Attributes:
+        path: folder, hub name, or model of the zoo.
+        method: how it decodes unless a request says otherwise; its family's by default.
+        options: options of that method.
+        methods: those that requests may choose; all that fit by default.
+        further: models that requests may name for a role, by the names that they use, and where
+            these are.
+        limits: least and most of a number, or the words that are allowed, for options of methods.
+        max_tokens: most tokens of an answer that a request may ask for.
+    """
+
+    path: str
+    method: str | None = None
+    options: Mapping[str, Value] = {}
+    methods: list[str] | None = None
+    further: Mapping[str, str] = {}
+    limits: Mapping[str, list[float] | list[str]] = {}
+    max_tokens: Positive | None = None
+    adapter: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    max_length: Positive | None = None
+    mask_id: Annotated[int, Field(ge=0)] | None = None
+    cache_gib: Annotated[float, Field(gt=0)] | None = None
+    max_rows: Positive = 2048
+    max_sequences: Positive = 256
+    prefix_cache: bool = True
+
+    def loading(self) -> dict[str, Any]:
+        """What `LLM` is told."""
+        names = ("adapter", "device", "dtype", "max_length", "mask_id", "cache_gib")
+        return self.model_dump(include={*names, "max_rows", "max_sequences", "prefix_cache"})
+
+
+class Config(Strict):
+    """A whole file."""
+
+    server: Settings = Settings()
+    models: Annotated[dict[str, Entry], Field(min_length=1)]
+
+
+Section = TypeVar("Section", bound=Strict)
+
+
+def checked(kind: type[Section], values: Mapping[str, Any], where: str) -> Section:
+    """Settings from plain values; `ValueError` that names the first key that is wrong."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        unknown = [each for each in errors if each["type"] == "extra_forbidden"]
+        first = (unknown or errors)[0]
+        place = ".".join(map(str, first["loc"])) or where
+        message = "is unknown" if unknown else first["msg"].replace("Input should", "must")
+        raise ValueError(f"{where}: {place} {message}") from None
+
+
+def read(path: Path) -> Config:
+    """The settings of a TOML file; `ValueError` for what cannot be read or is unknown."""
+    if not path.is_file():
+        raise ValueError(f"no settings at {str(path)!r}; give a TOML file")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+    return checked(Config, table, str(path))
+
+
+ZOO_CACHE = 0.25
+"""GiB for the cache of each model of the zoo: some eighty requests of full length."""
+
+ZOO: dict[str, tuple[str, ...]] = {
+    "tiny-ar": ("tiny-dflash", "tiny-aux"),
+    "tiny-aux": (),
+    "tiny-dream": ("tiny-aux",),
+    "tiny-llada": ("tiny-aux",),
+    "tiny-d2f": (),
+    "tiny-wedlm": (),
+}
+"""Models that are served where none is named, and those that may draft or verify for them."""
+
+
+def zoo() -> dict[str, Entry]:
+    """The models of the zoo."""
+    return {
+        name: Entry(path=name, further={each: each for each in further}, cache_gib=ZOO_CACHE)
+        for name, further in ZOO.items()
+    }
+
+
+def name_of(path: str) -> str:
+    """The name of a model that was given by its path alone: of a folder, the last part."""
+    return Path(path).resolve().name if Path(path).is_dir() else path
+
+
+def entry(
+    path: str, method: Method | None, further: Mapping[str, str], loading: Mapping[str, Any]
+) -> Entry:
+    """A model of the command line, with the models that its method names."""
+    values: dict[str, Any] = {"path": path, "further": dict(further), **loading}
+    if method is not None:
+        roles = {role: str(name) for role, name in method.models().items()}
+        options = {f.name: getattr(method, f.name) for f in fields(method)}
+        named = {role: name_of(name) for role, name in roles.items()}
+        options = {k: v for k, v in (options | named).items() if v is not None}
+        # The names that the method gives come first: they are what its roles are by default.
+        values["further"] = {named[role]: name for role, name in roles.items()} | values["further"]
+        values |= {"method": name_in(METHODS, type(method)), "options": options}
+    return checked(Entry, values, path)
+
+
+def name_in(registry: Mapping[str, type[Method]], kind: type[Method]) -> str:
+    """Under which name a method is registered."""
+    return next(name for name, each in registry.items() if each is kind)
+
+
+def merged(path: Path | None, models: Mapping[str, Entry], flags: Mapping[str, Any]) -> Config:
+    """What a file says, or else models; what flags say goes before the file."""
+    known = None if path is None else read(path)
+    server = {} if known is None else known.server.model_dump(exclude_unset=True)
+    return Config(
+        server=checked(Settings, server | dict(flags), "command line"),
+        models=dict(models or zoo()) if known is None else known.models,
+    )

@@ -1,0 +1,34 @@
+"""One server of the zoo for all tests of a process, asked without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from openai import OpenAI
+from starlette.testclient import TestClient
+
+from outpace.server.app import build
+from outpace.server.service import Service
+from outpace.server.settings import Config, zoo
+
+
+@pytest.fixture(scope="session")
+def service() -> Service:
+    """The zoo, loaded."""
+    return Service.load(Config(models=zoo()))
+
+
+@pytest.fixture(scope="session")
+def client(service: Service) -> Iterator[TestClient]:
+    """Its routes; what fails in them is an answer, as it is on a network."""
+    with TestClient(build(service), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def openai(client: TestClient) -> OpenAI:
+    """The official client, which asks them."""
+    return OpenAI(
+        base_url="http://testserver/v1", api_key="none", http_client=client, max_retries=0
+    )

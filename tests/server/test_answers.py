@@ -1,0 +1,214 @@
+"""Answers, whole and streamed, of every method: what OpenAI's API promises, and what is ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from asking import ANSWER, PAIRS, QUESTION, ask, chat, completion, events, text_of
+from outpace import LLM
+from outpace.server.service import Service
+
+SHORT: dict[str, Any] = {"max_tokens": 24, "seed": 5}
+
+FIXED: dict[str, dict[str, Any]] = {"dflash": {"tokens": 4}, "speculative": {"tokens": 3}}
+"""Options without which the number of forwards depends on the clock."""
+
+every = pytest.mark.parametrize(("model", "method"), PAIRS)
+
+
+def chosen(method: str) -> dict[str, Any]:
+    """A method whose forwards can be counted."""
+    return {"method": method, "options": FIXED.get(method, {})}
+
+
+@every
+def test_stream_is_the_whole_answer(client: TestClient, model: str, method: str) -> None:
+    """In order and never retracted; its usage and figures are the same."""
+    body = chat(model=model, outpace=chosen(method), **SHORT)
+    whole = ask(client, body)
+    chunks = events(client, body | {"stream_options": {"include_usage": True}})
+    (choice,) = whole["choices"]
+    assert text_of(chunks) == choice["message"]["content"]
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert chunks[-2]["choices"][0]["finish_reason"] == choice["finish_reason"] == "length"
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == whole["usage"]
+    for key in ("forwards", "tokens", "method", "seed"):
+        assert chunks[-1]["outpace"][key] == whole["outpace"][key]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+def test_answer_is_that_of_the_library(client: TestClient) -> None:
+    """Same prompt, seed and options, same text and counts."""
+    (output,) = LLM("tiny-ar").generate(QUESTION, temperature=0.8, seed=3)
+    answer = ask(client, chat(temperature=0.8, seed=3))
+    assert answer["choices"][0]["message"]["content"] == output.text
+    assert answer["choices"][0]["finish_reason"] == output.finish_reason == "stop"
+    assert answer["usage"] == {
+        "prompt_tokens": output.prompt_tokens,
+        "completion_tokens": len(output.ids),
+        "total_tokens": output.prompt_tokens + len(output.ids),
+    }
+    assert answer["outpace"]["forwards"] == output.forwards
+
+
+def test_completion_goes_on_as_the_text_stands(client: TestClient) -> None:
+    """So that a prompt as the template has it gives the answer of the chat."""
+    said = ask(client, chat(seed=1))["choices"][0]["message"]["content"]
+    assert ask(client, completion(seed=1))["choices"][0]["text"] == said
+    assert ANSWER in said
+
+
+def test_completion_takes_texts_and_tokens(client: TestClient, service: Service) -> None:
+    """One or several; each is answered as it is alone."""
+    ids = service.models["tiny-ar"].llm.text.encode(QUESTION + "\n", raw=True)
+    alone = ask(client, completion(**SHORT))
+    both = ask(client, completion([QUESTION + "\n"] * 2, **SHORT))
+    tokens = ask(client, completion([ids, ids], **SHORT))
+    texts = [choice["text"] for choice in alone["choices"] * 2]
+    assert [choice["text"] for choice in both["choices"]] == texts
+    assert [choice["text"] for choice in tokens["choices"]] == texts
+    assert [choice["index"] for choice in both["choices"]] == [0, 1]
+    assert both["usage"]["prompt_tokens"] == 2 * alone["usage"]["prompt_tokens"]
+    assert [figure["index"] for figure in both["outpace"]] == [0, 1]
+
+
+def test_choices_have_seeds_of_their_own(client: TestClient) -> None:
+    """Choice i has the text of seed + i; the prompt is counted once."""
+    body = chat(temperature=1.5, max_tokens=24)
+    many = ask(client, body | {"seed": 7, "n": 3})
+    texts = [choice["message"]["content"] for choice in many["choices"]]
+    for index, text in enumerate(texts):
+        alone = ask(client, body | {"seed": 7 + index})
+        assert alone["choices"][0]["message"]["content"] == text
+        assert alone["usage"]["prompt_tokens"] == many["usage"]["prompt_tokens"]
+    assert len(set(texts)) > 1
+    chunks = events(client, body | {"seed": 7, "n": 3})
+    assert [text_of(chunks, index) for index in range(3)] == texts
+
+
+def test_drawn_seed_is_told(client: TestClient) -> None:
+    """And gives the same text again; another request draws another."""
+    body = chat(temperature=1.5, max_tokens=24)
+    first, second = ask(client, body), ask(client, body)
+    assert first["outpace"]["seed"] != second["outpace"]["seed"]
+    again = ask(client, body | {"seed": first["outpace"]["seed"]})
+    assert again["choices"][0]["message"] == first["choices"][0]["message"]
+    chunks = events(client, body)
+    seed = chunks[-1]["outpace"]["seed"]
+    again = ask(client, body | {"seed": seed})
+    assert again["choices"][0]["message"]["content"] == text_of(chunks)
+
+
+@pytest.mark.parametrize("stop", ["=", ["####", "="]])
+def test_stop_ends_the_text(client: TestClient, stop: Any) -> None:
+    """Before it, whole or streamed."""
+    (choice,) = ask(client, chat(stop=stop))["choices"]
+    assert choice["message"]["content"] == "First 60-39"
+    assert choice["finish_reason"] == "stop"
+    assert text_of(events(client, chat(stop=stop))) == "First 60-39"
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_limit_has_two_names(client: TestClient, name: str) -> None:
+    """Which mean the same."""
+    answer = ask(client, chat(**{name: 3}))
+    assert answer["usage"]["completion_tokens"] == 3
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_content_may_come_in_parts(client: TestClient) -> None:
+    """Which are joined; a developer is the system."""
+    parts = [{"type": "text", "text": part} for part in (QUESTION[:9], QUESTION[9:])]
+    whole, parted = ask(client, chat(**SHORT)), ask(client, chat(parts, **SHORT))
+    assert whole["choices"] == parted["choices"]
+    told = [{"role": "developer", "content": "Be brief."}, *chat()["messages"]]
+    assert ask(client, chat(**SHORT) | {"messages": told})["choices"]
+
+
+def test_answer_goes_back_as_it_came(client: TestClient) -> None:
+    """Clients send messages of the assistant with all of their fields."""
+    message = ask(client, chat(**SHORT))["choices"][0]["message"]
+    messages = [*chat()["messages"], message, {"role": "user", "content": QUESTION}]
+    assert ask(client, {"model": "tiny-ar", "messages": messages, "max_tokens": 4})["choices"]
+
+
+@pytest.mark.parametrize("model", ["tiny-ar", "tiny-dream", "tiny-wedlm"])
+def test_logprobs_are_those_of_the_library(client: TestClient, model: str) -> None:
+    """Of each token, whole or streamed; in the form that each API has."""
+    (output,) = LLM(model).generate(QUESTION, max_tokens=24, temperature=0.0, logprobs=True)
+    assert output.logprobs is not None
+    body = chat(model=model, max_tokens=24, temperature=0, logprobs=True)
+    content = ask(client, body)["choices"][0]["logprobs"]["content"]
+    assert [each["logprob"] for each in content] == pytest.approx(output.logprobs, abs=1e-4)
+    assert "".join(each["token"] for each in content) == output.text
+    assert bytes(byte for each in content for byte in each["bytes"]).decode() == output.text
+    chunks = [choice for chunk in events(client, body) for choice in chunk["choices"]]
+    streamed = [each for c in chunks if c["logprobs"] for each in c["logprobs"]["content"]]
+    assert streamed == content
+    plain = ask(client, completion(model=model, max_tokens=24, temperature=0, logprobs=0))[
+        "choices"
+    ][0]
+    assert plain["logprobs"]["tokens"] == [each["token"] for each in content]
+    assert len(plain["logprobs"]["token_logprobs"]) == len(content)
+
+
+@every
+def test_trace_accounts_for_every_forward(client: TestClient, model: str, method: str) -> None:
+    """Its steps are those of the whole answer, and kept tokens are all tokens."""
+    body = chat(model=model, max_tokens=16, seed=1, outpace=chosen(method) | {"trace": True})
+    whole = ask(client, body)
+    chunks = events(client, body)
+    told = [c["outpace"] for c in chunks if c["choices"] and "outpace" in c]
+    steps = [step for each in told for step in each["steps"]]
+
+    def timeless(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{**step, "seconds": 0} for step in steps]
+
+    assert timeless(steps) == timeless(whole["outpace"]["steps"])
+    assert sum(step["kept"] for step in steps) == told[-1]["tokens"] == 16
+    assert told[-1]["forwards"] == whole["outpace"]["forwards"]
+    assert set(steps[0]) == {
+        *("model", "start", "rows", "seen", "kept", "seconds", "pattern", "holes")
+    }
+    assert "steps" not in chunks[-1]["outpace"]
+    assert chunks[-1]["usage"] == whole["usage"]
+
+
+def test_options_of_methods_decide(client: TestClient) -> None:
+    """Within their limits, and are told in the reply."""
+    options = {"tokens": 4}
+    extra = {"method": "left_to_right", "options": options}
+    answer = ask(client, chat(model="tiny-dream", max_tokens=16, outpace=extra))
+    assert answer["outpace"]["forwards"] == 4
+    assert "tokens=4" in answer["outpace"]["method"]
+
+
+def test_harmless_fields_change_nothing(client: TestClient) -> None:
+    """Those that clients send without being asked, and those that say nothing."""
+    plain = ask(client, chat(**SHORT))
+    harmless = {
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "parallel_tool_calls": True,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "response_format": {"type": "text"},
+        "tools": None,
+        "top_logprobs": None,
+        "n": None,
+    }
+    assert ask(client, chat(**SHORT, **harmless))["choices"] == plain["choices"]
+
+
+def test_conversation_of_another_model_is_not_mixed_up(client: TestClient) -> None:
+    """Each model answers for itself."""
+    for model in ("tiny-ar", "tiny-aux", "tiny-wedlm"):
+        (output,) = LLM(model).generate(QUESTION, max_tokens=24)
+        (choice,) = ask(client, chat(model=model, max_tokens=24))["choices"]
+        assert choice["message"]["content"] == output.text

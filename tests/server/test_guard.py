@@ -1,0 +1,143 @@
+"""Keys and bounds, which stand before every route."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from asking import ask, chat
+from outpace.server.app import build
+from outpace.server.guard import OPEN
+from outpace.server.schema import BODY
+from outpace.server.service import Service
+from outpace.server.settings import Settings
+
+KEY = "a secret ✓"
+RIGHT = f"Bearer {KEY}".encode()
+
+
+def guarded(service: Service, monkeypatch: pytest.MonkeyPatch, **given: Any) -> TestClient:
+    """The routes of a server with other settings."""
+    monkeypatch.setattr(service, "settings", Settings(**given))
+    return TestClient(build(service), raise_server_exceptions=False)
+
+
+@pytest.fixture
+def locked(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    """A server with a key."""
+    with guarded(service, monkeypatch, api_key=KEY) as client:
+        yield client
+
+
+def test_every_route_wants_the_key(locked: TestClient) -> None:
+    """All that there are, those that there are not, and with every method."""
+    document = locked.get("/openapi.json", headers={"authorization": RIGHT}).json()
+    paths = [*document["paths"], "/openapi.json", "/docs", "/nothing", "/health/"]
+    assert len(paths) > 8
+    for path in paths:
+        for method in ("GET", "POST", "HEAD", "OPTIONS", "DELETE"):
+            response = locked.request(method, path.replace("{model}", "tiny-ar"))
+            if path in OPEN:
+                assert response.status_code in (200, 405)
+            else:
+                assert response.status_code == 401
+                assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *(b"", b"Bearer", b"Bearer ", KEY.encode(), b"Basic " + KEY.encode(), b"Bearer a secret"),
+        *(RIGHT + b"x", RIGHT.replace(b"secret", b"SECRET"), b"Bearer \xff\xfe", b"Bearer " * 999),
+    ],
+)
+def test_other_keys_are_refused(locked: TestClient, header: bytes) -> None:
+    """Whatever they look like."""
+    response = locked.get("/v1/models", headers={"authorization": header})
+    assert response.status_code == 401
+    assert response.json()["error"]["type"] == "authentication_error"
+    assert KEY not in response.text
+
+
+def test_right_key_opens(locked: TestClient) -> None:
+    """The scheme in any case."""
+    for header in (RIGHT, RIGHT.replace(b"Bearer", b"bearer")):
+        response = locked.get("/v1/models", headers={"authorization": header})
+        assert response.status_code == 200
+
+
+def test_large_body_is_refused(client: TestClient) -> None:
+    """By its length, or once as much has come."""
+    body = json.dumps(chat("x" * BODY)).encode()
+
+    def pieces() -> Iterator[bytes]:
+        for start in range(0, len(body), 2**16):
+            yield body[start : start + 2**16]
+
+    for content in (body, pieces()):
+        response = client.post("/v1/chat/completions", content=content)
+        assert response.status_code == 413
+        assert response.json()["error"]["type"] == "invalid_request_error"
+    padded = json.dumps(chat(max_tokens=2)).encode().ljust(BODY)
+    assert client.post("/v1/chat/completions", content=padded).status_code == 200
+
+
+def test_slow_body_times_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it has one deadline, however often something comes."""
+    app = guarded(service, monkeypatch, read_seconds=0.2).app
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0.05)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "headers": [],
+        "query_string": b"",
+        "scheme": "http",
+        "http_version": "1.1",
+        "root_path": "",
+    }
+    asyncio.run(app(scope, receive, send))
+    assert sent[0]["status"] == 408
+    assert (b"connection", b"close") in sent[0]["headers"]
+
+
+def test_page_runs_nothing_but_its_own(client: TestClient) -> None:
+    """Its policy names what stands in it, and no other page may read answers."""
+    response = client.get("/", headers={"origin": "http://elsewhere"})
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "'unsafe" not in policy
+    assert policy.count("'sha256-") == response.text.count("<script") + response.text.count(
+        "<style"
+    )
+    assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+def test_our_own_faults_say_nothing(
+    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No traceback, no path; the next request is answered."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("/secret/place")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(service, "listed", fail)
+        response = client.get("/v1/models")
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert "secret" not in response.text and "Traceback" not in response.text
+    assert ask(client, chat(max_tokens=2))

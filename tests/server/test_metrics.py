@@ -1,0 +1,97 @@
+"""What the server counts: as much as was answered."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from asking import ask, chat, events, refused
+from outpace import LLM
+from outpace.methods import APD, DFlash, Speculative
+from outpace.server.metrics import checked
+
+Samples = dict[tuple[str, ...], float]
+
+
+def scrape(client: TestClient) -> Samples:
+    """All samples, by name and labels."""
+    response = client.get("/metrics")
+    assert response.status_code == 200
+    families = list(text_string_to_metric_families(response.text))
+    samples = [sample for family in families for sample in family.samples]
+    keys = [(s.name, *(v for k, v in sorted(s.labels.items()))) for s in samples]
+    assert len(set(keys)) == len(keys)
+    return dict(zip(keys, (sample.value for sample in samples), strict=True))
+
+
+def test_counters_add_up(client: TestClient) -> None:
+    """Whole answers and streams alike; by model and method."""
+    body = chat(model="tiny-dream", max_tokens=16, outpace={"method": "apd"})
+    ask(client, body)
+    before = scrape(client)
+    figures = [ask(client, body)["outpace"], ask(client, body)["outpace"]]
+    chunks = events(client, body | {"stream_options": {"include_usage": True}})
+    figures.append(chunks[-1]["outpace"])
+    after = scrape(client)
+
+    def grown(name: str, *more: str) -> float:
+        key = (f"outpace_{name}", "apd", "tiny-dream", *more)
+        return after[key] - before[key]
+
+    assert grown("requests_total", "answered") == 3
+    assert grown("output_tokens_total") == 48
+    assert grown("prompt_tokens_total") == 3 * chunks[-1]["usage"]["prompt_tokens"]
+    assert grown("forwards_total", "target") == sum(each["forwards"] for each in figures)
+    assert grown("forwards_total", "verifier") > 0
+    assert 0 < grown("kept_tokens_total") <= grown("proposed_tokens_total")
+    for name in ("first_text_seconds", "request_seconds", "tokens_per_forward"):
+        assert grown(f"{name}_count") == 3
+    pieces = sum(bool(chunk["choices"]) for chunk in chunks) - 1
+    assert grown("gap_seconds_count") <= pieces
+    refused(client, body | {"max_tokens": 513})
+    final = scrape(client)
+    assert final[("outpace_requests_total", "apd", "tiny-dream", "refused")] >= 1
+    assert (
+        final[("outpace_output_tokens_total", "apd", "tiny-dream")]
+        == after[("outpace_output_tokens_total", "apd", "tiny-dream")]
+    )
+
+
+def test_gauges_are_of_this_moment(client: TestClient) -> None:
+    """Nobody runs, nobody waits, all pages are free."""
+    samples = scrape(client)
+    assert samples[("outpace_waiting", "tiny-ar")] == samples[("outpace_running", "tiny-ar")] == 0
+    for role in ("target", "draft"):
+        assert samples[("outpace_cache_pages_used", "tiny-ar", role)] == 0
+        assert samples[("outpace_cache_pages", "tiny-ar", role)] > 100
+    assert ("outpace_cache_pages", "tiny-dream", "verifier") in samples
+
+
+def test_prefix_cache_is_counted(client: TestClient) -> None:
+    """Rows of a prompt that was there before."""
+    key = ("outpace_prefix_rows_spared_total", "tiny-aux", "target")
+    ask(client, chat(model="tiny-aux", max_tokens=2))
+    before = scrape(client)[key]
+    ask(client, chat(model="tiny-aux", max_tokens=2))
+    assert scrape(client)[key] - before == 32
+
+
+def test_kept_and_proposed_are_those_of_the_trace() -> None:
+    """A draft that is always right is kept whole; a verifier judges all but the first token."""
+    prompt = "Copy: 11 12 13 14 15"
+    same = LLM("tiny-aux", Speculative(draft="tiny-aux", tokens=4))
+    (output,) = same.generate(prompt, max_tokens=21)
+    # One token of the prefill, then four rounds of four drafts and one of the target's.
+    assert checked(output) == (16, 16)
+    (output,) = LLM("tiny-ar", DFlash(draft="tiny-dflash", tokens=3)).generate(
+        prompt, max_tokens=20
+    )
+    proposed, kept = checked(output)
+    assert kept <= proposed <= 3 * (output.forwards - 1)
+    assert kept + output.forwards == 20
+    (output,) = LLM("tiny-dream", APD(verifier="tiny-aux")).generate(prompt, max_tokens=20)
+    proposed, kept = checked(output)
+    assert kept + output.forwards == len(output.ids) or output.finish_reason == "stop"
+    assert kept <= proposed
+    (output,) = LLM("tiny-aux").generate(prompt, max_tokens=4)
+    assert checked(output) == (0, 0)

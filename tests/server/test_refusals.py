@@ -1,0 +1,228 @@
+"""Requests that are wrong: each is refused with the name of the field, and nothing else happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from asking import QUESTION, ask, chat, completion, refused
+from outpace.async_llm import Draining, QueueFull
+from outpace.server.service import Service
+
+IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "(a+)+$"}}}
+
+FIELDS: dict[str, list[Any]] = {
+    "n": [0, 9, -1, 1.5, "2", True, 10**30],
+    "max_tokens": [0, -1, 10**9, 1.5, "5", [], 513],
+    "max_completion_tokens": [0, 2**62, "x", 513],
+    "min_tokens": [-1, 10**9, "x"],
+    "temperature": [-1, 1e9, float("nan"), float("inf"), "0", True, []],
+    "top_p": [0, -0.1, 1.1, float("nan"), "1"],
+    "top_k": [0, -1, 2**40, 1.5],
+    "min_p": [-0.1, 1.1, float("inf")],
+    "seed": [1.5, "1", 2**64, -(2**64), True],
+    "stop": ["", 5, ["x"] * 17, "x" * 257, {}],
+    "stop_token_ids": [5, [1] * 65, "x"],
+    "ignore_eos": [1, "true", []],
+    "presence_penalty": [3, -3, "1", float("nan")],
+    "frequency_penalty": [2.5, [], True],
+    "repetition_penalty": [0, -1, 1000, float("inf")],
+    "logit_bias": [[], {str(n): 1 for n in range(1025)}],
+    "stream": [1, "yes"],
+    "stream_options": [{}, 5, True],
+    "chat_template_kwargs": [[], 5, "x"],
+    "user": [5, "x" * 1000],
+    "store": ["x"],
+    "logprobs": [1, "x"],
+    "top_logprobs": [1, 20, -1],
+    "response_format": [SCHEMA, {"type": "json_object"}, {}, "text", {"type": "text", "x": 1}],
+    "tools": [[], [{"type": "function"}]],
+    "tool_choice": ["auto", "none"],
+    "functions": [[]],
+    "function_call": ["auto"],
+    "audio": [{}],
+    "modalities": [["text"]],
+    "prediction": [{}],
+    "reasoning_effort": ["high"],
+    "verbosity": ["low"],
+    "web_search_options": [{}],
+    "messages": [[], 5, "x", None, {}],
+    "model": [5, "", None, []],
+    "outpace": [5, []],
+    "an unknown field": [1],
+    "chat_template": ["{{ 1 }}"],
+    "prompt_embeds": ["x"],
+    "best_of": [2],
+}
+"""Values that a chat refuses."""
+
+COMPLETION: dict[str, list[Any]] = {
+    "best_of": [2, 0],
+    "echo": [True, 1],
+    "suffix": ["x"],
+    "logprobs": [1, 5, True, -1],
+    "prompt": [None, [], 5, {}, [""], ["a"] * 65],
+    "messages": [[]],
+    "chat_template_kwargs": [{}],
+    "metadata": [{}],
+    "max_completion_tokens": [5],
+}
+"""Values that a completion refuses."""
+
+INSIDE: list[tuple[str, dict[str, Any]]] = [
+    ("logit_bias.x", chat(logit_bias={"x": 1})),
+    ("logit_bias.5", chat(logit_bias={"5": 101})),
+    ("stop.1", chat(stop=["a", 5])),
+    ("stop_token_ids.0", chat(stop_token_ids=[-1])),
+    ("stream_options.x", chat(stream=True, stream_options={"x": 1})),
+    ("outpace.x", chat(outpace={"x": 1})),
+    ("outpace.method", chat(outpace={"method": "apd"})),
+    ("outpace.method", chat(outpace={"method": "/etc/passwd"})),
+    ("outpace.options.x", chat(outpace={"options": {"x": 1}})),
+    ("outpace.options.draft", chat(outpace={"method": "dflash", "options": {"draft": "../x"}})),
+    ("outpace.options.draft", chat(outpace={"method": "dflash", "options": {"draft": "tiny-aux"}})),
+    ("outpace.options.draft", chat(outpace={"method": "dflash", "options": {"draft": None}})),
+    ("outpace.options.tokens", chat(outpace={"method": "dflash", "options": {"tokens": 0}})),
+    ("outpace.options.tokens", chat(outpace={"method": "dflash", "options": {"tokens": 10**9}})),
+    ("outpace.options.tokens", chat(outpace={"method": "dflash", "options": {"tokens": "x"}})),
+    ("outpace.options.tokens", chat(outpace={"method": "dflash", "options": {"tokens": 1.5}})),
+    ("outpace.trace", chat(outpace={"trace": 1})),
+    ("outpace.provisional", chat(outpace={"provisional": True})),
+    ("messages.0.role", {"model": "tiny-ar", "messages": [{"role": "tool", "content": "x"}]}),
+    ("messages.0.content", {"model": "tiny-ar", "messages": [{"role": "user"}]}),
+    ("messages.0.name", {"model": "tiny-ar", "messages": [{**chat()["messages"][0], "name": "x"}]}),
+    ("messages.0.content", chat(5)),
+    ("messages.0.content", chat(None)),
+    ("messages.0.content.0.type", chat([IMAGE])),
+    ("messages.0.content.1.type", chat([{"type": "text", "text": "x"}, {"type": "input_audio"}])),
+    ("messages", {"model": "tiny-ar", "messages": chat()["messages"] * 1025}),
+    ("messages", chat("word " * 600)),
+    ("messages", chat("x" * 500_000)),
+    ("prompt", completion("word " * 600)),
+    ("prompt", completion([5] * 600)),
+    ("prompt", completion([10**6])),
+    ("prompt.0", completion([-1])),
+    ("prompt.0", completion([1.5])),
+    ("prompt", completion("")),
+    ("max_tokens", chat(max_tokens=1, max_completion_tokens=1)),
+]
+
+
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [
+        *((field, chat(**{field: value})) for field, values in FIELDS.items() for value in values),
+        *((f, completion(**{f: value})) for f, values in COMPLETION.items() for value in values),
+    ],
+)
+def test_field_is_named(client: TestClient, field: str, body: dict[str, Any]) -> None:
+    """The one that is wrong, first of all in the message."""
+    error = refused(client, body)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"].split(".")[0] == field
+    assert error["message"].startswith(error["param"])
+
+
+@pytest.mark.parametrize(("param", "body"), INSIDE)
+def test_path_leads_to_what_is_wrong(client: TestClient, param: str, body: dict[str, Any]) -> None:
+    """Inside of fields too."""
+    error = refused(client, body)
+    assert error["param"] == param
+    assert "/" not in error["message"].replace("/etc/passwd", "").replace("../x", "")
+
+
+@pytest.mark.parametrize(
+    "field", ["response_format", "tools", "tool_choice", "functions", "audio", "prediction"]
+)
+def test_what_is_to_come_says_so(client: TestClient, field: str) -> None:
+    """A client learns that it did nothing wrong."""
+    assert "not supported yet" in refused(client, chat(**{field: FIELDS[field][0]}))["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b"[1]", b"null", b"5", b'"x"', b"\xff\xfe", b"\x00", b"{'a': 1}"),
+        *(b"[" * 100_000, b'{"a":' * 100_000, b'{"model":' + b"1" * 10_000 + b"}"),
+        *(b'{"model":"\\ud800","messages":[]}', b'{"\\udfff":1}', b'{"model":"\xed\xa0\x80"}'),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_what_is_no_json_is_refused(client: TestClient, path: str, body: bytes) -> None:
+    """Deep, cut, in other bytes, or half a character."""
+    response = client.post(path, content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+def test_whole_characters_come_back_from_errors(client: TestClient) -> None:
+    """Whatever stands in a value that is quoted."""
+    for text in ("\U0001f600" * 40, "\x00", "é\u2028"):
+        assert refused(client, chat(model=text), status=404)["param"] == "model"
+
+
+def test_unknown_model_and_page(client: TestClient) -> None:
+    """With the envelope."""
+    error = refused(client, chat(model="x"), status=404)
+    assert (error["type"], error["param"]) == ("not_found_error", "model")
+    assert (error["code"], "tiny-ar" in error["message"]) == ("model_not_found", True)
+    for method, path, status in [
+        *(("GET", "/v1/models/x", 404), ("GET", "/v1/models/../../etc", 404)),
+        *(("GET", "/nothing", 404), ("POST", "/v1/models", 405), ("GET", "/v1/completions", 405)),
+    ]:
+        response = client.request(method, path)
+        assert response.status_code == status
+        assert response.json()["error"]["message"]
+
+
+class Refusing:
+    """An engine that lets nobody in."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def submit(self, *prompt: Any, **options: Any) -> Any:
+        """Refuse."""
+        raise self.error
+
+
+@pytest.fixture
+def full(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A server whose smallest model has a full queue."""
+    engine = service.models["tiny-aux"].engine
+    monkeypatch.setattr(engine, "submit", Refusing(QueueFull("too many requests")).submit)
+    yield service
+
+
+def test_full_queue_says_when_to_come_again(client: TestClient, full: Service) -> None:
+    """And a stream is refused before it begins."""
+    for stream in (False, True):
+        body = chat(model="tiny-aux", stream=stream)
+        response = client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        assert response.json()["error"]["type"] == "rate_limit_error"
+    assert ask(client, chat(max_tokens=2))["choices"]
+
+
+def test_draining_server_is_unavailable(
+    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For new requests; it is not ready, and still healthy."""
+    monkeypatch.setattr(service, "draining", True)
+    assert refused(client, chat(), status=503)["type"] == "unavailable_error"
+    assert client.get("/ready").status_code == 503
+    assert client.get("/health").status_code == 200
+    monkeypatch.setattr(service, "draining", False)
+    engine = service.models["tiny-aux"].engine
+    monkeypatch.setattr(engine, "submit", Refusing(Draining("draining")).submit)
+    assert refused(client, chat(model="tiny-aux"), status=503)
+
+
+def test_question_after_all_that_is_answered(client: TestClient) -> None:
+    """As ever."""
+    assert ask(client, chat(QUESTION, max_tokens=2))["usage"]["completion_tokens"] == 2

@@ -1,0 +1,276 @@
+"""A server on a real port, in a process of its own: clients that go, signals, and bad bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+from typing import Any
+
+import httpx2
+import pytest
+from openai import OpenAI
+
+from asking import ANSWER, PAIRS, QUESTION, chat
+from outpace.server.protocol import HEADERS
+
+pytestmark = pytest.mark.slow
+
+
+class Process:
+    """A server and its address."""
+
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-m", "outpace", "serve", *words, "--port", "0"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.log: list[str] = []
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(r"listening on (http://\S+):(\d+)", line):
+                self.port = int(found[2])
+                self.url = f"{found[1]}:{found[2]}"
+                break
+        else:
+            raise AssertionError("".join(self.log))
+        Thread(target=lambda: self.log.extend(self.process.stderr or ()), daemon=True).start()
+
+    def pages(self) -> float:
+        """Pages that are held."""
+        lines = httpx2.get(f"{self.url}/metrics").text.splitlines()
+        used = [line for line in lines if line.startswith("outpace_cache_pages_used{")]
+        assert used
+        return sum(float(line.rpartition(" ")[2]) for line in used)
+
+    def raw(self, data: bytes, wait: float = 20) -> bytes:
+        """What comes back for some bytes, until the server hangs up."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=wait) as own:
+            try:
+                own.sendall(data)
+            except ConnectionError:
+                pass  # it may hang up before it has read all
+            answer = b""
+            try:
+                while piece := own.recv(2**16):
+                    answer += piece
+            except ConnectionError:
+                pass
+            return answer
+
+    def end(self) -> int:
+        """Tell it to end; its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
+@contextmanager
+def serving(*words: str) -> Iterator[Process]:
+    """A server that is gone afterwards, whatever happens."""
+    process = Process(*words)
+    try:
+        yield process
+    finally:
+        process.process.kill()
+        process.process.wait()
+
+
+@pytest.fixture(scope="module")
+def zoo() -> Iterator[Process]:
+    """A server of the zoo, which ends well."""
+    with serving("--drain-seconds", "5") as process:
+        yield process
+        assert process.end() == 0
+        assert not [line for line in process.log if "Traceback" in line]
+
+
+@pytest.fixture(scope="module")
+def openai(zoo: Process) -> Iterator[OpenAI]:
+    """The official client."""
+    with OpenAI(base_url=f"{zoo.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ended(zoo: Process, seconds: float = 5) -> float:
+    """Seconds until no page is held."""
+    began = time.monotonic()
+    while zoo.pages():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+LONG = chat(max_tokens=400, ignore_eos=True, model="tiny-ar")
+
+
+def test_log_names_models_and_address(zoo: Process) -> None:
+    """A line each."""
+    assert len(zoo.log) == 7
+    assert zoo.log[0].startswith("tiny-ar: ")
+    assert httpx2.get(f"{zoo.url}/ready").status_code == 200
+
+
+@pytest.mark.parametrize(("model", "method"), PAIRS)
+def test_openai_streams_every_method(openai: OpenAI, model: str, method: str) -> None:
+    """The same text as whole."""
+    asked: Any = {
+        "model": model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 32,
+        "seed": 1,
+        "extra_body": {"outpace": {"method": method}},
+    }
+    whole = openai.chat.completions.create(**asked)
+    options = {"include_usage": True}
+    chunks = [*openai.chat.completions.create(stream=True, stream_options=options, **asked)]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_client_that_goes_frees_its_pages(zoo: Process, stream: bool) -> None:
+    """Within a step, also where nothing was to be sent yet."""
+    with httpx2.Client() as client, pytest.raises(httpx2.TimeoutException):
+        path = f"{zoo.url}/v1/chat/completions"
+        with client.stream("POST", path, json=LONG | {"stream": stream}, timeout=0.3) as got:
+            for number, _ in enumerate(got.iter_lines()):
+                if number > 4:
+                    raise httpx2.ReadTimeout("enough")
+    assert ended(zoo) < 2
+
+
+def test_many_that_go_leave_nothing(zoo: Process) -> None:
+    """At any moment; and whoever stays gets the text that it gets alone."""
+    body = json.dumps(LONG | {"stream": True, "seed": 3}).encode()
+    alone = httpx2.post(f"{zoo.url}/v1/chat/completions", json=chat(seed=3)).json()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+    for number in range(60):
+        with socket.create_connection(("127.0.0.1", zoo.port), timeout=5) as own:
+            own.sendall((head % len(body) + body)[: None if number % 4 else number * 5])
+            if number % 3 == 0:
+                own.settimeout(0.02 * (number % 5) + 0.001)
+                try:
+                    own.recv(2**14)
+                except TimeoutError:
+                    pass
+        if number % 20 == 0:
+            again = httpx2.post(f"{zoo.url}/v1/chat/completions", json=chat(seed=3), timeout=30)
+            assert again.json()["choices"] == alone["choices"]
+    ended(zoo, 20)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nx: " + b"y" * (4 * HEADERS) + b"\r\n\r\n",
+        b"GET /" + b"y" * (4 * HEADERS) + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * HEADERS + b"\r\n",
+        b"GET / HTTP/1.1\r\nx: " + b"y" * 2**20,
+    ],
+)
+def test_large_headers_are_refused(zoo: Process, data: bytes) -> None:
+    """Also those that never end."""
+    answer = zoo.raw(data)
+    assert answer.startswith(b"HTTP/1.1 431 ") or not answer
+    assert httpx2.get(f"{zoo.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x16\x03\x01", b"GET\r\n\r\n", b"\x00" * 100, b"PRI * HTTP/2.0\r\n\r\n"]
+)
+def test_what_is_no_http_is_refused(zoo: Process, data: bytes) -> None:
+    """And hung up on."""
+    assert zoo.raw(data + b"\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+
+
+def test_chunked_body_is_counted(zoo: Process) -> None:
+    """Whatever its length is said to be, and before all of it has come."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    answer = zoo.raw(head + b"10000\r\n%s\r\n" % (b" " * 2**16) * 40)
+    assert b" 413 " in answer.split(b"\r\n")[0]
+
+
+def test_smuggled_requests_are_refused(zoo: Process) -> None:
+    """Two lengths are none."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n"
+    for more in (b"content-length: 6\r\n", b"transfer-encoding: chunked\r\n"):
+        assert zoo.raw(head + more + b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+
+
+def stream_to(process: Process, lines: list[str], body: dict[str, Any]) -> Thread:
+    """Read a stream to its end in a thread, once it has begun."""
+
+    def read() -> None:
+        path = f"{process.url}/v1/chat/completions"
+        with httpx2.stream("POST", path, json=body, timeout=30) as response:
+            lines.extend(line for line in response.iter_lines() if line)
+
+    thread = Thread(target=read)
+    thread.start()
+    while not process.pages():
+        time.sleep(0.01)
+    return thread
+
+
+def test_first_signal_drains(zoo: Process) -> None:
+    """What is in hand is answered; what comes is refused; the status is 0."""
+    with serving("tiny-aux", "--drain-seconds", "20") as process:
+        lines: list[str] = []
+        body = chat(model="tiny-aux", stream=True, max_tokens=300, ignore_eos=True)
+        reader = stream_to(process, lines, body)
+        process.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        response = httpx2.post(f"{process.url}/v1/chat/completions", json=chat(model="tiny-aux"))
+        assert response.status_code == 503
+        reader.join()
+        assert lines[-1] == "data: [DONE]"
+        assert process.process.wait(10) == 0
+
+
+def test_time_to_drain_ends(zoo: Process) -> None:
+    """With an event that says so."""
+    with serving("tiny-aux", "--drain-seconds", "0") as process:
+        lines: list[str] = []
+        body = chat(model="tiny-aux", stream=True, max_tokens=450, ignore_eos=True)
+        reader = stream_to(process, lines, body)
+        process.process.send_signal(signal.SIGTERM)
+        reader.join()
+        error = json.loads(lines[-1].removeprefix("data: "))["error"]
+        assert error["type"] == "unavailable_error"
+        assert process.process.wait(10) == 0
+
+
+def test_second_signal_ends_at_once(zoo: Process) -> None:
+    """Whatever is in hand."""
+    with serving("tiny-aux", "--drain-seconds", "60") as process:
+        body = chat(model="tiny-aux", stream=True, max_tokens=450, ignore_eos=True, n=8)
+        stream_to(process, [], body)
+        process.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        process.process.send_signal(signal.SIGTERM)
+        assert process.process.wait(5) == 0
+
+
+def test_step_that_hangs_ends_the_process() -> None:
+    """With an error for who waits, and a status that is not 0."""
+    with serving("tiny-aux", "--step-seconds", "0.000001") as process:
+        path = f"{process.url}/v1/chat/completions"
+        try:
+            response = httpx2.post(path, json=chat(model="tiny-aux", max_tokens=400), timeout=10)
+            assert response.status_code >= 500
+        except httpx2.HTTPError:
+            pass
+        assert process.process.wait(10) == 1
+
+
+def test_answer_is_right(zoo: Process) -> None:
+    """After all that."""
+    response = httpx2.post(f"{zoo.url}/v1/chat/completions", json=chat(), timeout=30)
+    assert ANSWER in response.json()["choices"][0]["message"]["content"]

@@ -1,0 +1,175 @@
+"""What an operator may say, in a file and on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace.methods import APD
+from outpace.server.service import Service
+from outpace.server.settings import Config, Entry, Settings, entry, merged, read, zoo
+
+WHOLE = """
+[server]
+port = 8001
+drain_seconds = 5.0
+
+[models.story]
+path = "tiny-dream"
+method = "apd"
+methods = ["apd", "left_to_right"]
+options = { verifier = "small", ratio = 0.5 }
+further = { small = "tiny-aux" }
+limits = { ratio = [0.2, 0.8], coupling = ["argmax"], tokens = [1, 4] }
+max_tokens = 64
+cache_gib = 0.1
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    """A file of settings."""
+    path = folder / "serve.toml"
+    path.write_text(text)
+    return path
+
+
+def test_file_is_read(tmp_path: Path) -> None:
+    """Flags go before it."""
+    config = read(written(tmp_path, WHOLE))
+    assert config.server.port == 8001
+    assert config.models["story"].options == {"verifier": "small", "ratio": 0.5}
+    config = merged(tmp_path / "serve.toml", {}, {"port": 8002})
+    assert (config.server.port, config.server.drain_seconds) == (8002, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("colour = 1", "colour"),
+        ("[server]\ncolour = 1", "server.colour"),
+        ("[models.x]\ncolour = 1", "models.x.colour"),
+        ("[models.x]", "models.x.path"),
+        ("[models.x]\npath = 'tiny-ar'\ncolour = 1", "models.x.colour"),
+        ("[models.x]\npath = 'tiny-ar'\nmax_tokens = 0", "models.x.max_tokens"),
+        ("[models.x]\npath = 'tiny-ar'\ncache_gib = -1.0", "models.x.cache_gib"),
+        ("[models.x]\npath = 'tiny-ar'\ncache_gib = nan", "models.x.cache_gib"),
+        ("[server]\nport = 70000", "server.port"),
+        ("[server]\nport = '80'", "server.port"),
+        ("[server]\napi_key = ''", "server.api_key"),
+        ("[server]\ndrain_seconds = -1.0", "server.drain_seconds"),
+        ("", "models"),
+        ("[models]", "models"),
+        ("models = 5", "models"),
+        ("= 5", "TOML"),
+    ],
+)
+def test_unknown_keys_and_bad_values_are_named(tmp_path: Path, line: str, named: str) -> None:
+    """By their place."""
+    with pytest.raises(ValueError, match=named):
+        read(written(tmp_path, line))
+
+
+def test_no_file_is_no_settings(tmp_path: Path) -> None:
+    """A folder neither."""
+    for path in (tmp_path, tmp_path / "x.toml"):
+        with pytest.raises(ValueError, match="give a TOML file"):
+            read(path)
+
+
+def test_method_of_the_command_line_names_its_models() -> None:
+    """They are what requests may name."""
+    made = entry("tiny-dream", APD(verifier="tiny-aux", ratio=0.5), {}, {"dtype": None})
+    assert made.method == "apd"
+    assert made.options["ratio"] == 0.5
+    assert made.further == {"tiny-aux": "tiny-aux"}
+
+
+def test_folder_is_named_by_its_last_part(tmp_path: Path) -> None:
+    """And its place is not told."""
+    (tmp_path / "small").mkdir()
+    made = entry("tiny-dream", APD(verifier=str(tmp_path / "small")), {}, {})
+    assert made.options["verifier"] == "small"
+    assert made.further == {"small": str(tmp_path / "small")}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org", ""])
+def test_other_addresses_want_a_key(host: str, tmp_path: Path) -> None:
+    """Or a word that nobody says by mistake."""
+    with pytest.raises(ValueError, match="--insecure"):
+        Settings(host=host).check()
+    Settings(host=host, insecure=True).check()
+    Settings(host=host, api_key="x").check()
+    (tmp_path / "key").write_text("x\n")
+    Settings(host=host, api_key_file=str(tmp_path / "key")).check()
+
+
+def test_key_comes_from_a_file(tmp_path: Path) -> None:
+    """Without the end of its line; an empty one is none."""
+    (tmp_path / "key").write_text("secret\n")
+    assert Settings(api_key_file=str(tmp_path / "key")).key() == b"secret"
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(ValueError, match="holds no key"):
+        Settings(api_key_file=str(tmp_path / "empty")).key()
+    with pytest.raises(ValueError, match="not both"):
+        Settings(api_key="x", api_key_file="y").key()
+    with pytest.raises(OSError, match="nowhere"):
+        Settings(api_key_file=str(tmp_path / "nowhere")).key()
+
+
+def test_zoo_is_served_where_nothing_is_named() -> None:
+    """With its drafts and verifiers."""
+    config = merged(None, {}, {})
+    assert config.models == zoo()
+    assert set(config.models["tiny-ar"].further) == {"tiny-dflash", "tiny-aux"}
+
+
+def loaded(**given: Any) -> Service:
+    """A server with one model."""
+    return Service.load(Config(models={"x": Entry(path="tiny-dream", cache_gib=0.05, **given)}))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"method": "nothing"}, "nothing"),
+        ({"methods": ["nothing"]}, "nothing"),
+        ({"method": "wedlm"}, "wedlm"),
+        ({"method": "apd"}, "apd"),
+        ({"method": "apd", "further": {"x": "nowhere"}}, "nowhere"),
+        ({"method": "d2f", "options": {"colour": 1}}, "colour"),
+        ({"method": "d2f", "options": {"block": 0}}, "block"),
+        ({"options": {"block": 8}}, "block"),
+        ({"limits": {"colour": [1, 2]}}, "colour"),
+        ({"limits": {"tokens": [1]}}, "tokens"),
+        ({"limits": {"tokens": [4, 1]}}, "tokens"),
+        ({"limits": {"tokens": ["a", "b"]}}, "tokens"),
+        ({"limits": {"order": ["colour"]}}, "colour"),
+    ],
+)
+def test_model_that_cannot_be_served_is_refused_at_once(given: dict[str, Any], named: str) -> None:
+    """Before anything listens, and by name."""
+    with pytest.raises(ValueError, match=named) as caught:
+        loaded(**given)
+    assert str(caught.value).startswith("model x: ")
+
+
+def test_operator_limits_what_requests_choose(tmp_path: Path) -> None:
+    """Methods, options, and how many tokens there are."""
+    path = written(tmp_path, WHOLE)
+    model = Service.load(read(path)).models["story"]
+    assert list(model.methods) == ["apd", "left_to_right"]
+    choice = model.choice(None)
+    shown, method = choice.make({})
+    assert (shown.verifier, method.verifier) == ("small", "tiny-aux")  # type: ignore[attr-defined]
+    told = {each["name"]: each for each in choice.described(True)["options"]}
+    assert (told["ratio"]["minimum"], told["ratio"]["maximum"]) == (0.2, 0.8)
+    assert told["coupling"]["choices"] == ["argmax"]
+    assert told["verifier"]["choices"] == ["small"]
+    assert told["ratio"]["default"] == 0.5
+    choice.make({"ratio": 0.8, "coupling": "argmax"})
+    choice.make({"coupling": "gumbel"})  # its default is always allowed
+    for option, value in [("ratio", 0.9), ("verifier", "tiny-aux"), ("window", 10**6)]:
+        with pytest.raises(Exception, match=option):
+            choice.make({option: value})
