@@ -40,7 +40,8 @@ class Process:
                 break
         else:
             raise AssertionError("".join(self.log))
-        Thread(target=lambda: self.log.extend(self.process.stderr or ()), daemon=True).start()
+        self.reader = Thread(target=lambda: self.log.extend(self.process.stderr or ()))
+        self.reader.start()
 
     def pages(self) -> float:
         """Pages that are held."""
@@ -79,6 +80,8 @@ def serving(*words: str) -> Iterator[Process]:
     finally:
         process.process.kill()
         process.process.wait()
+        process.reader.join()
+        process.process.stderr.close()
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +226,7 @@ def test_first_signal_drains(zoo: Process) -> None:
     """What is in hand is answered; what comes is refused; the status is 0."""
     with serving("tiny-aux", "--drain-seconds", "20") as process:
         lines: list[str] = []
-        body = chat(model="tiny-aux", stream=True, max_tokens=300, ignore_eos=True)
+        body = chat(model="tiny-aux", stream=True, max_tokens=450, ignore_eos=True, n=4)
         reader = stream_to(process, lines, body)
         process.process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
@@ -258,7 +261,7 @@ def test_second_signal_ends_at_once(zoo: Process) -> None:
         assert process.process.wait(5) == 0
 
 
-def test_step_that_hangs_ends_the_process() -> None:
+def test_step_that_hangs_ends_the_process(zoo: Process) -> None:
     """With an error for who waits, and a status that is not 0."""
     with serving("tiny-aux", "--step-seconds", "0.000001") as process:
         path = f"{process.url}/v1/chat/completions"

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from outpace.async_llm import AsyncAnswer, Draining, Event, QueueFull
+from outpace.async_llm import AsyncAnswer, Draining, Event, QueueFull, WorkerDied
 from outpace.engine.job import DecodingError
 from outpace.output import Output
 from outpace.server.fault import Fault
@@ -73,6 +73,7 @@ class Exchange:
         """What every choice has alike, as the model takes it."""
         asked = self.asked
         options = {name: getattr(asked, name) for name in SAME}
+        options |= {"streams": asked.stream, "watched": asked.extension.provisional}
         options |= {"method": self.method, "stop_ids": asked.stop_token_ids}
         if asked.logit_bias:
             options["logit_bias"] = {int(token): bias for token, bias in asked.logit_bias.items()}
@@ -94,7 +95,7 @@ class Exchange:
     @asynccontextmanager
     async def submitted(self, receive: Receive) -> AsyncIterator[None]:
         """Submit all choices; whatever happens then, none of them is left behind."""
-        options, watch = self.options, bool(self.extension.provisional)
+        options = self.options
         self.service.exchanges.add(self)
         watcher = asyncio.ensure_future(self.watch(receive))
         result = "error"
@@ -102,7 +103,7 @@ class Exchange:
             each = len(self.seeds) // len(self.prompts)
             for index, seed in enumerate(self.seeds):
                 prompt = self.prompts[index // each]
-                submit = self.model.engine.submit(prompt, watch=watch, seed=seed, **options)
+                submit = self.model.engine.submit(prompt, seed=seed, **options)
                 self.answers.append(await self.admitted(submit))
             yield
             result = "gone" if self.fault is GONE else "error" if self.fault else "answered"
@@ -133,9 +134,9 @@ class Exchange:
         try:
             return await submit
         except QueueFull as error:
-            raise Fault(429, str(error), headers=RETRY) from None
-        except Draining as error:
-            raise Fault(503, str(error), headers=RETRY) from None
+            raise Fault(429, self.model.public(str(error)), headers=RETRY) from None
+        except (Draining, WorkerDied) as error:
+            raise Fault(503, self.model.public(str(error)), headers=RETRY) from None
         except ValueError as error:
             raise self.blamed(self.model.public(str(error))) from None
 
@@ -147,6 +148,9 @@ class Exchange:
             fits = int(long[1]) < self.model.llm.config.max_length
             name = self.field("max_tokens") if fits else prompt
             return Fault(400, f"{name}: {message}", param=name, code="context_length_exceeded")
+        if " has no variable " in message:
+            name = FIELDS["template"]
+            return Fault(400, f"{name}: {message}", param=name)
         settings = self.model.choice(self.labels[1]).settings
         for found in re.finditer(r"^(\w+)|(\w+)=", message):
             name = found[1] or found[2]
@@ -188,7 +192,7 @@ class Exchange:
             async for event in answer:
                 self.ready.append((index, event))
                 self.wake.set()
-        except DecodingError:
+        except (DecodingError, WorkerDied):
             log.exception("request %s failed", self.reply.id)
             self.end(Fault(500, f"decoding failed; the server's log has it under {self.reply.id}"))
 
@@ -212,10 +216,8 @@ class Exchange:
         """The answer in one piece."""
         async with self.submitted(receive):
             async with aclosing(self.batches()) as batches:
-                async for batch in batches:
-                    if any(event.text for _, event in batch):
-                        self.clock.tick()
-            self.clock.gaps.clear()  # nobody has seen them
+                async for _ in batches:
+                    pass
             if self.fault is not None:
                 raise self.fault
             return self.reply.whole(self.ordered, self.seeds, bool(self.extension.trace))
@@ -239,9 +241,8 @@ class Exchange:
         async with aclosing(self.batches()) as batches:
             async for batch in batches:
                 parts: list[str] = []
-                for index, strand in enumerate(strands):
-                    if events := [event for number, event in batch if number == index]:
-                        parts += strand.chunks(events)
+                for index, event in batch:
+                    parts += strands[index].chunks(event)
                 if parts:
                     self.clock.tick()
                     await write("".join(parts))

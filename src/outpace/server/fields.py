@@ -40,7 +40,7 @@ NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 
 
 def fields_of(method: Method) -> tuple[str, ...]:
     """The fields that a method supports, beside those that say what is asked for."""
-    return EVERY + (SEQUENTIAL if getattr(method, "sequential", True) else SCATTERED)
+    return EVERY + (SEQUENTIAL if method.sequential else SCATTERED)
 
 
 def check_fields(asked: Asked, method: Method) -> None:
