@@ -70,6 +70,29 @@ class Reply:
         self.ended = True
 
 
+@dataclass
+class Clock:
+    """A clock that stands still until a script moves it on.
+
+    A script does so only when the client has looked at it since, so that no time depends on how
+    busy the machine is.
+    """
+
+    now: float = 100.0
+    looks: int = 0
+    known: int = 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return self.now
+
+    async def wait(self, seconds: float) -> None:
+        while self.looks == self.known:
+            await asyncio.sleep(0.001)
+        self.known = self.looks
+        self.now += seconds
+
+
 Script = Callable[[Asked, Reply], Awaitable[None]]
 
 

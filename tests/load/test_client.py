@@ -1,17 +1,20 @@
 """A client and a scripted server whose times are known."""
 
 import asyncio
+import json
 import socket
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from outpace.load.client import Client
-from scripted import ScriptedServer
+from outpace.load.client import Client, Fault, take
+from outpace.load.exchange import Exchange
+from outpace.load.figures import figures
+from scripted import Clock, ScriptedServer
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
-LATE = 0.1
-"""Seconds that a busy machine may add to a time."""
 
 
 def ask(server, body=CHAT, **options):
@@ -24,64 +27,81 @@ def ask(server, body=CHAT, **options):
     return asyncio.run(run())
 
 
-def within(found, least):
-    """Whether a time is what was scripted; a sleep never ends early."""
-    return least - 2e-3 <= found < least + LATE
+@pytest.fixture
+def clock(monkeypatch):
+    """The client's clock, in the hands of the script."""
+    made = Clock()
+    monkeypatch.setattr("outpace.load.client.clock", made)
+    return made
 
 
-async def slow(asked, reply):
-    """First text after 0.2 s, then gaps of 0.3 and 0.1 s, the end 0.15 s behind the last."""
-    reply.start()
-    await asyncio.sleep(0.2)
-    reply.text("It ")
-    await asyncio.sleep(0.3)
-    reply.text("is", " ", "a")
-    await asyncio.sleep(0.1)
-    reply.text(" 7.")
-    await asyncio.sleep(0.15)
-    reply.finish(11, forwards=3)
+def test_times_are_those_of_the_script(clock):
+    """Sent at 100.0; text at 0.2, 0.5 and 0.6 s; the end at 0.75 s."""
 
+    async def script(asked, reply):
+        reply.start()
+        await clock.wait(0.2)
+        reply.text("It ")
+        await clock.wait(0.3)
+        reply.text("is", " ", "a")
+        await clock.wait(0.1)
+        reply.text(" 7.")
+        await clock.wait(0.15)
+        reply.finish(11, forwards=3)
 
-def test_times_are_those_of_the_script():
-    with ScriptedServer(slow) as server:
+    with ScriptedServer(script) as server:
         found = ask(server)
     assert found.error is None and found.text == "It is a 7." and found.finish_reason == "stop"
     assert (found.tokens, found.forwards) == (11, 3)
-    assert within(found.ttft, 0.2)
-    assert len(found.gaps) == 2  # three chunks in one write are one event
-    assert found.gaps == pytest.approx([0.3, 0.1], abs=LATE / 2)
-    assert within(found.e2e, 0.75)
-    assert found.tpot == pytest.approx((found.e2e - found.ttft) / 10)
-    assert within(10 * found.tpot, 0.55)
+    assert found.began == 100 and found.ttft == pytest.approx(0.2)
+    assert found.gaps == pytest.approx([0.3, 0.1])  # three chunks in one write are one event
+    assert found.e2e == pytest.approx(0.75)
+    assert found.tpot == pytest.approx(0.055)
 
 
-def test_a_slow_head_is_waited_for_from_the_moment_of_sending():
+def test_a_slow_head_is_waited_for_from_the_moment_of_sending(clock):
     async def script(asked, reply):
-        await asyncio.sleep(0.3)
+        await clock.wait(0.3)
         reply.start()
         reply.text("a")
         reply.finish(1)
 
     with ScriptedServer(script) as server:
         found = ask(server)
-    assert within(found.ttft, 0.3) and found.tpot is None
+    assert found.ttft == pytest.approx(0.3) and found.tpot is None
 
 
-def test_what_is_no_committed_text_is_no_event():
+def test_a_real_clock_shows_no_less_than_the_script_waits():
+    async def script(asked, reply):
+        reply.start()
+        await asyncio.sleep(0.1)
+        reply.text("a")
+        await asyncio.sleep(0.1)
+        reply.finish(1)
+
+    with ScriptedServer(script) as server:
+        found = ask(server)
+    assert found.ttft > 0.098 and found.e2e > 0.196
+
+
+def test_what_is_no_committed_text_is_no_event(clock):
     """A role, an empty piece, a canvas, a comment."""
 
     async def script(asked, reply):
         reply.start()
+        await clock.wait(0.1)
         reply.event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+        await clock.wait(0.1)
         reply.event({"choices": [], "outpace": {"index": 0, "canvas": ["a", None]}})
+        await clock.wait(0.1)
         reply.raw(b": ping\n\n")
-        await asyncio.sleep(0.2)
+        await clock.wait(0.2)
         reply.text("a")
         reply.finish(1)
 
     with ScriptedServer(script) as server:
         found = ask(server)
-    assert len(found.events) == 1 and within(found.ttft, 0.2) and found.text == "a"
+    assert len(found.events) == 1 and found.ttft == pytest.approx(0.5) and found.text == "a"
 
 
 def test_texts_of_completions_and_of_reasoning_count():
@@ -98,18 +118,18 @@ def test_texts_of_completions_and_of_reasoning_count():
         assert ask(server, {"model": "m", "prompt": "x", "stream": True}).text == "plain"
 
 
-def test_an_answer_in_one_piece():
+def test_an_answer_in_one_piece(clock):
     """Without a stream its one event is its end."""
 
     async def script(asked, reply):
-        await asyncio.sleep(0.1)
+        await clock.wait(0.1)
         choices = [{"message": {"content": "all"}, "finish_reason": "length"}]
         reply.whole({"choices": choices, "usage": {"completion_tokens": 5}})
 
     with ScriptedServer(script) as server:
         found = ask(server, CHAT | {"stream": False})
     assert (found.text, found.tokens, found.finish_reason) == ("all", 5, "length")
-    assert found.error is None and within(found.ttft, 0.1)
+    assert found.error is None and found.ttft == found.e2e == pytest.approx(0.1)
 
 
 async def refused(asked, reply):
@@ -216,13 +236,13 @@ def test_a_request_that_is_cancelled_closes_its_connection():
             task.cancel()
             await asyncio.wait([task])
             left = time.perf_counter()
-            while not gone and time.perf_counter() < left + 2:
+            while not gone and time.perf_counter() < left + 20:
                 await asyncio.sleep(0.01)
             return left
 
     with ScriptedServer(script) as server:
         left = asyncio.run(run(server))
-    assert gone and gone[0] - left < 1
+    assert gone and gone[0] >= left
 
 
 def test_the_key_is_sent_and_a_redirect_is_not_followed():
@@ -270,3 +290,24 @@ def test_what_is_no_key_is_refused(key):
 def test_what_is_no_time_is_refused(seconds):
     with pytest.raises(ValueError, match="timeout"):
         Client("http://x", timeout=seconds)
+
+
+WORDS = ["choices", "delta", "message", "content", "text", "usage", "completion_tokens"]
+WORDS += ["outpace", "forwards", "error", "finish_reason", "reasoning"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(10**300) | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner),
+    max_leaves=12,
+)
+
+
+@given(st.lists(VALUES.map(json.dumps) | st.text(), max_size=5))
+def test_whatever_a_server_says_is_figures_or_a_fault(chunks):
+    exchange = Exchange(began=0.0, ended=9.0)
+    try:
+        for now, chunk in enumerate(chunks):
+            take(exchange, chunk.encode(errors="replace"), float(now))
+    except Fault as fault:
+        exchange.error = fault.kind
+    assert exchange.error in (None, "failed", "malformed")
+    assert json.dumps(figures([exchange], 9.0, {"ttft": 1.0}), allow_nan=False)

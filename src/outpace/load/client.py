@@ -34,6 +34,9 @@ IDLE = 2.0
 """Seconds that an unused connection is kept: fewer than servers do (uvicorn 5), so that none is
 closed by the server while a request is on its way, and counted as dropped."""
 
+COUNT = 10**9
+"""Tokens and forwards that an answer may have; a larger figure is none."""
+
 
 class Fault(Exception):
     """Why an exchange failed: a kind, and what the server said."""
@@ -169,10 +172,10 @@ def learn(exchange: Exchange, data: bytes) -> str:
         case _:
             raise Fault("malformed", said(data))
     match chunk.get("usage"):
-        case {"completion_tokens": int(tokens)}:
+        case {"completion_tokens": int(tokens)} if 0 <= tokens <= COUNT:
             exchange.tokens = tokens
     match chunk.get("outpace"):
-        case {"forwards": int(forwards)}:
+        case {"forwards": int(forwards)} if 0 <= forwards <= COUNT:
             exchange.forwards = forwards
     match chunk["choices"]:
         case [dict(choice), *_]:
