@@ -181,6 +181,8 @@ def test_models_and_methods_are_listed(outpace):
         (("generate", "tiny-aux", "x", "--max-tokens", "abc"), "--max-tokens"),
         (("generate", "tiny-aux", "x", "more"), "more"),
         (("nonsense",), "nonsense"),
+        (("benchmark",), "Missing command"),
+        (("benchmark", "nonsense"), "nonsense"),
         (("evaluate", "tiny-aux", "--limit"), "--limit"),
         (("generate", "tiny-aux", "\udcff"), "not UTF-8"),
         (("generate", "tiny-aux", "x", "--stop", "\udcff"), "not UTF-8"),
