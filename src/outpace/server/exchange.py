@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from secrets import randbits
 from typing import Any
 
@@ -15,7 +15,7 @@ from starlette.types import Receive, Send
 from outpace.async_llm import AsyncAnswer, Draining, Event, QueueFull, WorkerDied
 from outpace.engine.job import DecodingError
 from outpace.output import Output
-from outpace.server.fault import Fault
+from outpace.server.fault import Fault, Gone
 from outpace.server.fields import check_fields
 from outpace.server.metrics import Clock
 from outpace.server.reply import DONE, Reply
@@ -35,7 +35,6 @@ SAME = (
 """Fields that are options under the same name."""
 
 RETRY = {"Retry-After": "1"}
-GONE = Fault(499, "the client has gone")
 
 
 class Exchange:
@@ -64,8 +63,8 @@ class Exchange:
         )
         self.answers: list[AsyncAnswer] = []
         self.outputs: dict[int, Output] = {}
-        self.ready: list[tuple[int, Event]] = []
-        self.wake = asyncio.Event()
+        self.task: asyncio.Task[Any]
+        self.watcher: asyncio.Task[None]
         self.fault: Fault | None = None
 
     @property
@@ -96,23 +95,26 @@ class Exchange:
     async def submitted(self, receive: Receive) -> AsyncIterator[None]:
         """Submit all choices; whatever happens then, none of them is left behind."""
         options = self.options
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
         self.service.exchanges.add(self)
-        watcher = asyncio.ensure_future(self.watch(receive))
+        self.watcher = asyncio.ensure_future(self.watch(receive))
         result = "error"
         try:
             each = len(self.seeds) // len(self.prompts)
-            for index, seed in enumerate(self.seeds):
-                prompt = self.prompts[index // each]
-                submit = self.model.engine.submit(prompt, seed=seed, **options)
-                self.answers.append(await self.admitted(submit))
+            with self.guarded():
+                for index, seed in enumerate(self.seeds):
+                    prompt = self.prompts[index // each]
+                    submit = self.model.engine.submit(prompt, seed=seed, **options)
+                    self.answers.append(await self.admitted(submit))
             yield
-            result = "gone" if self.fault is GONE else "error" if self.fault else "answered"
+            result = result_of(self.fault)
         except Fault as fault:
-            result = "gone" if fault is GONE else "error" if fault.status >= 500 else "refused"
+            result = result_of(fault)
             raise
         finally:
-            watcher.cancel()
-            self.service.exchanges.discard(self)
+            self.settle()
             for answer in self.answers:
                 answer.cancel()
             self.count(result)
@@ -176,51 +178,43 @@ class Exchange:
         """End it when its client goes."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.end(GONE)
+        self.end(Gone())
 
     def end(self, fault: Fault) -> None:
-        """Give it up; its pages are free within a step."""
+        """Give it up, whatever it waits for; its pages are free within a step."""
         if self.fault is None:
             self.fault = fault
-            self.wake.set()
-            for answer in self.answers:
-                answer.cancel()
+            self.task.cancel()
 
-    async def pump(self, index: int, answer: AsyncAnswer) -> None:
-        """Take the events of a choice as they come."""
+    def settle(self) -> None:
+        """Let nothing end it any more."""
+        self.watcher.cancel()
+        self.service.exchanges.discard(self)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Decode; what goes wrong, and what gives it up, is a `Fault`."""
         try:
-            async for event in answer:
-                self.ready.append((index, event))
-                self.wake.set()
+            yield
+        except asyncio.CancelledError:
+            if self.fault is None:
+                raise
+            self.task.uncancel()
+            raise self.fault from None
         except (DecodingError, WorkerDied):
             log.exception("request %s failed", self.reply.id)
-            self.end(Fault(500, f"decoding failed; the server's log has it under {self.reply.id}"))
-
-    async def batches(self) -> AsyncGenerator[list[tuple[int, Event]], None]:
-        """Events of all choices, as many at a time as are ready, until the last."""
-        pumps = [asyncio.ensure_future(self.pump(i, a)) for i, a in enumerate(self.answers)]
-        try:
-            while len(self.outputs) < len(pumps) and self.fault is None:
-                await self.wake.wait()
-                self.wake.clear()
-                batch, self.ready = self.ready, []
-                self.outputs |= {i: event.output for i, event in batch if event.output is not None}
-                if self.fault is None and batch:
-                    yield batch
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
+            self.fault = Fault(
+                500, f"decoding failed; the server's log has it under {self.reply.id}"
+            )
+            raise self.fault from None
 
     async def whole(self, receive: Receive) -> bytes:
         """The answer in one piece."""
         async with self.submitted(receive):
-            async with aclosing(self.batches()) as batches:
-                async for _ in batches:
-                    pass
-            if self.fault is not None:
-                raise self.fault
-            return self.reply.whole(self.ordered, self.seeds, bool(self.extension.trace))
+            with self.guarded():
+                outputs = await asyncio.gather(*(answer.output() for answer in self.answers))
+            self.outputs = dict(enumerate(outputs))
+            return self.reply.whole(outputs, self.seeds, bool(self.extension.trace))
 
     @property
     def ordered(self) -> list[Output]:
@@ -238,18 +232,21 @@ class Exchange:
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        async with aclosing(self.batches()) as batches:
-            async for batch in batches:
-                parts: list[str] = []
-                for index, event in batch:
-                    parts += strands[index].chunks(event)
-                if parts:
-                    self.clock.tick()
-                    await write("".join(parts))
-        if self.fault is not None:
-            await write(self.fault.event, more=False)
-            return
-        await write(self.last() + DONE, more=False)
+        try:
+            with self.guarded():
+                async with aclosing(merged(self.answers)) as events:
+                    async for index, event in events:
+                        if event.output is not None:
+                            self.outputs[index] = event.output
+                        if text := "".join(strands[index].chunks(event)):
+                            self.clock.tick()
+                            await write(text)
+        except Fault as fault:
+            end = fault.event
+        else:
+            end = self.last() + DONE
+        self.settle()
+        await write(end, more=False)
 
     def last(self) -> bytes:
         """The event behind all text, where one was asked for."""
@@ -263,6 +260,42 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+async def merged(answers: Sequence[AsyncAnswer]) -> AsyncGenerator[tuple[int, Event], None]:
+    """Events of all choices, with the number of their choice."""
+    if len(answers) == 1:  # nothing stands between it and what is written
+        async for event in answers[0]:
+            yield 0, event
+        return
+    queue: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue()
+
+    async def pump(index: int, answer: AsyncAnswer) -> None:
+        try:
+            async for event in answer:
+                queue.put_nowait((index, event))
+        except Exception as error:
+            queue.put_nowait((index, error))
+
+    pumps = [asyncio.ensure_future(pump(*each)) for each in enumerate(answers)]
+    try:
+        left = len(pumps)
+        while left:
+            index, each = await queue.get()
+            if isinstance(each, Exception):
+                raise each
+            left -= each.output is not None
+            yield index, each
+    finally:
+        for task in pumps:
+            task.cancel()
+
+
+def result_of(fault: Fault | None) -> str:
+    """What became of a request, as metrics have it."""
+    if fault is None:
+        return "answered"
+    return "gone" if isinstance(fault, Gone) else "error" if fault.status == 500 else "refused"
 
 
 def prompts_of(asked: Asked, most: int | None) -> Sequence[Any]:

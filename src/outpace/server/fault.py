@@ -69,6 +69,13 @@ class Fault(Exception):
         return Response(self.body, self.status, self.headers, "application/json")
 
 
+class Gone(Fault):
+    """The client has gone; nobody reads this."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the client has gone")
+
+
 ENVELOPE = {
     "type": "object",
     "required": ["error"],

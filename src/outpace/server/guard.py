@@ -7,7 +7,7 @@ import hmac
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outpace.server.fault import Fault
+from outpace.server.fault import Fault, Gone
 from outpace.server.schema import BODY
 
 OPEN = ("/health", "/")
@@ -68,6 +68,8 @@ class Body:
         except TimeoutError:
             close = {"Connection": "close"}
             raise Fault(408, "the body did not come in time", headers=close) from None
+        if message["type"] == "http.disconnect":
+            raise Gone
         self.size += len(message.get("body", b""))
         self.whole = not message.get("more_body", False)
         if self.size > BODY:
