@@ -16,10 +16,11 @@ FUNCTION, MEDIAN = 60, 8
 BUDGET = {
     "": 1750,
     "attention": 1000,
-    "cli": 950,
+    "cli": 1250,
     "decoding": 1450,
     "engine": 1850,
     "evaluation": 900,
+    "load": 800,
     "methods": 1250,
     "models": 2100,
     "server": 2250,
