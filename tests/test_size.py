@@ -23,7 +23,7 @@ BUDGET = {
     "load": 800,
     "methods": 1250,
     "models": 2100,
-    "server": 2250,
+    "server": 2400,
     "training": 3050,
     "zoo": 450,
 }
