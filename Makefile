@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test slow check clean
+.PHONY: demo test slow browser check clean
 
 # The release of torch that the tests run with; `pip install .` alone takes any from 2.9 on.
 .venv/core: pyproject.toml
@@ -18,10 +18,13 @@ demo: .venv/core
 	$(BIN)/outpace race
 
 test: .venv/dev
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow and not browser"
 
 slow: .venv/dev
 	$(BIN)/python -m pytest -q -m slow
+
+browser: .venv/dev
+	$(BIN)/python -m pytest -q -m browser
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

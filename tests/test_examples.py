@@ -143,8 +143,11 @@ def test_commands_are_accepted(path: Path) -> None:
             assert set(words) <= set(targets)
         if program != "outpace":
             continue
-        command = typer.main.get_command(build(named(words))).commands[words[0]]
-        given = command.make_context(words[0], words[1:]).params
+        command = typer.main.get_command(build(named(words)))
+        while hasattr(command, "commands"):
+            name, *words = words
+            command = command.commands[name]
+        given = command.make_context(name, words).params
         for entry in given.get("entry") or ():
             parse_entry(entry)
         if method := given.get("method"):

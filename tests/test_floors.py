@@ -33,9 +33,10 @@ FLOORS: dict[str, set[str]] = {
     "trace": {"decoding", "output"},
     "answers": {"jsonl", "llm", "options", "output", "text"},
     "evaluation": {"jsonl", "llm", "zoo", *BELOW_LLM, *SHARED},
+    "load": {"answers", "evaluation", "text"},
     "server": {"async_llm", "llm", "version", *BELOW_LLM},
     "cli": {
-        *("answers", "evaluation", "llm", "server", "trace", "training", "zoo"),
+        *("answers", "evaluation", "llm", "load", "server", "trace", "training", "zoo"),
         *BELOW_LLM,
         *SHARED,
     },

@@ -16,13 +16,14 @@ FUNCTION, MEDIAN = 60, 8
 BUDGET = {
     "": 1750,
     "attention": 1000,
-    "cli": 950,
+    "cli": 1250,
     "decoding": 1450,
     "engine": 1850,
     "evaluation": 900,
+    "load": 800,
     "methods": 1250,
     "models": 2100,
-    "server": 2250,
+    "server": 2400,
     "training": 3050,
     "zoo": 450,
 }

@@ -22,8 +22,15 @@ from outpace.output import Answer, Output, Piece
 from outpace.text import Prompt
 
 LOG = logging.getLogger(__name__)
+HOPS = 4
+"""Turns of a loop after which those who were told have passed it on."""
+
 FAILURES = 3
 """Steps of one engine that may fail one after the other before its worker gives up."""
+
+SHARE = 0.1
+"""Of its time a loop should spend on telling what is new at most; what comes meanwhile is told
+together."""
 
 
 class QueueFull(RuntimeError):
@@ -66,9 +73,11 @@ class Worker:
     Attributes:
         heartbeat: reading of `time.monotonic` when the step that runs now began, 0 between steps.
         error: what ended the thread, if anything did.
+        quiet: reading of `time.monotonic` up to which loops are told of nothing that can wait.
     """
 
     def __init__(self) -> None:
+        self.quiet = 0.0
         self.members: list[AsyncLLM] = []
         self.wake = Flag()
         self.closed = False
@@ -113,6 +122,21 @@ class Worker:
         self.heartbeat = 0.0
         return more
 
+    def tell(self, loop: asyncio.AbstractEventLoop, answers: Sequence[AsyncAnswer]) -> None:
+        """Let those who wait for these answers go on, in their loop; and see how long they take."""
+        began = time.monotonic()
+        for answer in answers:
+            answer.news.set()
+
+        def done(turns: int = HOPS) -> None:
+            if turns:
+                loop.call_soon(done, turns - 1)
+            else:
+                now = time.monotonic()
+                self.quiet = now + (now - began) * (1 / SHARE - 1)
+
+        done()
+
     def check(self) -> None:
         """Raise `WorkerDied` where it drives no more."""
         if not self.alive:
@@ -133,6 +157,7 @@ class AsyncAnswer:
         self.news = asyncio.Event()
         self.answer: Answer
         self.over = False
+        self.told = False
         self.error: Exception | None = None
         self.seen = Piece("", 0, 0, ())
 
@@ -183,6 +208,11 @@ class AsyncAnswer:
         if self.error is not None:
             raise self.error
         return self.answer.output()
+
+    def urgent(self) -> bool:
+        """Whether somebody waits for its first text, for its end, or for every forward."""
+        job = self.answer.job
+        return job.done or job.watched or not self.told
 
     def cancel(self) -> None:
         """End it where it is; from any thread, as often as one likes."""
@@ -286,24 +316,25 @@ class AsyncLLM:
     def advance(self) -> bool:
         """A step of the engine, and word of it to the loops; False where nothing is left."""
         more = self.llm.driver.step()
-        self.deliver()
+        self.deliver(all=not more)
         return more or bool(self.moved)
 
-    def deliver(self) -> None:
-        """Tell each loop once which of its answers moved."""
-        moved: dict[asyncio.AbstractEventLoop, dict[AsyncAnswer, None]] = {}
-        for _ in range(len(self.moved)):
-            answer = self.moved.popleft()
+    def deliver(self, *, all: bool) -> None:
+        """Tell each loop once which of its answers moved: `all`, or those that cannot wait."""
+        moved: dict[asyncio.AbstractEventLoop, list[AsyncAnswer]] = {}
+        all = all or time.monotonic() >= self.worker.quiet
+        for answer in dict.fromkeys(self.moved.popleft() for _ in range(len(self.moved))):
             job = answer.answer.job
-            if job.done and not job.over:  # another thread is about to end it
+            ending = job.done and not job.over  # by another thread, which is about to say so
+            if ending or not (all or answer.urgent()):
                 self.moved.append(answer)
                 continue
-            answer.over = job.over or answer.over
-            moved.setdefault(answer.loop, {})[answer] = None
+            answer.over, answer.told = job.over or answer.over, True
+            moved.setdefault(answer.loop, []).append(answer)
         for loop, answers in moved.items():
             self.hand.difference_update([answer for answer in answers if answer.over])
             try:
-                loop.call_soon_threadsafe(wake, list(answers))
+                loop.call_soon_threadsafe(self.worker.tell, loop, answers)
             except RuntimeError:  # the loop is closed, and nobody waits any more
                 for answer in answers:
                     answer.cancel()
@@ -336,9 +367,3 @@ class AsyncLLM:
             self.worker.close()
         else:
             self.worker.members.remove(self)
-
-
-def wake(answers: Sequence[AsyncAnswer]) -> None:
-    """Let those who wait for these answers go on."""
-    for answer in answers:
-        answer.news.set()

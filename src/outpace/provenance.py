@@ -17,15 +17,15 @@ import transformers
 from outpace.version import __version__
 
 
-def provenance() -> dict[str, Any]:
+def provenance(secret: str | None = None) -> dict[str, Any]:
     """What decides the numbers of a run, for the JSON that they are written to.
 
-    Absolute paths of the command are cut to their last part.
+    Absolute paths of the command are cut to their last part, and a `secret` in it is left out.
     """
     return {
         "outpace": __version__,
         "revision": revision(),
-        "command": [Path(word).name if os.path.isabs(word) else word for word in sys.argv],
+        "command": [shown(word, secret) for word in sys.argv],
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -37,6 +37,12 @@ def provenance() -> dict[str, Any]:
         "load": [round(load, 2) for load in os.getloadavg()],
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def shown(word: str, secret: str | None) -> str:
+    """A word of the command as it is written down."""
+    cut = Path(word).name if os.path.isabs(word) else word
+    return cut.replace(secret, "…") if secret else cut
 
 
 def revision() -> str | None:

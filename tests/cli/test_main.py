@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from outpace.cli.flags import Loading
-from outpace.cli.main import COMMANDS, main
+from outpace.cli.main import BENCHMARKS, COMMANDS, main
 
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
 
@@ -181,6 +181,8 @@ def test_models_and_methods_are_listed(outpace):
         (("generate", "tiny-aux", "x", "--max-tokens", "abc"), "--max-tokens"),
         (("generate", "tiny-aux", "x", "more"), "more"),
         (("nonsense",), "nonsense"),
+        (("benchmark",), "Missing command"),
+        (("benchmark", "nonsense"), "nonsense"),
         (("evaluate", "tiny-aux", "--limit"), "--limit"),
         (("generate", "tiny-aux", "\udcff"), "not UTF-8"),
         (("generate", "tiny-aux", "x", "--stop", "\udcff"), "not UTF-8"),
@@ -305,6 +307,13 @@ def test_the_command_line_is_frozen(outpace):
         "train": {"--processes", "--help"},
         "models": {"--help"},
         "methods": {"--help"},
+    }
+    assert {name: flags(outpace("benchmark", name, "--help")[1]) for name in BENCHMARKS} == {
+        "serve": {
+            *("--model", "--method", "--endpoint", "--prompts", "--max-tokens", "--temperature"),
+            *("--ignore-eos", "--seed", "--concurrency", "--rate", "--requests", "--warmup"),
+            *("--api-key", "--timeout", "--goodput", "--output", "--png", "--help"),
+        },
     }
 
 

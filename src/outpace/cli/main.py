@@ -12,9 +12,10 @@ from typer import Argument, BadParameter, Option, Typer
 from typer.main import get_command
 
 from outpace.cli.answer import generate, trace
+from outpace.cli.benchmark import benchmark_serve
 from outpace.cli.lists import methods, models
 from outpace.cli.measure import evaluate_command, race
-from outpace.cli.options import named, spread, with_method
+from outpace.cli.options import named, requested_method, spread, with_method
 from outpace.cli.serve import serve
 
 # Typer offers the last of these by name and the whole of them to nobody.
@@ -45,6 +46,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "models": models,
     "methods": methods,
 }
+BENCHMARKS: dict[str, Callable[..., None]] = {"serve": benchmark_serve}
+"""Commands of the group `benchmark`."""
 
 
 def build(method: str | None = None) -> Typer:
@@ -53,10 +56,14 @@ def build(method: str | None = None) -> Typer:
         help="Parallel decoding of language models: several tokens per forward pass.",
         add_completion=False,
     )
+    group = Typer(help="Measure for comparison.")
+    app.add_typer(group, name="benchmark")
     for name, function in COMMANDS.items():
         flat = spread(function)
         decodes = "method" in inspect.signature(flat).parameters
         app.command(name)(with_method(flat, method) if decodes else flat)
+    for name, function in BENCHMARKS.items():
+        group.command(name)(with_method(spread(function), method, requested_method))
     return app
 
 

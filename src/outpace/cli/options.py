@@ -31,6 +31,16 @@ def parse_method(name: str, values: Mapping[str, str]) -> Method:
     return kind(**{option: parse(kind, option, text) for option, text in values.items()})
 
 
+def requested_method(name: str, values: Mapping[str, str]) -> dict[str, Any]:
+    """A method as a request to a server names it, with the options that are given.
+
+    What is missing is the server's to say.
+    """
+    kind = find_method(name)
+    options = {option: parse(kind, option, text) for option, text in values.items()}
+    return {"method": name, "options": options}
+
+
 def parse(kind: type[Method], option: str, text: str) -> Any:
     """One value from its text."""
     described = options_of(kind)[option]
@@ -66,7 +76,11 @@ def named(args: Sequence[str]) -> str | None:
     return None
 
 
-def with_method(function: Callable[..., None], name: str | None) -> Callable[..., None]:
+def with_method(
+    function: Callable[..., None],
+    name: str | None,
+    make: Callable[[str, Mapping[str, str]], Any] = parse_method,
+) -> Callable[..., None]:
     """A command whose parameter `method` is made of `--method` and the flags of that method."""
     kind = None if name is None else find_method(name)
     own = [parameter(kind, each) for each in options_of(kind).values()] if kind else []
@@ -78,7 +92,7 @@ def with_method(function: Callable[..., None], name: str | None) -> Callable[...
         values = {p.name: given.pop(p.name) for p in own}
         chosen = given.pop("method")
         texts = {option: text for option, text in values.items() if text is not None}
-        method = None if chosen is None else parse_method(chosen, texts)
+        method = None if chosen is None else make(chosen, texts)
         function(method=method, **given)
 
     return dressed(command, function, [*shared, *own])

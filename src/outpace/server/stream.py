@@ -22,6 +22,7 @@ class Strand:
         self.seed = seed
         self.first = True
         self.steps: list[Any] = []
+        self.texts: list[str] = []
         self.tokens = 0
         self.forwards = 0
         self.canvas: list[int] = []
@@ -38,7 +39,9 @@ class Strand:
             self.first = False
         if self.provisional and (canvas := list(event.canvas)) != self.canvas:
             self.canvas = canvas
-            yield self.reply.aside(outpace={"index": self.index, "canvas": self.shown(canvas)})
+            told = self.extra() if self.steps else None
+            shown = {"index": self.index, "canvas": self.shown(canvas)}
+            yield self.reply.aside(outpace=shown | (told or {}))
         if event.output is not None:
             if self.first:  # an answer without text has a role all the same
                 yield self.reply.chunk(self.index, "", first=True)
@@ -46,8 +49,9 @@ class Strand:
             yield self.reply.chunk(self.index, None, finish=finish, outpace=self.extra(end=True))
 
     def note(self, event: Event) -> None:
-        """Keep the steps of an event until a chunk tells them."""
+        """Keep the steps and tokens of an event until a chunk tells them."""
         self.steps += map(step, event.steps)
+        self.texts += map(self.reply.model.token, event.ids)
         self.tokens += len(event.ids)
         self.forwards += sum(each.model == "target" for each in event.steps)
 
@@ -57,9 +61,9 @@ class Strand:
             return {"index": self.index, "seed": self.seed} if end and not self.told else None
         if end and not self.steps:
             return None
-        steps, self.steps = self.steps, []
-        counts = {"tokens": self.tokens, "forwards": self.forwards}
-        return {"index": self.index, "steps": steps, **counts}
+        told = {"steps": self.steps, "texts": self.texts}
+        self.steps, self.texts = [], []
+        return {"index": self.index, **told, "tokens": self.tokens, "forwards": self.forwards}
 
     def shown(self, canvas: Sequence[int]) -> list[str | None]:
         """What lies behind the committed text; None for a hole."""

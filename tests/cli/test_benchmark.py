@@ -1,0 +1,299 @@
+"""`outpace benchmark serve` as a user types it, on a scripted server."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from outpace.cli.main import main
+from outpace.methods import METHODS
+from scripted import ScriptedServer
+
+SMALL = ("--concurrency", "2", "--requests", "6", "--warmup", "3")
+
+
+async def answer(asked, reply):
+    """Ten tokens in two events of five forwards, 20 ms apart, after 20 ms."""
+    reply.start()
+    await asyncio.sleep(0.02)
+    reply.text("a")
+    await asyncio.sleep(0.02)
+    reply.text("b")
+    reply.finish(10, forwards=5)
+
+
+@pytest.fixture
+def serve(capsys):
+    """Run `outpace benchmark serve`: exit status, output, errors."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as ended:
+            main(["benchmark", "serve", *words])
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_levels_are_measured_and_written_with_provenance(serve, tmp_path):
+    path, picture = tmp_path / "new" / "a.json", tmp_path / "a.png"
+    with ScriptedServer(answer) as server:
+        status, out, _ = serve(
+            *(server.url, "--concurrency", "1,4", "--requests", "8", "--warmup", "3"),
+            *("--goodput", "ttft=5000,gap=5000", "--output", str(path), "--png", str(picture)),
+        )
+        assert status == 0 and server.most == 4
+        assert len(server.asked) == 1 + 2 * (3 + 8)
+    written = json.loads(path.read_text())
+    assert written["provenance"]["outpace"] and written["model"] == "m"
+    assert written["not_counted"] == {"first_requests": 1, "warmup_requests_of_each_level": 3}
+    assert not written["interrupted"]
+    one, four = written["levels"]
+    assert (one["concurrency"], four["concurrency"]) == (1, 4)
+    for level in (one, four):
+        assert (level["requests"], level["completed"], level["unfinished"]) == (8, 8, 0)
+        assert level["output_tokens"] == 80
+        assert level["tokens_per_event"]["mean"] == 5 and level["tokens_per_forward"]["mean"] == 2
+        assert level["ttft_ms"]["p50"] > 19 and level["e2e_ms"]["p50"] > 39
+        assert level["goodput"]["share"] == 1
+        assert level["tokens_per_second"] == pytest.approx(80 / level["seconds"], rel=0.01)
+    assert four["tokens_per_second"] > one["tokens_per_second"]
+    assert "tokens per second" in out and "TTFT p99, ms" in out and "goodput" in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_requests_are_openai_s_and_no_prompt_comes_twice(serve):
+    with ScriptedServer(answer) as server:
+        words = ("--max-tokens", "32", "--temperature", "0", "--ignore-eos", "--seed", "5")
+        assert serve(server.url, *SMALL, *words)[0] == 0
+        bodies = [asked.body for asked in server.asked]
+        assert {asked.path for asked in server.asked} == {"/v1/chat/completions"}
+    assert {body.pop("seed") for body in bodies} == set(range(5, 15))
+    prompts = [body.pop("messages")[0]["content"] for body in bodies]
+    assert len(set(prompts)) == len(prompts) == 10
+    same = {"model": "m", "max_tokens": 32, "temperature": 0, "ignore_eos": True, "stream": True}
+    assert all(body == same | {"stream_options": {"include_usage": True}} for body in bodies)
+
+
+def test_a_method_is_asked_for_with_the_options_that_were_given(serve):
+    with ScriptedServer(answer) as server:
+        words = ("--method", "apd", "--ratio", "0.5", "--window", "none", "--endpoint")
+        assert serve(server.url, *SMALL, *words, "completions")[0] == 0
+        assert {asked.path for asked in server.asked} == {"/v1/completions"}
+        asked = {"method": "apd", "options": {"ratio": 0.5, "window": None}}
+        assert all(each.body["outpace"] == asked for each in server.asked)
+
+
+def test_prompts_come_from_a_file_in_random_order(serve, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"p{n}"}) + "\n" for n in range(5)))
+    with ScriptedServer(answer) as server:
+        assert serve(server.url, *SMALL, "--prompts", str(path))[0] == 0
+        found = [asked.body["messages"][0]["content"] for asked in server.asked]
+    assert sorted(found[:5]) == sorted(found[5:]) == [f"p{n}" for n in range(5)]
+
+
+def test_an_open_loop_sends_at_its_rate(serve, tmp_path):
+    path = tmp_path / "a.json"
+    with ScriptedServer(answer) as server:
+        words = ("--rate", "20,100", "--requests", "20", "--output", str(path))
+        assert serve(server.url, *words)[0] == 0
+        times = [asked.time for asked in server.asked]
+    slow, fast = json.loads(path.read_text())["levels"]
+    assert (slow["rate"], fast["rate"]) == (20, 100)
+    assert times[28] - times[9] > 0.4
+    assert fast["requests_per_second"] > slow["requests_per_second"]
+
+
+def test_failures_are_counted_by_kind(serve, tmp_path):
+    path = tmp_path / "a.json"
+
+    async def script(asked, reply):
+        if asked.number % 4 == 2:
+            return reply.refuse(503, "draining")
+        if asked.number % 4 == 3:
+            reply.start()
+            reply.text("a")
+            await asyncio.sleep(0.01)
+            return reply.drop()
+        await answer(asked, reply)
+
+    with ScriptedServer(script) as server:
+        words = ("--concurrency", "1", "--requests", "16", "--warmup", "0", "--output", str(path))
+        status, out, _ = serve(server.url, *words)
+    (level,) = json.loads(path.read_text())["levels"]
+    assert status == 0 and level["errors"] == {"503": 4, "dropped": 4}
+    assert (level["completed"], level["output_tokens"]) == (8, 80)
+    assert "failed: dropped" in out
+
+
+def test_where_every_request_fails_the_status_says_so(serve, tmp_path):
+    path = tmp_path / "a.json"
+
+    async def script(asked, reply):
+        await answer(asked, reply) if asked.number == 0 else reply.refuse(500, "no")
+
+    with ScriptedServer(script) as server:
+        status, _, err = serve(server.url, *SMALL, "--output", str(path))
+    assert status == 2 and err == "outpace: no request was answered: 6 500\n"
+    assert json.loads(path.read_text())["levels"][0]["errors"] == {"500": 6}
+
+
+def test_the_key_is_nowhere_to_be_read(serve, tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    monkeypatch.setattr(sys, "argv", ["outpace", "--api-key", "sesame", "--x=sesame"])
+    with ScriptedServer(answer) as server:
+        _, out, _ = serve(server.url, *SMALL, "--api-key", "sesame", "--output", str(path))
+        assert server.asked[0].headers["authorization"] == "bearer sesame"
+    assert "sesame" not in path.read_text() + out and "--api-key" in path.read_text()
+
+
+async def unauthorised(asked, reply):
+    reply.refuse(401, "no key")
+
+
+async def unknown(asked, reply):
+    reply.refuse(404, "no model 'm'; there is x")
+
+
+async def no_stream(asked, reply):
+    reply.whole({"choices": [{"message": {"content": "x"}}]})
+
+
+async def no_usage(asked, reply):
+    reply.start()
+    reply.text("a")
+    reply.raw(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        (unauthorised, "--api-key"),
+        (unknown, "no model 'm'; there is x"),
+        (no_stream, "streams: application/json"),
+        (no_usage, "include_usage"),
+    ],
+)
+def test_a_server_that_cannot_be_measured_is_one_line(serve, tmp_path, script, says):
+    """And writes nothing."""
+    with ScriptedServer(script) as server:
+        status, _, err = serve(server.url, *SMALL, "--output", str(tmp_path / "a.json"))
+        assert len(server.asked) == 1
+    assert status == 2 and err.startswith("outpace: ") and err.count("\n") == 1 and says in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_models_have_to_be_chosen_from(serve):
+    with ScriptedServer(answer, models=("one", "two")) as server:
+        status, _, err = serve(server.url, *SMALL)
+        assert (status, err) == (2, "outpace: name one with --model: the server has one, two\n")
+        assert serve(server.url, *SMALL, "--model", "two")[0] == 0
+        assert server.asked[-1].body["model"] == "two"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("nowhere",), "no address"),
+        (("http://127.0.0.1:1",), "nothing answers there"),
+        (("http://127.0.0.1:1", "--model", "m"), "nothing answers there"),
+        (("http://x", "--rate", "0"), "rate must be"),
+        (("http://x", "--rate", "nan"), "rate must be"),
+        (("http://x", "--rate", "fast"), "rate takes numbers"),
+        (("http://x", "--concurrency", "0"), "concurrency must be"),
+        (("http://x", "--concurrency", "1,,2"), "concurrency takes numbers"),
+        (("http://x", "--concurrency", "1", "--rate", "1"), "not both"),
+        (("http://x", "--requests", "0"), "requests"),
+        (("http://x", "--warmup", "-1"), "warmup"),
+        (("http://x", "--timeout", "nan"), "timeout"),
+        (("http://x", "--goodput", "itl=3"), "goodput"),
+        (("http://x", "--api-key", "a\nb"), "ASCII"),
+        (("http://x", "--model", "m", "--endpoint", "words"), "chat or completions"),
+        (("http://x", "--model", "m", "--prompts", "none.jsonl"), "none.jsonl"),
+        (("http://x", "--method", "nonsense"), "autoregressive"),
+        (("http://x", "--method", "apd", "--ratio", "much"), "ratio takes float"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(serve, words, says):
+    status, _, err = serve(*words)
+    assert status == 2 and err.startswith("outpace: ") and err.count("\n") == 1 and says in err
+
+
+@pytest.mark.parametrize("text", ["", "\n", "[]", '{"prompt": ""}', "{", '{"other": 1}'])
+def test_a_file_without_prompts_is_refused(serve, tmp_path, text):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(text)
+    status, _, err = serve("http://x", "--model", "m", "--prompts", str(path))
+    assert status == 2 and err.count("\n") == 1 and f"{path}:1" in err
+
+
+def test_messages_are_no_completion(serve, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "x"}]}))
+    words = ("--model", "m", "--prompts", str(path), "--endpoint", "completions")
+    assert "only chat takes" in serve("http://x", *words)[2]
+    with ScriptedServer(answer) as server:
+        assert serve(server.url, *SMALL, "--prompts", str(path))[0] == 0
+        assert server.asked[0].body["messages"] == [{"role": "user", "content": "x"}]
+
+
+def test_without_its_library_the_extra_is_named(serve, monkeypatch):
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    for name in [name for name in sys.modules if name.startswith("outpace.load")]:
+        monkeypatch.delitem(sys.modules, name)
+    status, _, err = serve("http://x")
+    assert status == 2 and "pip install 'outpace[load]'" in err and err.count("\n") == 1
+
+
+def test_ctrl_c_writes_what_is_there(tmp_path):
+    """Of a level some answers are in and others under way."""
+    path, picture = tmp_path / "a.json", tmp_path / "a.png"
+
+    async def script(asked, reply):
+        if asked.number == 30:
+            program.send_signal(signal.SIGINT)
+        await answer(asked, reply)
+
+    with ScriptedServer(script) as server:
+        words = [server.url, "--concurrency", "4", "--requests", "500", "--warmup", "0"]
+        words += ["--output", str(path), "--png", str(picture)]
+        command = [sys.executable, "-m", "outpace", "benchmark", "serve", *words]
+        program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = program.communicate(timeout=60)
+    assert program.returncode == 130 and err == b"outpace: interrupted\n"
+    written = json.loads(path.read_text())
+    (level,) = written["levels"]
+    assert (
+        written["interrupted"] and 20 <= level["completed"] < 40 and 1 <= level["unfinished"] <= 4
+    )
+    assert picture.exists() and b"tokens per second" in out
+
+
+def test_ctrl_c_before_the_first_answer_writes_nothing(tmp_path):
+    async def script(asked, reply):
+        program.send_signal(signal.SIGINT)
+        reply.start()
+        await asyncio.sleep(0.5)
+
+    with ScriptedServer(script) as server:
+        command = [sys.executable, "-m", "outpace", "benchmark", "serve", server.url]
+        command += ["--output", str(tmp_path / "a.json")]
+        program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        _, err = program.communicate(timeout=60)
+    assert program.returncode == 130 and err == b"outpace: interrupted\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_of_methods_do_not_hide_flags():
+    """A method's option of the name of a flag could never be given."""
+    from inspect import signature
+
+    from outpace.cli.benchmark import benchmark_serve
+    from outpace.cli.options import spread
+
+    flags = set(signature(spread(benchmark_serve)).parameters)
+    assert not {name for kind in METHODS.values() for name in kind.__dataclass_fields__} & flags

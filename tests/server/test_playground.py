@@ -1,0 +1,539 @@
+"""The playground in a browser, against a server of the zoo: what is seen, by mouse and by keys."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from urllib.parse import urlencode
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+
+from outpace import LLM
+from outpace.methods import APD, D2F, METHODS, DFlash, Diffusion, FastDLLM, Speculative, WeDLM
+from outpace.trace import FILLED, FULL, block_edges, slot_states
+
+pytestmark = pytest.mark.browser
+
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+ZOO = (
+    "At the zoo 3 birds eat 12 apples each. There were 23 apples and Nina brings 28 more. "
+    "How many apples are left after the birds eat?"
+)
+D2F_LINK = {"prompt": ZOO, "temperature": 0, "a.model": "tiny-d2f", "a.method": "d2f"}
+RACE = D2F_LINK | {
+    "mode": "race",
+    "a.model": "tiny-ar",
+    "a.method": "autoregressive",
+    "b.model": "tiny-d2f",
+    "b.method": "d2f",
+}
+SLOW = D2F_LINK | {"a.model": "tiny-llada", "a.method": "diffusion", "max_tokens": 320}
+AHEAD, DRAFT = 5, 6
+"""States of the page beside those of `outpace.trace`."""
+
+
+@contextmanager
+def served(*flags: str) -> Iterator[str]:
+    """A server of its own; its address."""
+    command = (sys.executable, "-m", "outpace", "serve", "--port", "0", *flags)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said = []
+            for line in process.stderr:
+                said.append(line)
+                if found := re.search(r"listening on (\S+)", line):
+                    yield found[1]
+                    break
+            else:
+                pytest.fail(f"the server ended: {''.join(said)}", pytrace=False)
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The zoo, for everybody."""
+    with served() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium."""
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.fail("no browser: install chromium (apt-get install chromium)", pytrace=False)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS])
+        yield browser
+        browser.close()
+
+
+class Visitor:
+    """Opens the page, and notes whatever a browser complains about."""
+
+    def __init__(self, browser: Browser, server: str) -> None:
+        self.browser = browser
+        self.server = server
+        self.errors: list[str] = []
+        self.refused: list[str] = []
+        self.urls: list[str] = []
+
+    def __call__(
+        self, link: dict[str, object] | None = None, *, script: str = "", ready: bool = True, **how
+    ) -> Page:
+        """The page with settings of a link, once it is ready."""
+        width = how.pop("width", 1440)
+        context = self.browser.new_context(viewport={"width": width, "height": 900}, **how)
+        page = context.new_page()
+        page.on("console", self.note)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", lambda request: self.urls.append(request.url))
+        if script:
+            page.add_init_script(script)
+        page.goto(f"{self.server}/#{urlencode(link or {})}")
+        if ready:
+            expect(page.locator("#status")).to_have_text(re.compile(r"^Ready: \d+ model"))
+        return page
+
+    def note(self, message) -> None:
+        """Refused requests are counted; anything else on the console is an error."""
+        if message.type in ("error", "warning"):
+            refusal = message.text.startswith("Failed to load resource")
+            (self.refused if refusal else self.errors).append(message.text)
+
+
+@pytest.fixture
+def visit(browser: Browser, server: str) -> Iterator[Visitor]:
+    """Open the page; nothing may be wrong in the end, nor any other origin be asked."""
+    visitor = Visitor(browser, server)
+    yield visitor
+    for context in browser.contexts:
+        context.close()
+    assert visitor.errors == []
+    assert {url for url in visitor.urls if not url.startswith((visitor.server, "data:"))} == set()
+
+
+def run(page: Page) -> None:
+    """Run until it has ended."""
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#stop")).to_be_disabled(timeout=60_000)
+
+
+def overflow(page: Page) -> int:
+    """Pixels by which it is too wide."""
+    return page.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
+
+
+def asked(page: Page, model: str, method: str, max_tokens: int = 128) -> dict:
+    """What the server answers without a page."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": ZOO}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "seed": 0,
+        "outpace": {"method": method},
+    }
+    origin = page.url.partition("#")[0]
+    return page.request.post(f"{origin}v1/chat/completions", data=body).json()
+
+
+def test_run_colours_the_answer_by_forward(visit):
+    page = visit(D2F_LINK)
+    run(page)
+    answer = asked(page, "tiny-d2f", "d2f")
+    figures = answer["outpace"]
+    expect(page.locator(".answer")).to_have_text(answer["choices"][0]["message"]["content"])
+    expect(page.locator(".forwards")).to_have_text(str(figures["forwards"]))
+    expect(page.locator(".rate")).to_have_text(f"{figures['tokens_per_forward']:.2f}")
+    expect(page.locator("#status")).to_have_text(
+        f"Finished: {figures['tokens']} tokens in {figures['forwards']} forwards."
+    )
+    rows = page.locator(".piece").evaluate_all("pieces => pieces.map(piece => piece.row)")
+    assert 1 < len(set(rows)) <= figures["forwards"]
+    assert all(one != other for one, other in zip(rows, rows[1:], strict=False))
+    page.locator(".piece").first.hover()
+    expect(page.locator(".detail")).to_have_text(
+        re.compile(r"^Forward 1 (filled \d+ slots of the answer and )?kept \d+ tokens · target fed")
+    )
+    expect(page.locator(".piece").first).to_have_class(re.compile("chosen"))
+
+
+COUNT_HOLES = """() => {
+  window.seen = 0;
+  const count = () => { seen += document.querySelectorAll(".canvas .hole").length; };
+  new MutationObserver(count).observe(document.querySelector(".answer"), { childList: true });
+}"""
+
+
+def test_canvas_shows_holes_while_it_runs(visit):
+    page = visit(D2F_LINK)
+    page.evaluate(COUNT_HOLES)
+    run(page)
+    assert page.evaluate("seen") > 0
+    expect(page.locator(".canvas")).to_have_count(0)
+
+
+def test_text_has_the_colour_of_the_forward_that_filled_it(visit):
+    page = visit(D2F_LINK | {"a.options.confidence": 0.98})
+    run(page)
+    method = D2F(confidence=0.98)
+    (output,) = LLM("tiny-d2f", method=method).generate(ZOO, max_tokens=128, temperature=0.0)
+    filled = (slot_states(output) == FILLED).argmax(0)[: len(output.ids)].tolist()
+    rows = page.locator(".piece").evaluate_all("pieces => pieces.map(piece => piece.row)")
+    assert rows == [row for row, _ in groupby(filled)]
+    assert rows != sorted(rows)
+
+
+def test_timeline_row_highlights_its_text(visit):
+    page = visit(D2F_LINK)
+    run(page)
+    page.locator(".timeline canvas").hover(position={"x": 200, "y": 3})
+    expect(page.locator(".detail b")).to_have_text(re.compile("^Forward 1 "))
+    assert page.locator(".chosen").evaluate_all("all => all.map(piece => piece.row)") == [0] * (
+        page.locator(".chosen").count()
+    )
+    expect(page.locator(".legend li:visible").filter(has_text="end of a block")).to_have_count(1)
+
+
+@pytest.mark.parametrize("width", [375, 1440])
+def test_race_says_who_was_first(visit, width):
+    page = visit(RACE, width=width)
+    run(page)
+    slow, fast = page.evaluate("lanes.map((lane) => lane.finished)")
+    title, title_fast = "autoregressive on tiny-ar", "d2f on tiny-d2f"
+    if slow < fast:
+        slow, fast, title_fast = fast, slow, title
+    said = f"{title_fast} finished first, {slow / fast:.1f} times as fast: "
+    expect(page.locator("#verdict")).to_contain_text(
+        said if slow / fast >= 1.05 else "A dead heat: both took about "
+    )
+    expect(page.locator("#verdict small")).to_contain_text(
+        re.compile(r"\d+ tokens in \d+ forwards")
+    )
+    left, right = (page.locator(".lane").nth(side).bounding_box() for side in range(2))
+    beside = left["x"] + left["width"] <= right["x"] and left["y"] == right["y"]
+    below = left["y"] + left["height"] <= right["y"] and left["x"] == right["x"]
+    assert beside if width == 1440 else below
+    assert overflow(page) <= 0
+
+
+def test_race_goes_on_where_one_side_is_refused(visit):
+    page = visit(RACE | {"b.options.add": 7})
+    run(page)
+    expect(page.locator("#status")).to_have_text(re.compile("^A: Finished.* B: Refused: .*add"))
+    expect(page.locator("#verdict")).to_be_hidden()
+    assert len(visit.refused) == 1
+
+
+def test_change_of_method_rebuilds_the_options(visit):
+    page = visit(D2F_LINK)
+    names = page.locator(".options .name")
+    expect(names).to_have_text(["block", "add", "activate", "confidence", "order", "canvas"])
+    page.locator(".method").select_option("fast_dllm")
+    expect(names).to_have_text(["threshold", "factor", "budget", "cache", "block", "canvas"])
+    page.locator(".model").select_option("tiny-wedlm")
+    expect(page.locator(".method")).to_have_value("wedlm")
+    run(page)
+    expect(page.locator("#status")).to_have_text(re.compile("^Finished: "))
+
+
+@pytest.mark.parametrize(
+    ("link", "control"),
+    [
+        ({"a.options.add": 7}, "[name=add]"),
+        ({"temperature": -1}, "#temperature"),
+        ({"max_tokens": 100_000}, "#max_tokens"),
+        ({"prompt": "word " * 700}, "#prompt"),
+    ],
+)
+def test_error_is_shown_at_its_field(visit, link, control):
+    page = visit(D2F_LINK | link)
+    run(page)
+    field = page.locator(control)
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(field).to_be_focused()
+    error = page.locator(f"[id='{field.get_attribute('id')}-error']")
+    expect(error).to_be_visible()
+    assert len(error.inner_text()) > 10
+    expect(page.locator("#status")).to_have_text(re.compile("^Refused: "))
+    field.fill("0.5" if control == "[name=add]" else "16" if control == "#max_tokens" else "0")
+    expect(error).to_be_hidden()
+    assert len(visit.refused) == 1
+
+
+@pytest.mark.parametrize("link", [{"prompt": ""}, {"a.options.block": "x"}])
+def test_what_cannot_be_sent_is_said_at_once(visit, link):
+    page = visit(D2F_LINK | {"a.method": "fast_dllm"} | link)
+    run(page)
+    expect(page.locator("#status")).to_have_text(re.compile("^Not sent: "))
+    expect(page.locator("[aria-invalid=true]")).to_be_focused()
+
+
+def test_stop_keeps_what_there_is(visit):
+    page = visit(SLOW)
+    page.locator("#run").click()
+    expect(page.locator("#stop")).to_be_enabled()
+    with page.expect_event("requestfailed"):
+        page.keyboard.press("Escape")
+    expect(page.locator("#status")).to_have_text(re.compile(r"^Stopped after \d+ tokens?\.$"))
+    page.locator("#run").click()
+    page.locator("#stop").click()
+    expect(page.locator("#run")).to_be_focused()
+    page.locator(".model").select_option("tiny-d2f")
+    run(page)
+    expect(page.locator("#status")).to_have_text(re.compile("^Finished: "))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1440])
+def test_every_width_and_scheme_is_readable(visit, width, scheme):
+    page = visit(D2F_LINK, width=width, color_scheme=scheme)
+    assert overflow(page) <= 0
+    run(page)
+    assert overflow(page) <= 0
+    colour = "getComputedStyle(document.body).backgroundColor"
+    shades = [sum(map(int, re.findall(r"\d+", page.evaluate(colour))))]
+    page.locator("#theme").click()
+    shades.append(sum(map(int, re.findall(r"\d+", page.evaluate(colour)))))
+    assert [shade < 384 for shade in shades] == [scheme == "dark", scheme != "dark"]
+
+
+def test_keyboard_reaches_everything_and_shows_where_it_is(visit):
+    page = visit(D2F_LINK)
+    run(page)
+    page.evaluate("document.activeElement.blur()")
+    seen = set()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        place, outline = page.evaluate(
+            "() => { const e = document.activeElement; return [e.id || e.name || e.className || "
+            "e.tagName, getComputedStyle(e).outlineStyle] }"
+        )
+        if place == "BODY":
+            break
+        assert outline != "none", place
+        seen.add(place)
+    wanted = {"theme", "prompt", "max_tokens", "temperature", "seed", "raw", "mode", "run"}
+    assert wanted | {"A-model", "A-method", "answer", "CANVAS"} <= seen
+    page.locator(".answer").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".detail b")).to_have_text(re.compile("^Forward 1 "))
+    page.locator(".timeline canvas").focus()
+    page.keyboard.press("End")
+    expect(page.locator(".detail b")).to_have_text(
+        re.compile(f"^Forward {page.locator('.forwards').inner_text()} ")
+    )
+
+
+def stream(*events: object, end: bool = True) -> str:
+    """A body of events, as the server sends it."""
+    data = [json.dumps(event, ensure_ascii=False) for event in events] + ["[DONE]"] * end
+    return "".join(f"data: {each}\n\n" for each in data)
+
+
+def chunk(text: str) -> dict:
+    """One event with text."""
+    step = {"model": "target", "start": 0, "rows": 4, "seen": 4, "kept": 1, "seconds": 0.01}
+    step |= {"pattern": "causal", "holes": []}
+    outpace = {"index": 0, "steps": [step], "tokens": 1, "forwards": 1}
+    return {"choices": [{"index": 0, "delta": {"content": text}}], "outpace": outpace}
+
+
+BUSY = {"error": {"message": "the queue is full", "type": "rate_limit_error", "param": None}}
+DRAINING = {"error": {"message": "draining", "type": "unavailable_error", "param": None}}
+BROKEN = {"error": {"message": "decoding failed", "type": "server_error", "param": None}}
+HTML = {"content_type": "text/html", "body": "<h1>Bad gateway</h1>"}
+EVENTS = {"content_type": "text/event-stream"}
+
+
+@pytest.mark.parametrize(
+    ("reply", "shown"),
+    [
+        (
+            {"status": 429, "json": BUSY, "headers": {"Retry-After": "3"}},
+            "The server is busy: the queue is full. Try again in 3 seconds.",
+        ),
+        ({"status": 503, "json": DRAINING}, "The server takes no requests now: draining."),
+        ({"status": 404, "json": BUSY}, "Not found: the queue is full."),
+        ({"status": 502, **HTML}, "The server failed (502): Bad Gateway."),
+        (
+            {**EVENTS, "body": stream(chunk("Some"), BROKEN, end=False)},
+            "The server gave up in the middle: decoding failed",
+        ),
+        (
+            {**EVENTS, "body": stream(chunk("Some"), end=False)},
+            "The connection ended before the answer was complete.",
+        ),
+        ({**EVENTS, "body": "data: {\n\n"}, "The server sent an event that is not JSON."),
+        (None, "The server cannot be reached. It may have stopped, or the network is down."),
+    ],
+)
+def test_faults_of_the_server_are_shown_above_the_answer(visit, reply, shown):
+    page = visit(D2F_LINK)
+
+    def fulfil(route: Route) -> None:
+        if reply is None:
+            route.abort("connectionrefused")
+        else:
+            route.fulfill(**reply)
+
+    page.route("**/v1/chat/completions", fulfil)
+    run(page)
+    expect(page.locator(".notice")).to_have_text(shown)
+    if "Some" in str(reply):
+        expect(page.locator(".answer")).to_have_text("Some")
+        expect(page.locator("#status")).to_have_text("Failed after 1 token.")
+    page.unroute("**/v1/chat/completions")
+    run(page)
+    expect(page.locator(".notice")).to_be_hidden()
+
+
+BYTES = """
+const real = window.fetch;
+window.fetch = async (...args) => {
+  const reply = await real(...args);
+  if (!reply.headers.get("content-type").includes("event-stream")) return reply;
+  const bytes = new Uint8Array(await reply.arrayBuffer());
+  let at = 0;
+  const body = new ReadableStream({ pull(sink) {
+    if (at < bytes.length) sink.enqueue(bytes.slice(at, ++at));
+    else sink.close();
+  } });
+  return new Response(body, { status: reply.status, headers: reply.headers });
+};
+"""
+"""Lets every answer arrive byte by byte."""
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_chunks_may_be_cut_anywhere(visit, end):
+    page = visit(D2F_LINK, script=BYTES)
+    body = stream(chunk("naïve 🐦"), chunk(" 鳥\u2028"), chunk(' "a"\n'))
+    body = body.replace(', "outpace"', '\ndata: , "outpace"').replace("\n", end)
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(**EVENTS, body=f": comment{end}{end}event: x{end}{body}"),
+    )
+    run(page)
+    assert page.locator(".answer").text_content() == 'naïve 🐦 鳥\u2028 "a"\n'
+    page.unroute("**/v1/chat/completions")
+    run(page)
+    answer = asked(page, "tiny-d2f", "d2f")["choices"][0]["message"]["content"]
+    assert page.locator(".answer").text_content() == answer
+
+
+def test_text_is_never_markup(visit):
+    bad = "<img src=x onerror=\"document.title='bad'\"><script>document.title='bad'</script>"
+    page = visit(D2F_LINK | {"prompt": bad, "a.model": bad, "a.method": bad})
+    expect(page.locator(".notice")).to_contain_text(bad)
+    events = chunk(bad), {"choices": [], "outpace": {"index": 0, "canvas": [bad, None]}}
+    fault = {"error": {"message": bad, "type": "server_error", "param": bad}}
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(**EVENTS, body=stream(*events, fault, end=False)),
+    )
+    run(page)
+    expect(page.locator(".answer")).to_contain_text(bad)
+    expect(page.locator(".notice")).to_contain_text(bad)
+    expect(page.locator("img, main script")).to_have_count(0)
+    expect(page).to_have_title("outpace playground")
+
+
+def test_link_repeats_all_settings(visit):
+    page = visit()
+    expect(page.locator(".model")).to_have_value("tiny-d2f")
+    expect(page.locator(".method")).to_have_value("d2f")
+    page.locator("[name=mode][value=race]").check()
+    page.locator("[name=raw][value='1']").check()
+    page.locator("#prompt").fill("3 + 4 & more = #?")
+    page.locator("#max_tokens").fill("24")
+    sides = page.locator(".lane")
+    sides.nth(0).locator(".model").select_option("tiny-dream")
+    sides.nth(0).locator(".method").select_option("apd")
+    sides.nth(0).locator("summary").click()
+    sides.nth(0).locator("[name=ratio]").fill("0.25")
+    sides.nth(0).locator("[name=window]").fill("none")
+    link = page.evaluate("location.href")
+    other = visit()
+    other.goto(link)
+    other.reload()
+    expect(other.locator("#status")).to_have_text(re.compile("^Ready"))
+    assert other.evaluate("location.href") == link
+    expect(other.locator("#prompt")).to_have_value("3 + 4 & more = #?")
+    expect(other.locator("[name=ratio]").first).to_have_value("0.25")
+    expect(other.locator("[name=window]").first).to_have_value("none")
+    run(other)
+    expect(other.locator("#status")).to_have_text(re.compile("^A: Finished.*B: Finished"))
+
+
+def test_key_is_asked_for_and_kept_in_memory(browser):
+    with served("tiny-aux", "--api-key", "secret-key") as address:
+        visit = Visitor(browser, address)
+        page = visit(ready=False)
+        expect(page.locator("#key-value-error")).to_contain_text("API key")
+        expect(page.locator("#key-value")).to_be_focused()
+        for given in ("wrong", "secret-key"):
+            page.locator("#key-value").fill(given)
+            page.keyboard.press("Enter")
+            expect(page.locator("#key")).to_be_visible(visible=given == "wrong")
+        expect(page.locator("#status")).to_have_text("Ready: 1 model.")
+        run(page)
+        expect(page.locator("#status")).to_have_text(re.compile("^Finished: "))
+        stored = page.evaluate("location.href + JSON.stringify([localStorage, document.cookie])")
+        assert "secret-key" not in stored
+        assert not visit.errors and len(visit.refused) == 2
+        page.context.close()
+
+
+CASES = {
+    "autoregressive": ("tiny-ar", METHODS["autoregressive"]()),
+    "speculative": ("tiny-ar", Speculative(draft="tiny-aux", tokens=4)),
+    "dflash": ("tiny-ar", DFlash(draft="tiny-dflash", tokens=6)),
+    "wedlm": ("tiny-wedlm", WeDLM(entropy=0.1)),
+    "wedlm verified": ("tiny-wedlm", WeDLM(verify=True)),
+    "left_to_right": ("tiny-dream", METHODS["left_to_right"](tokens=2)),
+    "diffusion": ("tiny-dream", Diffusion()),
+    "fast_dllm": ("tiny-dream", FastDLLM(block=16)),
+    "apd": ("tiny-dream", APD(verifier="tiny-aux")),
+    "d2f": ("tiny-d2f", D2F(confidence=0.98)),
+}
+TRACE = """([steps, prompt]) => {
+  const trace = new Trace();
+  trace.push(steps);
+  const guess = trace.first;
+  trace.prompt = prompt;
+  const states = trace.states().map((row) => [...row]);
+  return { guess, edges: trace.edges, kept: trace.kept, states };
+}"""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_timeline_is_that_of_the_command_line(visit, case):
+    model, method = CASES[case]
+    (output,) = LLM(model, method=method).generate(ZOO, max_tokens=64, temperature=0.0)
+    steps = [
+        {name: getattr(step, name) for name in step.__slots__}
+        | {"holes": [[hole.start, hole.stop] for hole in step.holes]}
+        for step in output.steps
+    ]
+    drawn = visit(ready=False).evaluate(TRACE, [steps, output.prompt_tokens])
+    plain = {AHEAD: FULL, DRAFT: 0}
+    states = [[plain.get(state, state) for state in row] for row in drawn["states"]]
+    assert states == slot_states(output).tolist()
+    assert sorted(drawn["edges"]) == block_edges(output)
+    assert drawn["guess"] == output.prompt_tokens
+    assert drawn["kept"] == sum(step.kept for step in output.steps)
