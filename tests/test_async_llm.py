@@ -288,7 +288,7 @@ def test_an_engine_that_fails_again_and_again_ends_all(llm: LLM) -> None:
         def fail() -> bool:
             raise OSError("a device that is lost")
 
-        broken.driver.step = fail  # type: ignore[method-assign]
+        broken.driver.advance = fail  # type: ignore[method-assign]
         with pytest.raises(WorkerDied, match="a device that is lost"):
             await answer.output()
         assert not served.worker.alive and isinstance(served.worker.error, OSError)

@@ -28,7 +28,7 @@ HOPS = 4
 FAILURES = 3
 """Steps of one engine that may fail one after the other before its worker gives up."""
 
-SHARE = 0.1
+SHARE = 0.05
 """Of its time a loop should spend on telling what is new at most; what comes meanwhile is told
 together."""
 
@@ -151,8 +151,9 @@ class Worker:
 class AsyncAnswer:
     """A request on its way. Iterate over its events, or wait for its `output`."""
 
-    def __init__(self, owner: AsyncLLM) -> None:
+    def __init__(self, owner: AsyncLLM, streams: bool) -> None:
         self.owner = owner
+        self.streams = streams
         self.loop = asyncio.get_running_loop()
         self.news = asyncio.Event()
         self.answer: Answer
@@ -208,6 +209,12 @@ class AsyncAnswer:
         if self.error is not None:
             raise self.error
         return self.answer.output()
+
+    def take(self) -> None:
+        """Note how far it has come, while the engine stands still."""
+        if self.streams:
+            self.answer.take()
+        self.over, self.told = self.answer.job.over or self.over, True
 
     def urgent(self) -> bool:
         """Whether somebody waits for its first text, for its end, or for every forward."""
@@ -279,11 +286,10 @@ class AsyncLLM:
         canvas. Raises `ValueError` for bad input, `QueueFull` and `Draining`.
         """
         self.check()
-        answer = AsyncAnswer(self)
+        answer = AsyncAnswer(self, streams or watched)
         prepare = partial(
             self.llm.prepare,
             prompt,
-            streams=streams or watched,
             told=partial(self.tell, answer),
             **options,
         )
@@ -309,13 +315,19 @@ class AsyncLLM:
 
     def tell(self, answer: AsyncAnswer) -> None:
         """Note, in whatever thread drives, that there is something new."""
-        self.moved.append(answer)
-        if answer.answer.job.done:
+        done = answer.answer.job.done
+        if (answer.streams or done) and not answer.over:
+            self.moved.append(answer)
+        if done:
             self.worker.wake.set()  # another thread may have driven while the worker slept
 
     def advance(self) -> bool:
         """A step of the engine, and word of it to the loops; False where nothing is left."""
-        more = self.llm.driver.step()
+        return self.llm.driver.drive(self.turn, wait=True)
+
+    def turn(self) -> bool:
+        """The same, alone with the engine."""
+        more = self.llm.driver.advance()
         self.deliver(all=not more)
         return more or bool(self.moved)
 
@@ -324,13 +336,11 @@ class AsyncLLM:
         moved: dict[asyncio.AbstractEventLoop, list[AsyncAnswer]] = {}
         all = all or time.monotonic() >= self.worker.quiet
         for answer in dict.fromkeys(self.moved.popleft() for _ in range(len(self.moved))):
-            job = answer.answer.job
-            ending = job.done and not job.over  # by another thread, which is about to say so
-            if ending or not (all or answer.urgent()):
+            if all or answer.urgent():
+                answer.take()
+                moved.setdefault(answer.loop, []).append(answer)
+            else:
                 self.moved.append(answer)
-                continue
-            answer.over, answer.told = job.over or answer.over, True
-            moved.setdefault(answer.loop, []).append(answer)
         for loop, answers in moved.items():
             self.hand.difference_update([answer for answer in answers if answer.over])
             try:

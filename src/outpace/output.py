@@ -73,7 +73,7 @@ class Answer:
     """A request on its way and the text that it has so far.
 
     Text is decoded by the thread that drives. Another one may take `pieces`, which there are where
-    somebody `streams`, and the `output` once the job is over. `told` is called with each piece.
+    somebody `streams`, and the `output` once the job is over. `told` is called when tokens came.
     """
 
     detokenizer: Detokenizer
@@ -88,13 +88,17 @@ class Answer:
         known = len(request.prompt) + len(self.detokenizer.ids)
         stopped = self.detokenizer.push(request.ids[known:])
         if self.streams:
-            text = self.detokenizer.take(final=request.finish_reason is not None)
-            canvas = behind(request) if self.job.watched else ()
-            piece = Piece(text, len(self.detokenizer.ids), len(request.trace), canvas)
-            self.pieces.append(piece)
+            self.take()
         if self.told is not None:
             self.told()
         return stopped
+
+    def take(self) -> None:
+        """Make a piece of what has come since the piece before."""
+        request = self.job.request
+        text = self.detokenizer.take(final=request.finish_reason is not None)
+        canvas = behind(request) if self.job.watched else ()
+        self.pieces.append(Piece(text, len(self.detokenizer.ids), len(request.trace), canvas))
 
     def output(self) -> Output:
         """What became of it, once it has ended; raises what its method raised."""
