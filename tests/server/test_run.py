@@ -204,6 +204,19 @@ def test_smuggled_requests_are_refused(zoo: Process) -> None:
         assert zoo.raw(head + more + b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 400 ")
 
 
+def test_slow_client_is_hung_up_on(zoo: Process, tmp_path: Path) -> None:
+    """Before its first byte, within its headers, within its body."""
+    (tmp_path / "x.toml").write_text(
+        "[server]\nread_seconds = 0.5\n[models.x]\npath = 'tiny-aux'\ncache_gib = 0.1\n"
+    )
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+    with serving("--config", str(tmp_path / "x.toml")) as process:
+        for data in (b"", b"G", head, head + b"content-length: 5\r\n\r\n1"):
+            answer = process.raw(data)
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b'"type": "invalid_request_error"' in answer
+
+
 def stream_to(process: Process, lines: list[str], body: dict[str, Any]) -> Thread:
     """Read a stream to its end in a thread, once it has begun."""
 

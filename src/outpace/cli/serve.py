@@ -41,17 +41,17 @@ def serve(
         from outpace.server.service import Service
     except ImportError as error:
         raise ValueError(f"{error}; serving needs: pip install 'outpace[serve]'") from error
-    if config is not None and (model or models or method or further):
+    named = [] if model is None else [(given.name_of(model), model)]
+    named += map(pair, models or ())
+    if config is not None and named:
         raise ValueError("give models on the command line or in --config, not both")
-    named = {} if model is None else {given.name_of(model): model}
-    for text in models or ():
-        name, path = pair(text)
-        named[name] = path
-    if method is not None and not named:
-        raise ValueError("--method decodes a model: name one")
+    if not named and (method or further or any(vars(loading).values())):
+        raise ValueError("--method, --further and how to load are said of a model: name one")
+    if len(dict(named)) < len(named):
+        raise ValueError(f"a name was given twice: {', '.join(name for name, _ in named)}")
     entries = {
         name: given.entry(path, method, dict(map(pair, further or ())), vars(loading))
-        for name, path in named.items()
+        for name, path in named
     }
     flags = {
         "host": host,
@@ -66,12 +66,12 @@ def serve(
     whole = given.merged(config, entries, {k: v for k, v in flags.items() if v is not None})
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     whole.server.check()
-    own = bound(whole.server)
-    service = Service.load(whole)
-    llms = [each.llm for each in service.models.values()]
-    if all(llm.device.type == "cpu" and llm.target.parameters < SMALL for llm in llms):
-        torch.set_num_threads(1)
-    raise Exit(run(service, own))
+    with bound(whole.server) as own:
+        service = Service.load(whole)
+        llms = [each.llm for each in service.models.values()]
+        if all(llm.device.type == "cpu" and llm.target.parameters < SMALL for llm in llms):
+            torch.set_num_threads(1)
+        raise Exit(run(service, own))
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from secrets import randbits
 from typing import Any
 
@@ -64,7 +65,7 @@ class Exchange:
         self.answers: list[AsyncAnswer] = []
         self.outputs: dict[int, Output] = {}
         self.task: asyncio.Task[Any]
-        self.watcher: asyncio.Task[None]
+        self.writing = 0.0
         self.fault: Fault | None = None
 
     @property
@@ -99,7 +100,7 @@ class Exchange:
         assert task is not None
         self.task = task
         self.service.exchanges.add(self)
-        self.watcher = asyncio.ensure_future(self.watch(receive))
+        watcher = asyncio.ensure_future(self.watch(receive))
         result = "error"
         try:
             each = len(self.seeds) // len(self.prompts)
@@ -114,7 +115,8 @@ class Exchange:
             result = result_of(fault)
             raise
         finally:
-            self.settle()
+            watcher.cancel()
+            self.service.exchanges.discard(self)
             for answer in self.answers:
                 answer.cancel()
             self.count(result)
@@ -182,14 +184,8 @@ class Exchange:
 
     def end(self, fault: Fault) -> None:
         """Give it up, whatever it waits for; its pages are free within a step."""
-        if self.fault is None:
-            self.fault = fault
-            self.task.cancel()
-
-    def settle(self) -> None:
-        """Let nothing end it any more."""
-        self.watcher.cancel()
-        self.service.exchanges.discard(self)
+        self.fault = self.fault or fault
+        self.task.cancel()
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -229,7 +225,9 @@ class Exchange:
 
         async def write(text: str | bytes, more: bool = True) -> None:
             body = text if isinstance(text, bytes) else text.encode()
+            self.writing = time.monotonic()
             await send({"type": "http.response.body", "body": body, "more_body": more})
+            self.writing = 0.0
 
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         try:
@@ -245,8 +243,8 @@ class Exchange:
             end = fault.event
         else:
             end = self.last() + DONE
-        self.settle()
-        await write(end, more=False)
+        with suppress(Fault), self.guarded():
+            await write(end, more=False)
 
     def last(self) -> bytes:
         """The event behind all text, where one was asked for."""

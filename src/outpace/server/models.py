@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from typing import Any
 
@@ -86,6 +86,15 @@ class Choice:
                 message = f"{param}: {self.name} has no such option; it has {known}"
                 raise Fault(400, message, param=param)
             self.settings[name].check(value)
+        return self.made(given) if given else self.usual
+
+    @cached_property
+    def usual(self) -> tuple[Method, Method]:
+        """The method as it is where a request gives no options."""
+        return self.made({})
+
+    def made(self, given: Mapping[str, Any]) -> tuple[Method, Method]:
+        """The method with options that are allowed; `Fault` where they do not fit together."""
         values = {name: each.default for name, each in self.settings.items()} | dict(given)
         try:
             shown = self.kind(**values)
@@ -125,6 +134,10 @@ class Model:
         decode = self.llm.text.decode
         self.token = cache(lambda token: decode([token]))
         """Text of one token."""
+        tokenizer = self.llm.text.tokenizer
+        longest = None if tokenizer is None else max(map(len, tokenizer.get_vocab()))
+        self.characters = longest and longest * self.llm.config.max_length
+        """More characters than any prompt may have, since no token has so many; None if unknown."""
 
     @property
     def llm(self) -> LLM:
@@ -142,14 +155,6 @@ class Model:
                 param="outpace.method",
             )
         return self.methods[name]
-
-    @property
-    def characters(self) -> int | None:
-        """More characters than any prompt may have, since no token has so many; None if unknown."""
-        tokenizer = self.llm.text.tokenizer
-        if tokenizer is None:
-            return None
-        return self.llm.config.max_length * max(map(len, tokenizer.get_vocab()))
 
     def public(self, message: str) -> str:
         """A message without the places where models are."""
@@ -193,7 +198,7 @@ def load(name: str, entry: Entry, worker: Worker, max_waiting: int) -> Model:
             raise ValueError(f"it is not decoded by {default}; by {', '.join(methods)}")
         roles = {llm.target.name: "target"}
         for choice in methods.values():
-            for _, method in made(choice):
+            for _, method in variants(choice):
                 llm.pair(method)
                 roles |= {path: role for role, path in method.models().items() if path not in roles}
     except (ValueError, Fault) as error:
@@ -204,7 +209,7 @@ def load(name: str, entry: Entry, worker: Worker, max_waiting: int) -> Model:
     )
 
 
-def made(choice: Choice) -> Iterator[tuple[Method, Method]]:
+def variants(choice: Choice) -> Iterator[tuple[Method, Method]]:
     """A method with each choice of further models."""
     named = [choice.settings[role].words for role in choice.kind.roles]
     for names in product(*named):

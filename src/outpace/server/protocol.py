@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -11,12 +12,13 @@ from outpace.server.fault import Fault
 HEADERS = 64 * 2**10
 """Most bytes of a request's line and headers."""
 
-SECONDS = 30.0
-"""Time that a client has to send them, from the first byte on; or from the connection on."""
-
 
 class Protocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection, whose client has some `seconds` for the headers of each request."""
+
+    def __init__(self, *, seconds: float, **given: Any) -> None:
+        super().__init__(**given)
+        self.seconds = seconds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for headers."""
@@ -33,7 +35,9 @@ class Protocol(HttpToolsProtocol):
     def expect(self) -> None:
         """Give the client time for its headers."""
         self.expected()
-        self.timer = self.loop.call_later(SECONDS, self.refuse, Fault(408, "no headers in time"))
+        self.timer = self.loop.call_later(
+            self.seconds, self.refuse, Fault(408, "no headers in time")
+        )
 
     def expected(self) -> None:
         """The headers have come."""

@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 
@@ -57,7 +58,7 @@ class Run:
         self.socket = own
         config = uvicorn.Config(
             build(service),
-            http=Protocol,
+            http=partial(Protocol, seconds=service.settings.read_seconds),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             proxy_headers=False,
@@ -120,6 +121,7 @@ class Run:
             before = loop.time()
             await asyncio.sleep(TICK)
             self.service.metrics.lag.observe(max(loop.time() - before - TICK, 0))
+            self.service.sweep()
         log.error("%s; the process ends", failure, exc_info=self.service.worker.error)
         self.status = 1
         self.service.end(Fault(500, f"{failure}; the server ends"))

@@ -7,14 +7,21 @@ from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
 from outpace.async_llm import Worker
-from outpace.server.fault import Fault
+from outpace.server.fault import Fault, Gone
 from outpace.server.metrics import Metrics
 from outpace.server.models import Model, load
 from outpace.server.settings import Config, Settings
 
 
 class InHand(Protocol):
-    """A request that is not answered yet."""
+    """A request that is not answered yet.
+
+    Attributes:
+        writing: reading of `time.monotonic` since which its client takes nothing more; 0 where
+            nothing is to be taken.
+    """
+
+    writing: float
 
     def end(self, fault: Fault) -> None:
         """Give it up."""
@@ -34,9 +41,16 @@ class Service:
 
     @classmethod
     def load(cls, config: Config) -> Self:
-        """A server with all of its models loaded, for one thread to drive."""
+        """A server with all of its models loaded, for one thread to drive.
+
+        Raises `ValueError` that names the model which cannot be served.
+        """
         worker, most = Worker(), config.server.max_waiting
-        models = {n: load(n, entry, worker, most) for n, entry in config.models.items()}
+        try:
+            models = {n: load(n, entry, worker, most) for n, entry in config.models.items()}
+        except BaseException:
+            worker.close()
+            raise
         return cls(models, worker, config.server)
 
     def model(self, name: str) -> Model:
@@ -79,6 +93,13 @@ class Service:
         """Wait until no request is in hand."""
         for model in self.models.values():
             await model.engine.drained()
+
+    def sweep(self) -> None:
+        """Give up what is written to clients that do not read it."""
+        late = time.monotonic() - self.settings.read_seconds
+        for exchange in list(self.exchanges):
+            if 0 < exchange.writing < late:
+                exchange.end(Gone())
 
     def end(self, fault: Fault) -> None:
         """Give up all that is in hand."""

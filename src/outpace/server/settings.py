@@ -30,7 +30,8 @@ class Settings(Strict):
         api_key: what clients must send as a bearer token; None lets everybody in.
         insecure: whether to listen on other addresses than loopback without a key.
         max_waiting: requests that may be in hand beyond those that run, for each model.
-        read_seconds: time that a client has to send its headers, and again its body.
+        read_seconds: time that a client has to send its headers, to send its body, and to take
+            what is written to it.
         drain_seconds: time that requests in hand have once the server is told to end.
         step_seconds: a step of the engine that takes longer ends the process.
     """
@@ -57,9 +58,9 @@ class Settings(Strict):
         return key
 
     def check(self) -> None:
-        """Raise `ValueError` for a server that would be open to everybody."""
+        """Raise `ValueError` for a key that is none, and where everybody could ask without one."""
         local = self.host in ("127.0.0.1", "::1", "localhost")
-        if not (local or self.insecure or self.key()):
+        if not (self.key() or local or self.insecure):
             raise ValueError(
                 f"host {self.host!r} can be reached from elsewhere: give an API key "
                 "(--api-key-file), or --insecure where everybody may ask"

@@ -1,0 +1,108 @@
+"""The command that serves: what it refuses before it loads, and what it is told."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace.cli.main import main
+from outpace.server import run as module
+from outpace.server.service import Service
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command that cannot be says."""
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *words])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"outpace: .+\n", said)
+    return said
+
+
+@pytest.fixture(autouse=True)
+def never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not refused does not listen either."""
+    monkeypatch.setattr(module, "run", lambda service, own: 9)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["nowhere"], "nowhere"),
+        (["--model", "tiny-ar"], "name=path"),
+        (["--model", "=tiny-ar"], "name=path"),
+        (["tiny-ar", "--further", "x"], "name=path"),
+        (["--method", "d2f"], "name one"),
+        (["--further", "a=tiny-aux"], "name one"),
+        (["--dtype", "float32"], "name one"),
+        (["--config", "x.toml", "--method", "d2f"], "name one"),
+        (["tiny-ar", "--config", "x.toml"], "not both"),
+        (["--config", "x.toml"], "x.toml"),
+        (["tiny-ar", "--method", "dflash"], "--draft"),
+        (["tiny-ar", "--method", "dflash", "--draft", "nowhere"], "nowhere"),
+        (["tiny-ar", "--method", "d2f"], "d2f"),
+        (["tiny-dflash"], "tiny-dflash"),
+        (["tiny-ar", "--model", "tiny-ar=tiny-aux"], "twice"),
+        (["--host", "0.0.0.0"], "--insecure"),
+        (["--host", "not an address"], "not an address"),
+        (["--port", "70000"], "port"),
+        (["--port", "-1"], "port"),
+        (["--drain-seconds", "-1"], "drain_seconds"),
+        (["--step-seconds", "nan"], "step_seconds"),
+        (["--max-waiting", "-1"], "max_waiting"),
+        (["--api-key", ""], "api_key"),
+        (["--api-key-file", "nowhere"], "nowhere"),
+        (["--api-key", "x", "--api-key-file", "y"], "not both"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which names it."""
+    assert named in refused([*words, *(["--port", "0"] if "--port" not in words else [])], capsys)
+
+
+def test_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is loaded."""
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        port = str(own.getsockname()[1])
+        assert port in refused(["--port", port], capsys)
+
+
+def test_missing_extra_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which says what to install."""
+    for name in [name for name in sys.modules if name.startswith("outpace.server")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    assert "pip install 'outpace[serve]'" in refused([], capsys)
+
+
+def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each of them; the status is that of the run."""
+    served: list[Service] = []
+
+    def run(service: Service, own: Any) -> int:
+        served.append(service)
+        own.close()
+        return 3
+
+    monkeypatch.setattr(module, "run", run)
+    words = "--method apd --verifier tiny-aux --ratio 0.5 --port 0 --max-waiting 5"
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "tiny-dream", *words.split(), "--drain-seconds", "1.5", "--api-key", "k"])
+    assert ended.value.code == 3
+    (service,) = served
+    model = service.models["tiny-dream"]
+    assert model.method == "apd"
+    assert model.choice(None).settings["ratio"].default == 0.5
+    assert (service.settings.max_waiting, service.settings.drain_seconds) == (5, 1.5)
+    assert service.settings.key() == b"k"
+    service.worker.close()
