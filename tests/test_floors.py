@@ -30,7 +30,7 @@ FLOORS: dict[str, set[str]] = {
     "__init__": {"llm", "output", "version"},
     "trace": {"decoding", "output"},
     "answers": {"jsonl", "llm", "output", "text"},
-    "evaluation": {"jsonl", "llm", "zoo", *BELOW_LLM, *SHARED},
+    "evaluation": {"answers", "jsonl", "llm", "zoo", *BELOW_LLM, *SHARED},
     "cli": {"answers", "evaluation", "llm", "trace", "training", "zoo", *BELOW_LLM, *SHARED},
     "__main__": {"cli"},
 }

@@ -16,10 +16,10 @@ FUNCTION, MEDIAN = 60, 8
 BUDGET = {
     "": 1250,
     "attention": 1000,
-    "cli": 950,
+    "cli": 1050,
     "decoding": 1450,
     "engine": 1850,
-    "evaluation": 900,
+    "evaluation": 2200,
     "methods": 1250,
     "models": 2100,
     "server": 1200,

@@ -15,6 +15,7 @@ from outpace.cli.answer import generate, trace
 from outpace.cli.lists import methods, models
 from outpace.cli.measure import evaluate_command, race
 from outpace.cli.options import named, spread, with_method
+from outpace.cli.report import report
 
 # Typer offers the last of these by name and the whole of them to nobody.
 UsageError = cast(type[BadParameter], BadParameter.__mro__[1])
@@ -39,6 +40,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "race": race,
     "trace": trace,
     "evaluate": evaluate_command,
+    "report": report,
     "train": train_command,
     "models": models,
     "methods": methods,
