@@ -16,7 +16,7 @@ FUNCTION, MEDIAN = 60, 8
 BUDGET = {
     "": 1250,
     "attention": 1000,
-    "cli": 1050,
+    "cli": 1150,
     "decoding": 1450,
     "engine": 1850,
     "evaluation": 2200,

@@ -362,6 +362,7 @@ def test_the_command_line_is_frozen(outpace):
         "evaluate": SAMPLING
         | {"--method", "--task", "--data", "--limit", "--batch", "--prefix-cache"}
         | {"--protocol", "--shots", "--num-shots", "--samples"}
+        | {"--tasks", "--include", "--chat", "--system", "--draws"}
         | {"--adapter", "--dtype", "--device", "--json", "--help"},
         "report": {"--png", "--help"},
         "train": {"--processes", "--help"},

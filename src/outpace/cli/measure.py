@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -29,6 +29,7 @@ from outpace.cli.flags import (
 )
 from outpace.cli.options import parse_method
 from outpace.cli.output import replaced
+from outpace.cli.tasks import Tasks, show
 from outpace.evaluation.protocol import PROTOCOLS, setting
 from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
@@ -152,10 +153,13 @@ def run(
         )
 
 
+HARNESS = Tasks()
+
+
 def evaluate_command(
     model: ModelName,
     method: Method | None = None,
-    task: Annotated[str, Option(help=f"One of {', '.join(TASKS)}.")] = "story",
+    task: Annotated[str | None, Option(help=f"One of {', '.join(TASKS)}; story if none.")] = None,
     protocol: Annotated[
         str, Option(help=f"How it is asked: {', '.join(PROTOCOLS)}, or a TOML file; NAME:SETTING.")
     ] = "plain",
@@ -166,6 +170,7 @@ def evaluate_command(
     batch: Batch = 1,
     choice: Choice = CHOICE,
     loading: Loading = LOADING,
+    harness: Tasks = HARNESS,
     prefix_cache: PrefixCache = True,
     samples: Annotated[
         Path | None, Option(help="Add each answer to this file; a killed run goes on from it.")
@@ -177,24 +182,35 @@ def evaluate_command(
     A protocol brings shots, template, lengths, sampling and method of a paper; what is given here
     takes their place.
     """
-    asked = setting(task, protocol)
-    if num_shots is not None:
-        asked = replace(asked, shots=num_shots)
     if limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit}")
+    if harness.tasks is not None:
+        if (task, data, shots, protocol) != (None, None, None, "plain"):
+            raise ValueError("--tasks bring their own questions: leave --task, --data … out")
+        with replaced(json_path) as file:
+            llm = loading.open(model, method, prefix_cache=prefix_cache)
+            results, report = harness.run(
+                llm, choice=choice, batch=batch, shots=num_shots, limit=limit, samples=samples
+            )
+            show(results)
+            write_json(file, [report], harness=results)
+        return
+    asked = setting(task or "story", protocol)
+    if num_shots is not None:
+        asked = replace(asked, shots=num_shots)
     questions = asked.questions(data, limit, shots)
     options = asked.options(choice.options() | Options(method=method))
     with replaced(json_path) as file:
         llm = loading.open(model, options["method"], prefix_cache=prefix_cache)
-        named = {"task": task, "protocol": protocol}
+        named = {"task": asked.task, "protocol": protocol}
         report = run(llm, questions, named, batch, options, samples)
         console.print(report_table([(f"{llm.name} {report.method}", report)], scored=True))
         write_json(file, [report])
 
 
-def write_json(path: Path | None, reports: list[Report]) -> None:
-    """Write figures with their provenance."""
+def write_json(path: Path | None, reports: list[Report], **more: Any) -> None:
+    """Write figures with their provenance, and whatever `more` names."""
     if path is not None:
         results = [report.summary() for report in reports]
-        text = json.dumps({"provenance": provenance(), "results": results}, indent=2)
+        text = json.dumps({"provenance": provenance(), "results": results, **more}, indent=2)
         path.write_text(text + "\n")

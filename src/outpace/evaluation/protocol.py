@@ -84,8 +84,7 @@ class Setting:
         if self.method is None:
             return None
         options = dict(self.method)
-        kind = METHODS[options.pop("name")]
-        return kind(**{name: None if v == "none" else v for name, v in options.items()})
+        return method_of(options.pop("name"), options)
 
     def options(self, given: Options) -> Options:
         """Options of a request: those that are given, and else those of the paper."""
@@ -139,6 +138,20 @@ class Setting:
             return [*system, *turns]
         text = self.intro + self.between.join([*map("".join, pairs), asked])
         return [*system, {"role": "user", "content": text}] if system else text
+
+
+def method_of(name: str, options: Mapping[str, Any]) -> Method:
+    """A method by name, with options as files have them: `none` is None.
+
+    Raises `ValueError` for an unknown method or option, or a bad value.
+    """
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; known are {', '.join(METHODS)}")
+    values = {option: None if value == "none" else value for option, value in options.items()}
+    try:
+        return METHODS[name](**values)
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def filled(template: str, line: Record) -> str:

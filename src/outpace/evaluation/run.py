@@ -10,7 +10,7 @@ from typing import Unpack
 from outpace.evaluation.protocol import setting
 from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
-from outpace.evaluation.samples import digest, kept
+from outpace.evaluation.samples import digest, kept, written
 from outpace.llm import LLM
 from outpace.output import Options
 
@@ -57,19 +57,21 @@ def evaluate(
     asked = {name: value for name, value in options.items() if name != "method"}
     header = {name: getattr(report, name) for name in IDENTITY} | {"options": asked}
     with kept(samples, header) as answers:
-        todo = [number for number in range(len(questions)) if number not in answers.outputs]
+        known = answers.outputs(answers.records)
+        report.seconds = max((record["clock"] for record in answers.records.values()), default=0.0)
+        todo = [number for number in range(len(questions)) if number not in known]
         coming = llm.serve(((questions[n].prompt, options) for n in todo), batch=batch)
         if todo:
             llm.generate([questions[0].prompt], **options)
-        began = time.perf_counter() - answers.seconds
-        report.outputs = [answers.outputs[number] for number in sorted(answers.outputs)]
+        began = time.perf_counter() - report.seconds
+        report.outputs = list(known.values())
         for index, output in coming:
             report.seconds = time.perf_counter() - began
-            answers.add(todo[index], output, report.seconds)
+            known[todo[index]] = output
+            answers.add(todo[index], {"clock": report.seconds, **written(output)})
             report.outputs.append(output)
             progress(report)
-        report.seconds = answers.seconds
-        report.outputs = [answers.outputs[number] for number in range(len(questions))]
+        report.outputs = [known[number] for number in range(len(questions))]
     pairs = zip(questions, report.outputs, strict=True)
     report.verdicts = [question.right(output.text) for question, output in pairs]
     return report

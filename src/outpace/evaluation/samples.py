@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
@@ -29,25 +29,32 @@ def digest(questions: Sequence[Question]) -> str:
 
 @dataclass(slots=True)
 class Samples:
-    """Answers that are there already, with the seconds that all of them took, and a file for more.
+    """Records that are there already, by their numbers or keys, and a file for more.
 
     `file` is None where none is kept.
     """
 
-    outputs: dict[int, Output]
-    seconds: float = 0.0
+    records: dict[int | str, Record]
     file: FileIO | None = None
 
-    def add(self, number: int, output: Output, seconds: float) -> None:
-        """Keep an answer; `seconds` is the time of all answers so far."""
-        self.outputs[number], self.seconds = output, seconds
+    def add(self, number: int | str, record: Record) -> None:
+        """Keep one more."""
+        self.records[number] = record
         if self.file is not None:
-            append(self.file, {"number": number, "clock": seconds, **written(output)})
+            append(self.file, {"number": number, **record})
+
+    def outputs(self, numbers: Iterable[int | str]) -> dict[int | str, Output]:
+        """Some of the records as answers; `ValueError` where one is none."""
+        try:
+            return {number: restored(self.records[number]) for number in numbers}
+        except (KeyError, TypeError, ValueError) as error:
+            name = self.file and str(self.file.name)
+            raise ValueError(f"{name} holds a line that is no answer: {error!r}") from error
 
 
 @contextmanager
 def kept(path: Path | None, header: Mapping[str, Any]) -> Iterator[Samples]:
-    """The answers of an earlier run of the same, to which this one adds.
+    """What an earlier run of the same has found, to which this one adds.
 
     Raises `ValueError` where the file holds answers of another run, with what differs; it then
     stays as it is.
@@ -69,12 +76,9 @@ def kept(path: Path | None, header: Mapping[str, Any]) -> Iterator[Samples]:
         if not lines:
             append(file, expected)
         records = [parse(line, f"{path}:{n}") for n, line in enumerate(lines[1:], 2)]
-        try:
-            outputs = {record["number"]: restored(record) for record in records}
-            seconds = max((float(record["clock"]) for record in records), default=0.0)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} holds a line that is no answer: {error!r}") from error
-        yield Samples(outputs, seconds, file)
+        if unnumbered := [n for n, record in enumerate(records, 2) if "number" not in record]:
+            raise ValueError(f"{path}:{unnumbered[0]} has no number")
+        yield Samples({record["number"]: record for record in records}, file)
 
 
 def compare(found: Record, expected: Record, path: Path) -> None:
@@ -113,7 +117,7 @@ def written(output: Output) -> Record:
 def restored(record: Record) -> Output:
     """An answer from its line; patterns of the forwards are not kept."""
     return Output(
-        text=record["text"],
+        text=str(record["text"]),
         ids=record["ids"],
         finish_reason=record["finish_reason"],
         prompt_tokens=record["prompt_tokens"],
