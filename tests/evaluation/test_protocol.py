@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from outpace.evaluation.protocol import FOLDER, PROTOCOLS, Setting, setting, settings
+from outpace.evaluation.scoring import NEEDED
 from outpace.evaluation.tasks import TASKS
 from outpace.methods import D2F, LeftToRight, WeDLM
 
@@ -153,8 +154,13 @@ def test_what_is_given_takes_the_place_of_the_paper_s() -> None:
     [
         ("nonsense", "plain", "unknown task 'nonsense'; known are countdown, gsm8k"),
         ("gsm8k", "nonsense", "unknown protocol 'nonsense'; known are apd, d2f, dflash"),
-        ("gsm8k", "d2f", "in several ways; name one: d2f:dream, d2f:dream-512, d2f:llada"),
-        ("gsm8k", "d2f:nonsense", "name one: d2f:dream"),
+        (
+            "gsm8k",
+            "d2f",
+            "several ways to ask gsm8k; name one of d2f:dream, d2f:dream-512, d2f:llada",
+        ),
+        ("gsm8k", "d2f:nonsense", "d2f has no 'nonsense' to ask gsm8k; name one of d2f:dream"),
+        ("gsm8k", "plain:x", "plain has no 'x' to ask gsm8k; name one of plain$"),
         ("sudoku", "d2f", "d2f does not ask 'sudoku'; it asks gsm8k, mbpp, humaneval, math"),
     ],
 )
@@ -170,6 +176,20 @@ def test_tasks_of_the_harness_alone_say_so() -> None:
     """And what it calls them."""
     with pytest.raises(ValueError, match="use --tasks gpqa_main_generative_n_shot"):
         setting("gpqa", "apd:ratio-0.7").questions(None, 1, None)
+
+
+@pytest.mark.parametrize("task", ["math500", "humaneval", "mbpp"])
+def test_what_cannot_be_judged_here_is_not_asked(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a single answer is lost."""
+
+    def missing() -> None:
+        raise OSError("not here")
+
+    monkeypatch.setitem(NEEDED, setting(task).score, missing)
+    with pytest.raises(OSError, match="not here"):
+        setting(task).questions(str(tmp_path / "none"), 1, None)
 
 
 def test_a_protocol_of_one_s_own(tmp_path: Path, data: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -71,6 +72,13 @@ def test_expressions_need_their_library(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
     with pytest.raises(ValueError, match=r"pip install 'outpace\[eval\]'"):
         SCORERS["equal"]("\\boxed{1}", "\\boxed{1}")
+
+
+def test_expressions_are_compared_in_the_main_thread_only() -> None:
+    """Elsewhere the library's time limits fail, and every answer would be wrong."""
+    pytest.importorskip("math_verify", reason="needs math-verify")
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="main thread only"):
+        pool.submit(SCORERS["equal"], "\\boxed{1}", "1").result()
 
 
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_plans.COUNTDOWN))

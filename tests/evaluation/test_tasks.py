@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from outpace.evaluation.run import questions_of
+from outpace.evaluation.scoring import NEEDED
 from outpace.evaluation.tasks import TASKS
 
 LINES = {
@@ -32,6 +33,13 @@ def file_of(path: Path, *lines: object) -> str:
 def test_every_task_of_a_file_is_tried() -> None:
     """The others are made here."""
     assert set(LINES) | MADE == set(TASKS)
+
+
+@pytest.fixture(autouse=True)
+def judged_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a rule can judge on this machine is no question here."""
+    for rule in NEEDED:
+        monkeypatch.setitem(NEEDED, rule, lambda: None)
 
 
 @pytest.mark.parametrize("task", LINES)

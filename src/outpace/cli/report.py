@@ -88,5 +88,10 @@ def differences_table(results: Sequence[Result]) -> Table:
     for number, other in enumerate(others, 2):
         for figure, d in differences(first, other).items():
             interval = f"{d.low:+.3f} … {d.high:+.3f}"
-            table.add_row(str(number), figure, f"{d.value:+.3f}", interval, f"{d.p:.3f}")
+            table.add_row(str(number), figure, f"{d.value:+.3f}", interval, small(d.p))
     return table
+
+
+def small(p: float) -> str:
+    """A p-value; what lies below the resolution of the draws says so."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.evaluation.question import Question
-from outpace.evaluation.scoring import SCORERS
+from outpace.evaluation.scoring import NEEDED, SCORERS
 from outpace.evaluation.tasks import TASKS
 from outpace.jsonl import Record
 from outpace.methods import METHODS, Method
@@ -97,12 +97,13 @@ class Setting:
         """The first lines of a task, asked in this way.
 
         `path` is the file of the task and `shots` that of its shots. Raises `ValueError` where
-        there is none, and for a bad line.
+        there is none, and for a bad line; `OSError` where the answers could not be judged here.
         """
         if self.template is None:
             raise ValueError(
                 f"{self.task} is asked by lm-evaluation-harness alone: use --tasks {self.harness}"
             )
+        NEEDED.get(self.score, lambda: None)()
         task, first = TASKS[self.task], self.shots if self.held_out else 0
         lines = task.lines(path, limit + first)
         if self.held_out:
@@ -207,6 +208,7 @@ def setting(task: str, protocol: str = "plain") -> Setting:
     if not name and len(of_task) == 1:
         return next(iter(of_task.values()))
     if name not in of_task:
-        known = ", ".join(f"{protocol}:{each}" for each in of_task)
-        raise ValueError(f"{protocol} asks {task} in several ways; name one: {known}")
+        known = ", ".join(f"{protocol}:{each}".removesuffix(":") for each in of_task)
+        what = f"has no {name!r}" if name else "has several ways"
+        raise ValueError(f"{protocol} {what} to ask {task}; name one of {known}")
     return of_task[name]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from outpace.evaluation import sandbox
 from outpace.evaluation.scoring import code, expressions, numbers, planning
 
 Scorer = Callable[[str, Any], bool | None]
@@ -35,4 +36,10 @@ SCORERS: dict[str, Scorer] = {
     "sudoku": planning.sudoku,
 }
 
-__all__ = ["SCORERS", "Scorer"]
+NEEDED: dict[str, Callable[[], object]] = {
+    "equal": expressions.math_verify,
+    **dict.fromkeys(("humaneval", "humaneval-completion", "mbpp", "mbpp-done"), sandbox.needed),
+}
+"""What raises where a rule cannot judge on this machine, before there is an answer to lose."""
+
+__all__ = ["NEEDED", "SCORERS", "Scorer"]

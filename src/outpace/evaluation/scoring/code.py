@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator
 
 from outpace.evaluation import sandbox
@@ -103,7 +104,8 @@ def longest(lines: list[str]) -> ast.Module:
 def parsed(text: str) -> ast.Module | None:
     """A text as Python; None where it is none."""
     try:
-        return ast.parse(text)
+        with warnings.catch_warnings(action="ignore"):
+            return ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from threading import current_thread, main_thread
 from typing import Any
 
 NEXT_PROBLEM = re.compile(r"(?<!^)\n+Problem[: ]")
@@ -24,10 +25,15 @@ def boxed(answer: str, reference: str) -> bool:
 def equal(answer: str, reference: str) -> bool:
     """What the answer ends in, compared by its value, by the library math-verify.
 
-    This is `math_verify` of lm-eval's MATH tasks. The reference is LaTeX, such as a solution with a
-    `\\boxed{}`. Raises `ValueError` where the library is missing.
+    This is `math_verify` of lm-eval's MATH tasks. The reference is LaTeX, alone or in a
+    `\\boxed{}`. Raises `ValueError` where the library is missing, and `RuntimeError` in another
+    thread than the main one, where its time limits do not work and it would judge all wrong.
     """
     library = math_verify()
+    if current_thread() is not main_thread():
+        raise RuntimeError("math-verify compares expressions in the main thread only")
+    if "\\boxed" not in reference:
+        reference = f"\\boxed{{{reference}}}"
     return bool(library.verify(gold=library.parse(reference), target=library.parse(answer)))
 
 

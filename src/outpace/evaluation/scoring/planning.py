@@ -14,7 +14,7 @@ OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-BEGINS = re.compile(r"\d+[+\-*/]\d+")
+ARITHMETIC = re.compile(r"\d+[+\-*/]\d[\d+\-*/(). ]*", re.ASCII)
 USED = re.compile(r"\d+(?=[+,\-./*=])")
 SIDE, BOX = 4, 2
 LONGEST = 1000
@@ -43,7 +43,7 @@ def countdown(answer: str, reference: str) -> bool:
 
 def holds(expression: str, result: str) -> bool:
     """Whether an expression that begins with an operation on two numbers has this value."""
-    if not BEGINS.match(expression) or len(expression) > LONGEST:
+    if len(expression) > LONGEST or not ARITHMETIC.fullmatch(expression):
         return False
     try:
         return value(ast.parse(expression, mode="eval").body) == float(result)
