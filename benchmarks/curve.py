@@ -24,6 +24,7 @@ from rich.progress import track
 import harness
 from harness import Bar, Row, Timing
 from outpace import LLM
+from outpace.evaluation.metrics import rows_fed
 from outpace.evaluation.question import Question
 from outpace.evaluation.run import questions_of
 from outpace.methods import Method
@@ -67,8 +68,7 @@ class Point:
             self.right.append(bool(question.right(output.text)))
             self.tokens += len(output.ids)
             self.forwards += output.forwards
-            target = [step.rows for step in output.steps if step.model == "target"]
-            self.fed += sum(target) - output.prompt_tokens
+            self.fed += rows_fed(output)
 
     def row(self) -> Row:
         """The figures as they are written; `p_cache` is tokens over rows fed after the prompt."""

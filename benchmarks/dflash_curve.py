@@ -28,6 +28,7 @@ from rich.progress import track
 
 from harness import Bar, Row, Timing, arguments, finish, prepare, ratio, save, show, spread, timed
 from outpace import LLM
+from outpace.evaluation.metrics import groups
 from outpace.evaluation.run import questions_of
 from outpace.methods import Autoregressive, DFlash, Method
 from outpace.models.draft import FeatureDraft
@@ -78,11 +79,6 @@ def decode(
     return outputs, timings
 
 
-def kept(output: Output) -> list[int]:
-    """Tokens that each verification of an answer kept."""
-    return [step.kept for step in output.steps if step.model == "target"][1:]
-
-
 def compare(draft: str, limit: int, batches: Sequence[int]) -> tuple[list[Row], list[Bar]]:
     """Tokens per second of the target alone and with its draft, and whether the texts agree."""
     prompts = [question.prompt for question in questions_of("story", limit)]
@@ -102,7 +98,7 @@ def compare(draft: str, limit: int, batches: Sequence[int]) -> tuple[list[Row], 
         )
         for name in methods:
             tokens = sum(len(output.ids) for output in outputs[name])
-            lengths = [length for output in outputs[name] for length in kept(output)]
+            lengths = [length for output in outputs[name] for length in groups(output)]
             rows.append(
                 {
                     "method": name,

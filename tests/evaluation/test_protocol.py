@@ -138,6 +138,14 @@ def test_shots_need_a_file(data: str) -> None:
         setting("gsm8k", "d2f:dream").questions(data, 1, data)
 
 
+def test_shots_that_nobody_asks_for_are_refused(data: str) -> None:
+    """Instead of being left out in silence."""
+    with pytest.raises(ValueError, match="without shots: leave --shots out"):
+        setting("gsm8k").questions(data, 1, data)
+    with pytest.raises(ValueError, match="with its own shots"):
+        setting("countdown").questions(data, 1, data)
+
+
 def test_what_is_given_takes_the_place_of_the_paper_s() -> None:
     """Unless it is left open."""
     found = setting("gsm8k", "d2f:dream")

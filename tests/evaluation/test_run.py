@@ -14,6 +14,7 @@ from outpace.decoding import Step
 from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
 from outpace.evaluation.run import evaluate, questions_of
+from outpace.evaluation.samples import kept
 
 
 def output(tokens: int, forwards: int) -> Output:
@@ -154,6 +155,18 @@ def test_foreign_files_are_left_alone(tmp_path: Path, held: bytes, says: str) ->
     with pytest.raises(ValueError, match=says):
         evaluate(LLM("tiny-aux"), questions_of("story", 1), samples=path, max_tokens=4)
     assert path.read_bytes() == held
+
+
+def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
+    """The second is refused before it has answered anything."""
+    path = tmp_path / "samples.jsonl"
+    with (
+        kept(path, {"task": "x"}) as samples,
+        pytest.raises(ValueError, match="another run writes to"),
+    ):
+        samples.add(0, {"text": "x"})
+        evaluate(LLM("tiny-aux"), questions_of("story", 1), samples=path, max_tokens=4)
+    assert path.read_bytes().count(b"\n") == 2
 
 
 def test_a_line_that_is_no_answer_is_named(tmp_path: Path) -> None:

@@ -195,6 +195,8 @@ def evaluate_command(
             show(results)
             write_json(file, [report], harness=results)
         return
+    if harness != HARNESS:
+        raise ValueError("--include, --chat, --system and --draws go with --tasks")
     asked = setting(task or "story", protocol)
     if num_shots is not None:
         asked = replace(asked, shots=num_shots)

@@ -104,17 +104,11 @@ class Setting:
                 f"{self.task} is asked by lm-evaluation-harness alone: use --tasks {self.harness}"
             )
         NEEDED.get(self.score, lambda: None)()
+        self.check_shots(shots)
         task, first = TASKS[self.task], self.shots if self.held_out else 0
         lines = task.lines(path, limit + first)
-        if self.held_out:
-            examples = lines[:first]
-        elif self.shots and shots is None:
-            raise ValueError(
-                f"{self.task} is asked here with {self.shots} shots: name a file of them with "
-                "--shots, such as lines of the training split, or ask with --num-shots 0"
-            )
-        else:
-            examples = task.lines(shots, self.shots) if self.shots else []
+        apart = self.shots and shots is not None
+        examples = task.lines(shots, self.shots) if apart else lines[:first]
         if len(examples) < self.shots or not lines[first:]:
             raise ValueError(
                 f"{self.shots} shots and a question are more than the {len(lines)} lines of "
@@ -124,6 +118,20 @@ class Setting:
             Question(self.prompt(line, examples), task.reference(line), self.score)
             for line in lines[first:]
         ]
+
+    def check_shots(self, shots: str | None) -> None:
+        """Raise `ValueError` for a file of shots that is missing, or that nobody asks for."""
+        own = self.held_out or not self.shots
+        if shots is not None and own:
+            raise ValueError(
+                f"{self.task} is asked here {'with its own' if self.held_out else 'without'} "
+                "shots: leave --shots out, or say how many with --num-shots"
+            )
+        if shots is None and not own:
+            raise ValueError(
+                f"{self.task} is asked here with {self.shots} shots: name a file of them with "
+                "--shots, such as lines of the training split, or ask with --num-shots 0"
+            )
 
     def prompt(self, line: Record, examples: Sequence[Record]) -> Prompt:
         """A line with its shots: text, or messages where there are several."""
