@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -13,6 +14,9 @@ import pytest
 
 from outpace.evaluation import jail, sandbox
 from outpace.evaluation.sandbox import Limits, run
+
+PROBES = (335, 336)
+"""Calls of the kernel's own probes, which pass every filter and are of no use to a program."""
 
 SHORT = Limits(seconds=3)
 SECURITY_BITS, NO_ROOT = 28, 3
@@ -192,6 +196,30 @@ def test_limits_that_hold_nothing_are_refused(limits: dict[str, float], says: st
     """With the value."""
     with pytest.raises(ValueError, match=says):
         Limits(**limits)  # type: ignore[arg-type]
+
+
+def test_every_other_call_is_refused() -> None:
+    """By number, all that the kernel has and some more; also those of other conventions."""
+    machine = platform.machine()
+    known = {*jail.ALLOWED[machine], *(call for call, _ in jail.OPENS[machine]), *PROBES}
+    program = f"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+for call in [*range(600), *range(2**30, 2**30 + 600)]:
+    if call not in {known!r}:
+        ctypes.set_errno(0)
+        assert libc.syscall(ctypes.c_long(call), 0, 0, 0, 0, 0, 0) == -1, call
+        assert ctypes.get_errno() in (1, 38), call
+"""
+    assert run(program) == sandbox.Verdict(True)
+
+
+@pytest.mark.parametrize("flags", ["O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC"])
+def test_every_way_to_open_for_writing_is_refused(flags: str) -> None:
+    """Alone and beside others."""
+    for more in ("0", "os.O_DIRECTORY", "os.O_CLOEXEC", "os.O_APPEND"):
+        verdict = run(f"import os\nos.open('/', os.{flags} | {more})")
+        assert verdict.reason.startswith("PermissionError"), verdict
 
 
 def test_filters_of_both_machines_are_whole() -> None:
