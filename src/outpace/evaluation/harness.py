@@ -66,7 +66,7 @@ class Harness(TemplateLM):  # type: ignore[misc]
         self,
         llm: LLM,
         *,
-        batch_size: int = 1,
+        batch_size: int | str = 1,
         max_tokens: int = 256,
         seed: int = 0,
         draws: int = 128,
@@ -75,6 +75,10 @@ class Harness(TemplateLM):  # type: ignore[misc]
         super().__init__()
         if llm.text.tokenizer is None:
             raise ValueError(f"{llm.name} has no tokenizer, without which it can read no task")
+        if not llm.text.eos:
+            raise ValueError(f"the tokenizer of {llm.name} names no end-of-sequence")
+        if not str(batch_size).isdigit():
+            raise ValueError(f"batch_size must be a whole number, not {batch_size!r}")
         self.llm = llm
         self.tokenizer = llm.text.tokenizer
         self.batch = int(batch_size)
