@@ -373,6 +373,17 @@ def test_the_command_line_is_frozen(outpace):
         | {"--tasks", "--include", "--chat", "--system", "--draws"}
         | {"--adapter", "--dtype", "--device", "--json", "--help"},
         "report": {"--png", "--help"},
+        "serve": {
+            "--model",
+            "--config",
+            "--method",
+            "--further",
+            "--host",
+            "--port",
+            "--max-waiting",
+        }
+        | {"--api-key", "--api-key-file", "--insecure", "--drain-seconds", "--step-seconds"}
+        | {"--adapter", "--dtype", "--device", "--help"},
         "train": {"--processes", "--help"},
         "models": {"--help"},
         "methods": {"--help"},

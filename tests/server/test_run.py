@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -267,6 +269,30 @@ def test_step_that_hangs_ends_the_process(zoo: Process) -> None:
         except httpx2.HTTPError:
             pass
         assert process.process.wait(10) == 1
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "server.md"
+ADDRESS = "http://127.0.0.1:8000"
+
+
+def test_documented_requests_are_answered(zoo: Process) -> None:
+    """Those for curl."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("curl ")]
+    assert len(lines) == 3
+    for line in lines:
+        _, address, *more = shlex.split(line.replace(ADDRESS, zoo.url))
+        body = more[1] if more else None
+        response = httpx2.request("POST" if body else "GET", address, content=body, timeout=30)
+        assert response.status_code == 200
+        assert not body or response.json()["choices"][0]["finish_reason"]
+
+
+def test_documented_client_works(zoo: Process, capsys: pytest.CaptureFixture[str]) -> None:
+    """As it stands on the page, but for the port."""
+    (code,) = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    exec(compile(code.replace(ADDRESS, zoo.url), "server.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed.count(ANSWER) == 2
 
 
 def test_answer_is_right(zoo: Process) -> None:

@@ -1,0 +1,93 @@
+"""The table of fields: what is refused, listed and documented is the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from asking import PAIRS, ask, chat, completion, refused
+from outpace.methods import METHODS
+from outpace.server.fields import EVERY, SCATTERED, SEQUENTIAL, fields_of
+from outpace.server.schema import ChatRequest, CompletionRequest, Extension
+from outpace.server.settings import Config, read
+
+PAGE = Path(__file__).parents[2] / "docs" / "server.md"
+
+VALUES = {
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "repetition_penalty": 1.2,
+    "min_p": 0.1,
+    "min_tokens": 2,
+    "ignore_eos": True,
+    "stop_token_ids": [5],
+    "logit_bias": {"5": 2},
+    "logprobs": True,
+    "top_k": 3,
+}
+"""Fields with values that say something."""
+
+
+@pytest.mark.parametrize(("model", "method"), PAIRS)
+def test_listed_fields_are_those_that_are_taken(
+    client: TestClient, model: str, method: str
+) -> None:
+    """And no others."""
+    listed = client.get(f"/v1/models/{model}").json()["outpace"]["methods"][method]
+    for field, value in VALUES.items():
+        body = chat(model=model, max_tokens=4, seed=1, outpace={"method": method}, **{field: value})
+        if field in listed["fields"]:
+            ask(client, body)
+        else:
+            assert refused(client, body)["param"] == field
+    body = chat(model=model, max_tokens=4, outpace={"method": method, "provisional": True})
+    assert listed["provisional"] == ("outpace.provisional" in listed["fields"])
+    if listed["provisional"]:
+        ask(client, body)
+    else:
+        assert refused(client, body)["param"] == "outpace.provisional"
+
+
+def test_every_field_is_in_the_table() -> None:
+    """Beside those that say what is asked for, or say nothing."""
+    known = {*EVERY, *SEQUENTIAL, *SCATTERED}
+    own = {f"outpace.{name}" for name in Extension.model_fields}
+    asked = set(ChatRequest.model_fields) & set(CompletionRequest.model_fields) | own
+    assert asked - known == {"model", "user", "outpace", "outpace.method", "outpace.options"}
+
+
+def test_documentation_has_the_table() -> None:
+    """Each field, and the methods that support it."""
+    rows = re.findall(r"^\| `([\w.]+)` \| ([\w, ]+) \|", PAGE.read_text(), re.MULTILINE)
+    shown = {field: methods for field, methods in rows if methods == "all" or "," in methods}
+    kinds = {
+        name: kind(**dict.fromkeys(kind.roles, "x"))  # type: ignore[arg-type]
+        for name, kind in METHODS.items()
+    }
+    for field in (*EVERY, *SEQUENTIAL, *SCATTERED):
+        able = {name for name, method in kinds.items() if field in fields_of(method)}
+        told = shown.pop(field)
+        assert (set(METHODS) if told == "all" else set(told.split(", "))) == able
+    assert not shown
+
+
+def test_documented_settings_are_read(tmp_path: Path) -> None:
+    """Key by key."""
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "serve.toml").write_text(shown)
+    config = read(tmp_path / "serve.toml")
+    assert isinstance(config, Config)
+    assert config.server == Config(models=config.models).server
+    assert set(config.models) == {"story", "fast"}
+
+
+def test_template_variables_are_those_of_the_template(client: TestClient) -> None:
+    """A model whose template has none takes none, and none that a template is called with."""
+    for name in ("enable_thinking", "messages", "tools", "add_generation_prompt", "x" * 200):
+        error = refused(client, chat(chat_template_kwargs={name: True}))
+        assert error["param"] == "chat_template_kwargs"
+    assert ask(client, chat(chat_template_kwargs={}, max_tokens=2))
+    assert refused(client, completion(chat_template_kwargs={}))
