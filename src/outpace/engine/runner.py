@@ -105,7 +105,7 @@ class Runner:
     def run(self, feeds: Sequence[Feed]) -> list[Prediction]:
         """One ragged pass over the feeds; their predictions in the same order.
 
-        A token of -1 says that the logits of its slot were no numbers.
+        Raises `ArithmeticError` where logits that are read are no numbers.
         """
         packed = pack(feeds, self.buffer)
         began = time.perf_counter()
