@@ -48,12 +48,15 @@ class Table:
 
     def lay_out(self) -> None:
         """Find the physical slots of the pages."""
-        pages = np.array(self.pages)
-        self.slots = (pages[:, None] * PAGE + np.arange(PAGE)).ravel()[: self.size]
-        contiguous = bool((np.diff(pages) == 1).all())
-        self.first = int(self.slots[0]) if contiguous else None
-        aligned = contiguous and self.pages[0] % alignment(len(pages)) == 0
-        self.stride = alignment(len(pages)) * PAGE if aligned else 0
+        begin, count = self.pages[0], len(self.pages)
+        if self.pages == list(range(begin, begin + count)):
+            self.first = begin * PAGE
+            self.slots = np.arange(self.first, self.first + self.size)
+            self.stride = 0 if begin % alignment(count) else alignment(count) * PAGE
+        else:
+            pages = np.array(self.pages)
+            self.first, self.stride = None, 0
+            self.slots = (pages[:, None] * PAGE + np.arange(PAGE)).ravel()[: self.size]
 
     def window(self, end: int) -> slice | NDArray[np.int64]:
         """Physical slots below slot `end`; a slice, and so a view, where pages are contiguous."""

@@ -201,7 +201,7 @@ class Engine:
         """Tell all who adapt to it what a pass took."""
         if adaptive := [(job, feed) for job, feed, _ in work if job.method.adaptive]:
             rows = sum(len(feed.ids) for _, feed, _ in work)
-            told = {(id(job.request.pace), feed.role): job.request.pace for job, feed in adaptive}
+            told = {(id(job.request.pace), feed.model): job.request.pace for job, feed in adaptive}
             for (_, role), pace in told.items():
                 pace.passed(role, len(work), rows, seconds)
 

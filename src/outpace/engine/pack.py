@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.attention.batch import Batch
+from outpace.attention.batch import Batch, Span
 from outpace.decoding import Read
-from outpace.decoding.forward import moved
+from outpace.decoding.forward import IntArray, moved
 from outpace.engine.feed import Feed
+
+
+LONG = 8
+"""Numbers of a range from which on arithmetic is cheaper than a list of them."""
 
 
 class Buffer:
@@ -28,8 +34,8 @@ class Buffer:
         self.array = self.host.numpy()
         self.there = torch.empty_like(self.host, device=self.device) if apart else self.host
 
-    def send(self, *parts: list[int]) -> list[Tensor]:
-        """Tensors `i64` of some lists, good until the next call."""
+    def send(self, *parts: IntArray) -> list[Tensor]:
+        """Tensors of some arrays, good until the next call."""
         sizes = list(map(len, parts))
         total, begin = sum(sizes), 0
         if total > len(self.host):
@@ -60,31 +66,29 @@ class Packed:
 
 def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
     """Lay the rows of all feeds one behind the other."""
-    ids: list[int] = []
-    positions: list[int] = []
-    behind: list[int] = []  # slots and places of context rows, which are written before the others
-    places: list[int] = []
-    write: list[int] = []
-    spans = []
-    for feed in feeds:
-        spans.append(feed.span(len(ids)))
-        ids += feed.ids
-        own = range(feed.start, feed.end)
-        positions += own if feed.positions is None else feed.positions
-        write += feed.table.physical(feed.start, feed.end)
-        if feed.context is not None:
-            behind += feed.table.physical(feed.first, feed.start)
-            places += range(feed.first, feed.start)
+    spans: list[Span] = []
+    places: list[Sequence[int]] = []
+    slots: list[Sequence[int]] = []
+    behind: list[Sequence[int]] = []  # slots and places of context, which is written first
+    before: list[Sequence[int]] = []
     groups: dict[type[Read], list[int]] = {}
+    total = 0
     for index, feed in enumerate(feeds):
+        spans.append(feed.span(total))
+        total += len(feed.ids)
+        own = range(feed.start, feed.end)
+        places.append(feed.positions or own)
+        slots.append(feed.table.physical(own.start, own.stop))
+        if feed.context is not None:
+            behind.append(feed.table.physical(feed.first, feed.start))
+            before.append(range(feed.first, feed.start))
         if feed.rows:
             groups.setdefault(type(feed.read), []).append(index)
     order = [index for group in groups.values() for index in group]
-    wanted: list[int] = []
-    for index in order:
-        wanted += moved(feeds[index].rows, spans[index].rows.start)
-    in_order = len(wanted) == len(ids) and wanted == list(range(len(ids)))
-    parts = buffer.send(ids, positions, behind + write, wanted, places)
+    wanted = joined([moved(feeds[index].rows, spans[index].rows.start) for index in order])
+    in_order = len(wanted) == total and bool((wanted == np.arange(total)).all())
+    ids = joined([feed.ids for feed in feeds])
+    parts = buffer.send(ids, joined(places), joined(behind + slots), wanted, joined(before))
     features = [feed.context for feed in feeds if feed.context is not None]
     batch = Batch(
         ids=parts[0],
@@ -94,3 +98,13 @@ def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
         spans=spans,
     )
     return Packed(batch, None if in_order else parts[3], list(groups.items()))
+
+
+def joined(parts: Sequence[Sequence[int]]) -> IntArray:
+    """Numbers one behind the other; those of long ranges without a look at each."""
+    total = sum(map(len, parts))
+    if total > LONG * len(parts) and all(isinstance(part, range) for part in parts):
+        counts = list(map(len, parts))
+        begins = [part.start for part in parts] - np.cumsum([0, *counts[:-1]])
+        return np.repeat(begins, counts) + np.arange(total)
+    return np.fromiter(chain.from_iterable(parts), np.int64, total)
