@@ -105,7 +105,7 @@ class Forward:
                     "predict=None asks for the slot after the last row, which only a model with "
                     "shift 1 predicts; name the slots"
                 )
-            return [count - 1]
+            return range(count - 1, count)
         wanted, first = self.predicted_slots(), self.start
         if self.predict_from is None:
             rows = moved(wanted, -shift - first)

@@ -64,13 +64,6 @@ class Table:
             return slice(self.first, self.first + end)
         return self.slots[:end]
 
-    def physical(self, start: int, end: int) -> Sequence[int]:
-        """Physical slots of the slots from `start` to `end`."""
-        if self.first is not None:
-            return range(self.first + start, self.first + end)
-        slots: list[int] = self.slots[start:end].tolist()
-        return slots
-
 
 class Cache:
     """Keys and values of one model, `[slots, kv_heads, head_dim]` per layer, handed out in pages.

@@ -129,7 +129,7 @@ class Feed(Forward):
 
 def whole(numbers: Sequence[int]) -> Sequence[int]:
     """A copy; `TypeError` for what are no whole numbers."""
-    if isinstance(numbers, range):
+    if isinstance(numbers, range) and numbers.step == 1:
         return numbers
     copy = list(numbers)
     # The sum of numbers is whole where all of them are.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import torch
@@ -12,19 +11,20 @@ from torch import Tensor
 
 from outpace.attention.batch import Batch, Span
 from outpace.decoding import Read
-from outpace.decoding.forward import IntArray, moved
+from outpace.decoding.forward import IntArray
 from outpace.engine.feed import Feed
 
 
-LONG = 8
-"""Numbers of a range from which on arithmetic is cheaper than a list of them."""
-
-
 class Buffer:
-    """Integers on their way to a device: memory that is made once, and one copy per pass."""
+    """Integers on their way to a device: memory that is made once, and one copy per pass.
 
-    def __init__(self, device: torch.device) -> None:
+    All ranges of slots, and of rows, which have a slot each, are views of the `numbers` below
+    `slots`.
+    """
+
+    def __init__(self, device: torch.device, slots: int) -> None:
         self.device = device
+        self.numbers = np.arange(slots)
         self.grow(0)
 
     def grow(self, size: int) -> None:
@@ -34,8 +34,14 @@ class Buffer:
         self.array = self.host.numpy()
         self.there = torch.empty_like(self.host, device=self.device) if apart else self.host
 
-    def send(self, *parts: IntArray) -> list[Tensor]:
-        """Tensors of some arrays, good until the next call."""
+    def moved(self, numbers: Sequence[int], by: int) -> IntArray:
+        """Numbers with another added to each."""
+        if isinstance(numbers, range):
+            return self.numbers[numbers.start + by : numbers.stop + by]
+        return np.add(numbers, by)
+
+    def send(self, *parts: list[int] | IntArray) -> list[Tensor]:
+        """Tensors `i64` of some numbers, good until the next call."""
         sizes = list(map(len, parts))
         total, begin = sum(sizes), 0
         if total > len(self.host):
@@ -66,29 +72,36 @@ class Packed:
 
 def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
     """Lay the rows of all feeds one behind the other."""
+    numbers = buffer.numbers
     spans: list[Span] = []
-    places: list[Sequence[int]] = []
-    slots: list[Sequence[int]] = []
-    behind: list[Sequence[int]] = []  # slots and places of context, which is written first
-    before: list[Sequence[int]] = []
+    ids: list[int] = []
+    places: list[Sequence[int] | IntArray] = []
+    slots: list[IntArray] = []
+    behind: list[IntArray] = []  # slots and places of context, which is written first
+    before: list[IntArray] = []
     groups: dict[type[Read], list[int]] = {}
-    total = 0
     for index, feed in enumerate(feeds):
-        spans.append(feed.span(total))
-        total += len(feed.ids)
-        own = range(feed.start, feed.end)
-        places.append(feed.positions or own)
-        slots.append(feed.table.physical(own.start, own.stop))
+        spans.append(feed.span(len(ids)))
+        ids += feed.ids
+        start, end = feed.start, feed.end
+        places.append(numbers[start:end] if feed.positions is None else feed.positions)
+        slots.append(feed.table.slots[start:end])
         if feed.context is not None:
-            behind.append(feed.table.physical(feed.first, feed.start))
-            before.append(range(feed.first, feed.start))
+            behind.append(feed.table.slots[feed.first : start])
+            before.append(numbers[feed.first : start])
         if feed.rows:
             groups.setdefault(type(feed.read), []).append(index)
     order = [index for group in groups.values() for index in group]
-    wanted = joined([moved(feeds[index].rows, spans[index].rows.start) for index in order])
-    in_order = len(wanted) == total and bool((wanted == np.arange(total)).all())
-    ids = joined([feed.ids for feed in feeds])
-    parts = buffer.send(ids, joined(places), joined(behind + slots), wanted, joined(before))
+    rows = [buffer.moved(feeds[index].rows, spans[index].rows.start) for index in order]
+    wanted = np.concatenate([numbers[:0], *rows])
+    in_order = len(wanted) == len(ids) and bool((wanted == numbers[: len(ids)]).all())
+    parts = buffer.send(
+        ids,
+        np.concatenate(places),
+        np.concatenate(behind + slots),
+        wanted,
+        np.concatenate([numbers[:0], *before]),
+    )
     features = [feed.context for feed in feeds if feed.context is not None]
     batch = Batch(
         ids=parts[0],
@@ -98,13 +111,3 @@ def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
         spans=spans,
     )
     return Packed(batch, None if in_order else parts[3], list(groups.items()))
-
-
-def joined(parts: Sequence[Sequence[int]]) -> IntArray:
-    """Numbers one behind the other; those of long ranges without a look at each."""
-    total = sum(map(len, parts))
-    if total > LONG * len(parts) and all(isinstance(part, range) for part in parts):
-        counts = list(map(len, parts))
-        begins = [part.start for part in parts] - np.cumsum([0, *counts[:-1]])
-        return np.repeat(begins, counts) + np.arange(total)
-    return np.fromiter(chain.from_iterable(parts), np.int64, total)

@@ -51,7 +51,7 @@ class Runner:
         self.backend = Dense(
             self.cache.keys, self.cache.values, self.config.heads, self.config.sights
         )
-        self.buffer = Buffer(self.device)
+        self.buffer = Buffer(self.device, len(self.cache))
         self.prefix: Prefix | None = None
         if prefix_cache and self.config.kind is not Kind.DIFFUSION:
             share = self.device.type != "cpu"
