@@ -15,7 +15,7 @@ from outpace.decoding import Kind
 from outpace.engine.layout import (
     LARGE,
     MEDIUM,
-    DirectNorm,
+    PIECE,
     FixedLinear,
     OwnHead,
     become,
@@ -25,6 +25,7 @@ from outpace.engine.layout import (
 )
 from outpace.models.config import ModelConfig
 from outpace.models.load import save_model
+from outpace.models.norm import DirectNorm
 from outpace.models.transformer import Transformer
 
 FILE = "model.safetensors"
@@ -44,7 +45,7 @@ def model(*, bidirectional: bool, vocab: int = 2048, tied: bool = False) -> Tran
         kv_heads=2,
         head_dim=32,
         mlp=1024,
-        max_length=64,
+        max_length=2 * PIECE,
         qkv_bias=True,
         tied=tied,
         kind=Kind.DIFFUSION if bidirectional else Kind.CAUSAL,
@@ -54,7 +55,7 @@ def model(*, bidirectional: bool, vocab: int = 2048, tied: bool = False) -> Tran
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize("rows", [1, 2, 33])
+@pytest.mark.parametrize("rows", [1, 2, 33, PIECE + 1, 2 * PIECE])
 def test_results_stay(bidirectional: bool, rows: int) -> None:
     """For few rows and many, head included."""
     plain = model(bidirectional=bidirectional)
