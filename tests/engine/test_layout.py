@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from helpers import published, whole
 from outpace.decoding import Kind
+from outpace.engine import layout
 from outpace.engine.layout import (
     LARGE,
     MEDIUM,
@@ -82,17 +83,19 @@ def test_matrices_are_packed_by_size(bidirectional: bool) -> None:
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-def test_a_tied_head(bidirectional: bool) -> None:
-    """A large one of a causal model is stored by column, a medium one is laid out as others are."""
-    for vocab in (1024, 2048):
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_tied_head(bidirectional: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large one of a causal model lies by column; all but huge ones have a copy for many rows."""
+    monkeypatch.setattr(layout, "HUGE", 192 * 3072)
+    for vocab in (1024, 2048, 3072):
         laid_out = model(bidirectional=bidirectional, vocab=vocab, tied=True)
-        before, hidden = laid_out.embedding.weight.clone(), torch.randn(3, 192)
+        before, hidden = laid_out.embedding.weight.clone(), torch.randn(rows, 192)
         names = dict(laid_out.named_parameters()).keys()
         lay_out(laid_out)
         after = laid_out.embedding.weight
         assert torch.equal(before, after)
-        assert (after.stride(0) == 1) == (vocab == 2048 and not bidirectional)
-        assert isinstance(laid_out, OwnHead) == (vocab == 1024 and packs())
+        assert (after.stride(0) == 1) == (vocab > 1024 and not bidirectional)
+        assert isinstance(laid_out, OwnHead) == (vocab < 3072 and packs())
         assert dict(laid_out.named_parameters()).keys() == names
         torch.testing.assert_close(laid_out.head(hidden), hidden @ before.T, atol=1e-4, rtol=1e-4)
 

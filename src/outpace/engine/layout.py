@@ -22,6 +22,9 @@ from outpace.models.transformer import MLP, Attention, Block, Stack, Transformer
 MEDIUM, LARGE = 2**16, 2**18
 """Elements from which on a packed product of many rows, and of one row, is worth its call."""
 
+HUGE = 2**24
+"""Elements of an embedding of which there is no second copy that is packed."""
+
 PIECE = 256
 """Rows that an MLP takes at a time: what lies between its matrices stays in the cache."""
 
@@ -94,7 +97,10 @@ class DirectBlock(Block):
 
 
 class OwnHead(Transformer):
-    """A model with a tied head, which has a layout of its own."""
+    """A model with a tied head, which has a layout of its own.
+
+    A large embedding lies by column itself, for a single row; more go to a packed copy.
+    """
 
     own: tuple[FixedLinear]
 
@@ -104,6 +110,8 @@ class OwnHead(Transformer):
         head = FixedLinear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         head.weight = nn.Parameter(weight, requires_grad=False)
         head.lay_out()
+        if not weight.is_contiguous():
+            head.columns = weight
         self.own = (head,)
 
     def undo(self) -> None:
@@ -149,12 +157,13 @@ def lay_out(model: Stack) -> None:
 def lay_out_head(model: Transformer, fast: bool) -> None:
     """The layout of an embedding that is the head as well."""
     weight = model.embedding.weight
-    if fast and MEDIUM <= weight.numel() < LARGE:
-        become(model, OwnHead)
-    elif weight.numel() >= MEDIUM and model.config.kind is not Kind.DIFFUSION:
+    own = fast and MEDIUM <= weight.numel() < HUGE
+    if weight.numel() >= (LARGE if own else MEDIUM) and model.config.kind is not Kind.DIFFUSION:
         # One row passes in two thirds of the time; looking a row up gets dearer, but costs nothing
         # beside the product.
         weight.data = by_column(weight.data)
+    if own:
+        become(model, OwnHead)
 
 
 def become(module: nn.Module, kind: type[nn.Module]) -> None:
