@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from outpace.attention.batch import Backend
 from outpace.attention.dense import Dense
 from outpace.decoding import Kind, Prediction
 from outpace.decoding.processor import NEVER
@@ -48,7 +49,7 @@ class Runner:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         lay_out(model)
         self.cache = Cache(model.config, slots, dtype=weight.dtype, device=self.device)
-        self.backend = Dense(
+        self.backend: Backend = Dense(
             self.cache.keys, self.cache.values, self.config.heads, self.config.sights
         )
         self.buffer = Buffer(self.device, len(self.cache))
