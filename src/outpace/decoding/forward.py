@@ -80,7 +80,9 @@ class Forward:
     @property
     def seen(self) -> int:
         """Number of slots that the last row sees."""
-        return self.end if self.reach is None or self.pattern == CAUSAL else self.reach
+        if self.reach is None or self.pattern == CAUSAL:
+            return self.start + len(self.ids)
+        return self.reach
 
     def stops(self) -> list[int]:
         """First slot that each row does not see."""

@@ -103,9 +103,10 @@ class Cache:
 
     def release(self, table: Table) -> None:
         """Give the pages of a table back; what they are known to hold can still be found."""
-        for page, name in zip(table.pages, table.names, strict=False):
-            self.name(page, name)
-        self.touch(table.names)
+        if table.names:
+            for page, name in zip(table.pages, table.names, strict=False):
+                self.name(page, name)
+            self.touch(table.names)
         self.drop(table.pages)
 
     def take(self, count: int) -> list[int] | None:

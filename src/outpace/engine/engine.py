@@ -188,8 +188,7 @@ class Engine:
             return
         seconds = time.perf_counter() - began
         self.time(work, seconds)
-        for job, feed, _ in work:
-            runner.learn(feed, job.request.ids)
+        runner.learn((feed, job.request.ids) for job, feed, _ in work)
         for (job, _, rest), prediction in zip(work, predictions, strict=True):
             # A listener that hears of one request's end may have cancelled another.
             if not job.done:

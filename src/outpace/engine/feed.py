@@ -72,7 +72,7 @@ class Feed(Forward):
     @property
     def size(self) -> int:
         """Rows of the pass that it takes, those of its context included."""
-        return self.end - self.first
+        return len(self.ids) + (0 if self.context is None else self.context.shape[0])
 
     @property
     def ahead(self) -> int:

@@ -83,12 +83,13 @@ def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
     for index, feed in enumerate(feeds):
         spans.append(feed.span(len(ids)))
         ids += feed.ids
-        start, end = feed.start, feed.end
-        places.append(numbers[start:end] if feed.positions is None else feed.positions)
-        slots.append(feed.table.slots[start:end])
+        own = slice(feed.start, feed.end)
+        places.append(numbers[own] if feed.positions is None else feed.positions)
+        slots.append(feed.table.slots[own])
         if feed.context is not None:
-            behind.append(feed.table.slots[feed.first : start])
-            before.append(numbers[feed.first : start])
+            own = slice(feed.first, feed.start)
+            behind.append(feed.table.slots[own])
+            before.append(numbers[own])
         if feed.rows:
             groups.setdefault(type(feed.read), []).append(index)
     order = [index for group in groups.values() for index in group]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -173,14 +173,15 @@ class Runner:
                 blank = own.new_zeros(feed.missing, own.shape[1])
                 prediction.features = torch.cat((blank, own)) if feed.missing else own
 
-    def learn(self, feed: Feed, ids: Sequence[int]) -> None:
-        """Let what a pass has just written be found again; `ids` are those of the request."""
+    def learn(self, written: Iterable[tuple[Feed, Sequence[int]]]) -> None:
+        """Let what a pass has just written be found again; the ids are those of the request."""
         if self.prefix is None:
             return
-        if feed.context is None:
-            self.prefix.learn(feed.table, feed.start, self.prefix.text(feed))
-        else:
-            self.prefix.learn(feed.table, feed.first, ids[feed.first : feed.start])
+        for feed, ids in written:
+            if feed.context is None:
+                self.prefix.learn(feed.table, feed.start, self.prefix.text(feed))
+            else:
+                self.prefix.learn(feed.table, feed.first, ids[feed.first : feed.start])
 
 
 def process(logits: Tensor, rows: slice, feeds: Sequence[Feed]) -> None:
