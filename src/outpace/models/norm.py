@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import torch
 from torch import Tensor, nn
-
-M = TypeVar("M", bound=nn.Module)
 
 
 class DirectNorm(nn.RMSNorm):
@@ -44,12 +40,11 @@ class DirectNorm(nn.RMSNorm):
         return (x * square.rsqrt_()).to(x.dtype) * self.factor
 
 
-def freeze(model: M) -> M:
-    """A model that runs without a gradient from now on."""
+def freeze(model: nn.Module) -> None:
+    """Let a model run without a gradient from now on."""
     model.requires_grad_(False)
     for module in model.modules():
         if type(module) is nn.RMSNorm and module.weight.device.type == "cpu":
             module.__class__ = DirectNorm
             assert isinstance(module, DirectNorm)
             module.lay_out()
-    return model

@@ -153,7 +153,9 @@ class Trainer:
             lora.attach(self.model, adapter, self.loop.seed)
         optimizers = self.optim.build(self.model.train())
         device = self.accelerator.device
-        frozen = {role: freeze(m.to(device)) for role, m in others.items()}
+        frozen = {role: m.to(device) for role, m in others.items()}
+        for each in frozen.values():
+            freeze(each)
         self.scored, *self.optimizers = self.accelerator.prepare(
             Scored(self.objective, Models(self.model, frozen), self.loop.precision), *optimizers
         )
