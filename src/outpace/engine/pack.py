@@ -40,15 +40,16 @@ class Buffer:
             return self.numbers[numbers.start + by : numbers.stop + by]
         return np.add(numbers, by)
 
-    def send(self, *parts: list[int] | IntArray) -> list[Tensor]:
-        """Tensors `i64` of some numbers, good until the next call."""
-        sizes = list(map(len, parts))
-        total, begin = sum(sizes), 0
+    def send(self, ids: list[int], *groups: Sequence[Sequence[int] | IntArray]) -> list[Tensor]:
+        """Tensors `i64` of ids and of the numbers of each group, good until the next call."""
+        sizes = [len(ids), *(sum(map(len, group)) for group in groups)]
+        total = sum(sizes)
         if total > len(self.host):
             self.grow(2 * total)
-        for part, size in zip(parts, sizes, strict=True):
-            self.array[begin : begin + size] = part
-            begin += size
+        self.array[: len(ids)] = ids
+        np.concatenate(
+            [part for group in groups for part in group], out=self.array[len(ids) : total]
+        )
         if self.there is not self.host:
             self.there[:total].copy_(self.host[:total])
         return list(self.there[:total].split(sizes))
@@ -94,15 +95,9 @@ def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
             groups.setdefault(type(feed.read), []).append(index)
     order = [index for group in groups.values() for index in group]
     rows = [buffer.moved(feeds[index].rows, spans[index].rows.start) for index in order]
-    wanted = np.concatenate([numbers[:0], *rows])
-    in_order = len(wanted) == len(ids) and bool((wanted == numbers[: len(ids)]).all())
-    parts = buffer.send(
-        ids,
-        np.concatenate(places),
-        np.concatenate(behind + slots),
-        wanted,
-        np.concatenate([numbers[:0], *before]),
-    )
+    in_order = sum(map(len, rows)) == len(ids)
+    in_order = in_order and bool((np.concatenate(rows) == numbers[: len(ids)]).all())
+    parts = buffer.send(ids, places, behind + slots, rows, before)
     features = [feed.context for feed in feeds if feed.context is not None]
     batch = Batch(
         ids=parts[0],
