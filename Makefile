@@ -20,7 +20,11 @@ demo: .venv/core
 test: .venv/dev
 	$(BIN)/python -m pytest -q -m "not slow and not browser"
 
-slow: .venv/dev
+# A release of OpenAI's client beside that of the development extra.
+.venv/openai2: .venv/dev
+	$(BIN)/pip install --quiet --target $@ 'openai>=2,<3'
+
+slow: .venv/dev .venv/openai2
 	$(BIN)/python -m pytest -q -m slow
 
 browser: .venv/dev

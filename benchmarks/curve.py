@@ -24,8 +24,9 @@ from rich.progress import track
 import harness
 from harness import Bar, Row, Timing
 from outpace import LLM
+from outpace.evaluation.metrics import rows_fed
+from outpace.evaluation.question import Question
 from outpace.evaluation.run import questions_of
-from outpace.evaluation.tasks import Question
 from outpace.methods import Method
 
 matplotlib.use("Agg")
@@ -64,11 +65,10 @@ class Point:
         outputs = llm.generate(prompts, method=self.method, max_tokens=max_tokens, temperature=0.0)
         self.timings.append(Timing(time.process_time() - cpu, time.perf_counter() - wall))
         for question, output in zip(questions, outputs, strict=True):
-            self.right.append(question.right(output.text))
+            self.right.append(bool(question.right(output.text)))
             self.tokens += len(output.ids)
             self.forwards += output.forwards
-            target = [step.rows for step in output.steps if step.model == "target"]
-            self.fed += sum(target) - output.prompt_tokens
+            self.fed += rows_fed(output)
 
     def row(self) -> Row:
         """The figures as they are written; `p_cache` is tokens over rows fed after the prompt."""

@@ -28,12 +28,14 @@ from rich.progress import track
 
 from harness import Bar, Row, Timing, arguments, finish, prepare, ratio, save, show, spread, timed
 from outpace import LLM
+from outpace.evaluation.metrics import groups
 from outpace.evaluation.run import questions_of
 from outpace.methods import Autoregressive, DFlash, Method
 from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_draft
 from outpace.models.transformer import Transformer
 from outpace.output import Output
+from outpace.text import Prompt
 from outpace.training import objectives
 from outpace.training.objective import Models
 
@@ -49,14 +51,14 @@ MAX_TOKENS = 128
 BARS = ("#888888", "#92c5de", "#2166ac")
 
 
-def slices(items: Sequence[str]) -> Iterator[list[str]]:
+def slices(items: Sequence[Prompt]) -> Iterator[list[Prompt]]:
     """Neighbours, so many at a time."""
     for first in range(0, len(items), SLICE):
         yield list(items[first : first + SLICE])
 
 
 def decode(
-    methods: dict[str, Method], prompts: Sequence[str], batch: int
+    methods: dict[str, Method], prompts: Sequence[Prompt], batch: int
 ) -> tuple[dict[str, list[Output]], dict[str, list[Timing]]]:
     """Outputs and seconds per slice of each method, in turns and alternating order."""
     llm = LLM(TARGET, max_length=256, max_sequences=batch, prefix_cache=False)
@@ -67,7 +69,7 @@ def decode(
     for index, part in enumerate(track(list(slices(prompts)), f"batch {batch}")):
         for name in sorted(methods, key=list(methods).index, reverse=bool(index % 2)):
 
-            def run(name: str = name, part: list[str] = part) -> None:
+            def run(name: str = name, part: list[Prompt] = part) -> None:
                 method = methods[name]
                 outputs[name] += llm.generate(
                     part, method=method, max_tokens=MAX_TOKENS, temperature=0
@@ -75,11 +77,6 @@ def decode(
 
             timings[name].append(timed(run))
     return outputs, timings
-
-
-def kept(output: Output) -> list[int]:
-    """Tokens that each verification of an answer kept."""
-    return [step.kept for step in output.steps if step.model == "target"][1:]
 
 
 def compare(draft: str, limit: int, batches: Sequence[int]) -> tuple[list[Row], list[Bar]]:
@@ -101,7 +98,7 @@ def compare(draft: str, limit: int, batches: Sequence[int]) -> tuple[list[Row], 
         )
         for name in methods:
             tokens = sum(len(output.ids) for output in outputs[name])
-            lengths = [length for output in outputs[name] for length in kept(output)]
+            lengths = [length for output in outputs[name] for length in groups(output)]
             rows.append(
                 {
                     "method": name,

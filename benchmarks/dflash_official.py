@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM
 from checkpoints import SMALL_GROUPED, Config, load, prompt, qwen3, write
 from harness import Bar, Row, alternate, arguments, costs, finish, imported, prepare, show
 from outpace import LLM
-from outpace.evaluation.tasks import TASKS
+from outpace.evaluation.run import questions_of
 from outpace.methods import DFlash
 from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_model, resolve, save_model, translate
@@ -138,7 +138,7 @@ def measure(options: argparse.Namespace, module: Any, folder: Path) -> list[Row]
     ids = [prompt(64, TARGET["vocab_size"])]
     rows += pair(options, module, "512 x 8", target, draft, ids, (16, 8))
     zoo = resolve("tiny-ar"), resolve("tiny-dflash")
-    problems = [question.prompt for question in TASKS["story"](options.problems, None)]
+    problems = [question.prompt for question in questions_of("story", options.problems)]
     return rows + pair(options, module, "zoo", *zoo, problems, (16,))
 
 

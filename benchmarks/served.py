@@ -146,7 +146,7 @@ def tasks(
     for number, question in enumerate(questions_of("story", count)):
         turn, index = divmod(number, len(points))
         heat = 0.7 if sampled and turn % 2 else 0.0
-        found.append(Task(points[index], question.prompt, number, heat, tokens))
+        found.append(Task(points[index], str(question.prompt), number, heat, tokens))
     return found
 
 

@@ -16,10 +16,11 @@ import pytest
 
 from helpers import pages_in_use
 from outpace import LLM, AsyncLLM
-from outpace.async_llm import Draining, QueueFull, Worker, WorkerDied
+from outpace.async_llm import Draining, QueueFull
 from outpace.decoding import Decoding, Forward, Request
 from outpace.engine.job import DecodingError
 from outpace.methods import APD, D2F, Autoregressive, Diffusion, LeftToRight, Method, Speculative
+from outpace.worker import Worker, WorkerDied
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 AUTOREGRESSIVE: list[Method] = [Autoregressive(), Speculative(draft="tiny-aux", tokens=3)]

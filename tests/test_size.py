@@ -14,12 +14,12 @@ from source import MODULES, ROOT, modules
 FILE, METHOD, FAMILY = 350, 200, 80
 FUNCTION, MEDIAN = 60, 8
 BUDGET = {
-    "": 1750,
+    "": 1850,
     "attention": 1000,
-    "cli": 1250,
+    "cli": 1500,
     "decoding": 1450,
     "engine": 1850,
-    "evaluation": 900,
+    "evaluation": 2200,
     "load": 800,
     "methods": 1250,
     "models": 2100,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,23 @@ Record = dict[str, Any]
 
 
 def read_records(path: Path, limit: int | None = None) -> list[tuple[str, Record]]:
-    """The first records of a file, each with its place as `file:line`; as `parse` refuses them."""
+    """The first records of a file, each with its place as `file:line`; as `parse` refuses them.
+
+    One whose name ends in `.gz` is compressed.
+    """
     # Only a line feed ends a line: JSON may hold other characters that Python splits at.
-    lines = path.read_bytes().rstrip().split(b"\n")[:limit]
+    lines = content(path).rstrip().split(b"\n")[:limit]
     places = (f"{path}:{number}" for number in range(1, len(lines) + 1))
     return [(place, parse(line, place)) for place, line in zip(places, lines, strict=True)]
+
+
+def content(path: Path) -> bytes:
+    """What a file holds; `ValueError` where it should be compressed and is not."""
+    held = path.read_bytes()
+    try:
+        return gzip.decompress(held) if path.suffix == ".gz" else held
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is no file of gzip: {error}") from error
 
 
 def parse(line: bytes, place: str) -> Record:

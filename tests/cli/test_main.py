@@ -115,6 +115,66 @@ def test_evaluate_reads_gsm8k_from_a_file(outpace, tmp_path):
     assert status == 0 and "100.0%" in out
 
 
+def gsm8k(path, lines=9):
+    """A file of the same problem."""
+    line = json.dumps({"question": STORY, "answer": "5*7-9 = 26\n#### 26"})
+    path.write_text(f"{line}\n" * lines)
+    return str(path)
+
+
+def test_evaluate_asks_as_a_paper_does(outpace, tmp_path):
+    data, out = gsm8k(tmp_path / "test.jsonl"), tmp_path / "result.json"
+    status, _, err = outpace(
+        *("evaluate", "tiny-dream", "--task", "gsm8k", "--protocol", "d2f:dream", "--data", data),
+        *("--num-shots", "0", "--limit", "1", "--max-tokens", "32", "--json", str(out)),
+    )
+    assert status == 0, err
+    (result,) = json.loads(out.read_text())["results"]
+    assert result["protocol"] == "d2f:dream"
+    assert result["method"].startswith("D2F(block=32, add=0.1, activate=0.95, confidence=0.9")
+    status, _, err = outpace(
+        *("evaluate", "tiny-dream", "--task", "gsm8k", "--protocol", "d2f:dream", "--data", data),
+        *("--num-shots", "1", "--shots", data, "--limit", "1", "--max-tokens", "8"),
+        *("--method", "left_to_right"),
+    )
+    assert status == 0, err
+
+
+def test_a_killed_evaluation_goes_on(outpace, tmp_path):
+    samples = tmp_path / "samples.jsonl"
+    words = ("evaluate", "tiny-aux", "--limit", "3", "--samples", str(samples))
+    assert outpace(*words)[0] == 0
+    texts = [json.loads(line).get("text") for line in samples.read_text().splitlines()]
+    samples.write_text("".join(samples.read_text().splitlines(True)[:2]))
+    assert outpace(*words)[0] == 0
+    assert [json.loads(line).get("text") for line in samples.read_text().splitlines()] == texts
+    status, _, err = outpace(*words, "--seed", "1")
+    assert status == 2 and "answers of another run: its options is" in err
+
+
+def test_report_compares_runs(outpace, tmp_path):
+    slow, fast, png = (str(tmp_path / name) for name in ("slow.json", "fast.json", "front.png"))
+    outpace("evaluate", "tiny-ar", "--limit", "4", "--json", slow)
+    outpace(
+        *("evaluate", "tiny-dream", "--limit", "4", "--json", fast, "--temperature", "0"),
+        *("--method", "left_to_right", "--tokens", "8"),
+    )
+    status, out, err = outpace("report", slow, fast, "--png", png)
+    assert status == 0, err
+    assert "1 ★" in out and "against run 1" in out and "tokens_per_forward" in out
+    assert "accuracy under parallelism, story: tiny-ar Autoregressive" in out
+    with open(png, "rb") as file:
+        assert file.read(4) == b"\x89PNG"
+
+
+def test_reports_of_another_schema_are_refused(outpace, tmp_path):
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"provenance": {}, "results": [{"task": "story"}]}))
+    status, _, err = outpace("report", str(path))
+    assert status == 2
+    assert "old.json is a report of schema None, and this version reads schema 1" in err
+
+
 def test_evaluate_can_do_without_the_prefix_cache(outpace):
     words = ("evaluate", "tiny-aux", "--limit", "2", "--no-prefix-cache")
     assert outpace(*words)[0] == 0
@@ -147,6 +207,12 @@ def test_models_and_methods_are_listed(outpace):
         (("generate", "tiny-aux", ""), "empty"),
         (("generate", "tiny-aux"), "give a prompt, or --input and --output"),
         (("generate", "tiny-aux", "x", "--input", "a", "--output", "b"), "give a prompt, or"),
+        (("evaluate", "tiny-aux", "--chat"), "go with --tasks"),
+        (("evaluate", "tiny-aux", "--task", "x"), "unknown task 'x'; known are countdown"),
+        (("evaluate", "tiny-aux", "--protocol", "x"), "unknown protocol 'x'; known are apd"),
+        (("evaluate", "tiny-aux", "--num-shots", "-1"), "shots=-1"),
+        (("report",), "Missing argument"),
+        (("report", "no-such-file.json"), "no-such-file.json"),
         (("generate", "tiny-aux", "--input", "a"), "give a prompt, or --input and --output"),
         (("generate", "tiny-aux", "--input", "none", "--output", "b"), "no prompts at 'none'"),
         (("generate", "tiny-aux", "x", "--method", "nonsense"), "autoregressive"),
@@ -303,7 +369,21 @@ def test_the_command_line_is_frozen(outpace):
         | {"--adapter", "--dtype", "--device", "--help"},
         "evaluate": SAMPLING
         | {"--method", "--task", "--data", "--limit", "--batch", "--prefix-cache"}
+        | {"--protocol", "--shots", "--num-shots", "--samples"}
+        | {"--tasks", "--include", "--chat", "--system", "--draws"}
         | {"--adapter", "--dtype", "--device", "--json", "--help"},
+        "report": {"--png", "--help"},
+        "serve": {
+            "--model",
+            "--config",
+            "--method",
+            "--further",
+            "--host",
+            "--port",
+            "--max-waiting",
+        }
+        | {"--api-key", "--api-key-file", "--insecure", "--drain-seconds", "--step-seconds"}
+        | {"--adapter", "--dtype", "--device", "--help"},
         "train": {"--processes", "--help"},
         "models": {"--help"},
         "methods": {"--help"},

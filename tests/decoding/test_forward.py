@@ -86,7 +86,7 @@ def test_row_itself_predicts_where_it_does_not() -> None:
 
 def test_next_slot_is_predicted_by_default() -> None:
     """By the last row."""
-    assert PLAIN.predicted_rows(shift=1) == [4]
+    assert list(PLAIN.predicted_rows(shift=1)) == [4]
     assert list(PLAIN.predicted_slots()) == [15]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from helpers import chi_square
 from outpace.decoding import GREEDY, Sample, Sampling
 from outpace.decoding.noise import gumbel
-from outpace.decoding.sampling import keep_top_k, noise_of, nucleus
+from outpace.decoding.sampling import keep_top_k, keep_top_p, noise_of, nucleus
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.9, 0.5, 0.0, -0.3, -0.5, -1.0, -1.2, -2.0, -4.0])
@@ -165,6 +165,16 @@ def test_nucleus_keeps_the_token_that_crosses_the_edge() -> None:
     assert int(nucleus(logits, noised, torch.tensor([0.6]))) == 1
     assert int(nucleus(logits, noised, torch.tensor([0.4]))) == 0
     assert int(nucleus(logits, noised, torch.tensor([1.0]))) == 2
+
+
+def test_tokens_that_hold_top_p_exactly_do_not_close_the_nucleus() -> None:
+    """Others must hold more than this mass; so do both ways to find it say."""
+    chances, top_p = torch.tensor([[0.5, 0.25, 0.125, 0.125]]), torch.tensor([0.5])
+    logits = chances.log()
+    assert torch.equal(logits.softmax(-1), chances)
+    noised = torch.tensor([[0.0, 2.0, 1.0, 1.0]])
+    assert int(nucleus(logits, noised, top_p)) == 1
+    assert keep_top_p(logits, top_p).isfinite().tolist() == [[True, True, False, False]]
 
 
 settings_of_a_request = st.builds(

@@ -69,7 +69,7 @@ def test_a_feed_is_a_copy() -> None:
     ids = [1, 2, 3]
     feed = feed_of(Forward(ids=ids, start=0))
     ids.append(4)
-    assert feed.ids == [1, 2, 3] and feed.rows == [2]
+    assert feed.ids == [1, 2, 3] and list(feed.rows) == [2]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 
 from helpers import published, whole
 from outpace.decoding import Kind
+from outpace.engine import layout
 from outpace.engine.layout import (
     LARGE,
     MEDIUM,
-    DirectNorm,
+    PIECE,
     FixedLinear,
     OwnHead,
     become,
@@ -25,6 +26,7 @@ from outpace.engine.layout import (
 )
 from outpace.models.config import ModelConfig
 from outpace.models.load import save_model
+from outpace.models.norm import DirectNorm
 from outpace.models.transformer import Transformer
 
 FILE = "model.safetensors"
@@ -44,7 +46,7 @@ def model(*, bidirectional: bool, vocab: int = 2048, tied: bool = False) -> Tran
         kv_heads=2,
         head_dim=32,
         mlp=1024,
-        max_length=64,
+        max_length=2 * PIECE,
         qkv_bias=True,
         tied=tied,
         kind=Kind.DIFFUSION if bidirectional else Kind.CAUSAL,
@@ -54,7 +56,7 @@ def model(*, bidirectional: bool, vocab: int = 2048, tied: bool = False) -> Tran
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize("rows", [1, 2, 33])
+@pytest.mark.parametrize("rows", [1, 2, 33, PIECE + 1, 2 * PIECE])
 def test_results_stay(bidirectional: bool, rows: int) -> None:
     """For few rows and many, head included."""
     plain = model(bidirectional=bidirectional)
@@ -81,17 +83,19 @@ def test_matrices_are_packed_by_size(bidirectional: bool) -> None:
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-def test_a_tied_head(bidirectional: bool) -> None:
-    """A large one of a causal model is stored by column, a medium one is laid out as others are."""
-    for vocab in (1024, 2048):
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_tied_head(bidirectional: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large one of a causal model lies by column; all but huge ones have a copy for many rows."""
+    monkeypatch.setattr(layout, "HUGE", 192 * 3072)
+    for vocab in (1024, 2048, 3072):
         laid_out = model(bidirectional=bidirectional, vocab=vocab, tied=True)
-        before, hidden = laid_out.embedding.weight.clone(), torch.randn(3, 192)
+        before, hidden = laid_out.embedding.weight.clone(), torch.randn(rows, 192)
         names = dict(laid_out.named_parameters()).keys()
         lay_out(laid_out)
         after = laid_out.embedding.weight
         assert torch.equal(before, after)
-        assert (after.stride(0) == 1) == (vocab == 2048 and not bidirectional)
-        assert isinstance(laid_out, OwnHead) == (vocab == 1024 and packs())
+        assert (after.stride(0) == 1) == (vocab > 1024 and not bidirectional)
+        assert isinstance(laid_out, OwnHead) == (vocab < 3072 and packs())
         assert dict(laid_out.named_parameters()).keys() == names
         torch.testing.assert_close(laid_out.head(hidden), hidden @ before.T, atol=1e-4, rtol=1e-4)
 

@@ -20,6 +20,7 @@ from outpace.attention.ranges import dense
 from outpace.models.config import Sight
 from outpace.models.draft import FeatureDraft
 from outpace.models.load import ZOO, load_draft, load_model, translate
+from outpace.models.norm import DirectNorm
 from outpace.training import weights
 from outpace.training.data import Example
 from outpace.training.objective import Loss, Models
@@ -396,6 +397,7 @@ def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
     target = run.scored.models.others["target"]
     trainer(whole, steps=16, decay=0).fit()
     assert losses(whole) == losses(halves) and losses(whole)[-1] < 0.9 * losses(whole)[0]
+    assert isinstance(target.norm, DirectNorm)
     for name, parameter in target.named_parameters():
         assert not parameter.requires_grad
         assert torch.equal(parameter, causal_model(vocab_size=1024).get_parameter(name))

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from outpace.evaluation.run import Report
+from outpace.evaluation.report import Report
 from outpace.llm import LLM
 from outpace.output import Output
 from outpace.trace import FILLED, FULL, HOLE, KEPT, STATES, block_edges, is_scattered, slot_states
@@ -136,7 +136,7 @@ def report_table(reports: Iterable[tuple[str, Report]], *, scored: bool) -> Tabl
     for name in ("tokens\nper forward", "tokens\nper second", "tokens"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, report in reports:
-        accuracy = f"{report.accuracy:.1%} ± {report.standard_error:.1%}"
+        accuracy = f"{report.accuracy:.1%} ± {report.standard_error:.1%}" if report.judged else "—"
         table.add_row(
             name,
             *([accuracy] if scored else []),

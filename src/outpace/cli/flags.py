@@ -63,5 +63,5 @@ class Loading:
         return llm
 
 
-CHOICE, SHORT = Choice(), Choice(max_tokens=128)
+CHOICE = Choice()
 LOADING = Loading()

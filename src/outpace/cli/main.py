@@ -16,6 +16,7 @@ from outpace.cli.benchmark import benchmark_serve
 from outpace.cli.lists import methods, models
 from outpace.cli.measure import evaluate_command, race
 from outpace.cli.options import named, requested_method, spread, with_method
+from outpace.cli.report import report
 from outpace.cli.serve import serve
 
 # Typer offers the last of these by name and the whole of them to nobody.
@@ -41,6 +42,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "race": race,
     "trace": trace,
     "evaluate": evaluate_command,
+    "report": report,
     "serve": serve,
     "train": train_command,
     "models": models,

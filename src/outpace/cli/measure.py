@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from outpace.cli.draw import bars, console, report_table, show_pieces
 from outpace.cli.flags import (
+    CHOICE,
     LOADING,
-    SHORT,
     Batch,
     Choice,
     Device,
@@ -28,7 +29,11 @@ from outpace.cli.flags import (
 )
 from outpace.cli.options import parse_method
 from outpace.cli.output import replaced
-from outpace.evaluation.run import Report, evaluate, questions_of
+from outpace.cli.tasks import Tasks, show
+from outpace.evaluation.protocol import PROTOCOLS, setting
+from outpace.evaluation.question import Question
+from outpace.evaluation.report import Report
+from outpace.evaluation.run import evaluate, questions_of
 from outpace.evaluation.tasks import TASKS
 from outpace.llm import LLM
 from outpace.methods import Method
@@ -97,12 +102,12 @@ def compete(
         stream = llm.stream(first, **options)
         show_pieces(console, stream)
         if prompt is None:
-            reports.append((title, run(llm, "story", limit, None, 1, options)))
+            reports.append((title, run(llm, questions, {"task": "story"}, 1, options)))
         else:
             assert stream.output is not None
             seconds = stream.output.seconds
             report = Report(task="", model=llm.name, method=repr(method), batch=1, seconds=seconds)
-            report.add(stream.output, False)
+            report.add(stream.output, None)
             reports.append((title, report))
     return reports
 
@@ -127,43 +132,87 @@ def parse_entry(text: str) -> tuple[str, Method]:
     return model, parse_method(rest[0], dict(option.split("=", 1) for option in rest[1:]))
 
 
-def run(llm: LLM, task: str, limit: int, data: str | None, batch: int, options: Options) -> Report:
+def run(
+    llm: LLM,
+    questions: list[Question],
+    named: dict[str, str],
+    batch: int,
+    options: Options,
+    samples: Path | None = None,
+) -> Report:
     """Evaluate with a progress bar."""
-    questions = questions_of(task, limit, data)
     with bars() as shown:
-        bar = shown.add_task(task, total=len(questions))
+        bar = shown.add_task(named["task"], total=len(questions))
 
         def progress(report: Report) -> None:
-            text = f"{report.accuracy:.1%} right, {report.tokens_per_forward:.2f} TPF"
-            shown.update(bar, advance=1, description=text)
+            text = f"{report.tokens_per_forward:.2f} tokens per forward"
+            shown.update(bar, completed=len(report.outputs), description=text)
 
-        return evaluate(llm, questions, task=task, batch=batch, progress=progress, **options)
+        return evaluate(
+            llm, questions, batch=batch, samples=samples, progress=progress, **named, **options
+        )
+
+
+HARNESS = Tasks()
 
 
 def evaluate_command(
     model: ModelName,
     method: Method | None = None,
-    task: Annotated[str, Option(help=f"One of {', '.join(TASKS)}.")] = "story",
+    task: Annotated[str | None, Option(help=f"One of {', '.join(TASKS)}; story if none.")] = None,
+    protocol: Annotated[
+        str, Option(help=f"How it is asked: {', '.join(PROTOCOLS)}, or a TOML file; NAME:SETTING.")
+    ] = "plain",
     data: Annotated[str | None, Option(help="File of the task, where it needs one.")] = None,
+    shots: Annotated[str | None, Option(help="File of the shots, lines as in --data.")] = None,
+    num_shots: Annotated[int | None, Option(help="Other than the protocol's.")] = None,
     limit: Limit = 100,
     batch: Batch = 1,
-    choice: Choice = SHORT,
+    choice: Choice = CHOICE,
     loading: Loading = LOADING,
+    harness: Tasks = HARNESS,
     prefix_cache: PrefixCache = True,
+    samples: Annotated[
+        Path | None, Option(help="Add each answer to this file; a killed run goes on from it.")
+    ] = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Accuracy, tokens per forward and tokens per second of one method, from the same run."""
-    questions_of(task, limit, data)
+    """Accuracy, tokens per forward and tokens per second of one method, from the same run.
+
+    A protocol brings shots, template, lengths, sampling and method of a paper; what is given here
+    takes their place.
+    """
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1, not {limit}")
+    if harness.tasks is not None:
+        if (task, data, shots, protocol) != (None, None, None, "plain"):
+            raise ValueError("--tasks bring their own questions: leave --task, --data … out")
+        with replaced(json_path) as file:
+            llm = loading.open(model, method, prefix_cache=prefix_cache)
+            results, report = harness.run(
+                llm, choice=choice, batch=batch, shots=num_shots, limit=limit, samples=samples
+            )
+            show(results)
+            write_json(file, [report], harness=results)
+        return
+    if harness != HARNESS:
+        raise ValueError("--include, --chat, --system and --draws go with --tasks")
+    asked = setting(task or "story", protocol)
+    if num_shots is not None:
+        asked = replace(asked, shots=num_shots)
+    questions = asked.questions(data, limit, shots)
+    options = asked.options(choice.options() | Options(method=method))
     with replaced(json_path) as file:
-        llm = loading.open(model, method, prefix_cache=prefix_cache)
-        report = run(llm, task, limit, data, batch, choice.options())
+        llm = loading.open(model, options["method"], prefix_cache=prefix_cache)
+        named = {"task": asked.task, "protocol": protocol}
+        report = run(llm, questions, named, batch, options, samples)
         console.print(report_table([(f"{llm.name} {report.method}", report)], scored=True))
         write_json(file, [report])
 
 
-def write_json(path: Path | None, reports: list[Report]) -> None:
-    """Write figures with their provenance."""
+def write_json(path: Path | None, reports: list[Report], **more: Any) -> None:
+    """Write figures with their provenance, and whatever `more` names."""
     if path is not None:
         results = [report.summary() for report in reports]
-        text = json.dumps({"provenance": provenance(), "results": results}, indent=2)
+        text = json.dumps({"provenance": provenance(), "results": results, **more}, indent=2)
         path.write_text(text + "\n")

@@ -31,17 +31,6 @@ def moved(numbers: Sequence[int], by: int) -> Sequence[int]:
     return [number + by for number in numbers]
 
 
-def stops(pattern: Pattern, start: int, count: int, seen: int) -> list[int]:
-    """First slot that each of `count` rows from slot `start` on does not see."""
-    if pattern == CAUSAL:
-        return list(range(start + 1, start + count + 1))
-    if pattern == FULL:
-        return [seen] * count
-    assert not isinstance(pattern, str)
-    ends = [*accumulate(pattern, initial=start)][1:-1]
-    return [end for end, size in zip([*ends, seen], pattern, strict=True) for _ in range(size)]
-
-
 @dataclass(slots=True, kw_only=True)
 class Forward:
     """What one sequence gives one model in one forward pass: a write, then a read.
@@ -91,11 +80,20 @@ class Forward:
     @property
     def seen(self) -> int:
         """Number of slots that the last row sees."""
-        return self.end if self.reach is None or self.pattern == CAUSAL else self.reach
+        if self.reach is None or self.pattern == CAUSAL:
+            return self.start + len(self.ids)
+        return self.reach
 
     def stops(self) -> list[int]:
         """First slot that each row does not see."""
-        return stops(self.pattern, self.start, len(self.ids), self.seen)
+        if self.pattern == CAUSAL:
+            return list(range(self.start + 1, self.end + 1))
+        if self.pattern == FULL:
+            return [self.seen] * len(self.ids)
+        assert not isinstance(self.pattern, str)
+        ends = [*accumulate(self.pattern, initial=self.start)][1:-1]
+        sizes = zip([*ends, self.seen], self.pattern, strict=True)
+        return [end for end, size in sizes for _ in range(size)]
 
     def known(self, ids: Sequence[int]) -> list[int]:
         """The text from slot 0 on, as this forward knows it: `ids` in front of its own."""
@@ -116,7 +114,7 @@ class Forward:
                     "predict=None asks for the slot after the last row, which only a model with "
                     "shift 1 predicts; name the slots"
                 )
-            return [count - 1]
+            return range(count - 1, count)
         wanted, first = self.predicted_slots(), self.start
         if self.predict_from is None:
             rows = moved(wanted, -shift - first)
@@ -124,7 +122,8 @@ class Forward:
             rows = moved(self.predict_from, -first)
         if len(rows) != len(wanted):
             raise ValueError(f"{len(rows)} rows are named for {len(wanted)} wanted slots")
-        if len(rows) and (min(rows) < 0 or max(rows) >= count):
+        ends = (rows[0], rows[-1]) if rows and isinstance(rows, range) else rows
+        if len(ends) and (min(ends) < 0 or max(ends) >= count):
             bad = next(i for i, row in enumerate(rows) if not 0 <= row < count)
             raise ValueError(
                 f"slot {wanted[bad]} is predicted by the row of slot {first + rows[bad]}, "

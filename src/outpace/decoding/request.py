@@ -16,7 +16,7 @@ from outpace.decoding.target import Target
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Step:
     """One forward of one sequence, as the engine saw it.
 

@@ -48,25 +48,21 @@ class Table:
 
     def lay_out(self) -> None:
         """Find the physical slots of the pages."""
-        pages = np.array(self.pages)
-        self.slots = (pages[:, None] * PAGE + np.arange(PAGE)).ravel()[: self.size]
-        contiguous = bool((np.diff(pages) == 1).all())
-        self.first = int(self.slots[0]) if contiguous else None
-        aligned = contiguous and self.pages[0] % alignment(len(pages)) == 0
-        self.stride = alignment(len(pages)) * PAGE if aligned else 0
+        begin, count = self.pages[0], len(self.pages)
+        if self.pages == list(range(begin, begin + count)):
+            self.first = begin * PAGE
+            self.slots = np.arange(self.first, self.first + self.size)
+            self.stride = 0 if begin % alignment(count) else alignment(count) * PAGE
+        else:
+            pages = np.array(self.pages)
+            self.first, self.stride = None, 0
+            self.slots = (pages[:, None] * PAGE + np.arange(PAGE)).ravel()[: self.size]
 
     def window(self, end: int) -> slice | NDArray[np.int64]:
         """Physical slots below slot `end`; a slice, and so a view, where pages are contiguous."""
         if self.first is not None:
             return slice(self.first, self.first + end)
         return self.slots[:end]
-
-    def physical(self, start: int, end: int) -> Sequence[int]:
-        """Physical slots of the slots from `start` to `end`."""
-        if self.first is not None:
-            return range(self.first + start, self.first + end)
-        slots: list[int] = self.slots[start:end].tolist()
-        return slots
 
 
 class Cache:
@@ -107,9 +103,10 @@ class Cache:
 
     def release(self, table: Table) -> None:
         """Give the pages of a table back; what they are known to hold can still be found."""
-        for page, name in zip(table.pages, table.names, strict=False):
-            self.name(page, name)
-        self.touch(table.names)
+        if table.names:
+            for page, name in zip(table.pages, table.names, strict=False):
+                self.name(page, name)
+            self.touch(table.names)
         self.drop(table.pages)
 
     def take(self, count: int) -> list[int] | None:

@@ -169,16 +169,16 @@ class Engine:
         return work
 
     def run(self, runner: Runner, work: Sequence[Work]) -> None:
-        """One pass; where it fails, one for each request, so that only the guilty end."""
+        """One pass; where it fails, one for each request, so that only the guilty end.
+
+        What is no number may have come from a neighbour's memory as well.
+        """
         work = [each for each in work if not each[0].done]
         if not work:
             return
         began = time.perf_counter()
         try:
             predictions = runner.run([feed for _, feed, _ in work])
-            if len(work) > 1 and any(-1 in prediction.tokens for prediction in predictions):
-                # What is no number may have come from a neighbour's memory.
-                raise ArithmeticError("logits are not finite numbers")
         except Exception as error:
             if len(work) == 1:
                 self.fail(work[0][0], error)
@@ -188,8 +188,7 @@ class Engine:
             return
         seconds = time.perf_counter() - began
         self.time(work, seconds)
-        for job, feed, _ in work:
-            runner.learn(feed, job.request.ids)
+        runner.learn((feed, job.request.ids) for job, feed, _ in work)
         for (job, _, rest), prediction in zip(work, predictions, strict=True):
             # A listener that hears of one request's end may have cancelled another.
             if not job.done:
@@ -201,7 +200,7 @@ class Engine:
         """Tell all who adapt to it what a pass took."""
         if adaptive := [(job, feed) for job, feed, _ in work if job.method.adaptive]:
             rows = sum(len(feed.ids) for _, feed, _ in work)
-            told = {(id(job.request.pace), feed.role): job.request.pace for job, feed in adaptive}
+            told = {(id(job.request.pace), feed.model): job.request.pace for job, feed in adaptive}
             for (_, role), pace in told.items():
                 pace.passed(role, len(work), rows, seconds)
 
@@ -215,9 +214,6 @@ class Engine:
         """Give a method what it waited for, and note the step that it made of it."""
         if rest is not None:
             job.put_by(rest, prediction)
-            return
-        if -1 in prediction.tokens:
-            self.fail(job, ValueError("the model's logits are not finite numbers"))
             return
         whole, before = job.whole, len(job.request.ids)
         assert whole is not None

@@ -6,25 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import index
 
-from torch import Tensor
-
 from outpace.attention.batch import Span
-from outpace.decoding import CAUSAL, Forward, Pattern, Processor, Read
-from outpace.decoding.forward import moved, stops
+from outpace.decoding import CAUSAL, Forward, Processor
+from outpace.decoding.forward import moved
 from outpace.engine.cache import Table
 from outpace.models.config import ModelConfig
 
 
 @dataclass(slots=True, kw_only=True)
-class Feed:
+class Feed(Forward):
     """What one sequence feeds one model in one pass, safe from what its method does next.
 
     Attributes:
-        role: what the model is to the method.
-        reader: role of the draft that wants the hidden states of the rows, if one does.
-        ids: n token ids.
-        start: slot of the first row.
-        seen: number of slots that the last row sees.
+        table: memory of the sequence.
         rows: rows whose logits are wanted.
         slots: the slots that they predict.
         layers: layers whose hidden states are wanted, side by side.
@@ -34,16 +28,7 @@ class Feed:
             nobody has computed.
     """
 
-    role: str
-    reader: str | None
     table: Table
-    ids: Sequence[int]
-    start: int
-    seen: int
-    pattern: Pattern
-    positions: Sequence[int] | None
-    context: Tensor | None
-    read: Read
     rows: Sequence[int]
     slots: Sequence[int]
     layers: tuple[int, ...] = ()
@@ -71,16 +56,16 @@ class Feed:
             feature_size=config.feature_size,
         )
         return cls(
-            role=forward.model,
-            reader=forward.features_for,
-            table=table,
             ids=whole(forward.ids),
             start=forward.start,
-            seen=forward.seen,
             pattern=forward.pattern,
             positions=None if forward.positions is None else whole(forward.positions),
-            context=forward.context,
+            reach=forward.reach,
             read=forward.read,
+            model=forward.model,
+            context=forward.context,
+            features_for=forward.features_for,
+            table=table,
             rows=whole(forward.predicted_rows(config.shift)),
             slots=forward.predicted_slots(),
             layers=layers,
@@ -89,24 +74,14 @@ class Feed:
         )
 
     @property
-    def first(self) -> int:
-        """First slot that is written."""
-        return self.start if self.context is None else self.start - self.context.shape[0]
-
-    @property
-    def end(self) -> int:
-        """First slot behind the rows."""
-        return self.start + len(self.ids)
-
-    @property
     def size(self) -> int:
         """Rows of the pass that it takes, those of its context included."""
-        return self.end - self.first
+        return len(self.ids) + (0 if self.context is None else self.context.shape[0])
 
     @property
     def ahead(self) -> int:
         """How many of the first rows may run ahead of the rest: causal ones that nobody reads."""
-        if self.pattern != CAUSAL or self.seen != self.end or self.context is not None:
+        if self.pattern != CAUSAL or self.context is not None:
             return 0
         return min(self.rows) if self.rows else len(self.ids) - 1
 
@@ -115,8 +90,10 @@ class Feed:
         if mask_id not in self.ids:
             return ()
         places = range(self.start, self.end) if self.positions is None else self.positions
-        masked = (p for p, token in zip(places, self.ids, strict=True) if token == mask_id)
-        slots = sorted({place for place in masked if place >= first})
+        rows = zip(places, self.ids, strict=True)
+        slots = [place for place, token in rows if token == mask_id and place >= first]
+        if self.positions is not None:
+            slots = sorted(set(slots))
         if slots and slots[-1] - slots[0] == len(slots) - 1:
             return (range(slots[0], slots[-1] + 1),)
         runs: list[range] = []
@@ -129,11 +106,9 @@ class Feed:
 
     def span(self, begin: int) -> Span:
         """Its rows, of which the first is row `begin` of the pass, and what they see."""
-        count = len(self.ids)
-        ends = None
-        if self.pattern != CAUSAL:
-            ends = stops(self.pattern, self.start, count, self.seen)
-        return Span(slice(begin, begin + count), self.start, self.seen, ends, self.table)
+        ends = None if self.pattern == CAUSAL else self.stops()
+        rows = slice(begin, begin + len(self.ids))
+        return Span(rows, self.start, self.seen, ends, self.table)
 
     def cut(self, count: int) -> tuple[Feed, Feed]:
         """The first `count` rows, which nobody reads, and the rest."""
@@ -141,7 +116,6 @@ class Feed:
         head = replace(
             self,
             ids=self.ids[:count],
-            seen=self.start + count,
             positions=None if places is None else places[:count],
             rows=[],
             slots=(),
@@ -159,7 +133,8 @@ class Feed:
 
 def whole(numbers: Sequence[int]) -> Sequence[int]:
     """A copy; `TypeError` for what are no whole numbers."""
-    if isinstance(numbers, range):
+    if isinstance(numbers, range) and numbers.step == 1:
         return numbers
     copy = list(numbers)
-    return copy if set(map(type, copy)) <= {int} else list(map(index, copy))
+    # The sum of numbers is whole where all of them are.
+    return copy if type(sum(copy)) is int else list(map(index, copy))

@@ -122,7 +122,7 @@ class Job:
     def spare(self, runner: Runner) -> Feed:
         """What it still has to feed, without what is found to be there."""
         assert self.feed is not None
-        draft = self.feed.reader
+        draft = self.feed.features_for
         found = None if draft is None else (self.pairing.runners[draft], self.tables[draft])
         self.feed = runner.spare(self.feed, found)
         return self.feed
@@ -144,7 +144,7 @@ class Job:
         kept = len(request.ids) - before
         request.trace.append(
             Step(
-                model=whole.role,
+                model=whole.model,
                 start=whole.start,
                 rows=len(whole.ids),
                 seen=whole.seen,

@@ -16,10 +16,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outpace.decoding import Kind
+from outpace.models.norm import DirectNorm
 from outpace.models.transformer import MLP, Attention, Block, Stack, Transformer
 
 MEDIUM, LARGE = 2**16, 2**18
 """Elements from which on a packed product of many rows, and of one row, is worth its call."""
+
+HUGE = 2**24
+"""Elements of an embedding of which there is no second copy that is packed."""
+
+PIECE = 256
+"""Rows that an MLP takes at a time: what lies between its matrices stays in the cache."""
 
 
 class FixedLinear(nn.Linear):
@@ -65,41 +72,6 @@ class DirectLinear(nn.Linear):
     __call__ = nn.Linear.forward
 
 
-class DirectNorm(nn.RMSNorm):
-    """A norm with statistics in float32; PyTorch has no fused kernel for the CPU.
-
-    On few rows this takes half the time of PyTorch's operations.
-    """
-
-    factor: Tensor
-    small: Tensor
-    nothing: Tensor
-
-    def lay_out(self) -> None:
-        """Make constants: a number that is a tensor is cheaper to add."""
-        size = self.weight.numel()
-        assert self.eps is not None
-        half = self.weight.dtype != torch.float32
-        self.factor = self.weight.detach()
-        self.small = torch.tensor([self.eps if half else (self.eps * size) ** 0.5])
-        self.nothing = torch.tensor([0.0])
-
-    def undo(self) -> None:
-        """Forget the constants."""
-        del self.factor, self.small, self.nothing
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Norm rows `x [..., dim]`."""
-        dim = x.shape[-1]
-        if x.dtype == torch.float32:
-            size = torch.linalg.vector_norm(x, 2, -1, True)
-            size.hypot_(self.small)
-            return torch.addcdiv(self.nothing, x * self.factor, size, value=dim**0.5)
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        square = torch.addcmul(self.small, size, size, value=1 / dim)
-        return (x * square.rsqrt_()).to(x.dtype) * self.factor
-
-
 class DirectAttention(Attention):
     """Attention that is called directly."""
 
@@ -107,9 +79,15 @@ class DirectAttention(Attention):
 
 
 class DirectMLP(MLP):
-    """An MLP that is called directly."""
+    """An MLP that is called directly, for as many rows as the cache likes."""
 
-    __call__ = MLP.forward
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map rows `x [T, dim]`."""
+        if len(x) > PIECE:
+            return torch.cat([self(piece) for piece in x.split(PIECE)])
+        gate, up = self.gate_up(x).chunk(2, -1)
+        mapped: Tensor = self.down(F.silu(gate).mul_(up))
+        return mapped
 
 
 class DirectBlock(Block):
@@ -119,7 +97,10 @@ class DirectBlock(Block):
 
 
 class OwnHead(Transformer):
-    """A model with a tied head, which has a layout of its own."""
+    """A model with a tied head, which has a layout of its own.
+
+    A large embedding lies by column itself, for a single row; more go to a packed copy.
+    """
 
     own: tuple[FixedLinear]
 
@@ -129,6 +110,8 @@ class OwnHead(Transformer):
         head = FixedLinear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         head.weight = nn.Parameter(weight, requires_grad=False)
         head.lay_out()
+        if not weight.is_contiguous():
+            head.columns = weight
         self.own = (head,)
 
     def undo(self) -> None:
@@ -147,6 +130,7 @@ DIRECT: dict[type[nn.Module], type[nn.Module]] = {
     MLP: DirectMLP,
     Block: DirectBlock,
 }
+LAID_OUT = {*DIRECT.values(), FixedLinear, OwnHead}
 
 
 def lay_out(model: Stack) -> None:
@@ -173,12 +157,13 @@ def lay_out(model: Stack) -> None:
 def lay_out_head(model: Transformer, fast: bool) -> None:
     """The layout of an embedding that is the head as well."""
     weight = model.embedding.weight
-    if fast and MEDIUM <= weight.numel() < LARGE:
-        become(model, OwnHead)
-    elif weight.numel() >= MEDIUM and model.config.kind is not Kind.DIFFUSION:
+    own = fast and MEDIUM <= weight.numel() < HUGE
+    if weight.numel() >= (LARGE if own else MEDIUM) and model.config.kind is not Kind.DIFFUSION:
         # One row passes in two thirds of the time; looking a row up gets dearer, but costs nothing
         # beside the product.
         weight.data = by_column(weight.data)
+    if own:
+        become(model, OwnHead)
 
 
 def become(module: nn.Module, kind: type[nn.Module]) -> None:
@@ -193,7 +178,7 @@ def undo(model: Stack) -> None:
     for module in model.modules():
         if isinstance(module, FixedLinear | DirectNorm | OwnHead):
             module.undo()
-        if type(module).__module__ == __name__:
+        if type(module) in LAID_OUT:
             module.__class__ = type(module).__bases__[0]
     for parameter in model.parameters():
         parameter.data = parameter.data.contiguous()

@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.attention.batch import Batch
+from outpace.attention.batch import Batch, Span
 from outpace.decoding import Read
-from outpace.decoding.forward import moved
+from outpace.decoding.forward import IntArray
 from outpace.engine.feed import Feed
 
 
 class Buffer:
-    """Integers on their way to a device: memory that is made once, and one copy per pass."""
+    """Integers on their way to a device: memory that is made once, and one copy per pass.
 
-    def __init__(self, device: torch.device) -> None:
+    All ranges of slots, and of rows, which have a slot each, are views of the `numbers` below
+    `slots`.
+    """
+
+    def __init__(self, device: torch.device, slots: int) -> None:
         self.device = device
+        self.numbers = np.arange(slots)
         self.grow(0)
 
     def grow(self, size: int) -> None:
@@ -28,15 +34,22 @@ class Buffer:
         self.array = self.host.numpy()
         self.there = torch.empty_like(self.host, device=self.device) if apart else self.host
 
-    def send(self, *parts: list[int]) -> list[Tensor]:
-        """Tensors `i64` of some lists, good until the next call."""
-        sizes = list(map(len, parts))
-        total, begin = sum(sizes), 0
+    def moved(self, numbers: Sequence[int], by: int) -> IntArray:
+        """Numbers with another added to each."""
+        if isinstance(numbers, range):
+            return self.numbers[numbers.start + by : numbers.stop + by]
+        return np.add(numbers, by)
+
+    def send(self, ids: list[int], *groups: Sequence[Sequence[int] | IntArray]) -> list[Tensor]:
+        """Tensors `i64` of ids and of the numbers of each group, good until the next call."""
+        sizes = [len(ids), *(sum(map(len, group)) for group in groups)]
+        total = sum(sizes)
         if total > len(self.host):
             self.grow(2 * total)
-        for part, size in zip(parts, sizes, strict=True):
-            self.array[begin : begin + size] = part
-            begin += size
+        self.array[: len(ids)] = ids
+        np.concatenate(
+            [part for group in groups for part in group], out=self.array[len(ids) : total]
+        )
         if self.there is not self.host:
             self.there[:total].copy_(self.host[:total])
         return list(self.there[:total].split(sizes))
@@ -60,31 +73,31 @@ class Packed:
 
 def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
     """Lay the rows of all feeds one behind the other."""
+    numbers = buffer.numbers
+    spans: list[Span] = []
     ids: list[int] = []
-    positions: list[int] = []
-    behind: list[int] = []  # slots and places of context rows, which are written before the others
-    places: list[int] = []
-    write: list[int] = []
-    spans = []
-    for feed in feeds:
-        spans.append(feed.span(len(ids)))
-        ids += feed.ids
-        own = range(feed.start, feed.end)
-        positions += own if feed.positions is None else feed.positions
-        write += feed.table.physical(feed.start, feed.end)
-        if feed.context is not None:
-            behind += feed.table.physical(feed.first, feed.start)
-            places += range(feed.first, feed.start)
+    places: list[Sequence[int] | IntArray] = []
+    slots: list[IntArray] = []
+    behind: list[IntArray] = []  # slots and places of context, which is written first
+    before: list[IntArray] = []
     groups: dict[type[Read], list[int]] = {}
     for index, feed in enumerate(feeds):
+        spans.append(feed.span(len(ids)))
+        ids += feed.ids
+        own = slice(feed.start, feed.end)
+        places.append(numbers[own] if feed.positions is None else feed.positions)
+        slots.append(feed.table.slots[own])
+        if feed.context is not None:
+            own = slice(feed.first, feed.start)
+            behind.append(feed.table.slots[own])
+            before.append(numbers[own])
         if feed.rows:
             groups.setdefault(type(feed.read), []).append(index)
     order = [index for group in groups.values() for index in group]
-    wanted: list[int] = []
-    for index in order:
-        wanted += moved(feeds[index].rows, spans[index].rows.start)
-    in_order = len(wanted) == len(ids) and wanted == list(range(len(ids)))
-    parts = buffer.send(ids, positions, behind + write, wanted, places)
+    rows = [buffer.moved(feeds[index].rows, spans[index].rows.start) for index in order]
+    in_order = sum(map(len, rows)) == len(ids)
+    in_order = in_order and bool((np.concatenate(rows) == numbers[: len(ids)]).all())
+    parts = buffer.send(ids, places, behind + slots, rows, before)
     features = [feed.context for feed in feeds if feed.context is not None]
     batch = Batch(
         ids=parts[0],

@@ -37,13 +37,15 @@ def collect(
 ) -> list[Prediction]:
     """One copy of all readouts to the host, cut into the predictions of each feed.
 
-    The token of a row whose logits are no numbers is -1.
+    Raises `ArithmeticError` where logits are no numbers.
     """
     predictions = [Prediction(tokens=[]) for _ in feeds]
     if not parts:
         return predictions
     names: list[Score] = sorted({name for part in parts for name in part.readout.scores})
     tokens, table = to_host(parts, names)
+    if -1 in tokens:
+        raise ArithmeticError("the model's logits are not finite numbers")
     begin = 0
     for _, members in reads:
         for index in members:
@@ -64,7 +66,10 @@ def collect(
 def to_host(
     parts: Sequence[Part], names: Sequence[Score]
 ) -> tuple[list[int], np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
-    """Tokens, and a row of the table for each score; float64 holds a token id exactly."""
+    """Tokens, and a row of the table for each score; float64 holds a token id exactly.
+
+    The token of a row whose logits are no numbers is -1.
+    """
     chosen = join([part.chosen for part in parts])
     tokens = torch.where(chosen.isfinite(), join([part.readout.tokens for part in parts]), -1)
     if not names:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from outpace.attention.batch import Backend
 from outpace.attention.dense import Dense
 from outpace.decoding import Kind, Prediction
 from outpace.decoding.processor import NEVER
@@ -48,10 +49,10 @@ class Runner:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         lay_out(model)
         self.cache = Cache(model.config, slots, dtype=weight.dtype, device=self.device)
-        self.backend = Dense(
+        self.backend: Backend = Dense(
             self.cache.keys, self.cache.values, self.config.heads, self.config.sights
         )
-        self.buffer = Buffer(self.device)
+        self.buffer = Buffer(self.device, len(self.cache))
         self.prefix: Prefix | None = None
         if prefix_cache and self.config.kind is not Kind.DIFFUSION:
             share = self.device.type != "cpu"
@@ -105,7 +106,7 @@ class Runner:
     def run(self, feeds: Sequence[Feed]) -> list[Prediction]:
         """One ragged pass over the feeds; their predictions in the same order.
 
-        A token of -1 says that the logits of its slot were no numbers.
+        Raises `ArithmeticError` where logits that are read are no numbers.
         """
         packed = pack(feeds, self.buffer)
         began = time.perf_counter()
@@ -172,14 +173,15 @@ class Runner:
                 blank = own.new_zeros(feed.missing, own.shape[1])
                 prediction.features = torch.cat((blank, own)) if feed.missing else own
 
-    def learn(self, feed: Feed, ids: Sequence[int]) -> None:
-        """Let what a pass has just written be found again; `ids` are those of the request."""
+    def learn(self, written: Iterable[tuple[Feed, Sequence[int]]]) -> None:
+        """Let what a pass has just written be found again; the ids are those of the request."""
         if self.prefix is None:
             return
-        if feed.context is None:
-            self.prefix.learn(feed.table, feed.start, self.prefix.text(feed))
-        else:
-            self.prefix.learn(feed.table, feed.first, ids[feed.first : feed.start])
+        for feed, ids in written:
+            if feed.context is None:
+                self.prefix.learn(feed.table, feed.start, self.prefix.text(feed))
+            else:
+                self.prefix.learn(feed.table, feed.first, ids[feed.first : feed.start])
 
 
 def process(logits: Tensor, rows: slice, feeds: Sequence[Feed]) -> None:

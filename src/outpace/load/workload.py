@@ -65,7 +65,7 @@ def prompts_of(path: Path | None, count: int, seed: int) -> list[Prompt]:
     """The prompts of a file, or `count` held-out story problems where none is given, shuffled."""
     prompts: list[Prompt]
     if path is None:
-        prompts = [question.prompt for question in questions_of("story", min(count, MOST))]
+        prompts = [str(question.prompt) for question in questions_of("story", min(count, MOST))]
     else:
         prompts = read_prompts(path)
     random.Random(seed).shuffle(prompts)

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from outpace.async_llm import AsyncAnswer, Draining, Event, QueueFull, WorkerDied
+from outpace.async_llm import AsyncAnswer, Draining, Event, QueueFull
 from outpace.engine.job import DecodingError
 from outpace.output import Output
 from outpace.server.fault import Fault, Gone
@@ -23,6 +23,7 @@ from outpace.server.reply import DONE, Reply
 from outpace.server.schema import Asked, ChatRequest, CompletionRequest
 from outpace.server.service import Service
 from outpace.server.stream import Strand
+from outpace.worker import WorkerDied
 
 log = logging.getLogger("outpace.server")
 

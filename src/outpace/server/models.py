@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from itertools import product
 from typing import Any
 
-from outpace.async_llm import AsyncLLM, Worker
+from outpace.async_llm import AsyncLLM
 from outpace.llm import LLM
 from outpace.methods import METHODS, Method
 from outpace.methods.options import Option, find_method, options_of
@@ -16,6 +16,7 @@ from outpace.models.load import load_config
 from outpace.server.fault import Fault
 from outpace.server.fields import fields_of
 from outpace.server.settings import Entry, name_in
+from outpace.worker import Worker
 
 LARGEST = 1000.0
 """Most that an option may be that is no whole number."""

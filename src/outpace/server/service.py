@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
-from outpace.async_llm import Worker
 from outpace.server.fault import Fault, Gone
 from outpace.server.metrics import Metrics
 from outpace.server.models import Model, load
 from outpace.server.settings import Config, Settings
+from outpace.worker import Worker
 
 
 class InHand(Protocol):

@@ -20,6 +20,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from outpace.models.adapter import save_adapter
 from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_model, load_tokenizer, resolve, save_model
+from outpace.models.norm import freeze
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint, lora, report
 from outpace.training.data import Data, Examples
@@ -152,7 +153,9 @@ class Trainer:
             lora.attach(self.model, adapter, self.loop.seed)
         optimizers = self.optim.build(self.model.train())
         device = self.accelerator.device
-        frozen = {role: m.requires_grad_(False).to(device) for role, m in others.items()}
+        frozen = {role: m.to(device) for role, m in others.items()}
+        for each in frozen.values():
+            freeze(each)
         self.scored, *self.optimizers = self.accelerator.prepare(
             Scored(self.objective, Models(self.model, frozen), self.loop.precision), *optimizers
         )

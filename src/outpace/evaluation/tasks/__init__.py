@@ -1,18 +1,59 @@
 """What a model can be evaluated on, by name; written by hand."""
 
-from collections.abc import Callable
 from functools import partial
 
-from outpace.evaluation.tasks.gsm8k import gsm8k
-from outpace.evaluation.tasks.question import Question
-from outpace.evaluation.tasks.story import story
-from outpace.evaluation.tasks.table import table
+from outpace.evaluation.scoring.expressions import last_boxed
+from outpace.evaluation.scoring.numbers import STRICT
+from outpace.evaluation.tasks.task import Made, Published, Task
+from outpace.jsonl import Record
+from outpace.zoo import story, table
 
-TASKS: dict[str, Callable[[int, str | None], list[Question]]] = {
-    "gsm8k": gsm8k,
-    "story": partial(story, "test"),
-    "story-unseen": partial(story, "unseen"),
-    "table": table,
+
+def number(record: Record) -> str | None:
+    """The number behind `#### ` of a worked answer."""
+    found = STRICT.search(record["answer"])
+    return found[1].replace(",", "").removesuffix(".") if found else None
+
+
+def expression(record: Record) -> str | None:
+    """The answer of a line, or else what its solution puts into a box."""
+    answer = record.get("answer")
+    return answer if isinstance(answer, str) and answer else last_boxed(record["solution"])
+
+
+def puzzle(record: Record) -> str:
+    """What was given: a plan is checked, not compared."""
+    return record["input"]
+
+
+def whole(record: Record) -> Record:
+    """All of a line."""
+    return record
+
+
+TASKS: dict[str, Task] = {
+    "countdown": Published(file="cd4_test.jsonl", texts=("input", "output"), reference=puzzle),
+    "gsm8k": Published(file="test.jsonl of GSM8K", texts=("question", "answer"), reference=number),
+    "humaneval": Published(
+        file="HumanEval.jsonl.gz",
+        texts=("prompt", "test", "entry_point"),
+        reference=whole,
+    ),
+    "math500": Published(
+        file="test.jsonl of MATH-500", texts=("problem", "solution"), reference=expression
+    ),
+    "mbpp": Published(
+        file="mbpp.jsonl", texts=("text", "code"), lists=("test_list",), reference=whole
+    ),
+    "mtbench": Published(
+        file="question.jsonl of MT-Bench", texts=(), lists=("turns",), reference=whole
+    ),
+    "story": Made(problems=partial(story.problems, "test"), reference=lambda line: line["final"]),
+    "story-unseen": Made(
+        problems=partial(story.problems, "unseen"), reference=lambda line: line["final"]
+    ),
+    "sudoku": Published(file="sudoku_4x4_10.jsonl", texts=("input", "output"), reference=puzzle),
+    "table": Made(problems=partial(table.problems, "test"), reference=lambda line: line["answer"]),
 }
 
-__all__ = ["TASKS", "Question"]
+__all__ = ["TASKS", "Task"]

@@ -1,0 +1,97 @@
+"""The command that compares runs: `report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from rich.table import Table
+from typer import Argument, Option
+
+from outpace.cli.draw import console
+from outpace.cli.output import replaced
+from outpace.evaluation.compare import Result, areas, differences, fronts, named, read_results
+
+
+def report(
+    files: Annotated[list[Path], Argument(help="Files that evaluate --json has written.")],
+    png: Annotated[Path | None, Option(help="Draw accuracy against speed to this file.")] = None,
+) -> None:
+    """Runs side by side, those that no other beats, and whether they differ from the first.
+
+    A difference is significant where its interval of 95 % (paired bootstrap over the questions)
+    leaves zero out.
+    """
+    if png is not None:
+        from outpace.cli.picture import draw_front
+    with replaced(png) as picture:
+        results = read_results(files)
+        if not results:
+            raise ValueError("there is no result to report")
+        for number, result in enumerate(results, 1):
+            console.print(f"{number}  {result['task']}: {named(result)}")
+        console.print(results_table(results))
+        if len(results) > 1:
+            console.print(differences_table(results))
+        for kind, area in areas(results).items():
+            console.print(f"accuracy under parallelism, {kind}: {area:.1f}")
+        if picture is not None:
+            draw_front(results, picture)
+
+
+def results_table(results: Sequence[Result]) -> Table:
+    """A line for each run; a star marks what no other run on the same questions beats."""
+    table = Table(header_style="bold")
+    for name in COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    best = fronts(results)
+    for number, result in enumerate(results):
+        table.add_row(f"{number + 1}{' ★' * (number in best)}", *cells(result))
+    return table
+
+
+COLUMNS = (
+    "run",
+    "accuracy\n95 %",
+    "tokens\nper forward",
+    "tokens\nper second",
+    "p50 s\np95 s",
+    "first\ntext s",
+    "kept",
+    "p_cache",
+)
+
+
+def cells(result: Result) -> list[str]:
+    """Figures of a run."""
+    error, cached = result["tokens_per_forward_error"], result["p_cache"]
+    scored = result["accuracy"] is not None
+    low, high = result["interval"] or (0, 0)
+    return [
+        f"{result['accuracy']:.1%}\n{low:.1%}–{high:.1%}" if scored else "—",
+        f"{result['tokens_per_forward']:.2f}" + ("" if error is None else f"\n± {error:.2f}"),
+        f"{result['tokens_per_second']:.0f}",
+        f"{result['latency']['p50']:.3f}\n{result['latency']['p95']:.3f}",
+        f"{result['first_text']['p50']:.3f}",
+        f"{result['acceptance_length']:.2f}",
+        "—" if cached is None else f"{cached:.2f}",
+    ]
+
+
+def differences_table(results: Sequence[Result]) -> Table:
+    """How each run differs from the first; `ValueError` where they answer different questions."""
+    first, *others = results
+    table = Table(title="against run 1", header_style="bold")
+    for name in ("run", "figure", "difference", "95 %", "p"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, other in enumerate(others, 2):
+        for figure, d in differences(first, other).items():
+            interval = f"{d.low:+.3f} … {d.high:+.3f}"
+            table.add_row(str(number), figure, f"{d.value:+.3f}", interval, small(d.p))
+    return table
+
+
+def small(p: float) -> str:
+    """A p-value; what lies below the resolution of the draws says so."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"

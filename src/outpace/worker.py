@@ -1,0 +1,129 @@
+"""One thread that drives the engines of a process for event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from threading import Event as Flag
+from threading import Thread
+from typing import Protocol
+
+LOG = logging.getLogger(__name__)
+HOPS = 4
+"""Turns of a loop after which those who were told have passed it on."""
+
+FAILURES = 3
+"""Steps of one engine that may fail one after the other before its worker gives up."""
+
+SHARE = 0.05
+"""Of its time a loop should spend on telling what is new at most; what comes meanwhile is told
+together."""
+
+
+class WorkerDied(RuntimeError):
+    """The thread that drives the engines has ended, so that nothing goes on."""
+
+
+class Waiting(Protocol):
+    """What somebody in a loop waits for."""
+
+    news: asyncio.Event
+
+
+class Member(Protocol):
+    """An engine, and those who wait for it."""
+
+    @property
+    def name(self) -> str:
+        """That of its model."""
+
+    def advance(self) -> bool:
+        """A step, and word of it to the loops; False where nothing is left."""
+
+    def abandon(self) -> None:
+        """End all that is in hand, since nobody drives any more."""
+
+
+class Worker:
+    """A thread that steps the engines of several `AsyncLLM`s in turn, and sleeps when all are idle.
+
+    Attributes:
+        heartbeat: reading of `time.monotonic` when the step that runs now began, 0 between steps.
+        error: what ended the thread, if anything did.
+        quiet: reading of `time.monotonic` up to which loops are told of nothing that can wait.
+    """
+
+    def __init__(self) -> None:
+        self.quiet = 0.0
+        self.members: list[Member] = []
+        self.failures: Counter[Member] = Counter()
+        self.wake = Flag()
+        self.closed = False
+        self.heartbeat = 0.0
+        self.error: BaseException | None = None
+        self.thread = Thread(target=self.run, name="outpace-worker", daemon=True)
+        self.thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it goes on driving."""
+        return self.error is None and not self.closed
+
+    def run(self) -> None:
+        """Step whoever has work, until closed or until an engine fails again and again."""
+        try:
+            while not self.closed:
+                self.wake.clear()  # first, so that what comes from here on is seen
+                busy = [self.step(member) for member in list(self.members)]
+                if not any(busy):
+                    self.wake.wait()
+        except BaseException as error:
+            LOG.exception("the worker has ended")
+            self.error = error
+        finally:
+            self.heartbeat = 0.0
+            for member in list(self.members):
+                member.abandon()
+
+    def step(self, member: Member) -> bool:
+        """One step of one engine; whether it has more to do."""
+        self.heartbeat = time.monotonic()
+        try:
+            more = member.advance()
+            self.failures[member] = 0
+        except Exception:
+            LOG.exception("a step of %s failed", member.name)
+            self.failures[member] += 1
+            if self.failures[member] == FAILURES:
+                raise
+            more = True
+        self.heartbeat = 0.0
+        return more
+
+    def tell(self, loop: asyncio.AbstractEventLoop, answers: Sequence[Waiting]) -> None:
+        """Let those who wait for these answers go on, in their loop; and see how long they take."""
+        began = time.monotonic()
+        for answer in answers:
+            answer.news.set()
+
+        def done(turns: int = HOPS) -> None:
+            if turns:
+                loop.call_soon(done, turns - 1)
+            else:
+                now = time.monotonic()
+                self.quiet = now + (now - began) * (1 / SHARE - 1)
+
+        done()
+
+    def check(self) -> None:
+        """Raise `WorkerDied` where it drives no more."""
+        if not self.alive:
+            raise WorkerDied(str(self.error or "the worker was closed"))
+
+    def close(self) -> None:
+        """End the thread; what is in hand ends with an error."""
+        self.closed = True
+        self.wake.set()

@@ -1,0 +1,245 @@
+"""Tasks of lm-evaluation-harness, through any method."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace import LLM
+from outpace.cli.main import main
+from outpace.methods import D2F, Autoregressive
+from outpace.models.load import ZOO
+from outpace.zoo.story import problems
+
+STORIES = [problem.question for problem in problems("test", 4)]
+TASK = """
+task: additions
+dataset_path: json
+dataset_kwargs:
+  cache_dir: {folder}/cache
+  data_files:
+    test: {folder}/test.jsonl
+output_type: {kind}
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+{more}
+metadata:
+  version: 1.0
+"""
+GENERATE = """
+generation_kwargs:
+  until: ["####"]
+  max_gen_toks: 16
+filter_list:
+  - name: last
+    filter:
+      - function: regex
+        regex_pattern: "(-?[0-9]+)"
+        group_select: -1
+      - function: take_first
+metric_list:
+  - metric: exact_match
+"""
+CHOOSE = """
+doc_to_choice: ["4", "5"]
+metric_list:
+  - metric: acc
+"""
+
+
+def test_without_the_harness_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "lm_eval"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "outpace.evaluation.harness", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", "tiny-aux", "--tasks", "gsm8k"])
+    assert ended.value.code == 2
+    assert "pip install 'outpace[eval]'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def harness() -> Any:
+    """The adapter, where lm-evaluation-harness is installed."""
+    pytest.importorskip("lm_eval", reason="needs lm-eval")
+    from outpace.evaluation import harness
+
+    return harness
+
+
+def instances(kind: str, *arguments: Any) -> list[Any]:
+    """Requests as the harness makes them."""
+    from lm_eval.api.instance import Instance
+
+    return [Instance(kind, {}, args, number) for number, args in enumerate(arguments)]
+
+
+def additions(folder: Path, kind: str, more: str) -> Path:
+    """A folder with a task of its own that reads a local file."""
+    lines = [{"question": f"{story} ", "answer": "1"} for story in STORIES]
+    (folder / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "additions.yaml").write_text(TASK.format(folder=folder, kind=kind, more=more))
+    return folder
+
+
+def test_likelihoods_are_those_of_the_harness_itself(harness: Any) -> None:
+    """On the same weights, to 1e-3; of whole texts, which are longer than the model, as well."""
+    from lm_eval.models.huggingface import HFLM
+
+    theirs = HFLM(pretrained=str(ZOO / "tiny-ar"), device="cpu", dtype="float32", batch_size=2)
+    ours = harness.Harness(LLM("tiny-ar"), batch_size=2)
+    pairs = [(story, f" {number} left.\n#### {number}") for number, story in enumerate(STORIES)]
+    pairs += [("", "Tom has 5 bags."), ("ends in a space ", "x"), (STORIES[0] * 40, " 7")]
+    for (log, greedy), (expected, as_greedy) in zip(
+        ours.loglikelihood(instances("loglikelihood", *pairs), disable_tqdm=True),
+        theirs.loglikelihood(instances("loglikelihood", *pairs), disable_tqdm=True),
+        strict=True,
+    ):
+        assert log == pytest.approx(expected, abs=1e-3) and greedy == as_greedy
+    texts = [(STORIES[0],), (" ".join(STORIES) * 8,), ("",)]
+    for total, expected in zip(
+        ours.loglikelihood_rolling(instances("loglikelihood_rolling", *texts)),
+        theirs.loglikelihood_rolling(instances("loglikelihood_rolling", *texts), disable_tqdm=True),
+        strict=True,
+    ):
+        assert total == pytest.approx(expected, abs=1e-3)
+
+
+def test_answers_are_those_of_the_method(harness: Any) -> None:
+    """Cut at the task's stop strings, at its length, at its temperature."""
+    llm = LLM("tiny-ar")
+    ours = harness.Harness(llm, batch_size=3, max_tokens=24)
+    given: list[dict[str, Any]] = [
+        {"until": ["\n"]},
+        {"until": [], "max_gen_toks": 5},
+        {"do_sample": True, "temperature": 0.8, "until": ["####"]},
+        {"until": ["\n"]},
+    ]
+    chats = [ours.apply_chat_template([{"role": "user", "content": s}]) for s in STORIES]
+    texts = ours.generate_until(instances("generate_until", *zip(chats, given, strict=True)))
+    limits = [24, 5, 24, 24]
+    for story, text, options, limit in zip(STORIES, texts, given, limits, strict=True):
+        (output,) = llm.generate(
+            story,
+            max_tokens=limit,
+            temperature=options.get("temperature", 0.0),
+            stop=options["until"],
+        )
+        assert text == output.text
+    assert len(ours.outputs) == 4 and ours.seconds > 0
+
+
+def test_a_context_that_is_too_long_loses_its_beginning(harness: Any) -> None:
+    """And a length that leaves no room is refused."""
+    ours = harness.Harness(LLM("tiny-ar"))
+    (text,) = ours.generate_until(
+        instances("generate_until", (" ".join(STORIES) * 9, {"max_gen_toks": 4}))
+    )
+    assert isinstance(text, str) and ours.outputs[0].prompt_tokens == ours.max_length - 4
+    with pytest.raises(ValueError, match="max_gen_toks=9999 leave no room"):
+        ours.generate_until(instances("generate_until", ("x", {"max_gen_toks": 9999})))
+
+
+def test_a_killed_run_goes_on(harness: Any, tmp_path: Path) -> None:
+    """With answers and likelihoods that are there; the same request is asked once."""
+    path = tmp_path / "samples.jsonl"
+    asked = instances("generate_until", *((story, {"max_gen_toks": 8}) for story in STORIES * 2))
+    scored = instances("loglikelihood", *((story, " 7") for story in STORIES))
+    first = harness.Harness(LLM("tiny-ar"), samples=path)
+    texts, found = first.generate_until(asked), first.loglikelihood(scored, disable_tqdm=True)
+    lines = path.read_text().splitlines(True)
+    assert len(lines) == 1 + 4 + 4
+    path.write_text("".join(lines[:3]))
+    for left in (6, 0):
+        again = harness.Harness(LLM("tiny-ar"), samples=path)
+        before = len(path.read_text().splitlines())
+        assert again.generate_until(asked) == texts
+        assert again.loglikelihood(scored, disable_tqdm=True) == found
+        assert len(path.read_text().splitlines()) - before == left
+    with pytest.raises(ValueError, match="another run: its seed is 0, not 1"):
+        harness.Harness(LLM("tiny-ar"), samples=path, seed=1).generate_until(asked)
+
+
+def test_arguments_of_the_command_are_told_apart(harness: Any) -> None:
+    """Model, method, its options, and ours; the harness's own device is a guess."""
+    made = harness.Harness.create_from_arg_string(
+        "model=tiny-dream,method=d2f,block=16,seed=3,draws=5",
+        {"batch_size": 4, "device": "cuda:7", "max_batch_size": None},
+    )
+    assert made.llm.method == D2F(block=16)
+    assert (made.batch, made.seed, made.draws) == (4, 3, 5)
+    assert harness.Harness.create_from_arg_string("model=tiny-ar").llm.method == Autoregressive()
+    for words, says in (
+        ("method=d2f", "name a model"),
+        ("model=tiny-ar,block=16", "block need a method"),
+        ("model=tiny-ar,method=nonsense", "unknown method 'nonsense'; known are apd"),
+        ("model=tiny-dream,method=d2f,blok=16", "d2f: .*blok"),
+        ("model=tiny-ar,batch_size=auto", "batch_size must be a whole number, not 'auto'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            harness.Harness.create_from_arg_string(words)
+
+
+def test_the_harness_knows_the_model_by_name(harness: Any) -> None:
+    """Once this package has said so."""
+    from lm_eval.api.registry import get_model
+
+    assert get_model("outpace") is harness.Harness
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("model", "kind", "more"),
+    [
+        ("tiny-ar", "generate_until", GENERATE),
+        ("tiny-ar", "multiple_choice", CHOOSE),
+        ("tiny-dream", "multiple_choice", CHOOSE),
+    ],
+)
+def test_a_task_of_one_s_own(
+    harness: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    model: str,
+    kind: str,
+    more: str,
+) -> None:
+    """From a local file, with its results beside our figures."""
+    folder, out = additions(tmp_path, kind, more), tmp_path / "out.json"
+    with pytest.raises(SystemExit) as ended:
+        main(
+            [
+                *("evaluate", model, "--tasks", "additions", "--include", str(folder)),
+                *("--limit", "3", "--batch", "3", "--json", str(out), "--draws", "4"),
+            ]
+        )
+    printed = capsys.readouterr()
+    assert not ended.value.code, printed.err
+    written = json.loads(out.read_text())
+    assert written["harness"]["n-samples"]["additions"]["effective"] == 3
+    (result,) = written["results"]
+    assert result["accuracy"] is None
+    assert result["problems"] == (3 if kind == "generate_until" else 0)
+    assert "additions" in printed.out
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_bad_input_is_one_line(harness: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unknown tasks, flags that do not go together."""
+    for words, says in (
+        (["--tasks", "gsm8k_cott"], "unknown task 'gsm8k_cott' of lm-evaluation-harness; near are"),
+        (["--tasks", "gsm8k", "--task", "gsm8k"], "--tasks bring their own questions"),
+        (["--tasks", "gsm8k", "--temperature", "1"], "bring their own sampling"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["evaluate", "tiny-aux", *words])
+        assert says in " ".join(capsys.readouterr().err.split())

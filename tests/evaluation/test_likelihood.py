@@ -1,0 +1,120 @@
+"""How probable a model finds a text, against sums over its logits."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from statistics import mean
+from typing import Any
+
+import pytest
+import torch
+
+from helpers import whole
+from outpace import LLM
+from outpace.evaluation.likelihood import Likelihood, MonteCarloLikelihood
+from outpace.models.load import load_model
+
+TEXT = "Tom has 5 bags. He gives 2 bags to Ann."
+
+
+def read(llm: LLM, method: Any, ids: list[int]) -> float:
+    """What a method finds, after it has ended as a request does."""
+    (output,) = llm.generate([ids], method=method, max_tokens=1, temperature=0)
+    assert output.finish_reason in ("stop", "length")
+    return float(method.found.logprob)
+
+
+@pytest.mark.parametrize("name", ["tiny-ar", "tiny-wedlm"])
+def test_of_a_causal_model(name: str) -> None:
+    """The sum over its rows; batched as alone, and with the prefix cache as without."""
+    llm = LLM(name)
+    ids = llm.text.encode(TEXT, raw=True)
+    logits = whole(load_model(name), ids, causal=True)[:-1, : llm.text.size].clone()
+    if llm.config.mask_id is not None:
+        logits[:, llm.config.mask_id] = -1e30
+    logprobs = logits.log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+    for known in (1, 5, len(ids) - 1):
+        expected = float(logprobs[known - 1 :].sum())
+        for _ in range(2):
+            assert read(llm, Likelihood(known=known), ids) == pytest.approx(expected, abs=1e-3)
+    methods = [Likelihood(known=known) for known in range(1, len(ids))]
+    requests = [(ids, {"method": method, "max_tokens": 1}) for method in methods]
+    for number, _ in llm.serve(requests):  # type: ignore[arg-type]
+        expected = float(logprobs[number:].sum())
+        assert methods[number].found.logprob == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_greedy_continuation_is_known_as_such() -> None:
+    """And another one is not."""
+    llm = LLM("tiny-ar")
+    prompt = llm.text.encode(TEXT)
+    (output,) = llm.generate([prompt], max_tokens=8, temperature=0)
+    for text, greedy in ((output.ids, True), ([*output.ids[:-1], output.ids[-1] ^ 1], False)):
+        method = Likelihood(known=len(prompt))
+        read(llm, method, [*prompt, *text])
+        assert method.found.greedy is greedy
+
+
+def test_a_text_without_end_has_probability_one() -> None:
+    """There is nothing to read."""
+    for name, kind in (("tiny-ar", Likelihood), ("tiny-dream", MonteCarloLikelihood)):
+        llm = LLM(name)
+        ids = llm.text.encode(TEXT, raw=True)
+        method = kind(known=len(ids))
+        assert read(llm, method, ids) == 0 and method.found.greedy
+
+
+@pytest.mark.parametrize("name", ["tiny-dream", "tiny-llada"])
+def test_of_a_diffusion_model(name: str) -> None:
+    """The estimate of many draws is the mean over all masks of three tokens."""
+    llm, model = LLM(name), load_model(name)
+    ids = llm.text.encode(TEXT, raw=True)[:14]
+    slots, mask = range(len(ids) - 3, len(ids)), llm.config.mask_id
+    assert mask is not None
+
+    def of(masked: tuple[int, ...]) -> float:
+        fed = [mask if slot in masked else token for slot, token in enumerate(ids)]
+        logits = whole(model, fed, causal=False)[:, : llm.text.size].clone()
+        logits[:, mask] = -1e30
+        logprobs = logits.log_softmax(-1)
+        return sum(float(logprobs[slot - llm.config.shift, ids[slot]]) for slot in masked)
+
+    exact = mean(
+        3 / size * mean(of(masked) for masked in combinations(slots, size)) for size in (1, 2, 3)
+    )
+    found = read(llm, MonteCarloLikelihood(known=slots.start, draws=600), ids)
+    assert found == pytest.approx(exact, rel=0.05)
+    again = read(llm, MonteCarloLikelihood(known=slots.start, draws=600), ids)
+    assert again == found
+    assert read(llm, MonteCarloLikelihood(known=slots.start, draws=600, seed=1), ids) != found
+
+
+def test_numbers_of_masks_are_spread_evenly() -> None:
+    """As LLaDA's authors do: each as often as any other, where the draws allow it."""
+    masks = list(MonteCarloLikelihood(known=7, draws=20).masks(5))
+    counts = sorted(len(slots) for slots in masks)
+    assert counts == [n for n in range(1, 6) for _ in range(4)]
+    assert all(slots == sorted(set(slots)) for slots in masks)
+    assert {slot for slots in masks for slot in slots} == set(range(7, 12))
+    first = [len(next(MonteCarloLikelihood(known=7, seed=n).masks(5))) for n in range(200)]
+    assert all(25 < first.count(count) < 55 for count in range(1, 6))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Likelihood, {"known": 0}),
+        (Likelihood, {"known": "x"}),
+        (MonteCarloLikelihood, {"known": 1, "draws": 0}),
+    ],
+)
+def test_bad_options_are_refused(kind: Any, options: dict[str, Any]) -> None:
+    """As those of any method."""
+    with pytest.raises(ValueError, match="must be"):
+        kind(**options)
+
+
+def test_models_of_another_kind_are_refused() -> None:
+    """A bidirectional model has no left-to-right likelihood in one forward."""
+    with pytest.raises(ValueError, match="Likelihood decodes causal models"):
+        LLM("tiny-dream").generate([[1, 2, 3]], method=Likelihood(known=1), max_tokens=1)

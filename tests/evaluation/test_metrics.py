@@ -1,0 +1,135 @@
+"""Figures from traces, against sums done by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from outpace import LLM, Output
+from outpace.decoding import Step
+from outpace.evaluation import metrics
+from outpace.evaluation.run import questions_of
+from outpace.methods import DFlash
+
+HOLES = (range(4, 6),)
+
+
+def output(*steps: Step, tokens: int, prompt: int = 4) -> Output:
+    """An answer with a trace."""
+    return Output(
+        text="",
+        ids=[0] * tokens,
+        finish_reason="stop",
+        steps=list(steps),
+        prompt_tokens=prompt,
+        seconds=1.0,
+    )
+
+
+SPECULATIVE = output(
+    Step("target", 0, 4, 4, 1, 0.5),
+    Step("draft", 4, 3, 7, 0, 0.25),
+    Step("target", 4, 4, 8, 3, 0.25),
+    Step("draft", 7, 3, 10, 0, 0.25),
+    Step("target", 7, 4, 11, 1, 0.25),
+    tokens=5,
+)
+DIFFUSION = output(
+    Step("target", 0, 6, 6, 0, 1.0, holes=HOLES),
+    Step("verifier", 0, 6, 6, 2, 0.5),
+    Step("target", 0, 8, 8, 0, 1.0, holes=HOLES),
+    Step("verifier", 4, 4, 8, 1, 0.5),
+    tokens=3,
+)
+
+
+def test_what_a_forward_of_the_target_kept() -> None:
+    """A prefill does not count; tokens that another model's pass commits belong to the target's."""
+    assert metrics.groups(SPECULATIVE) == [3, 1]
+    assert metrics.groups(DIFFUSION) == [2, 1]
+    assert metrics.groups(output(tokens=0)) == []
+    assert metrics.acceptance_length([SPECULATIVE, DIFFUSION]) == pytest.approx((2 + 1.5) / 2)
+
+
+def test_histogram_and_positions() -> None:
+    """Of all forwards together."""
+    counts = metrics.histogram([SPECULATIVE, DIFFUSION])
+    assert counts == [0, 2, 1, 1]
+    assert metrics.by_position(counts) == [1.0, 0.5, 0.25]
+    assert metrics.by_position([]) == [] == metrics.by_position([0])
+
+
+def test_rows() -> None:
+    """Those of the prompt do not count."""
+    assert metrics.rows_fed(SPECULATIVE) == 8 and metrics.rows_fed(DIFFUSION) == 10
+    assert metrics.rows_fed(SPECULATIVE, "draft") == 2
+    assert metrics.p_cache([SPECULATIVE, DIFFUSION]) == pytest.approx(8 / 18)
+    assert metrics.p_cache([]) is None
+    assert metrics.wasted([SPECULATIVE, DIFFUSION]) == 3 + 7
+    assert list(metrics.models([SPECULATIVE, DIFFUSION])) == ["target", "draft", "verifier"]
+
+
+def test_first_text_comes_with_the_first_token() -> None:
+    """Whichever model's pass brings it."""
+    assert metrics.first_text(SPECULATIVE) == 0.5
+    assert metrics.first_text(DIFFUSION) == 1.5
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "low", "high"),
+    [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (0, 0, 0.0, 1.0)],
+)
+def test_wilson(right: int, count: int, low: float, high: float) -> None:
+    """Against published values."""
+    assert metrics.wilson(right, count) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_the_error_of_a_ratio_is_that_of_many_runs() -> None:
+    """Its mean over many runs is the spread of their ratios."""
+    rng = np.random.default_rng(0)
+    ratios, errors = [], []
+    for _ in range(400):
+        forwards = rng.integers(5, 30, 60)
+        tokens = forwards * rng.uniform(1, 5, 60)
+        ratios.append(tokens.sum() / forwards.sum())
+        errors.append(metrics.ratio_error(list(tokens), list(forwards)))
+    assert np.mean(errors) == pytest.approx(np.std(ratios), rel=0.1)
+    assert math.isnan(metrics.ratio_error([3], [1])) and math.isnan(metrics.ratio_error([], []))
+
+
+def test_area_under_accuracy() -> None:
+    """By hand: 1 × 80, then a trapezium; what lies too low or below the best counts less."""
+    assert metrics.aup([(1.0, 0.8)], 0.8) == pytest.approx(80)
+    assert metrics.aup([(3.0, 0.8), (1.0, 0.8)], 0.8) == pytest.approx(80 + 2 * 80)
+    assert metrics.aup([(1.0, 0.8), (3.0, 0.74)], 0.8) == pytest.approx(80)
+    weight = math.exp(-3 * (1 - 0.76 / 0.8))
+    area = 80 + 2 * (80 + 76 * weight) / 2
+    assert metrics.aup([(1.0, 0.8), (3.0, 0.76)], 0.8) == pytest.approx(area)
+    assert metrics.aup([(1.0, 0.0)], 0.0) == 0
+    with pytest.raises(ValueError, match="no point"):
+        metrics.aup([], 1.0)
+
+
+def test_front() -> None:
+    """Equals do not beat one another."""
+    points = [(1.0, 0.9), (2.0, 0.8), (1.5, 0.8), (2.0, 0.8), (3.0, 0.1)]
+    assert metrics.front(points) == [0, 1, 3, 4]
+
+
+def test_percentile() -> None:
+    """Of nothing it is nothing."""
+    assert metrics.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert metrics.percentile([], 0.5) == 0.0
+
+
+def test_a_lossless_draft_keeps_what_its_answer_has() -> None:
+    """Of a real trace: the groups and the token of the prefill are the answer."""
+    llm = LLM("tiny-ar", DFlash(draft="tiny-dflash", tokens=7))
+    outputs = llm.generate([str(q.prompt) for q in questions_of("story", 3)], max_tokens=64)
+    for each in outputs:
+        committed = sum(step.kept for step in each.steps)
+        assert sum(metrics.groups(each)) + each.steps[0].kept == committed
+        assert metrics.acceptance_length([each]) > 1.5
+        assert sum(metrics.histogram([each])) == each.forwards - 1

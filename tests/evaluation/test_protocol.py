@@ -1,0 +1,235 @@
+"""How papers ask: what their files say, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outpace.evaluation.protocol import FOLDER, PROTOCOLS, Setting, setting, settings
+from outpace.evaluation.scoring import NEEDED
+from outpace.evaluation.tasks import TASKS
+from outpace.methods import D2F, LeftToRight, WeDLM
+
+GSM8K = [
+    {"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1}"}
+    for n in range(9)
+]
+FIGURES = {
+    *("accuracy", "tokens_per_second", "tokens_per_forward", "latency", "answer_tokens"),
+    *("speedup", "acceptance_length"),
+}
+PLACES = {"place", "method"}
+OPTIONS = {"tokens", "lookahead", "window", "ratio", "activate", "confidence", "add"} | {
+    "entropy",
+    "penalty",
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """A file of a few additions."""
+    path = tmp_path / "test.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in GSM8K))
+    return str(path)
+
+
+def test_every_file_is_a_protocol() -> None:
+    """And every protocol a file."""
+    assert sorted(path.stem for path in FOLDER.glob("*.toml")) == list(PROTOCOLS)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_protocol_is_whole(name: str) -> None:
+    """Its methods exist, its settings have names, its figures a place in the paper."""
+    found = settings(name)
+    assert len({(each.task, each.name) for each in found}) == len(found)
+    for each in found:
+        assert each.template is not None or each.harness is not None
+        assert each.task in TASKS or each.template is None
+        method = each.decoder()
+        assert (method is None) is (name == "plain")
+        assert bool(each.published) is (name != "plain") and bool(each.model) is (name != "plain")
+        for figure in each.published:
+            assert "place" in figure and set(figure) & FIGURES
+            assert set(figure) <= FIGURES | PLACES | OPTIONS
+            assert all(v > 0 for key, v in figure.items() if key not in PLACES)
+            assert 0 < figure.get("accuracy", 1) <= 100
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_protocol_says_what_is_not_known(name: str) -> None:
+    """And where it is not what the authors ran."""
+    import tomllib
+
+    table = tomllib.loads((FOLDER / f"{name}.toml").read_text())
+    assert table["title"] and table["source"]
+    assert bool(table["unknown"]) is bool(table["deviations"]) is (name != "plain")
+
+
+def test_methods_have_the_settings_of_their_papers() -> None:
+    """As far as the tables name them."""
+    assert setting("gsm8k", "d2f:llada").decoder() == D2F(
+        block=64, add=0.7, activate=0.95, confidence=0.9
+    )
+    assert setting("gsm8k", "wedlm:quality").decoder() == WeDLM(window=6, entropy=None, penalty=0.1)
+    assert setting("gsm8k", "apd:left-to-right").decoder() == LeftToRight(tokens=1)
+
+
+def test_a_bare_question_is_a_user_s_message(data: str) -> None:
+    """And any last number is its answer."""
+    (question,) = setting("gsm8k").questions(data, 1, None)
+    assert question.prompt == "What is 0 + 1?"
+    assert question.right("It is $1.") is True and question.right("#### 2") is False
+
+
+def test_raw_shots_are_one_text(data: str) -> None:
+    """As D2F asks Dream, and WeDLM all of its models."""
+    (question,) = setting("gsm8k", "d2f:dream").questions(data, 1, data)
+    text = question.prompt
+    assert isinstance(text, str) and text.startswith(
+        "Q: What is 0 + 1?\nA: 0 + 1 = 1\n#### 1\n\nQ: "
+    )
+    assert text.count("Q: ") == 9 and text.endswith("\n\nQ: What is 0 + 1?\nA:")
+    (question,) = setting("gsm8k", "wedlm:speed").questions(data, 1, data)
+    assert str(question.prompt).startswith("Solve the question step by step")
+    assert str(question.prompt).endswith("#### 3\n\nQuestion:\nWhat is 0 + 1?\nAnswer:\n")
+
+
+def test_shots_may_be_turns_of_a_conversation(data: str) -> None:
+    """As D2F asks LLaDA."""
+    (question,) = setting("gsm8k", "d2f:llada").questions(data, 1, data)
+    roles = [message["role"] for message in question.prompt]  # type: ignore[index]
+    assert roles == ["user", "assistant"] * 4 + ["user"]
+    assert question.prompt[1]["content"] == " 0 + 1 = 1\n#### 1"  # type: ignore[index]
+
+
+def test_a_system_prompt_is_a_message(data: str) -> None:
+    """As APD asks."""
+    (question,) = setting("gsm8k", "apd:ratio-0.7").questions(data, 1, None)
+    assert question.prompt == [
+        {"role": "system", "content": "You are a helpful assistant."},
+        {"role": "user", "content": "Question: What is 0 + 1?\nAnswer:"},
+    ]
+
+
+def test_shots_that_are_held_out_are_not_asked(tmp_path: Path) -> None:
+    """Dream takes them from the file of the questions."""
+    path = tmp_path / "cd4.jsonl"
+    lines = [{"input": f"{n},2,3,4,9", "output": f"{n}+2=1"} for n in range(10)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    questions = setting("countdown").questions(str(path), 5, None)
+    assert [question.reference for question in questions] == ["8,2,3,4,9", "9,2,3,4,9"]
+    text = str(questions[0].prompt)
+    assert text.startswith("Given 5 numbers") and text.endswith("\n\nInput: 8,2,3,4,9\nOutput: ")
+    assert "\n\nInput: 7,2,3,4,9\nOutput: 7+2=1\n\n" in text
+    path.write_text(json.dumps(lines[0]) + "\n")
+    with pytest.raises(ValueError, match="8 shots and a question are more than the 1 lines"):
+        setting("countdown").questions(str(path), 5, None)
+
+
+def test_shots_need_a_file(data: str) -> None:
+    """Of so many lines."""
+    with pytest.raises(ValueError, match="8 shots: name a file of them with --shots"):
+        setting("gsm8k", "d2f:dream").questions(data, 1, None)
+    Path(data).write_text(json.dumps(GSM8K[0]) + "\n")
+    with pytest.raises(ValueError, match="8 shots and a question are more"):
+        setting("gsm8k", "d2f:dream").questions(data, 1, data)
+
+
+def test_shots_that_nobody_asks_for_are_refused(data: str) -> None:
+    """Instead of being left out in silence."""
+    with pytest.raises(ValueError, match="without shots: leave --shots out"):
+        setting("gsm8k").questions(data, 1, data)
+    with pytest.raises(ValueError, match="with its own shots"):
+        setting("countdown").questions(data, 1, data)
+
+
+def test_what_is_given_takes_the_place_of_the_paper_s() -> None:
+    """Unless it is left open."""
+    found = setting("gsm8k", "d2f:dream")
+    options = found.options({"max_tokens": 7, "temperature": None})
+    assert options["max_tokens"] == 7 and options["temperature"] == 0.0 and options["raw"] is True
+    assert options["stop"] == ("Q:", "</s>", "<|im_end|>")
+    assert isinstance(options["method"], D2F)
+    chosen = found.options({"method": LeftToRight()})
+    assert chosen["method"] == LeftToRight()
+
+
+@pytest.mark.parametrize(
+    ("task", "protocol", "says"),
+    [
+        ("nonsense", "plain", "unknown task 'nonsense'; known are countdown, gsm8k"),
+        ("gsm8k", "nonsense", "unknown protocol 'nonsense'; known are apd, d2f, dflash"),
+        (
+            "gsm8k",
+            "d2f",
+            "several ways to ask gsm8k; name one of d2f:dream, d2f:dream-512, d2f:llada",
+        ),
+        ("gsm8k", "d2f:nonsense", "d2f has no 'nonsense' to ask gsm8k; name one of d2f:dream"),
+        ("gsm8k", "plain:x", "plain has no 'x' to ask gsm8k; name one of plain$"),
+        ("sudoku", "d2f", "d2f does not ask 'sudoku'; it asks gsm8k, mbpp, humaneval, math"),
+    ],
+)
+def test_what_is_unknown_is_answered_with_what_is_known(
+    task: str, protocol: str, says: str
+) -> None:
+    """So that one can go on from there."""
+    with pytest.raises(ValueError, match=says):
+        setting(task, protocol)
+
+
+def test_tasks_of_the_harness_alone_say_so() -> None:
+    """And what it calls them."""
+    with pytest.raises(ValueError, match="use --tasks gpqa_main_generative_n_shot"):
+        setting("gpqa", "apd:ratio-0.7").questions(None, 1, None)
+
+
+@pytest.mark.parametrize("task", ["math500", "humaneval", "mbpp"])
+def test_what_cannot_be_judged_here_is_not_asked(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a single answer is lost."""
+
+    def missing() -> None:
+        raise OSError("not here")
+
+    monkeypatch.setitem(NEEDED, setting(task).score, missing)
+    with pytest.raises(OSError, match="not here"):
+        setting(task).questions(str(tmp_path / "none"), 1, None)
+
+
+def test_a_protocol_of_one_s_own(tmp_path: Path, data: str) -> None:
+    """Is a file like those of the package."""
+    path = tmp_path / "mine.toml"
+    path.write_text('[tasks.gsm8k]\ntemplate = "{question}!"\nscore = "strict"\n')
+    (question,) = setting("gsm8k", str(path)).questions(data, 1, None)
+    assert question.prompt == "What is 0 + 1?!" and question.right("It is 1.") is False
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[tasks", "is no protocol"),
+        ("title = 'x'", "is no protocol: 'tasks'"),
+        ("[tasks.gsm8k]\nshoots = 3", "gsm8k has no shoots"),
+        ("[tasks.gsm8k]\nscore = 'nonsense'", "unknown score 'nonsense'; known are boxed"),
+        ("[tasks.other]\ntemplate = 'x'", "unknown task 'other'"),
+        ("[tasks.gsm8k]\nraw = true\nsystem = 'x'", "neither system prompt nor turns"),
+        ("[tasks.gsm8k]\ntemplate = 'x'\nshots = 3", "need a text as shot"),
+        ("[tasks.gsm8k]\ntemplate = '{answr}'\nscore = 'strict'", "no text as answr"),
+    ],
+)
+def test_a_bad_protocol_is_refused(tmp_path: Path, data: str, text: str, says: str) -> None:
+    """With what is wrong in it."""
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=says):
+        setting("gsm8k", str(path)).questions(data, 1, None)
+
+
+def test_a_template_names_fields_and_nothing_else() -> None:
+    """Braces of mathematics stay."""
+    asked = Setting(task="gsm8k", template="{question} \\boxed{} {0}", score="strict")
+    assert asked.prompt({"question": "1 {answer}"}, []) == "1 {answer} \\boxed{} {0}"

@@ -1,0 +1,232 @@
+"""Code of a model can compute, and do nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from outpace.evaluation import jail, sandbox
+from outpace.evaluation.sandbox import Limits, run
+
+PROBES = (335, 336)
+"""Calls of the kernel's own probes, which pass every filter and are of no use to a program."""
+
+SHORT = Limits(seconds=3)
+SECURITY_BITS, NO_ROOT = 28, 3
+"""Of `prctl`: that user 0 gets no capabilities, and that this cannot be undone."""
+
+HARMLESS = {
+    "arithmetic": "assert 1 + 1 == 2",
+    "the library": "import collections, datetime, decimal, hashlib, heapq, itertools, json, math, "
+    "random, re, statistics, string, typing\nassert random.random() < 1",
+    "numpy": "import numpy\nassert numpy.ones((9, 9)).sum() == 81",
+    "threads": "import threading\nt = threading.Thread(target=print)\nt.start()\nt.join()",
+    "clocks": "import time\ntime.sleep(0.01)\nassert time.time() > 0",
+    "much output": "for _ in range(10**5):\n    print('x' * 100)",
+    "annotations": "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: 'int'",
+    "reading": "assert open('/proc/self/status').read()",
+}
+
+HARMFUL = {
+    "endless loop": "while True: pass",
+    "endless sleep": "import time\nwhile 1:\n  try: time.sleep(99)\n  except BaseException: pass",
+    "memory bomb": "x = []\nwhile True: x.append('x' * 10**6)",
+    "large string": "x = 'x' * 10**12",
+    "endless recursion": "def f(): f()\nf()",
+    "crash": "import ctypes\nctypes.string_at(0)",
+    "threads without end": "import threading, time\nwhile True:\n"
+    "  threading.Thread(target=time.sleep, args=(99,)).start()",
+    "fork bomb": "import os\nwhile True:\n  try: os.fork()\n  except OSError: raise",
+    "fork bomb of a shell": "import os\nassert os.system(':(){ :|:& };:') == 0",
+    "process": "import subprocess\nsubprocess.run(['true'])",
+    "program": "import os\nos.execv('/bin/true', ['true'])",
+    "socket": "import socket\nsocket.socket()",
+    "address": "import socket\nsocket.getaddrinfo('example.org', 80)\nsocket.socket()",
+    "socket of files": "import socket\nsocket.socket(socket.AF_UNIX)",
+    "download": "import urllib.request\nurllib.request.urlopen('http://127.0.0.1')",
+    "signal to its parent": "import os\nos.kill(os.getppid(), 9)",
+    "signal to all": "import os\nos.kill(-1, 9)",
+    "higher limits": "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (99, 99))",
+    "leaving": "import sys\nsys.exit(0)",
+    "leaving at once": "import os\nos._exit(0)",
+    "input": "input()",
+    "wrong": "assert 1 + 1 == 3",
+    "no Python": "this is no program",
+    "a null": "x = '\0'",
+    "half a character": "x = '\ud800'",
+    "flooding its verdict": "import os\nwhile True: os.write(3, b'x' * 4096)",
+    "a verdict of its own": "import os\nos.write(3, b'{\"raised\": null}')\nos._exit(0)",
+}
+
+WRITES = {
+    "write": "open({path!r}, 'w')",
+    "append": "open({path!r}, 'a')",
+    "create": "import os\nos.open({path!r}, os.O_CREAT)",
+    "truncate": "import os\nos.truncate({old!r}, 0)",
+    "truncate on opening": "import os\nos.open({old!r}, os.O_RDONLY | os.O_TRUNC)",
+    "folder": "import os\nos.mkdir({path!r})",
+    "link": "import os\nos.symlink('x', {path!r})",
+    "rename": "import os\nos.rename({old!r}, {path!r})",
+    "remove": "import os\nos.remove({old!r})",
+    "mode": "import os\nos.chmod({old!r}, 0)",
+    "temporary": "import tempfile\ntempfile.TemporaryFile()",
+    "pipe": "import os\nos.mkfifo({path!r})",
+    "itself": "open('/proc/self/mem', 'r+b')",
+}
+
+
+@pytest.mark.parametrize("program", HARMLESS.values(), ids=HARMLESS)
+def test_what_computes_passes(program: str) -> None:
+    """With nothing to say."""
+    assert run(program) == sandbox.Verdict(True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", HARMFUL.values(), ids=HARMFUL)
+def test_what_does_more_fails(program: str) -> None:
+    """In its time, with a reason on one line, and leaves no process."""
+    began = time.monotonic()
+    verdict = run(program, SHORT)
+    assert not verdict.passed and verdict.reason and len(verdict.reason) < 300
+    assert time.monotonic() - began < SHORT.seconds + 2
+    assert not children()
+
+
+@pytest.mark.parametrize("program", WRITES.values(), ids=WRITES)
+def test_files_stay_as_they_are(program: str, tmp_path: Path) -> None:
+    """None is made, none is changed."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("old")
+    old.chmod(0o600)
+    assert not run(program.format(path=str(new), old=str(old)), SHORT).passed
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert old.read_text() == "old" and old.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_environment_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Python adds by itself aside."""
+    monkeypatch.setenv("A_SECRET", "x")
+    assert run("import os\nassert set(os.environ) <= {'LC_CTYPE'}").passed
+
+
+def test_it_asks_for_no_rights_of_root() -> None:
+    """A process that has none of them is held in the same way."""
+    script = """
+from pathlib import Path
+from outpace.evaluation.sandbox import run
+assert "CapEff:\\t0000000000000000" in Path("/proc/self/status").read_text()
+assert run("assert 1").passed
+for program in ("import socket\\nsocket.socket()", "import os\\nos.fork()", "open('x', 'w')"):
+    assert "not permitted" in run(program).reason
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], preexec_fn=without_rights, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def without_rights() -> None:
+    """From the next program on, root is a user like any other."""
+    if os.geteuid() == 0:
+        jail.control(SECURITY_BITS, NO_ROOT)
+
+
+def test_a_killed_parent_takes_its_program_along() -> None:
+    """Whatever that is doing."""
+    script = "from outpace.evaluation.sandbox import run\nrun('import time\\ntime.sleep(99)')"
+    parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+    while not (found := jails(parent.pid)):
+        assert parent.poll() is None
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    for _ in range(100):
+        if not any(Path(f"/proc/{pid}").exists() for pid in found):
+            return
+        time.sleep(0.05)
+    raise AssertionError("it lives on")
+
+
+def jails(parent: int) -> list[int]:
+    """Processes of a parent that run a program."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            command = (path.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and b"jail.py" in command:
+            found.append(int(path.parent.name))
+    return found
+
+
+def children() -> list[int]:
+    """Programs of this process that still run."""
+    return jails(os.getpid())
+
+
+def test_where_the_kernel_cannot_hold_it_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the error says what is missing."""
+    monkeypatch.setattr(sandbox.sys, "platform", "darwin")
+    sandbox.needed.cache_clear()
+    with pytest.raises(OSError, match="seccomp.*here: darwin"):
+        run("assert 1")
+    monkeypatch.undo()
+    sandbox.needed.cache_clear()
+    assert run("assert 1").passed
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"seconds": 0}, "seconds must lie between"),
+        ({"seconds": float("nan")}, "seconds must lie between"),
+        ({"memory": 10}, "memory must be at least"),
+    ],
+)
+def test_limits_that_hold_nothing_are_refused(limits: dict[str, float], says: str) -> None:
+    """With the value."""
+    with pytest.raises(ValueError, match=says):
+        Limits(**limits)  # type: ignore[arg-type]
+
+
+def test_every_other_call_is_refused() -> None:
+    """By number, all that the kernel has and some more; also those of other conventions."""
+    machine = platform.machine()
+    known = {*jail.ALLOWED[machine], *(call for call, _ in jail.OPENS[machine]), *PROBES}
+    program = f"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+for call in [*range(600), *range(2**30, 2**30 + 600)]:
+    if call not in {known!r}:
+        ctypes.set_errno(0)
+        assert libc.syscall(ctypes.c_long(call), 0, 0, 0, 0, 0, 0) == -1, call
+        assert ctypes.get_errno() in (1, 38), call
+"""
+    assert run(program) == sandbox.Verdict(True)
+
+
+@pytest.mark.parametrize("flags", ["O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC"])
+def test_every_way_to_open_for_writing_is_refused(flags: str) -> None:
+    """Alone and beside others."""
+    for more in ("0", "os.O_DIRECTORY", "os.O_CLOEXEC", "os.O_APPEND"):
+        verdict = run(f"import os\nos.open('/', os.{flags} | {more})")
+        assert verdict.reason.startswith("PermissionError"), verdict
+
+
+def test_filters_of_both_machines_are_whole() -> None:
+    """Each instruction has eight bytes, no jump leads out, and the last one refuses."""
+    for machine in jail.ALLOWED:
+        code = list(jail.instructions(machine))
+        assert {len(each) for each in code} == {8}
+        for at, each in enumerate(code):
+            assert at + 1 + max(each[2], each[3]) < len(code) or each is code[-1]
+        assert json.dumps(list(code[-1])) == json.dumps([6, 0, 0, 0, 1, 0, 5, 0])

@@ -1,0 +1,150 @@
+"""Answers in the wild, each judged as the published scorer would judge it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+
+from evaluation import wild_code, wild_expressions, wild_numbers, wild_plans
+from outpace.evaluation import sandbox
+from outpace.evaluation.scoring import SCORERS
+
+NUMBERS = {"s": "strict", "t": "stated", "f": "flexible", "l": "last-number"}
+HUMANEVAL = {"h": "humaneval", "c": "humaneval-completion"}
+MBPP = {"f": "mbpp", "d": "mbpp-done"}
+
+
+def pairs(table: dict[str, list[tuple[str, Any]]]) -> list[tuple[str, str, Any]]:
+    """Reference, answer and verdict of each line."""
+    return [(reference, *line) for reference, lines in table.items() for line in lines]
+
+
+def judged(rules: dict[str, str], answer: str, reference: Any) -> str:
+    """Letters of the rules that judge an answer right."""
+    return "".join(letter for letter in rules if SCORERS[rules[letter]](answer, reference))
+
+
+@pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_numbers.WILD))
+def test_numbers(reference: str, answer: str, right: str) -> None:
+    """As GSM8K, lm-eval and WeDLM find them."""
+    assert judged(NUMBERS, answer, reference) == right
+
+
+@pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_numbers.WILD))
+def test_numbers_are_found_as_by_the_harness_itself(
+    reference: str, answer: str, right: str
+) -> None:
+    """Its own filters and its own comparison."""
+    extraction = pytest.importorskip("lm_eval.filters.extraction", reason="needs lm-eval")
+    metrics = pytest.importorskip("lm_eval.api.metrics")
+    filters = {
+        "s": extraction.RegexFilter(r"#### (\-?[0-9\.\,]+)"),
+        "t": extraction.RegexFilter(r"The answer is (\-?[0-9\.\,]+)."),
+        "f": extraction.RegexFilter(r"(-?[$0-9.,]{2,})|(-?[0-9]+)", group_select=-1),
+    }
+    ignored = [",", r"\$", "(?s).*#### ", r"\.$"]
+    for letter, each in filters.items():
+        (found,) = each.apply([[answer]], [{}])
+        matched = metrics.exact_match_hf_evaluate(
+            found, [reference], regexes_to_ignore=ignored, ignore_case=True
+        )
+        assert bool(matched["exact_match"]) is (letter in right)
+
+
+@pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_expressions.WILD))
+def test_expressions_as_text(reference: str, answer: str, right: str) -> None:
+    """As WeDLM compares them."""
+    assert SCORERS["boxed"](answer, reference) is ("b" in right)
+
+
+@pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_expressions.WILD))
+def test_expressions_by_value(reference: str, answer: str, right: str) -> None:
+    """As math-verify compares them."""
+    pytest.importorskip("math_verify", reason="needs math-verify")
+    assert SCORERS["equal"](answer, f"\\boxed{{{reference}}}") is ("e" in right)
+
+
+def test_expressions_need_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the message names the extra that brings it."""
+    monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
+    with pytest.raises(ValueError, match=r"pip install 'outpace\[eval\]'"):
+        SCORERS["equal"]("\\boxed{1}", "\\boxed{1}")
+
+
+def test_expressions_are_compared_in_the_main_thread_only() -> None:
+    """Elsewhere the library's time limits fail, and every answer would be wrong."""
+    pytest.importorskip("math_verify", reason="needs math-verify")
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="main thread only"):
+        pool.submit(SCORERS["equal"], "\\boxed{1}", "1").result()
+
+
+@pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_plans.COUNTDOWN))
+def test_countdown(reference: str, answer: str, right: bool) -> None:
+    """As Dream's authors check it."""
+    assert SCORERS["countdown"](answer, reference) is right
+
+
+@pytest.mark.parametrize(
+    "answer", ["1+2**3=9", "1+9**9**9**9=0", "1+__import__('os').getpid()=2", "1+" + "(" * 999]
+)
+def test_countdown_executes_nothing(answer: str) -> None:
+    """Where the published scorer would."""
+    assert SCORERS["countdown"](answer, "1,2,3,9") is False
+
+
+@pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_plans.SUDOKU))
+def test_sudoku(reference: str, answer: str, right: bool) -> None:
+    """As Dream's authors check it."""
+    assert SCORERS["sudoku"](answer, reference) is right
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rules", "reference", "answers"),
+    [
+        (HUMANEVAL, wild_code.PROBLEM, wild_code.HUMANEVAL),
+        (MBPP, wild_code.TASK, wild_code.MBPP),
+    ],
+    ids=["humaneval", "mbpp"],
+)
+def test_programs(
+    rules: dict[str, str], reference: Any, answers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As lm-eval, Dream and WeDLM cut them out; all are run."""
+    quick = partial(sandbox.run, limits=sandbox.Limits(seconds=5))
+    monkeypatch.setattr(sandbox, "run", quick)
+    wrong = {a: right for a, right in answers if judged(rules, a, reference) != right}
+    assert not wrong
+
+
+def test_every_rule_has_sixty_answers() -> None:
+    """Right and wrong ones."""
+    columns: list[list[bool]] = [
+        [letter in right for _, _, right in pairs(wild_numbers.WILD)] for letter in NUMBERS
+    ]
+    columns += [[x in right for _, _, right in pairs(wild_expressions.WILD)] for x in "be"]
+    columns += [
+        [right for _, _, right in pairs(t)] for t in (wild_plans.COUNTDOWN, wild_plans.SUDOKU)
+    ]
+    columns += [[letter in right for _, right in wild_code.HUMANEVAL] for letter in HUMANEVAL]
+    columns += [[letter in right for _, right in wild_code.MBPP] for letter in MBPP]
+    assert len(columns) == len(SCORERS) - 2  # `exact` and `none` find nothing
+    for column in columns:
+        assert len(column) >= 60 and sum(column) >= 10 and column.count(False) >= 10
+
+
+def test_tables_are_scored_to_the_letter() -> None:
+    """White space around them is free."""
+    right = [" 1 2 3\n", "1 2 3"]
+    wrong = ["1 2", "1 2 3 4", "1  2 3", ""]
+    assert [SCORERS["exact"](answer, "1 2 3") for answer in right + wrong] == [True] * 2 + [
+        False
+    ] * 4
+
+
+def test_what_is_asked_for_speed_has_no_verdict() -> None:
+    """Neither right nor wrong."""
+    assert SCORERS["none"]("anything", None) is None

@@ -1,0 +1,129 @@
+"""Lines of published files, and what is refused in them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from outpace.evaluation.run import questions_of
+from outpace.evaluation.scoring import NEEDED
+from outpace.evaluation.tasks import TASKS
+
+LINES = {
+    "countdown": {"input": "15,44,79,50", "output": "44-15=29,79-29=50"},
+    "gsm8k": {"question": "What is 3 + 4?", "answer": "3 + 4 = 7\n#### 7"},
+    "humaneval": {"prompt": "def f():\n", "test": "def check(f): ...", "entry_point": "f"},
+    "math500": {"problem": "1 + 1?", "solution": "It is $\\boxed{2}$.", "answer": "2"},
+    "mbpp": {"text": "Write f.", "code": "def f(): ...", "test_list": ["assert f() is None"]},
+    "mtbench": {"turns": ["Write.", "Again."]},
+    "sudoku": {"input": "4000\n3104\n1030\n0000", "output": "4213\n3124\n1432\n2341"},
+}
+MADE = {"story", "story-unseen", "table"}
+
+
+def file_of(path: Path, *lines: object) -> str:
+    """A file of JSON lines."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_every_task_of_a_file_is_tried() -> None:
+    """The others are made here."""
+    assert set(LINES) | MADE == set(TASKS)
+
+
+@pytest.fixture(autouse=True)
+def judged_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a rule can judge on this machine is no question here."""
+    for rule in NEEDED:
+        monkeypatch.setitem(NEEDED, rule, lambda: None)
+
+
+@pytest.mark.parametrize("task", LINES)
+def test_a_good_line_is_asked(tmp_path: Path, task: str) -> None:
+    """In the words of the plain protocol, which needs no more than the file."""
+    path = file_of(tmp_path / "data.jsonl", *[LINES[task]] * 10)
+    question = questions_of(task, 1, path)[0]
+    first = next(iter(LINES[task].values()))
+    asked = first[0] if isinstance(first, list) else first
+    assert isinstance(question.prompt, str) and asked in question.prompt
+
+
+@pytest.mark.parametrize("task", LINES)
+def test_a_missing_field_is_named(tmp_path: Path, task: str) -> None:
+    """With file and line."""
+    for field in TASKS[task].texts + TASKS[task].lists:  # type: ignore[attr-defined]
+        for wrong in (None, "", 7, []):
+            bad = {**LINES[task], field: wrong}
+            path = file_of(tmp_path / "data.jsonl", *[LINES[task]] * 9, bad)
+            with pytest.raises(ValueError, match=rf"data.jsonl:10 needs a (list|text).*{field}"):
+                questions_of(task, 50, path)
+            assert len(questions_of(task, 1, path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", "data.jsonl:2 is not JSON"),
+        ("5", "data.jsonl:2 must be an object, not int"),
+        ("[" * 100_000, "data.jsonl:2 is not JSON"),
+        ('{"question": "?", "answer": "7"}', "data.jsonl:2 needs a result in its answer"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, says: str) -> None:
+    """Before any work."""
+    path = tmp_path / "data.jsonl"
+    path.write_text(f"{json.dumps(LINES['gsm8k'])}\n{line}\n")
+    with pytest.raises(ValueError, match=says):
+        questions_of("gsm8k", 9, str(path))
+
+
+def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
+    """JSON may hold other characters at which Python splits lines."""
+    path = tmp_path / "data.jsonl"
+    line = json.dumps(LINES["gsm8k"])
+    path.write_text(line.replace("+", "\u2028") + "\n" + line + "\n", encoding="utf-8")
+    questions = questions_of("gsm8k", 9, str(path))
+    assert [question.reference for question in questions] == ["7", "7"]
+    assert questions[0].prompt == "What is 3 \u2028 4?"
+
+
+def test_a_file_may_be_compressed(tmp_path: Path) -> None:
+    """One that only says so is refused."""
+    path = tmp_path / "data.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(LINES["gsm8k"]).encode()))
+    assert len(questions_of("gsm8k", 9, str(path))) == 1
+    for broken in (b"no gzip", path.read_bytes()[:-9]):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match="data.jsonl.gz is no file of gzip"):
+            questions_of("gsm8k", 9, str(path))
+
+
+def test_a_file_is_needed(tmp_path: Path) -> None:
+    """It is not part of this package; what is made here is read from none."""
+    for path in (None, str(tmp_path)):
+        with pytest.raises(ValueError, match="no file of the task at .*test.jsonl of GSM8K"):
+            questions_of("gsm8k", 1, path)
+    with pytest.raises(ValueError, match="generated; they are not read from 'x'"):
+        questions_of("table", 1, "x")
+
+
+def test_the_answer_of_a_problem_of_math_may_stand_in_its_solution(tmp_path: Path) -> None:
+    """Where nothing is in a box, the line is refused."""
+    solution = {"problem": "1 + 1?", "solution": "It is $\\boxed{2}$."}
+    path = file_of(tmp_path / "data.jsonl", solution)
+    assert questions_of("math500", 1, path)[0].reference == "2"
+    path = file_of(tmp_path / "data.jsonl", {**solution, "solution": "It is 2."})
+    with pytest.raises(ValueError, match="data.jsonl:1 needs a result in its solution"):
+        questions_of("math500", 1, path)
+
+
+def test_made_problems_are_solved_by_their_own_answers() -> None:
+    """By the rules of the plain protocol."""
+    for task in MADE:
+        for question, line in zip(questions_of(task, 20), TASKS[task].lines(None, 20), strict=True):
+            assert question.right(line["answer"]) is True
+            assert question.right("no") is False

@@ -1,0 +1,127 @@
+"""Calls of the official client to a server, of whichever release of it is installed.
+
+A program of its own, since a process can have only one release: `python conformance.py URL`. It
+prints a line per model and method, and fails where a promise of the API is not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import openai
+
+QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
+MESSAGES: Any = [{"role": "user", "content": QUESTION}]
+
+
+def text_of(chunks: list[Any]) -> str:
+    """What the chunks of a stream add up to."""
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def chat(client: openai.OpenAI, model: str, method: str) -> None:
+    """Whole and streamed, with seed, stop, n and usage."""
+    asked: dict[str, Any] = {
+        "model": model,
+        "messages": MESSAGES,
+        "max_tokens": 24,
+        "seed": 7,
+        "temperature": 0.8,
+        "extra_body": {"outpace": {"method": method}},
+    }
+    create: Any = client.chat.completions.create
+    whole = create(**asked)
+    text, usage = whole.choices[0].message.content, whole.usage
+    assert whole.object == "chat.completion" and whole.choices[0].message.role == "assistant"
+    assert whole.choices[0].finish_reason in ("stop", "length")
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert create(**asked).choices[0].message.content == text  # the same seed
+    chunks = list(create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert text_of(chunks) == text and chunks[-1].usage == usage
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] is not None
+    mark = text[len(text) // 2 : len(text) // 2 + 3]
+    cut = create(**asked, stop=[mark])
+    assert cut.choices[0].message.content == text[: text.index(mark)]
+    assert cut.choices[0].finish_reason == "stop"
+    two = create(**asked, n=2)
+    assert [choice.index for choice in two.choices] == [0, 1]
+    assert two.choices[0].message.content == text
+    assert two.usage.prompt_tokens == usage.prompt_tokens
+    scored = create(**asked, logprobs=True).choices[0].logprobs
+    assert len(scored.content) == usage.completion_tokens
+    assert all(entry.logprob <= 1e-4 for entry in scored.content)
+
+
+def complete(client: openai.OpenAI, model: str, method: str) -> None:
+    """Text that is continued, of one prompt and of several."""
+    asked: dict[str, Any] = {
+        "model": model,
+        "max_tokens": 12,
+        "seed": 3,
+        "extra_body": {"outpace": {"method": method}},
+    }
+    create: Any = client.completions.create
+    one = create(prompt="There are", **asked)
+    assert one.object == "text_completion"
+    pieces = [chunk.choices[0].text for chunk in create(prompt="There are", stream=True, **asked)]
+    assert "".join(pieces) == one.choices[0].text
+    both = create(prompt=["There are", "Tom has"], **asked)
+    assert [choice.index for choice in both.choices] == [0, 1]
+    assert both.choices[0].text == one.choices[0].text
+
+
+def refused(client: openai.OpenAI, error: type[Exception], param: str | None, **asked: Any) -> None:
+    """A call that is an error of the client's own, which names the field."""
+    asked = {"model": "tiny-ar", "messages": MESSAGES, **asked}
+    try:
+        client.chat.completions.create(**asked)
+    except error as found:
+        assert found.param == param, (param, found.param)  # type: ignore[attr-defined]
+        return
+    raise AssertionError(f"{asked} is not refused")
+
+
+def errors(client: openai.OpenAI) -> None:
+    """Unknown models, values out of range, fields that are not supported."""
+    bad = openai.BadRequestError
+    refused(client, openai.NotFoundError, "model", model="nobody")
+    refused(client, bad, "temperature", temperature=-1)
+    refused(client, bad, "n", n=99)
+    refused(client, bad, "response_format", response_format={"type": "json_object"})
+    refused(client, bad, "tools", tools=[{"type": "function", "function": {"name": "f"}}])
+    refused(client, bad, "top_logprobs", logprobs=True, top_logprobs=3)
+    refused(client, bad, "messages", messages=[])
+    refused(client, bad, "max_tokens", max_tokens=10**9)
+
+
+async def together(url: str) -> None:
+    """The client for asyncio: many at once, and a stream that is left."""
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        asked: dict[str, Any] = {"model": "tiny-ar", "messages": MESSAGES, "temperature": 0}
+        create: Any = client.chat.completions.create
+        answers = await asyncio.gather(*(create(**asked) for _ in range(8)))
+        assert len({answer.choices[0].message.content for answer in answers}) == 1
+        stream = await create(**asked, stream=True)
+        async for _ in stream:
+            break
+        await stream.close()
+
+
+def main(url: str) -> None:
+    """All calls to a server of the zoo."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        for model in client.models.list():
+            assert client.models.retrieve(model.id).id == model.id
+            for method in (model.model_extra or {})["outpace"]["methods"]:
+                chat(client, model.id, method)
+                complete(client, model.id, method)
+                print(model.id, method)
+        errors(client)
+    asyncio.run(together(url))
+    print("openai", openai.__version__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

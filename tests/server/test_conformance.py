@@ -1,0 +1,36 @@
+"""Releases of the official client, each in a process of its own, against every method."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asking import PAIRS
+from server.test_run import serving
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAM = Path(__file__).parent / "conformance.py"
+OLD = ROOT / ".venv" / "openai2"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("release", [2, 3])
+def test_client_is_served(release: int) -> None:
+    """All that it calls keeps its promise."""
+    env = dict(os.environ)
+    if release == 2:
+        assert OLD.exists(), "no second release of the client: run `make .venv/openai2`"
+        env["PYTHONPATH"] = str(OLD)
+    with serving("--drain-seconds", "1") as server:
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM), server.url], env=env, capture_output=True, text=True
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    *pairs, last = done.stdout.splitlines()
+    assert last.startswith(f"openai {release}.")
+    assert len(pairs) >= len(PAIRS) and {*pairs} >= {" ".join(pair) for pair in PAIRS}
