@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shlex
@@ -20,7 +21,7 @@ import httpx2
 import pytest
 from openai import OpenAI
 
-from asking import ANSWER, PAIRS, QUESTION, chat
+from asking import ANSWER, PAIRS, QUESTION, chat, text_of
 from outpace.server.protocol import HEADERS
 
 pytestmark = pytest.mark.slow
@@ -153,14 +154,14 @@ def test_many_that_go_leave_nothing(zoo: Process) -> None:
     body = json.dumps(LONG | {"stream": True, "seed": 3}).encode()
     alone = httpx2.post(f"{zoo.url}/v1/chat/completions", json=chat(seed=3)).json()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
-    for number in range(60):
+    for number in range(200):
         with socket.create_connection(("127.0.0.1", zoo.port), timeout=5) as own:
             own.sendall((head % len(body) + body)[: None if number % 4 else number * 5])
             if number % 3 == 0:
                 own.settimeout(0.02 * (number % 5) + 0.001)
                 with suppress(TimeoutError):
                     own.recv(2**14)
-        if number % 20 == 0:
+        if number % 50 == 0:
             again = httpx2.post(f"{zoo.url}/v1/chat/completions", json=chat(seed=3), timeout=30)
             assert again.json()["choices"] == alone["choices"]
     ended(zoo, 20)
@@ -215,6 +216,58 @@ def test_slow_client_is_hung_up_on(zoo: Process, tmp_path: Path) -> None:
             answer = process.raw(data)
             assert answer.startswith(b"HTTP/1.1 408 ")
             assert b'"type": "invalid_request_error"' in answer
+
+
+async def posted(process: Process, bodies: list[dict[str, Any]]) -> list[tuple[Any, float]]:
+    """Answers to requests that are sent at once, and the seconds that each took."""
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(timeout=60, limits=limits) as client:
+
+        async def post(body: dict[str, Any]) -> tuple[Any, float]:
+            began = time.monotonic()
+            response = await client.post(f"{process.url}/v1/chat/completions", json=body)
+            return response, time.monotonic() - began
+
+        return await asyncio.gather(*map(post, bodies))
+
+
+def test_many_streams_are_what_each_is_alone(zoo: Process) -> None:
+    """Of all methods together."""
+    bodies = [
+        chat(model=model, stream=True, max_tokens=24, seed=seed, outpace={"method": method})
+        for model, method in PAIRS
+        for seed in range(4)
+    ]
+    assert len(bodies) >= 64
+    together = asyncio.run(posted(zoo, bodies))
+    for body, (response, _) in zip(bodies[::3], together[::3], strict=True):
+        ((alone, _),) = asyncio.run(posted(zoo, [body]))
+        assert said(response.text) == said(alone.text)
+    ended(zoo)
+
+
+def said(text: str) -> str:
+    """Text of a stream that ended well."""
+    *lines, last = text.strip().split("\n\n")
+    assert last == "data: [DONE]"
+    return text_of([json.loads(line.removeprefix("data: ")) for line in lines])
+
+
+def test_too_many_are_refused_at_once(tmp_path: Path) -> None:
+    """And those that were let in are answered."""
+    (tmp_path / "x.toml").write_text(
+        "[server]\nmax_waiting = 4\n[models.x]\npath = 'tiny-aux'\nmax_sequences = 4\n"
+    )
+    with serving("--config", str(tmp_path / "x.toml")) as process:
+        body = chat(model="x", max_tokens=100, ignore_eos=True)
+        answers = asyncio.run(posted(process, [body] * 100))
+        statuses = [response.status_code for response, _ in answers]
+        assert set(statuses) == {200, 429}
+        assert statuses.count(200) >= 8
+        last = max(seconds for response, seconds in answers if response.status_code == 200)
+        refused = sorted(seconds for response, seconds in answers if response.status_code == 429)
+        assert refused[-1] < last
+        ended(process)
 
 
 def stream_to(process: Process, lines: list[str], body: dict[str, Any]) -> Thread:

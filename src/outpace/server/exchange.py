@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from secrets import randbits
 from typing import Any
 
 from starlette.types import Receive, Send
@@ -54,10 +53,11 @@ class Exchange:
         check_fields(asked, shown)
         self.labels = (self.model.name, choice.name)
         self.prompts = prompts_of(asked, self.model.characters)
-        seed = randbits(32) if asked.seed is None else asked.seed
+        seed = service.random.getrandbits(32) if asked.seed is None else asked.seed
         self.seeds = [seed + i for _ in self.prompts for i in range(asked.n or 1)]
         self.reply = Reply(
             model=self.model,
+            number=service.random.getrandbits(96),
             chat=isinstance(asked, ChatRequest),
             method=repr(shown),
             prompts=len(self.prompts),

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii as quoted
-from secrets import token_hex
 from typing import Any
 
 from outpace.decoding import Step
@@ -31,6 +30,7 @@ class Reply:
     """The shape of what is sent for one request.
 
     Attributes:
+        number: of the request, which makes its name.
         chat: whether it is a message, or plain text.
         method: as the client may see it.
         prompts: how many there are; each has as many choices as the others.
@@ -38,6 +38,7 @@ class Reply:
     """
 
     model: Model
+    number: int
     chat: bool
     method: str
     prompts: int = 1
@@ -46,7 +47,7 @@ class Reply:
     head: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{token_hex(12)}"
+        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{self.number:024x}"
         start = dumps(self.base("chat.completion.chunk" if self.chat else "text_completion"))
         self.head = f"data: {start[:-1]},"
         self.empty = ',"usage":null' if self.usage else ""

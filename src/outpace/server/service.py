@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from random import Random
 from typing import Any, Protocol, Self
 
 from outpace.server.fault import Fault, Gone
@@ -35,6 +36,7 @@ class Service:
         self.worker = worker
         self.settings = settings
         self.metrics = Metrics(models)
+        self.random = Random()  # to ask the system each time lets the engine's thread in between
         self.created = int(time.time())
         self.exchanges: set[InHand] = set()
         self.draining = False
