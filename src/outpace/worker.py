@@ -18,7 +18,7 @@ HOPS = 4
 FAILURES = 3
 """Steps of one engine that may fail one after the other before its worker gives up."""
 
-SHARE = 0.05
+SHARE = 0.03
 """Of its time a loop should spend on telling what is new at most; what comes meanwhile is told
 together."""
 

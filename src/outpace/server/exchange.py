@@ -230,6 +230,7 @@ class Exchange:
             await send({"type": "http.response.body", "body": body, "more_body": more})
             self.writing = 0.0
 
+        rest = ""
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         try:
             with self.guarded():
@@ -239,11 +240,14 @@ class Exchange:
                             self.outputs[index] = event.output
                         if text := "".join(strands[index].chunks(event)):
                             self.clock.tick()
-                            await write(text)
+                            if len(self.outputs) < len(self.answers):
+                                await write(text)
+                            else:  # what is last goes out with the end
+                                rest = text
         except Fault as fault:
             end = fault.event
         else:
-            end = self.last() + DONE
+            end = rest.encode() + self.last() + DONE
         with suppress(Fault), self.guarded():
             await write(end, more=False)
 
