@@ -85,7 +85,7 @@ def timed(side: Side) -> Timing:
 def overhead(options: argparse.Namespace) -> Result:
     """Each case in turns: engine, streamed, whole."""
     rows, bars = [], []
-    with served() as server:
+    with served(prefix_cache=False) as server:  # streamed and whole have the same prompts
         for name, (model, kinds) in CASES.items():
             points = [p for p in POINTS if p.model == model and p.kind in kinds]
             for row in compared(server, points, options):
@@ -99,11 +99,11 @@ def overhead(options: argparse.Namespace) -> Result:
 
 
 def compared(server: Served, points: Sequence[Point], options: argparse.Namespace) -> list[Row]:
-    """Throughput over HTTP and of the engine alone, both with a prefix cache and new prompts."""
+    """Throughput over HTTP and of the engine alone, both without a prefix cache."""
     count, rounds = options.requests, options.rounds
     given = tasks(count * (rounds + 1), points, sampled=False)
     parts = [given[begin : begin + count] for begin in range(0, len(given), count)]
-    llm = LLM(points[0].model, points[0].method)
+    llm = LLM(points[0].model, points[0].method, prefix_cache=False)
 
     def alone(part: Sequence[Task]) -> list[str]:
         requests = ((task.prompt, task.options()) for task in part)

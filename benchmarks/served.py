@@ -56,7 +56,7 @@ class Served:
 
 
 @contextmanager
-def served(waiting: int = 256, **fields: float) -> Iterator[Served]:
+def served(waiting: int = 256, **fields: float | bool) -> Iterator[Served]:
     """A server of the zoo on a free port of this machine, until the end of the block.
 
     Each model lets so many requests wait, and has further `fields` of the configuration, such as
@@ -78,7 +78,7 @@ def served(waiting: int = 256, **fields: float) -> Iterator[Served]:
                 process.kill()
 
 
-def toml(waiting: int, fields: Mapping[str, float]) -> str:
+def toml(waiting: int, fields: Mapping[str, float | bool]) -> str:
     """A configuration of the models of all points."""
     further: dict[str, set[str]] = {}
     for point in POINTS:
@@ -86,7 +86,7 @@ def toml(waiting: int, fields: Mapping[str, float]) -> str:
     lines = ["[server]", f"max_waiting = {waiting}"]
     for model, names in further.items():
         lines += [f"[models.{model}]", f'path = "{model}"']
-        lines += [f"{key} = {value}" for key, value in fields.items()]
+        lines += [f"{key} = {str(value).lower()}" for key, value in fields.items()]
         lines += [f"[models.{model}.further]", *(f'{name} = "{name}"' for name in sorted(names))]
     return "\n".join(lines) + "\n"
 

@@ -218,7 +218,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     minutes = [row["minute"] for row in rows]
     memory.plot(minutes, [row["memory MiB"] for row in rows], color="#2166ac")
     memory.set_ylabel("memory of the server, MiB")
-    memory.set_ylim(bottom=0)
+    memory.set_ylim(0, 1.1 * max(row["memory MiB"] for row in rows))
     for p, style in ((50, "-"), (99, ":")):
         values = [row[f"E2E p{p} ms"] for row in rows]
         latency.plot(minutes, values, style, color="#d95f0e", label=f"whole answer, p{p}")
