@@ -26,6 +26,7 @@ from outpace.engine.job import Job
 from outpace.engine.pairing import Pairing, check_kinds
 from outpace.engine.runner import Runner
 from outpace.methods import Method
+from outpace.models.config import Sight
 from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_draft, load_model, translate
 from outpace.models.transformer import Attend, Transformer
@@ -136,13 +137,18 @@ def trained_pair(name: str = "pair_b") -> tuple[Transformer, FeatureDraft]:
     return target, load_draft(GOLDEN / "dflash" / name / "draft", target)
 
 
-def dense(*, causal: bool) -> Attend:
+def dense(*, causal: bool, sights: Sequence[Sight] = ()) -> Attend:
     """Attention of all rows to one another, without a cache."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        places = torch.arange(q.shape[1])
+        before = places[:, None] - places
+        mask = before >= 0 if causal else before > -len(places)
+        if sights and (window := sights[layer].window) is not None:
+            mask &= before < window
         out = F.scaled_dot_product_attention(
-            q[None], k[None], v[None], is_causal=causal, enable_gqa=True
+            q[None], k[None], v[None], attn_mask=mask, enable_gqa=True
         )
         return out[0].transpose(0, 1)
 
@@ -151,7 +157,7 @@ def dense(*, causal: bool) -> Attend:
 
 def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:
     """Logits `[n, vocab]` of all rows of a canvas, by attention without a cache."""
-    attend = dense(causal=causal)
+    attend = dense(causal=causal, sights=model.config.sights)
     with torch.inference_mode():
         return model.head(model(torch.tensor(ids), torch.arange(len(ids)), attend)).float()
 

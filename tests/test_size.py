@@ -22,7 +22,7 @@ BUDGET = {
     "evaluation": 2200,
     "load": 800,
     "methods": 1250,
-    "models": 2100,
+    "models": 2300,
     "server": 2400,
     "training": 3050,
     "zoo": 450,

@@ -12,20 +12,34 @@ import torch
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from helpers import published, whole
-from outpace.methods import METHODS
+from outpace import LLM
+from outpace.methods import METHODS, Speculative
 from outpace.models.families import FAMILIES
 from outpace.models.load import load_config, load_model, translate
 from outpace.models.rope import frequencies
 
+LENGTH = {"min_new_tokens": 24, "max_new_tokens": 24}
 IDS = [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12] * 4
 SIZES = {
     "vocab_size": 64,
@@ -50,6 +64,10 @@ YARN = {
     "original_max_position_embeddings": 64,
     "rope_theta": 10_000.0,
 }
+FOUR = {**SIZES, "num_hidden_layers": 4}
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MANY = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 12}
+EIGHT = {"num_experts_per_tok": 3, "num_local_experts": 8}
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
 
 MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
@@ -64,6 +82,20 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama-llama3": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
     "llama-linear": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LINEAR)),
     "llama-yarn": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=YARN)),
+    "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=None)),
+    "mistral-window": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=7)),
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**SIZES, **EIGHT)),
+    "mixtral-window": (MixtralForCausalLM, MixtralConfig(**SIZES, **EIGHT, sliding_window=5)),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**SIZES)),
+    "phi3": (Phi3ForCausalLM, Phi3Config(**SIZES, **TOKENS)),
+    "phi3-window": (Phi3ForCausalLM, Phi3Config(**SIZES, **TOKENS, sliding_window=9)),
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, **MANY, norm_topk_prob=True)),
+    "qwen3_moe-shares": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, **MANY)),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**FOUR, **TOKENS)),
+    "smollm3-untied": (
+        SmolLM3ForCausalLM,
+        SmolLM3Config(**SIZES, **TOKENS, no_rope_layers=[0, 1], tie_word_embeddings=False),
+    ),
 }
 
 
@@ -94,7 +126,24 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert load_config(tmp_path).family == name.partition("-")[0]
 
 
-@pytest.mark.parametrize("name", ["qwen2-tied", "qwen3", "llama"])
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_text_equals_that_of_transformers(name: str, tmp_path: Path) -> None:
+    """Step by step, beside another request, and with drafts of the model's own text."""
+    theirs = random_weights(name)
+    theirs.save_pretrained(tmp_path)
+    llm = LLM(tmp_path, cache_gib=0.01)
+    outputs = llm.generate([IDS, IDS[:5]], max_tokens=24, ignore_eos=True)
+    speculative = Speculative(draft=str(tmp_path))
+    again = llm.generate(IDS, method=speculative, max_tokens=24, ignore_eos=True)[0]
+    for prompt, output in [(IDS, outputs[0]), (IDS[:5], outputs[1]), (IDS, again)]:
+        ids = torch.tensor([prompt])
+        whole = theirs.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, eos_token_id=-1, **LENGTH
+        )
+        assert list(output.ids) == whole[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", ["qwen2-tied", "qwen3", "llama", "mixtral", "qwen3_moe"])
 def test_shards_are_read_as_one(name: str, tmp_path: Path) -> None:
     """A checkpoint cut into many files by `max_shard_size`."""
     theirs = random_weights(name)

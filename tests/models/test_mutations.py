@@ -70,6 +70,8 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
 }
 EXTRA = {"rms_norm_eps": 1e-6, "eos_token_id": 1, "hidden_act": "silu", "head_dim": 8}
+STATED = {"rope_theta": 1e4, "tie_word_embeddings": False, **EXTRA}
+MIXED = {"num_experts": 4, "num_experts_per_tok": 2}
 CONFIGS = {
     "dream": published("DreamModel", mask_token_id=MASK, **EXTRA),
     "llada": LLADA,
@@ -78,6 +80,12 @@ CONFIGS = {
     ),
     "qwen2": published("Qwen2ForCausalLM", rope_scaling=YARN, **EXTRA),
     "qwen3": published("Qwen3ForCausalLM", attention_bias=False, **EXTRA),
+    "qwen3_moe": published("Qwen3MoeForCausalLM", **MIXED, moe_intermediate_size=16, **EXTRA),
+    "mistral": published("MistralForCausalLM", sliding_window=4, **STATED),
+    "mixtral": published("MixtralForCausalLM", **MIXED, **STATED),
+    "olmo2": published("Olmo2ForCausalLM", **STATED),
+    "phi3": published("Phi3ForCausalLM", sliding_window=4, **STATED),
+    "smollm3": published("SmolLM3ForCausalLM", no_rope_layers=[1, 0], **STATED),
     "wedlm": published("WeDLMForCausalLM", mask_token_id=MASK, attention_bias=True, **EXTRA),
 }
 WRONG: list[Any] = [None, True, -1, 10**9, 10**30, 0.5, nan, inf, "x", [], ["x"], {"a": 1}]

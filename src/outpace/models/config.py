@@ -45,6 +45,11 @@ class ModelConfig:
         sights: what each layer sees, where they differ.
         block, order, eps, drawn, null_prompt: how its authors decode it, see `Target`; the `block`
             of a draft is its trained length, its first token included.
+        wide_qk_norm: whether queries, and keys, are normed over all heads at once.
+        norms_after: whether attention and MLP are normed behind and not in front.
+        unrotated: layers without rotary embedding.
+        experts, experts_per_row, norm_experts: MLPs of a layer where there are several, how many
+            of them a row goes through, and whether their weights add up to one.
         feature_layers: layers of a target whose outputs a draft reads, side by side in this order;
             it borrows the target's embedding and head.
         target_layers: depth of the target that a draft was made for, where it says so.
@@ -68,6 +73,12 @@ class ModelConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    wide_qk_norm: bool = False
+    norms_after: bool = False
+    unrotated: tuple[int, ...] = ()
+    experts: int = 0
+    experts_per_row: int = 0
+    norm_experts: bool = False
     tied: bool = False
     shift: int = 1
     mask_id: int | None = None
@@ -90,6 +101,10 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"a head size of {self.head_dim} is odd: rotary embedding turns pairs")
+        if self.experts_per_row > self.experts:
+            raise ValueError(
+                f"a row cannot go through {self.experts_per_row} of {self.experts} experts"
+            )
         if self.mask_id is not None and not 0 <= self.mask_id < self.vocab:
             raise ValueError(
                 f"mask token {self.mask_id} lies outside the vocabulary of {self.vocab}"

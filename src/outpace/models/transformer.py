@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outpace.models.config import ModelConfig
+from outpace.models.experts import Experts
 from outpace.models.rope import rotate, tables
 
 
@@ -42,9 +43,12 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.dim, rows, bias=config.qkv_bias)
         self.out = nn.Linear(width, config.dim, bias=config.out_bias)
         self.qk_norm = config.qk_norm
+        self.wide, self.rotates = config.wide_qk_norm, layer not in config.unrotated
         if config.qk_norm:
-            self.q_norm = nn.RMSNorm(config.head_dim, config.norm_eps)
-            self.k_norm = nn.RMSNorm(config.head_dim, config.norm_eps)
+            sizes = (self.heads, self.kv_heads) if self.wide else (1, 1)
+            self.q_norm, self.k_norm = (
+                nn.RMSNorm(size * config.head_dim, config.norm_eps) for size in sizes
+            )
 
     def forward(
         self,
@@ -63,8 +67,12 @@ class Attention(nn.Module):
         qk, v = qkv.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), 1)
         if self.qk_norm:
             q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
-            qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1)
-        q, k = rotate(qk, cos, sin).to(x.dtype).split_with_sizes((self.heads, self.kv_heads), 1)
+            if self.wide:
+                q, k = q.flatten(1), k.flatten(1)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1).view_as(qk)
+        if self.rotates:
+            qk = rotate(qk, cos, sin).to(x.dtype)
+        q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
         attended = attend(self.layer, q[behind:] if behind else q, k, v).flatten(1)
         out: Tensor = self.out(attended if wanted is None else attended[wanted])
         return out
@@ -86,14 +94,15 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP, each normed before and added after."""
+    """One layer: attention and MLP, each normed before (or after) and added after."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config, layer)
         self.mlp_norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = Experts(config, MLP) if config.experts else MLP(config)
+        self.after = config.norms_after
 
     def forward(
         self,
@@ -108,11 +117,16 @@ class Block(nn.Module):
 
         Rows `context [C, dim]`, which stand before them, are only seen.
         """
-        y, behind = self.attention_norm(x), 0
+        y, behind = x if self.after else self.attention_norm(x), 0
         if context is not None:
             y, behind = torch.cat((context, y)), context.shape[0]
         attended: Tensor = self.attention(y, cos, sin, attend, wanted, behind)
-        x = attended + (x if wanted is None else x[wanted])
+        x = x if wanted is None else x[wanted]
+        if self.after:
+            x = x + self.attention_norm(attended)
+            after: Tensor = self.mlp_norm(self.mlp(x))
+            return x + after
+        x = attended + x
         mapped: Tensor = self.mlp(self.mlp_norm(x))
         return x + mapped
 

@@ -8,10 +8,11 @@ from dataclasses import field as member
 from operator import itemgetter
 
 from outpace.decoding.target import Kind
-from outpace.models.config import ModelConfig
+from outpace.models.config import ModelConfig, Rope
 from outpace.models.families.rotary import ROPE
 from outpace.models.families.sights import FULL
 from outpace.models.fields import (
+    Field,
     Given,
     count,
     few,
@@ -28,7 +29,10 @@ from outpace.models.fields import (
 )
 
 Names = Mapping[str, str | tuple[str, ...]]
-"""Our parameter names to published ones; `{}` is the layer, a tuple is stacked by rows."""
+"""Our parameter names to published ones; `{}` is a layer, or an expert of a layer behind it.
+
+A tuple is stacked by rows.
+"""
 
 HUGGING_FACE_NAMES: Names = {
     "embedding.weight": "model.embed_tokens.weight",
@@ -63,6 +67,20 @@ HUGGING_FACE_NAMES: Names = {
 }
 
 
+def with_experts(module: str, gate: str, up: str, down: str) -> Names:
+    """The same names, but those of a mixture of experts, as a family calls it and its parts."""
+    layer = f"model.layers.{{}}.{module}"
+    dense = {ours: theirs for ours, theirs in HUGGING_FACE_NAMES.items() if ".mlp." not in ours}
+    return dense | {
+        "blocks.{}.mlp.router.weight": f"{layer}.gate.weight",
+        "blocks.{}.mlp.experts.{}.gate_up.weight": (
+            f"{layer}.experts.{{}}.{gate}.weight",
+            f"{layer}.experts.{{}}.{up}.weight",
+        ),
+        "blocks.{}.mlp.experts.{}.down.weight": f"{layer}.experts.{{}}.{down}.weight",
+    }
+
+
 def without_prefix(names: Names, prefix: str) -> Names:
     """The same names, but published ones without a prefix."""
     return {
@@ -84,6 +102,15 @@ def share(ours: Given) -> int:
     return int(size)
 
 
+def stated_rope(given: Given, ours: Given) -> Rope:
+    """Rotary embedding whose base frequency must be given."""
+    parts = [given, *(given.get(name) for name in ROPE.names)]
+    if not any(isinstance(part, Mapping) and part.get("rope_theta") for part in parts):
+        raise ValueError("the field 'rope_theta' is missing")
+    rope: Rope = ROPE.value(given, ours)
+    return rope
+
+
 EOS = field("eos_token_id", indices, ())
 DECODER: Given = {
     "vocab": field("vocab_size", count),
@@ -103,6 +130,16 @@ DECODER: Given = {
     "eos": EOS,
 }
 """Our fields of every Hugging Face decoder."""
+
+STATED: Given = {
+    **DECODER,
+    "kv_heads": field("num_key_value_heads", few),
+    "max_length": field("max_position_embeddings", count),
+    "norm_eps": field("rms_norm_eps", number),
+    "rope": Field(ROPE.names, stated_rope),
+    "tied": field("tie_word_embeddings", flag),
+}
+"""The same, but fields must be there of which families have different defaults."""
 
 BIASED: Given = dict.fromkeys(("qkv_bias", "out_bias"), field("attention_bias", flag, False))
 """Biases of attention, in families that may have them."""
@@ -152,7 +189,7 @@ class Family:
     def config(self, published: Given) -> ModelConfig:
         """A `config.json` as ours; `ValueError` for a field that is wrong, missing or unknown."""
         given = self.flat(published)
-        remedy = f"what loads is {self.about}; dense, unquantised, without such fields"
+        remedy = f"what loads is {self.about}; unquantised, without such fields"
         fixed = {**self.fixed, **self.stated}
         refuse_unknown(given, {*names_of(self.fields), *fixed, *self.ignored}, remedy)
         if missing := [name for name in self.stated if given.get(name) is None]:
@@ -169,10 +206,10 @@ class Family:
     def published(self, name: str) -> tuple[str, ...]:
         """Published tensors that make our parameter `name`, in stacking order."""
         parts = name.split(".")
-        layer = next((part for part in parts if part.isdigit()), "")
+        numbers = [part for part in parts if part.isdigit()]
         theirs = self.names[".".join("{}" if part.isdigit() else part for part in parts)]
         group = (theirs,) if isinstance(theirs, str) else theirs
-        return tuple(entry.format(layer) for entry in group)
+        return tuple(entry.format(*numbers) for entry in group)
 
 
 def part_sizes(config: ModelConfig, name: str) -> tuple[int, ...]:

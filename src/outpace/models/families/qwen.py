@@ -1,4 +1,4 @@
-"""Qwen2, Qwen2.5 and Qwen3."""
+"""Qwen2, Qwen2.5, Qwen3, and Qwen3's mixtures of experts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from outpace.models.families.family import (
     HUGGING_FACE_NAMES,
     IGNORED,
     Family,
+    with_experts,
 )
-from outpace.models.fields import few, field
+from outpace.models.fields import count, few, field, flag
 
 # A window counts where `use_sliding_window` is true, which is refused; chunks of attention count
 # beyond the first, which is longer than what other checkpoints can see.
@@ -33,4 +34,22 @@ QWEN3 = Family(
     fields={**DECODER, **BIASED, "head_dim": field("head_dim", few, 128), "qk_norm": True},
     ignored=QWEN_IGNORED,
     names=HUGGING_FACE_NAMES,
+)
+
+QWEN3_MOE = Family(
+    name="qwen3_moe",
+    about="Qwen3, mixtures of experts in every layer",
+    architectures=("Qwen3MoeForCausalLM",),
+    fields={
+        **QWEN3.fields,
+        "head_dim": DECODER["head_dim"],
+        "kv_heads": field("num_key_value_heads", few),
+        "mlp": field("moe_intermediate_size", count),
+        "experts": field("num_experts num_local_experts", few),
+        "experts_per_row": field("num_experts_per_tok", few),
+        "norm_experts": field("norm_topk_prob", flag, False),
+    },
+    fixed={**FIXED, "decoder_sparse_step": 1},
+    ignored=QWEN_IGNORED | {"intermediate_size", "router_aux_loss_coef", "output_router_logits"},
+    names=with_experts("mlp", "gate_proj", "up_proj", "down_proj"),
 )

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from outpace.models.config import Sight
-from outpace.models.fields import Field, Given, count, field, flag
+from outpace.models.fields import Field, Given, checked, count, field, flag
 
 EVERY, SLIDING = "full_attention", "sliding_attention"
 KINDS = "layer_types"
@@ -42,6 +42,23 @@ def sights(given: Given, ours: Given) -> tuple[Sight, ...]:
         Sight(window=window if here else None, causal=here if causal is None else causal)
         for here in slides
     )
+
+
+def sliding(usual: int | None) -> Field:
+    """Sights of layers that all slide where there is a window, which is the `usual` one else."""
+
+    def value(given: Given, ours: Given) -> tuple[Sight, ...]:
+        window = checked_window(given.get("sliding_window", usual))
+        if window is None or window >= ours["max_length"]:
+            return ()
+        return (Sight(window=window, causal=True),) * int(ours["layers"])
+
+    return Field(("sliding_window",), value)
+
+
+def checked_window(value: Any) -> int | None:
+    """A window; `ValueError` for what is none."""
+    return None if value is None else checked("sliding_window", value, count)
 
 
 FULL = Field((KINDS,), full)

@@ -1,0 +1,36 @@
+"""Mistral, and Mixtral's mixtures of experts."""
+
+from __future__ import annotations
+
+from outpace.models.families.family import (
+    HUGGING_FACE_NAMES,
+    IGNORED,
+    STATED,
+    Family,
+    with_experts,
+)
+from outpace.models.families.sights import sliding
+from outpace.models.fields import few, field
+
+MISTRAL = Family(
+    name="mistral",
+    about="Mistral: every layer sees the last `sliding_window` tokens, or all",
+    architectures=("MistralForCausalLM",),
+    fields={**STATED, "sights": sliding(4096)},
+    names=HUGGING_FACE_NAMES,
+)
+
+MIXTRAL = Family(
+    name="mixtral",
+    about="Mixtral: a mixture of experts in every layer",
+    architectures=("MixtralForCausalLM",),
+    fields={
+        **STATED,
+        "sights": sliding(None),
+        "experts": field("num_local_experts num_experts", few),
+        "experts_per_row": field("num_experts_per_tok", few),
+        "norm_experts": True,
+    },
+    ignored=IGNORED | {"router_aux_loss_coef", "router_jitter_noise", "output_router_logits"},
+    names=with_experts("block_sparse_moe", "w1", "w3", "w2"),
+)

@@ -1,0 +1,23 @@
+"""Phi-3 and Phi-4: stacked projections, as they are here."""
+
+from __future__ import annotations
+
+from outpace.models.families.family import HUGGING_FACE_NAMES, IGNORED, STATED, Family
+from outpace.models.families.sights import sliding
+
+PHI3 = Family(
+    name="phi3",
+    about="Phi-3 and Phi-4 (14B): stacked projections, windows in some",
+    architectures=("Phi3ForCausalLM",),
+    fields={
+        **STATED,
+        "sights": sliding(None),
+    },
+    # The trained length counts where the rotary embedding is scaled by it, which is refused.
+    ignored=IGNORED | {"resid_pdrop", "embd_pdrop", "original_max_position_embeddings"},
+    names={
+        **HUGGING_FACE_NAMES,
+        "blocks.{}.attention.qkv.weight": "model.layers.{}.self_attn.qkv_proj.weight",
+        "blocks.{}.mlp.gate_up.weight": "model.layers.{}.mlp.gate_up_proj.weight",
+    },
+)
