@@ -17,15 +17,18 @@ BIN := .venv/bin
 demo: .venv/core
 	$(BIN)/outpace race
 
+# Each process runs torch on one thread.
+TOGETHER := -n auto --maxprocesses 4 --dist worksteal
+
 test: .venv/dev
-	$(BIN)/python -m pytest -q -m "not slow and not browser"
+	$(BIN)/python -m pytest -q $(TOGETHER) -m "not slow and not browser"
 
 # A release of OpenAI's client beside that of the development extra.
 .venv/openai2: .venv/dev
 	$(BIN)/pip install --quiet --target $@ 'openai>=2,<3'
 
 slow: .venv/dev .venv/openai2
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q $(TOGETHER) -m slow
 
 browser: .venv/dev
 	$(BIN)/python -m pytest -q -m browser
