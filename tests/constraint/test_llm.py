@@ -228,6 +228,8 @@ BAD: list[tuple[Options, str]] = [
     ({"regex": 5}, "^regex must be a string"),  # type: ignore[typeddict-item]
     ({"schema": {"enum": ["x" * 10**6]}}, "^schema: it is too large"),
     ({"schema": {"pattern": "a)|(b"}}, "^schema: pattern at # is malformed: unbalanced"),
+    ({"schema": {"minimum": float("inf")}}, "^schema: minimum at # is too large"),
+    ({"schema": {"maximum": -(10**400)}}, "^schema: maximum at # is too large"),
     ({"schema": {"enum": []}}, "^schema: no text at all"),
     ({"schema": {"type": "teapot"}}, "^schema: 'teapot' at # is no type"),
     ({"schema": {"type": "array", "items": 3}}, "^schema: 3 at #/items is no schema"),

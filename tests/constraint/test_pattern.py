@@ -90,6 +90,7 @@ def test_integers_between_bounds(low: int | None, high: int | None) -> None:
     for number in range(-1100, 1100):
         inside = (low is None or low <= number) and (high is None or number <= high)
         assert bool(match(str(number))) == inside
+    assert re.fullmatch(integers(10**39, 10**40), str(10**39 + 5))
     assert not match("-0") and not match("007") and not match("")
 
 

@@ -30,6 +30,8 @@ def naturals(low: int, high: int | None) -> list[str]:
 def between(low: str, high: str) -> str:
     """Digits from `low` to `high`, which are equally many."""
     rest = len(low) - 1
+    if set(low) == {"0"} and set(high) == {"9"}:
+        return f"[0-9]{{{len(low)}}}"
     if not rest or low[0] == high[0]:
         first = low[0] if low[0] == high[0] else f"[{low[0]}-{high[0]}]"
         return first + (between(low[1:], high[1:]) if rest else "")

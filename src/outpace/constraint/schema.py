@@ -17,6 +17,9 @@ from outpace.constraint.pattern import LONGEST, PLAIN, TooLarge, Unsupported
 DEPTH = 2
 """Arrays and objects within one another where a schema leaves open what a value is."""
 
+DIGITS = 40
+"""Of bounds of whole numbers."""
+
 RECURSION = 3
 """How often a definition may lie within itself."""
 
@@ -226,12 +229,20 @@ def bounds(rules: Mapping[str, Any], at: str) -> tuple[int | None, int | None]:
     low, high = [], []
     for name, rule in rules.items():
         if name.lower().endswith("minimum"):
-            number = need(rule, int | float, f"{name} at {at}")
+            number = bound(rule, f"{name} at {at}")
             low.append(math.floor(number) + 1 if name != "minimum" else math.ceil(number))
         elif name.lower().endswith("maximum"):
-            number = need(rule, int | float, f"{name} at {at}")
+            number = bound(rule, f"{name} at {at}")
             high.append(math.ceil(number) - 1 if name != "maximum" else math.floor(number))
     return max(low, default=None), min(high, default=None)
+
+
+def bound(value: Any, what: str) -> int | float:
+    """A number that bounds others; `TooLarge` for one of very many digits."""
+    number: int | float = need(value, int | float, what)
+    if not abs(number) < 10**DIGITS:
+        raise TooLarge(f"{what} is too large: it has more than {DIGITS} digits")
+    return number
 
 
 def counts(rules: Mapping[str, Any], what: str, at: str) -> tuple[int, int | None]:
