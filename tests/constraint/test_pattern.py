@@ -152,6 +152,7 @@ def test_what_an_automaton_of_a_schema_accepts_is_valid(schema: Any) -> None:
         ({"allOf": [{}, {}]}, "allOf of several schemas at # is"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf at # is"),
         ({"$ref": "http://x"}, "$ref to 'http://x' at # is"),
+        ({"items": {"$ref": "#a"}}, "$ref to '#a' at #/items is"),
         ({"$ref": "#/a", "type": "null"}, "type at # is not supported beside $ref"),
         ({"type": "string", "format": "hostname"}, "format 'hostname' at # is"),
         ({"type": "string", "pattern": "a", "minLength": 2}, "pattern beside other bounds at # is"),

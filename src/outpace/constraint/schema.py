@@ -328,7 +328,7 @@ def need(value: Any, kind: Any, what: str) -> Any:
 
 def resolved(root: Any, reference: Any, at: str) -> Any:
     """The part of a schema that a reference names."""
-    if not (isinstance(reference, str) and reference.startswith("#")):
+    if not (isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))):
         raise Unsupported(f"$ref to {reference!r} at {at} is not supported: only to parts (#/…)")
     found = root
     for step in unquote(reference[1:]).split("/")[1:]:
