@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
-from outpace.constraint.automaton import Automaton
+from outpace.constraint.automaton import NEVER, Automaton
 from outpace.constraint.dfa import Dfa
 from outpace.constraint.grammar import Grammar
 from outpace.constraint.pattern import LONGEST, TooLarge, Unsupported
@@ -101,7 +101,10 @@ class Compiler:
         try:
             pattern = text_pattern(name, source)
             dfa = Dfa.of(pattern, marked=name == "schema")
-            return Language(Automaton(dfa, self.vocabulary(size), ends))
+            automaton = Automaton(dfa, self.vocabulary(size), ends)
+            if automaton.shortest == NEVER:
+                raise ValueError("no text of its tokens fulfils it")
+            return Language(automaton)
         except (Unsupported, TooLarge) as error:
             if name != "schema":
                 raise
