@@ -13,8 +13,9 @@ from torch import Tensor
 
 from helpers import chi_square
 from outpace.decoding import GREEDY, Sample, Sampling
+from outpace.decoding.cut import keep_top_k, keep_top_p, nucleus
 from outpace.decoding.noise import gumbel
-from outpace.decoding.sampling import keep_top_k, keep_top_p, noise_of, nucleus
+from outpace.decoding.sampling import noise_of
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.9, 0.5, 0.0, -0.3, -0.5, -1.0, -1.2, -2.0, -4.0])
