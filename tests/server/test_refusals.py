@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,6 +158,34 @@ def test_what_is_no_json_is_refused(client: TestClient, path: str, body: bytes) 
     response = client.post(path, content=body)
     assert response.status_code == 400
     assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b'{"prompt":[' + each * (2_000_000 // len(each)) + b"1]}" for each in (b"1,", b"[1],")),
+        b'{"messages":[' + b"{}," * 600_000 + b"{}]}",
+        b"{" + b",".join(b'"%d":1' % n for n in range(150_000)) + b"}",
+        b'{"logit_bias":{' + b",".join(b'"a%d":"x"' % n for n in range(16_000)) + b"}}",
+        b'{"x":"' + b'\\"' * 1_000_000,
+        b'"' * 2_000_000,
+        b"\\" * 2_000_000,
+        b'{"x":"' + b"[{,:" * 500_000 + b'"}',
+    ],
+    ids=lambda body: str(body[:24]),
+)
+def test_body_of_many_parts_is_refused_soon(client: TestClient, body: bytes) -> None:
+    """Since nobody else is served while it is read."""
+    began = time.process_time()
+    response = client.post("/v1/completions", content=body)
+    assert response.status_code == 400
+    assert time.process_time() - began < 1
+
+
+def test_text_may_have_any_characters(client: TestClient) -> None:
+    """What counts in a body does not count in a text."""
+    error = refused(client, completion('[{,:"\\' * 60_000))
+    assert error["code"] == "context_length_exceeded"
 
 
 def test_whole_characters_come_back_from_errors(client: TestClient) -> None:

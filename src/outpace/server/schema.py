@@ -212,8 +212,27 @@ Request = TypeVar("Request", bound=BaseModel)
 TAG = re.compile(r"str|int|float|bool|none|\[key\]|(list|dict|constrained-|function-|literal).*")
 
 
+STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+SMALL = 2**16
+"""Bytes of a body that is read in no time, whatever is in it."""
+
+COUNTS = {"values": (b",", 2**18), "lists and objects": (b"[{", 2**14), "fields": (b":", 2**14)}
+"""What a body may have at most, and the bytes that count it where they stand in no text."""
+
+
+def check_shape(body: bytes) -> None:
+    """Raise `Fault` for a body of so many parts that reading it would hold up everybody else."""
+    if len(body) <= SMALL:
+        return
+    plain = STRING.sub(b"", body)
+    for what, (marks, most) in COUNTS.items():
+        if sum(plain.count(mark) for mark in marks) > most:
+            raise Fault(400, f"the body has more than {most} {what}", code="too_many_values")
+
+
 def parse(kind: type[Request], body: bytes) -> Request:
     """A request from its JSON; `Fault` with the path of the field that is wrong."""
+    check_shape(body)
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
