@@ -54,8 +54,8 @@ def test_arrivals_of_a_seed_are_the_same_and_as_often_as_said(monkeypatch):
             pass
 
         with monkeypatch.context() as patch:
-            patch.setattr("outpace.load.arrivals.asyncio.sleep", sleep)
-            patch.setattr("outpace.load.arrivals.asyncio.get_running_loop", Loop)
+            patch.setattr(asyncio, "sleep", sleep)
+            patch.setattr(asyncio, "get_running_loop", Loop)
             asyncio.run(Poisson(rate=4, seed=seed).send([{}] * 4000, ask))
         return waits
 

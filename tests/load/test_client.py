@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import sys
 import time
 
 import pytest
@@ -31,7 +32,7 @@ def ask(server, body=CHAT, **options):
 def clock(monkeypatch):
     """The client's clock, in the hands of the script."""
     made = Clock()
-    monkeypatch.setattr("outpace.load.client.clock", made)
+    monkeypatch.setattr(sys.modules[Client.__module__], "clock", made)
     return made
 
 
