@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FEW = 16
+"""Tokens among which a nucleus mostly lies."""
+
 
 def keep_top_k(logits: Tensor, top_k: Tensor) -> Tensor:
     """Logits `[R, V]` with everything below the k-th largest at minus infinity; ties survive."""
@@ -28,11 +31,23 @@ def keep_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
-    """Logits `[R, V]` with everything outside the nucleus at minus infinity."""
-    ranked = logits.sort(-1, descending=True).values
-    mass = ranked.softmax(-1)
-    kept = (mass.cumsum(-1) - mass <= top_p[:, None]).sum(-1, keepdim=True)
-    return logits.masked_fill(logits < ranked.gather(-1, kept.clamp(min=1) - 1), -torch.inf)
+    """Logits `[R, V]` with everything outside the nucleus at minus infinity.
+
+    It mostly lies within the few most probable tokens; only rows where it does not are sorted.
+    """
+    few = min(FEW, logits.shape[-1])
+    edge, full = edges(logits, top_p, few)
+    if few < logits.shape[-1] and len(wide := full.nonzero().squeeze(-1)):
+        edge[wide] = edges(logits[wide], top_p[wide], logits.shape[-1])[0]
+    return logits.masked_fill(logits < edge, -torch.inf)
+
+
+def edges(logits: Tensor, top_p: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The least logit `[R, 1]` of the nucleus, of `most` tokens, and whether it has all of them."""
+    ranked, places = logits.topk(most, -1)
+    mass = logits.softmax(-1).gather(-1, places)
+    kept = (mass.cumsum(-1) - mass <= top_p[:, None]).sum(-1)
+    return ranked.gather(-1, kept.clamp(min=1)[:, None] - 1), kept == most
 
 
 def nucleus(logits: Tensor, noised: Tensor, top_p: Tensor) -> Tensor:
