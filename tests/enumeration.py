@@ -22,7 +22,7 @@ SIZE, EOS, HOLE = 8, 6, 7
 
 PATTERNS = (
     *("a*", "(ab)*c?", "a{3}|b{5}", "(a|b)*abb", "a?b?c?", "(abc|bca){1,2}", "[ab]{2,4}"),
-    *("c|ab*", "", "(aa|b)+", "a(bc)*b", "(?:a|aa|aaa)b{2}"),
+    *("c|ab*", "", "(aa|b)+", "a(bc)*b", "(?:a|aa|aaa)b{2}", "|a|ab|abc|b"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from typing import Any
@@ -215,40 +216,83 @@ def test_what_cannot_fit_is_refused() -> None:
         assert output.text == "x" * 12 and output.finish_reason == "stop"
 
 
-BAD: list[tuple[Options, str]] = [
+def deep(levels: int) -> dict[str, Any]:
+    """Arrays within one another."""
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema, "type": "array"}
+    return schema
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    """Definitions that each use the next one twice, of which nothing is left in the end."""
+    each = [{"type": "array", "maxItems": 0, "items": {"$ref": f"#/$defs/{n}"}} for n in range(99)]
+    defs: dict[str, Any] = {str(n): {"anyOf": [each[n + 1]] * 2} for n in range(levels)}
+    return {"$ref": "#/$defs/0", "$defs": {**defs, str(levels): {"type": "null"}}}
+
+
+SETS = "".join(f"[a{chr(0x4E00 + number)}]" for number in range(5000))
+MANY = [f"{number * 7919 % 100_003:06d}" for number in range(100_000)]
+HUGE = "must be a number of at most 40 digits"
+BAD: list[tuple[Any, str]] = [
     ({"regex": "(a|b)*a(a|b){25}"}, "^regex: it is too large: its automaton has too many"),
     ({"regex": "((a{1000}){1000}){1000}"}, "^regex: it is too large"),
     ({"regex": "(" * 5000 + ")" * 5000}, "^regex: it is too large: its groups are nested"),
+    ({"regex": SETS}, "^regex: it is too large: more than 50 sets of characters"),
+    ({"regex": r"(\w\d\s.){999}"}, "^regex: it is too large"),
     ({"regex": "[ab"}, "^regex: it is malformed: unterminated character set"),
     ({"regex": r"(a)\1"}, "^regex: a back-reference is not supported"),
     ({"regex": r"(?=a)b"}, "^regex: look-around is not supported"),
     ({"regex": r"\bfoo"}, r"^regex: the word boundary \\b is not supported"),
     ({"regex": r"[^\s\S]"}, "^regex: no text at all fulfils it"),
     ({"regex": "x" * 10**6}, "^regex: it is too large: 1000000 characters"),
-    ({"regex": 5}, "^regex must be a string"),  # type: ignore[typeddict-item]
+    ({"regex": 5}, "^regex must be a string"),
     ({"schema": {"enum": ["x" * 10**6]}}, "^schema: it is too large"),
+    ({"schema": deep(5000)}, "^schema.* is too large: it is nested too deeply"),
+    ({"schema": deep(150)}, "^schema: it is too large: it is nested more than 100 deep"),
     ({"schema": {"pattern": "a)|(b"}}, "^schema: pattern at # is malformed: unbalanced"),
-    ({"schema": {"minimum": float("inf")}}, "^schema: minimum at # is too large"),
-    ({"schema": {"maximum": -(10**400)}}, "^schema: maximum at # is too large"),
+    ({"schema": {"minimum": math.inf}}, f"^schema: minimum at # {HUGE}"),
+    ({"schema": {"maximum": -(10**400)}}, f"^schema: maximum at # {HUGE}"),
+    ({"schema": {"multipleOf": math.nan}}, f"^schema: multipleOf at # {HUGE}"),
+    ({"schema": {"items": {"enum": [1, -math.inf]}}}, f"^schema: 1 at #/items/enum {HUGE}"),
+    ({"schema": {"x": 10**5000}}, "^schema is no JSON"),
     ({"schema": {"enum": []}}, "^schema: no text at all"),
+    ({"schema": {"type": "string", "minLength": 3, "maxLength": 2}}, "^schema: no text at all"),
     ({"schema": {"type": "teapot"}}, "^schema: 'teapot' at # is no type"),
+    ({"schema": {"type": [["null"]]}}, r"^schema: \['null'\] at # is no type"),
+    ({"schema": {"oneOf": [{"type": [[]]}, {}]}}, "^schema: oneOf at # is not supported"),
+    ({"schema": {"oneOf": [{"type": f"t{n}"} for n in range(4000)]}}, "^schema: 't0' at #/oneOf"),
+    ({"schema": {"format": []}}, r"^schema: format at # must not be \[\]"),
+    ({"schema": {"required": [["a"]]}}, r"^schema: required at # must not be \['a'\]"),
     ({"schema": {"type": "array", "items": 3}}, "^schema: 3 at #/items is no schema"),
     ({"schema": {1: {2: object()}}}, "^schema is no JSON"),
     ({"schema": [1]}, "^schema must be a JSON schema"),
     ({"choices": []}, "^choices must be a list of strings, and not empty"),
-    ({"choices": ["a", 1]}, "^choices must be a list"),  # type: ignore[list-item]
+    ({"choices": ["a", 1]}, "^choices must be a list of strings, not of 1$"),
+    ({"choices": MANY}, "^choices: it is too large: .* at most 100000 are read"),
+    ({"choices": [n[::-1] * 2 for n in MANY[:5000]]}, "^choices: it is too large: texts that"),
+    ({"choices": ["\ud800"]}, "^choices: .* surrogates not allowed"),
     ({"grammar": "start: )("}, "^grammar: "),
     ({"regex": "a", "choices": ["a"]}, "^regex and choices are two constraints; give one"),
     ({"regex": "a", "stop": "b"}, "^stop would break the regex"),
     ({"regex": "a", "ignore_eos": True}, "^ignore_eos would break the regex"),
     ({"choices": ["a"], "min_tokens": 3}, "^min_tokens would break the choices"),
 ]
+BAD_FOR_CANVASES: list[tuple[Any, str]] = [
+    *BAD[:-5],
+    ({"schema": doubling(14)}, "^schema: it is too large: it has more than 20000 values"),
+    (
+        {"schema": {"type": "object", "properties": {str(n): {} for n in range(5000)}}},
+        "^schema: it is too large: it has too many properties that may be missing",
+    ),
+    ({"schema": {"type": "string", "maxLength": 10**9}}, "^schema: it is too large"),
+    ({"schema": {"type": "array", "minItems": 10**12}}, "^schema: it is malformed: the repetition"),
+]
 
 
-@pytest.mark.parametrize(("options", "message"), BAD, ids=lambda value: str(value)[:60])
-def test_bad_input_is_refused_in_time(options: Options, message: str) -> None:
-    """With the reason, before any work, in a second of the processor's time."""
-    model = llm("tiny-ar")
+def refused(name: str, options: Any, message: str) -> None:
+    """Before any work, in a second of the processor's time, with the reason."""
+    model = llm(name)
     began = time.process_time()
     with pytest.raises(ValueError, match=message):
         model.submit(QUESTION, **options)
@@ -256,13 +300,47 @@ def test_bad_input_is_refused_in_time(options: Options, message: str) -> None:
     assert not model.driver.inbox
 
 
-def test_deeply_nested_schemas_are_refused() -> None:
-    """However deep."""
-    schema: dict[str, Any] = {}
-    for _ in range(5000):
-        schema = {"items": schema, "type": "array"}
-    with pytest.raises(ValueError, match="^schema"):
-        llm("tiny-dream").submit(QUESTION, schema=schema)
+@pytest.mark.parametrize(("options", "message"), BAD, ids=[each[1] for each in BAD])
+def test_bad_input_is_refused_in_time(options: Any, message: str) -> None:
+    """Whatever else might follow a schema."""
+    refused("tiny-ar", options, message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), BAD_FOR_CANVASES, ids=[each[1] for each in BAD_FOR_CANVASES]
+)
+def test_bad_input_of_canvases_is_refused_in_time(options: Any, message: str) -> None:
+    """And what is not supported there, by name."""
+    refused("tiny-dream", {"method": FastDLLM(), **options}, message)
+
+
+def test_where_both_ways_fail_both_reasons_are_told() -> None:
+    """That of the automaton, and that of llguidance."""
+    refused(
+        "tiny-ar", {"schema": {"if": 5}}, "^schema: if at # is not supported; nor by llguidance"
+    )
+
+
+def test_repeats_of_nothing_are_nothing() -> None:
+    """However many."""
+    began = time.process_time()
+    (output,) = llm("tiny-ar").generate(QUESTION, regex="(?:){999999999}x(?:){2,999999999}")
+    assert output.text == "x" and time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("tiny-ar", Autoregressive()), ("tiny-ar", CAUSAL[1]), ("tiny-dream", Diffusion())],
+    ids=str,
+)
+def test_choices_may_begin_alike(name: str, method: Method) -> None:
+    """Also with no text at all, and nothing between them is an answer; the hotter, the more."""
+    choices = ["", "a", "ab", "abcd", "Tom", "Tom has"]
+    options: Options = {"method": method, "choices": choices, "temperature": 30.0, "top_p": 1.0}
+    asked = ((QUESTION, {**options, "max_tokens": 12, "seed": seed}) for seed in range(120))
+    found = {output.text for _, output in llm(name).serve(asked)}
+    assert found <= set(choices)
+    assert found == set(choices) or not method.sequential
 
 
 def test_a_constraint_is_read_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -177,5 +178,13 @@ def test_variants_without_end_are_too_large() -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(6):
         schema = {"type": "object", "properties": dict.fromkeys("abcdefgh", schema)}
-    with pytest.raises(TooLarge, match="has too many variants"):
+    with pytest.raises(TooLarge, match="has too many"):
         pattern_of(schema)
+
+
+def test_a_tree_of_texts_has_no_others() -> None:
+    """Of all that their letters make."""
+    texts = ["", "a", "ab", "abc", "c\u00e9", "cc"]
+    dfa = Dfa.among(texts)
+    every = ("".join(each) for n in range(5) for each in product("abc\u00e9", repeat=n))
+    assert {text for text in every if accepts(dfa, text.encode())} == set(texts)

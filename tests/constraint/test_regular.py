@@ -22,6 +22,7 @@ from enumeration import (
     random_logits,
 )
 from helpers import chi_square, diffusion_model, engine_of, finish, masked_model, runner
+from outpace.constraint import reach
 from outpace.constraint.regular import Regular
 from outpace.decoding import Sampling
 from outpace.decoding.joint import Joint
@@ -120,6 +121,7 @@ DRAWN = [
     ("a{3}|b{5}", [HOLE] * 5, 5),
     ("(abc|bca){1,2}", [HOLE, HOLE, 2, HOLE], 6),
     ("(ab)*c?", [HOLE] * 4, 4),
+    ("|a|ab|abc|b", [HOLE] * 4, 5),
 ]
 
 
@@ -173,6 +175,32 @@ def test_what_the_nucleus_leaves_may_not_fit(sampling: dict[str, Any]) -> None:
             constraint("ab|ba", 2), [HOLE] * 2, [0, 1], logits, temperature=1, seed=seed, **sampling
         )
         assert tokens == [0, 1]
+
+
+@pytest.mark.parametrize(("pattern", "canvas", "room"), canvases(60, seed=3))
+def test_forced_tokens_are_those_that_all_answers_have(
+    pattern: str, canvas: list[int], room: int
+) -> None:
+    """One behind the other, up to where two may stand, or an end."""
+    front = canvas[: (holes_of(canvas) or [len(canvas)])[0]]
+    found = constraint(pattern, room).forced([0] * BEGIN + front)
+    for token in [*found, None]:
+        if EOS in front or len(front) == room:
+            assert token is None
+            return
+        may = allowed([*completions(pattern, [*front, HOLE], room)], len(front))
+        if token is not None:
+            assert may == {token}
+            front = [*front, token]
+    assert len(may) > 1 or may == {EOS} or len(front) == room - 1
+
+
+def test_sets_are_forgotten_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of memory changes no answer."""
+    monkeypatch.setattr(reach, "MEMORY", 200)
+    for case in canvases(20, seed=4):
+        test_the_tokens_that_a_hole_may_take(*case)
+        test_greedy_holes_take_the_most_probable_completion(*case)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
 from outpace.constraint.dfa import Dfa, Flags, Table
 from outpace.constraint.pattern import TooLarge
-from outpace.constraint.vocabulary import Ids, Vocabulary
+from outpace.constraint.vocabulary import Ids, Spans, Vocabulary
 from outpace.decoding.noise import mix
+
+HOLE = -1
+"""Stands for the class of a token that is not known."""
 
 NEVER = 2**30
 """Tokens to an end that is never reached."""
@@ -31,37 +33,39 @@ class Automaton:
         table: `[S, C]`, where a class leads from a state; -1 where no answer goes on so.
         accepts: `[S]`, whether an answer may end there.
         left: `[S]`, fewest tokens to a state where it may.
-        froms, kinds, tos: `[E]`, the entries of the table that lead somewhere, by state.
-        pairs: `[2, P]`, states of which some token leads from one to the other.
+        order: `[V]`, tokens by class, of which class c has those from `bounds[c]` on.
+        some: the classes that have tokens.
+        pairs: `[2, P]`, states of which some token leads from one to the other, in order.
+        own: where those lie that lead from a state.
+        bundles: `[P]`, which classes lead from the one to the other, by the number of the bundle.
+        members: the classes of the bundles, where `inside` says.
     """
 
     def __init__(self, dfa: Dfa, vocabulary: Vocabulary, ends: frozenset[int]) -> None:
-        tokens, froms, tos = self.moves(dfa, vocabulary, ends)
-        self.classes, kinds, chosen = classified(
-            tokens, froms, tos, vocabulary.size, len(dfa.table)
-        )
-        last, end = int(self.classes.max()) + 1, len(dfa.table)
+        text, end = np.ones(vocabulary.size, dtype=bool), len(dfa.table)
+        text[list(ends)] = False
+        found = ((ids[text[ids]], froms, tos) for ids, froms, tos in vocabulary.moves(dfa))
+        moves = [move for move in found if len(move[0])]
+        self.classes, examples = classified(moves, vocabulary.size, end)
+        last = int(self.classes.max()) + 1
         if (end + 1) * (last + 1) > MOST_ENTRIES:
             raise TooLarge(f"it is too large: {end} states and {last} classes of tokens")
         self.classes[list(ends)] = last
         self.accepts = np.r_[dfa.accepts, True]
-        self.left = distances(froms[chosen], tos[chosen], self.accepts)
+        numbers = [froms * (end + 1) + tos for _, froms, tos in moves]
+        every = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *numbers]))
+        self.left = distances(*np.divmod(every, end + 1), self.accepts)
         self.table = np.full((end + 1, last + 1), -1, dtype=np.int32)
-        self.table[froms[chosen], kinds] = tos[chosen]
+        for tokens, froms, tos in moves:
+            self.table[froms[:, None], self.classes[tokens[examples[tokens]]]] = tos[:, None]
         self.table[self.left[self.table] == NEVER] = -1
         self.table[self.accepts, last] = end
         self.table[end] = end
-        self.froms, self.kinds = np.nonzero(self.table >= 0)
-        self.tos = self.table[self.froms, self.kinds].astype(np.int64)
-        self.pairs = np.unique(np.stack((self.froms, self.tos)), axis=1)
-
-    @staticmethod
-    def moves(dfa: Dfa, vocabulary: Vocabulary, ends: frozenset[int]) -> tuple[Ids, Ids, Ids]:
-        """All tokens that may follow a state, the state, and where they lead."""
-        parts = list(zip(*vocabulary.moves(dfa), strict=True))
-        tokens, froms, tos = (np.concatenate(part) for part in parts)
-        text = ~np.isin(tokens, list(ends))
-        return tokens[text], froms[text], tos[text]
+        self.order = self.classes.argsort(kind="stable")
+        self.bounds = self.classes[self.order].searchsorted(np.arange(last + 2))
+        self.some = np.flatnonzero(np.diff(self.bounds))
+        self.pairs, self.bundles, self.members, self.inside = bundled(self.table)
+        self.own = Spans(self.pairs[0], end + 1)
 
     @property
     def end(self) -> int:
@@ -83,35 +87,71 @@ class Automaton:
             states.append(state)
         return states
 
-    def follows(self, states: Flags) -> Flags:
-        """Which states some token leads to from `states [S]`."""
+    def leading(self, states: Ids, kind: int) -> tuple[Ids, Ids, Ids]:
+        """What a class, or for `HOLE` any, leads to from some states.
+
+        The place of each among `states`, where it leads, and its place among the pairs.
+        """
+        if kind == HOLE:
+            which, places = self.own.of(states)
+            return which, self.pairs[1][places], places
+        targets = self.table[states, kind].astype(np.int64)
+        which = np.flatnonzero(targets >= 0)
+        return which, targets[which], which
+
+    def follows(self, states: Flags, kind: int) -> Flags:
+        """Which states a class leads to from `states [S]`, or for `HOLE` any."""
         reached = np.zeros_like(states)
-        reached[self.pairs[1][states[self.pairs[0]]]] = True
+        if kind == HOLE:
+            reached[self.pairs[1][states[self.pairs[0]]]] = True
+        else:
+            targets = self.table[states, kind]
+            reached[targets[targets >= 0]] = True
         return reached
 
-    def precedes(self, states: Flags) -> Flags:
-        """From which states some token leads to one of `states [S]`."""
+    def precedes(self, states: Flags, kind: int) -> Flags:
+        """From which states a class leads to one of `states [S]`, or for `HOLE` any."""
+        if kind != HOLE:
+            targets = self.table[:, kind]
+            return (targets >= 0) & states[targets]
         reached = np.zeros_like(states)
         reached[self.pairs[0][states[self.pairs[1]]]] = True
         return reached
 
 
-def classified(tokens: Ids, froms: Ids, tos: Ids, size: int, states: int) -> tuple[Table, Ids, Ids]:
-    """The class of each of `size` tokens; of one token of each class, its class and its moves.
+def classified(
+    moves: Sequence[tuple[Ids, Ids, Ids]], size: int, states: int
+) -> tuple[Table, Flags]:
+    """The class of each of `size` tokens, and whether it is an example of its class.
 
     Tokens are of one class if they have the same moves, which is seen by a hash of 64 bits.
     """
     marks = np.zeros(size, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        np.add.at(marks, tokens, hashed(froms * states + tos))
+        for tokens, froms, tos in moves:
+            marks[tokens] += hashed(froms * states + tos).sum()
     _, first, classes = np.unique(
         np.r_[np.uint64(0), marks], return_index=True, return_inverse=True
     )
-    example = np.zeros(size, dtype=bool)
-    example[first[1:] - 1] = True
-    chosen = np.flatnonzero(example[tokens])
-    kinds: Table = classes[1:].astype(np.int32)
-    return kinds, kinds[tokens[chosen]].astype(np.int64), chosen.astype(np.int64)
+    examples = np.zeros(size, dtype=bool)
+    examples[first[1:] - 1] = True
+    return classes[1:].astype(np.int32), examples
+
+
+def bundled(table: Table) -> tuple[Ids, Ids, Ids, Spans]:
+    """Pairs of states of a table, by bundles of the classes that lead from one to the other."""
+    states, kinds = np.nonzero(table >= 0)
+    numbers = states * len(table) + table[states, kinds]
+    order = numbers.argsort(kind="stable")
+    numbers, kinds = numbers[order], kinds[order]
+    new = np.diff(numbers, prepend=-1) != 0
+    _, first, bundles = np.unique(
+        np.add.reduceat(hashed(kinds), np.flatnonzero(new)), return_index=True, return_inverse=True
+    )
+    own = Spans(new.cumsum() - 1, len(bundles))
+    which, members = own.of(first)
+    pairs = np.stack(np.divmod(numbers[new], len(table)))
+    return pairs, bundles, kinds[members], Spans(which, len(first))
 
 
 def hashed(numbers: Ids) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
@@ -121,15 +161,8 @@ def hashed(numbers: Ids) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 
 def distances(froms: Ids, tos: Ids, accepts: Flags) -> Ids:
     """Fewest steps from each state to one that accepts."""
-    left = np.where(accepts, 0, NEVER)
-    before: dict[int, set[int]] = {}
-    for source, target in zip(froms.tolist(), tos.tolist(), strict=True):
-        before.setdefault(target, set()).add(source)
-    waiting = deque(np.flatnonzero(accepts).tolist())
-    while waiting:
-        state = waiting.popleft()
-        for other in before.pop(state, ()):
-            if left[other] == NEVER:
-                left[other] = left[state] + 1
-                waiting.append(other)
+    left, steps = np.where(accepts, 0, NEVER), 0
+    while len(found := froms[(left[tos] == steps) & (left[froms] == NEVER)]):
+        steps += 1
+        left[found] = steps
     return left

@@ -27,9 +27,8 @@ def matched(node: Any, flags: int) -> list[Span]:
 
     `re` itself is asked, so that classes, flags and Unicode mean what they mean there.
     """
-    kind, value = node
-    if kind is _constants.LITERAL and not flags & _constants.SRE_FLAG_IGNORECASE:
-        spans = [(value, value)]
+    if alone(node, flags):
+        spans = [(node[1], node[1])]
     else:
         state = _parser.State()
         state.flags, state.str = flags, ""
@@ -38,6 +37,11 @@ def matched(node: Any, flags: int) -> list[Span]:
         found = _compiler.compile(_parser.SubPattern(state, runs), flags).finditer(everything())
         spans = [(run.start(), run.end() - 1) for run in found]
     return list(without(spans, SURROGATES))
+
+
+def alone(node: Any, flags: int) -> bool:
+    """Whether a node matches one character, whatever its case."""
+    return node[0] is _constants.LITERAL and not flags & _constants.SRE_FLAG_IGNORECASE
 
 
 def without(spans: Iterable[Span], hole: Span) -> Iterator[Span]:

@@ -23,6 +23,12 @@ Rule = tuple[str, str]
 """Which option it is (`schema`, `regex`, `choices`, `grammar`), and its text; JSON of the first
 and the third."""
 
+DIGITS = 40
+"""Of the numbers in a schema."""
+
+DEEPEST = 100
+"""Lists and mappings of a schema within one another."""
+
 MEMORY = 60_000_000
 """Entries of the tables of all automata that are kept."""
 
@@ -99,9 +105,7 @@ class Compiler:
         if name == "grammar":
             return Grammar.of(name, source, self.tokenizer, size, ends)
         try:
-            pattern = text_pattern(name, source)
-            dfa = Dfa.of(pattern, marked=name == "schema")
-            automaton = Automaton(dfa, self.vocabulary(size), ends)
+            automaton = Automaton(bytewise(name, source), self.vocabulary(size), ends)
             if automaton.shortest == NEVER:
                 raise ValueError("no text of its tokens fulfils it")
             return Language(automaton)
@@ -110,7 +114,15 @@ class Compiler:
                 raise
             if not sequential:
                 raise type(error)(f"{error} {HERE}") from error
-            return Grammar.of(name, source, self.tokenizer, size, ends)
+            return self.instead(source, size, ends, error)
+
+    def instead(self, source: str, size: int, ends: frozenset[int], why: ValueError) -> Grammar:
+        """A schema that has no automaton as a grammar; where that fails too, both reasons."""
+        assert self.tokenizer is not None
+        try:
+            return Grammar.of("schema", source, self.tokenizer, size, ends)
+        except ValueError as error:
+            raise ValueError(f"{why}; nor by llguidance: {error}") from error
 
     def vocabulary(self, size: int) -> Vocabulary:
         """The first `size` tokens as bytes; the mask is none."""
@@ -126,22 +138,30 @@ class Compiler:
 HERE = "by methods that fill holes in any order; one that commits from left to right may follow it"
 
 
-def text_pattern(name: str, source: str) -> str:
-    """A rule as a regular expression."""
+def bytewise(name: str, source: str) -> Dfa:
+    """A rule as an automaton over bytes."""
     match name:
         case "regex":
-            return source
+            return Dfa.of(source)
         case "choices":
-            return "|".join(map(literal, json.loads(source)))
+            return Dfa.among(json.loads(source))
     try:
-        return pattern_of(json.loads(source))
+        schema = json.loads(source)
+        check(schema)
+        return Dfa.of(pattern_of(schema), marked=True)
     except RecursionError as error:
         raise TooLarge("it is too large: it is nested too deeply") from error
 
 
-def literal(text: str) -> str:
-    """An expression of one text."""
-    return "".join(f"\\U{ord(letter):08x}" for letter in text)
+def check(value: Any, at: str = "#", depth: int = 0) -> None:
+    """Raise `ValueError` for numbers that are none or have many digits, and for what lies deep."""
+    if depth > DEEPEST:
+        raise ValueError(f"it is too large: it is nested more than {DEEPEST} deep")
+    listed = enumerate(value) if isinstance(value, list) else ()
+    for name, part in value.items() if isinstance(value, dict) else listed:
+        if isinstance(part, int | float) and not abs(part) < 10**DIGITS:
+            raise ValueError(f"{name} at {at} must be a number of at most {DIGITS} digits")
+        check(part, f"{at}/{name}", depth + 1)
 
 
 def rule_of(
@@ -176,13 +196,17 @@ def schema_text(schema: Any) -> str:
         )
     try:
         return json.dumps(found)
-    except (TypeError, ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise ValueError("schema is too large: it is nested too deeply") from error
+    except (TypeError, ValueError) as error:
         raise ValueError(f"schema is no JSON: {error}") from error
 
 
 def checked_choices(choices: Any) -> Sequence[str]:
     """The texts of which one is the answer."""
-    listed = isinstance(choices, list | tuple) and choices
-    if not listed or not all(isinstance(choice, str) for choice in choices):
+    if not isinstance(choices, list | tuple) or not choices:
         raise ValueError(f"choices must be a list of strings, and not empty, not {choices!r}")
+    for choice in choices:
+        if not isinstance(choice, str):
+            raise ValueError(f"choices must be a list of strings, not of {choice!r}")
     return list(choices)

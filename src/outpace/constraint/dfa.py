@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,9 @@ from outpace.constraint.pattern import Net, TooLarge, net_of
 
 WORK = 1_000_000
 """States of a net that may be looked at to make an automaton: half a second or so."""
+
+MOST_CHOSEN = 20_000
+"""States of the tree of some choices."""
 
 MANY = "it is too large: its automaton has too many states; simplify it or shorten its repeats"
 
@@ -38,6 +42,26 @@ class Dfa:
         if not len(dfa.table):
             raise ValueError("no text at all fulfils it")
         return dfa
+
+    @classmethod
+    def among(cls, texts: Iterable[str]) -> Dfa:
+        """That of some texts, as a tree. Raises `TooLarge` where they are too many or too long."""
+        rows: list[dict[int, int]] = [{}]
+        whole = set()
+        for text in texts:
+            state = 0
+            for byte in text.encode():
+                if byte not in rows[state]:
+                    rows[state][byte] = len(rows)
+                    rows.append({})
+                state = rows[state][byte]
+            whole.add(state)
+            if len(rows) > MOST_CHOSEN:
+                raise TooLarge(f"it is too large: texts that differ in {MOST_CHOSEN} places")
+        table = np.full((len(rows), 256), -1, dtype=np.int32)
+        for state, row in enumerate(rows):
+            table[state, list(row)] = list(row.values())
+        return cls(table, np.isin(np.arange(len(rows)), list(whole)))
 
 
 def determined(net: Net) -> Dfa:

@@ -92,6 +92,10 @@ class Derived:
         row[: len(banned)].masked_fill_(banned, NEVER)
         return True
 
+    def forced(self, ids: Sequence[int]) -> list[int]:
+        """None are looked for."""
+        return []
+
     def walk(self, tokens: Sequence[int]) -> bool:
         """Let the matcher see tokens, and no others; whether they are part of an answer."""
         pairs = enumerate(zip(tokens, self.tokens, strict=False))

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from re import _compiler, _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
-from outpace.constraint.charset import Span, matched, utf8, without
+from outpace.constraint.charset import Span, alone, matched, utf8, without
 
 LONGEST = 100_000
 """Characters of an expression."""
 
 MOST_STATES = 60_000
 """States of a net."""
+
+MOST_SETS = 50
+"""Different sets of characters, each of which takes a look at all that there are."""
 
 UNSUPPORTED = {
     "ASSERT": "look-around",
@@ -103,6 +106,7 @@ class Weaver:
     plain: bool = False
     net: Net = field(default_factory=Net)
     known: dict[str, list[tuple[Span, ...]]] = field(default_factory=dict)
+    looks: int = 0
 
     def sequence(self, nodes: Any, at: int, *, first: bool, last: bool) -> int:
         """Nodes one behind the other, from state `at` on; where they lead."""
@@ -149,7 +153,9 @@ class Weaver:
     def repeat(self, least: int, most: int, inner: Any, at: int) -> int:
         """Something `least` to `most` times."""
         for _ in range(least):
-            at = self.sequence(inner, at, first=False, last=False)
+            before, at = at, self.sequence(inner, at, first=False, last=False)
+            if at == before:
+                return at  # nothing, however often
         end = self.net.state()
         if most == _constants.MAXREPEAT:
             self.net.free[at].append(loop := self.net.state())
@@ -157,9 +163,11 @@ class Weaver:
             self.net.free[back].append(loop)
             self.net.free[loop].append(end)
             return end
-        for _ in range(most - least):
+        before = -1
+        while most > least and at != before:
             self.net.free[at].append(end)
-            at = self.sequence(inner, at, first=False, last=False)
+            before, at = at, self.sequence(inner, at, first=False, last=False)
+            most -= 1
         self.net.free[at].append(end)
         return end
 
@@ -167,6 +175,9 @@ class Weaver:
         """One character of those that a node matches."""
         name = f"{self.flags} {self.plain} {node!r}"
         if name not in self.known:
+            self.looks += not alone(node, self.flags)
+            if self.looks > MOST_SETS:
+                raise TooLarge(f"it is too large: more than {MOST_SETS} sets of characters")
             spans = matched(node, self.flags)
             for escaped in ESCAPED if self.plain else ():
                 spans = list(without(spans, escaped))

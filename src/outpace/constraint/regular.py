@@ -2,63 +2,32 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from outpace.constraint.automaton import Automaton
-from outpace.constraint.dfa import Flags
+from outpace.constraint.automaton import HOLE, Automaton
 from outpace.constraint.lattice import completed
-from outpace.constraint.reach import HOLE, Reach
+from outpace.constraint.reach import Reach, Sets
 from outpace.decoding import Request
 from outpace.decoding.processor import NEVER
 from outpace.decoding.sampling import Sample
 
-MEMORY = 32 * 2**20
-"""Bytes of masks that are kept for each automaton."""
-
-
-class Masks:
-    """Which tokens are banned in a state where so many places are left; the last ones are kept."""
-
-    def __init__(self, automaton: Automaton) -> None:
-        self.automaton = automaton
-        self.known: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
-        self.most = max(MEMORY // len(automaton.classes), 16)
-        self.far = int(automaton.left[automaton.left < len(automaton.left)].max())
-
-    def banned(self, state: int, left: int) -> Tensor:
-        """`bool[V]`; `left` counts the places behind this one."""
-        key = state, min(left, self.far)
-        found = self.known.pop(key, None)
-        if found is None:
-            targets = self.automaton.table[state]
-            allowed = (targets >= 0) & (self.automaton.left[targets] <= left)
-            found = self.of(allowed)
-            if len(self.known) >= self.most:
-                self.known.popitem(last=False)
-        self.known[key] = found
-        return found
-
-    def of(self, allowed: Flags) -> Tensor:
-        """`bool[V]` where classes `allowed [C]` are not banned."""
-        return torch.from_numpy(~allowed[self.automaton.classes])
-
 
 class Language:
-    """What an automaton accepts, with the masks of its states."""
+    """What an automaton accepts, with what was found out about its states."""
 
     def __init__(self, automaton: Automaton) -> None:
         self.automaton = automaton
-        self.masks = Masks(automaton)
+        self.sets = Sets(automaton)
+        self.free = torch.zeros(len(automaton.classes), dtype=torch.bool)
 
     @property
     def size(self) -> int:
         """What it counts for in a cache: entries of its tables."""
-        return self.automaton.table.size + 6 * len(self.automaton.froms)
+        return self.automaton.table.size + 8 * len(self.automaton.bundles)
 
     def constraint(self, *, begin: int, limit: int, mask_id: int, both: bool) -> Regular:
         """What holds one answer to it, which fills slots from `begin` to `limit`."""
@@ -93,20 +62,31 @@ class Regular:
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
         """Ban tokens in `logits f32[r, V]`, each row by what is known of `text`."""
         answer = text[self.begin : self.limit]
-        first, reach = self.hole(answer), None
-        states = [0, *self.walk(answer[:first])]
-        for row, slot in zip(logits, slots, strict=True):
-            place = slot - self.begin
-            if slot >= self.limit:
-                continue
-            if place < len(states) and not (self.both and first < len(answer)):
-                banned = self.language.masks.banned(states[place], self.limit - slot - 1)
-            elif len(states) <= first:
-                continue  # behind what is part of no answer: nothing is taken from there
-            else:
-                reach = reach or self.reach(answer)
-                banned = self.language.masks.of(reach.allowed(place))
-            row[: len(banned)].masked_fill_(banned.to(row.device), NEVER)
+        reach = self.reach(answer)
+        broken = reach.first < self.hole(answer)
+        banned = [
+            # Behind what is part of no answer nothing is taken, nor is it behind the limit.
+            self.language.free
+            if slot >= self.limit or (broken and slot - self.begin > reach.first)
+            else reach.banned(slot - self.begin)
+            for slot in slots
+        ]
+        mask = torch.stack(banned).to(logits.device)
+        logits[:, : mask.shape[1]].masked_fill_(mask, NEVER)
+
+    def forced(self, ids: Sequence[int]) -> list[int]:
+        """Tokens that alone can stand behind a text, one behind the other, without an end."""
+        reach, found = self.reach(ids[self.begin :]), list[int]()
+        sets, state = reach.sets, reach.states[-1]
+        for left in range(self.limit - len(ids) - 1, 0, -1):
+            token = sets.moves(sets.single(state), sets.within(left)).only
+            if token is None:
+                break
+            state = int(self.automaton.table[state, self.automaton.classes[token]])
+            if state == self.automaton.end:
+                break
+            found.append(token)
+        return found
 
     def hole(self, answer: Sequence[int]) -> int:
         """The first place that is not filled."""
@@ -126,19 +106,18 @@ class Regular:
         return self.states
 
     def reach(self, answer: Sequence[int]) -> Reach:
-        """What can still become of an answer whose tokens in front of the first hole are right."""
+        """What can still become of an answer."""
         first = self.hole(answer)
-        states = self.walk(answer[:first])
-        kinds = self.automaton.classes[list(answer)]
+        behind = answer[first:]
+        kinds = self.automaton.classes[list(behind)].tolist() if behind else ()
         holes = [
             HOLE if token == self.mask_id else kind
-            for token, kind in zip(answer, kinds.tolist(), strict=True)
+            for token, kind in zip(behind, kinds, strict=True)
         ]
         return Reach(
-            self.automaton,
+            self.language.sets,
+            [0, *self.walk(answer[:first])],
             holes,
-            first=first,
-            state=states[-1] if states else 0,
             room=self.limit - self.begin,
             both=self.both,
         )
@@ -156,7 +135,7 @@ class Regular:
             return tokens
         reach = self.reach(read.joint.text[self.begin : self.limit])
         rows = {slot - self.begin: row for row, slot in enumerate(slots) if slot < self.limit}
-        places = sorted(place for place in rows if reach.kind(place) == HOLE)
+        places = sorted(p for p in rows if p >= reach.first and reach.kind(p) == HOLE)
         if not places:
             return tokens
         inside = [rows[place] for place in places]
@@ -169,13 +148,13 @@ class Regular:
     def fits(self, reach: Reach, places: Sequence[int], tokens: Sequence[int]) -> bool:
         """Whether tokens at some places are part of an answer, as far as all before is known."""
         chosen = dict(zip(places, self.automaton.classes[list(tokens)].tolist(), strict=True))
-        state, end = int(reach.head(reach.first).argmax()), places[-1] + 1
+        state, end = reach.states[-1], places[-1] + 1
         for place in range(reach.first, end):
             kind = chosen.get(place, reach.kind(place))
             state = -1 if kind == HOLE else int(self.automaton.table[state, kind])
             if state < 0:
                 return False
-        return bool(reach.tail(end)[state])
+        return bool(reach.tail(end).flags[state])
 
     def check(self, request: Request) -> None:
         """Raise `ValueError` where what was committed is no beginning of an answer."""

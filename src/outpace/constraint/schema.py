@@ -6,8 +6,8 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,8 +17,8 @@ from outpace.constraint.pattern import LONGEST, PLAIN, TooLarge, Unsupported
 DEPTH = 2
 """Arrays and objects within one another where a schema leaves open what a value is."""
 
-DIGITS = 40
-"""Of bounds of whole numbers."""
+MOST_VALUES = 20_000
+"""Values of which a schema says something, those of a definition each time that it is used."""
 
 RECURSION = 3
 """How often a definition may lie within itself."""
@@ -74,9 +74,12 @@ class Writer:
     """Writes the values of a schema; `at` is the place in it, `refs` are the open references."""
 
     root: Any
+    turns: Iterator[int] = field(default_factory=count)
 
     def value(self, schema: Any, at: str, refs: tuple[str, ...]) -> str:
         """The text of a value."""
+        if next(self.turns) == MOST_VALUES:
+            raise TooLarge(f"it is too large: it has more than {MOST_VALUES} values")
         if schema is False:
             return NOTHING
         if not (isinstance(schema, Mapping) or schema is True):
@@ -108,7 +111,7 @@ class Writer:
         parts = need(rule, list, f"{name} at {at}")
         if name == "allOf" and len(parts) != 1:
             raise Unsupported(f"allOf of several schemas at {at} is not supported")
-        if name == "oneOf" and not all(apart(a, b) for a, b in combinations(parts, 2)):
+        if name == "oneOf" and not apart(parts):
             raise Unsupported(f"oneOf at {at} is not supported, as several may hold: use anyOf")
         return one_of(
             self.value(part, f"{at}/{name}/{number}", refs) for number, part in enumerate(parts)
@@ -153,7 +156,8 @@ class Writer:
         further = rules.get("additionalProperties", True)
         known = need(rules.get("properties", {}), dict, f"properties at {at}")
         required = need(rules.get("required", []), list, f"required at {at}")
-        fields = dict(known) | {name: further for name in required if name not in known}
+        names = [need(name, str, f"required at {at}") for name in required]
+        fields = dict(known) | {name: further for name in names if name not in known}
         if not fields:
             place = f"{at}/additionalProperties"
             value = anything(DEPTH - 1) if further is True else self.value(further, place, refs)
@@ -194,6 +198,8 @@ def chosen(parts: Sequence[tuple[str, bool]]) -> str:
     first = next((place for place, (_, required) in enumerate(parts) if required), None)
     if first is None:
         heads = range(len(parts))
+        if sum((place + 1) * len(parts[place][0]) for place in heads) > LONGEST:
+            raise TooLarge("it is too large: it has too many properties that may be missing")
         return f"(?:{'|'.join(parts[n][0] + tail(parts[n + 1 :]) for n in heads)})?"
     front = "".join(f"(?:{text}{COMMA})?" for text, _ in parts[:first])
     return front + parts[first][0] + tail(parts[first + 1 :])
@@ -218,9 +224,11 @@ def string(rules: Mapping[str, Any], at: str) -> str:
             raise ValueError(f"pattern at {at} is malformed: {error}") from error
         return f'"{PLAIN.format(f"(?:{pattern})")}"'
     if "format" in rules:
-        if rules["format"] not in FORMATS:
+        if need(rules["format"], str, f"format at {at}") not in FORMATS:
             raise Unsupported(f"format {rules['format']!r} at {at} is not supported")
         return f'"{FORMATS[rules["format"]]}"'
+    if most is not None and most < least:
+        return NOTHING
     return f'"{LETTER}{{{least},{"" if most is None else most}}}"'
 
 
@@ -229,20 +237,12 @@ def bounds(rules: Mapping[str, Any], at: str) -> tuple[int | None, int | None]:
     low, high = [], []
     for name, rule in rules.items():
         if name.lower().endswith("minimum"):
-            number = bound(rule, f"{name} at {at}")
+            number = need(rule, int | float, f"{name} at {at}")
             low.append(math.floor(number) + 1 if name != "minimum" else math.ceil(number))
         elif name.lower().endswith("maximum"):
-            number = bound(rule, f"{name} at {at}")
+            number = need(rule, int | float, f"{name} at {at}")
             high.append(math.ceil(number) - 1 if name != "maximum" else math.floor(number))
     return max(low, default=None), min(high, default=None)
-
-
-def bound(value: Any, what: str) -> int | float:
-    """A number that bounds others; `TooLarge` for one of very many digits."""
-    number: int | float = need(value, int | float, what)
-    if not abs(number) < 10**DIGITS:
-        raise TooLarge(f"{what} is too large: it has more than {DIGITS} digits")
-    return number
 
 
 def counts(rules: Mapping[str, Any], what: str, at: str) -> tuple[int, int | None]:
@@ -257,7 +257,7 @@ def listed(rules: Mapping[str, Any], at: str) -> str:
     only(rules, {"enum", "const", "type"}, at)
     values = need(rules.get("enum", [rules.get("const")]), list, f"enum at {at}")
     if "const" in rules and "enum" in rules:
-        values = [value for value in values if value == rules["const"]]
+        values = [value for value in values if json.dumps(value) == json.dumps(rules["const"])]
     if "type" in rules:
         values = [value for value in values if any(is_of(value, k) for k in kinds(rules, at))]
     texts = (re.escape(json.dumps(value, ensure_ascii=False)) for value in values)
@@ -274,7 +274,7 @@ def kinds(rules: Mapping[str, Any], at: str) -> list[str]:
             raise Unsupported(f"{min(rest)} at {at} is not supported")
     types = [named] if isinstance(named, str) else need(named, list, f"type at {at}")
     for kind in types:
-        if kind not in KEYWORDS:
+        if not isinstance(kind, str) or kind not in KEYWORDS:
             raise ValueError(f"{kind!r} at {at} is no type")
     only(rules, {"type", "enum", "const"}.union(*(KEYWORDS[kind] for kind in types)), at)
     return types
@@ -292,16 +292,19 @@ def beside(known: set[str], rules: Mapping[str, Any]) -> str:
     return f" beside {found[0]}" if found else ""
 
 
-def apart(one: Any, other: Any) -> bool:
-    """Whether no value can fulfil both schemas, as seen from their types."""
-    types = [named(each) for each in (one, other)]
-    return not ({None} & (types[0] | types[1])) and not types[0] & types[1]
+def apart(schemas: Sequence[Any]) -> bool:
+    """Whether no value can fulfil two of some schemas, as seen from their types."""
+    types = [kind for schema in schemas for kind in named(schema)]
+    return len(schemas) < 2 or (None not in types and len(set(types)) == len(types))
 
 
 def named(schema: Any) -> set[str | None]:
     """The types of a schema, whole numbers as numbers; with None where it does not say."""
     found = schema.get("type") if isinstance(schema, Mapping) else None
-    types = found if isinstance(found, list) else [found]
+    types = [
+        kind if isinstance(kind, str) else None
+        for kind in (found if isinstance(found, list) else [found])
+    ]
     return {"number" if kind == "integer" else kind for kind in types}
 
 

@@ -6,19 +6,27 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
-from outpace.constraint.dfa import Dfa
+from outpace.constraint.dfa import Dfa, Table
 from outpace.constraint.pattern import TooLarge
 
-MOST_MOVES = 30_000_000
-"""Pairs of a state and a beginning of a token that are looked at: a second or two."""
+MOST_MOVES = 50_000_000
+"""Beginnings of tokens and states that are looked at: a second or so."""
+
+COST = 2_000
+"""What it takes to look at any."""
 
 Ids = NDArray[np.int64]
+
+Parts = dict[bytes, tuple[Ids, list[Ids], list[Ids]]]
+"""Beginnings of tokens that do the same: which, the states that they may follow, and where they
+lead from each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,27 +86,66 @@ class Vocabulary:
             letters, nodes = column[new], new.cumsum() - 1
 
     def moves(self, dfa: Dfa) -> Iterator[tuple[Ids, Ids, Ids]]:
-        """Tokens that may follow a state, the state, and where they lead; in parts.
+        """Tokens that do the same, states that they may follow, and where each of these leads.
 
-        Raises `TooLarge` where that is too much to look at.
+        Beginnings of tokens are walked together for as long as they lead from state to state alike,
+        and so are states of which the same bytes lead to one place. Raises `TooLarge` where that
+        leaves too much to look at.
         """
-        nodes = np.zeros(len(dfa.table), dtype=np.int64)
-        froms = ats = np.arange(len(dfa.table))
+        labels, kinds = alike(dfa.table)
+        states = np.arange(len(dfa.table))
+        parts: Parts = {b"": (np.zeros(1, dtype=np.int64), [states], [states])}
         work = 0
         for level, after in zip(self.levels, [*self.levels[1:], None], strict=True):
-            which, places = level.whole.of(nodes)
-            yield level.tokens[places], froms[which], ats[which]
-            if after is None:
-                return
-            if (work := work + int(level.longer.counts[nodes].sum())) > MOST_MOVES:
-                raise TooLarge(
-                    f"it is too large for a vocabulary of {self.size} tokens: "
-                    f"it has {len(dfa.table)} states; shorten its repeats"
-                )
-            which, nodes = level.longer.of(nodes)
-            targets = dfa.table[ats[which], after.letters[nodes]]
-            live = targets >= 0
-            froms, ats, nodes = froms[which][live], targets[live].astype(np.int64), nodes[live]
+            longer: Parts = {}
+            for nodes, *pairs in parts.values():
+                froms, ats = map(np.concatenate, pairs)
+                if len(tokens := level.tokens[level.whole.of(nodes)[1]]):
+                    yield tokens, froms, ats
+                children = level.longer.of(nodes)[1]
+                if after is None or not len(children):
+                    continue
+                for kind, own in grouped(kinds[ats]):
+                    if (work := work + len(children) + len(own) + COST) > MOST_MOVES:
+                        raise TooLarge(
+                            f"it is too large for a vocabulary of {self.size} tokens: it has "
+                            f"{len(states)} states; simplify it or shorten its repeats"
+                        )
+                    for byte, same in grouped(labels[kind][after.letters[children]]):
+                        if byte >= 0:
+                            add(longer, children[same], froms[own], dfa.table[ats[own], byte])
+            parts = longer
+
+
+def add(parts: Parts, nodes: Ids, froms: Ids, tos: Table) -> None:
+    """States and where they lead to those of the same beginnings."""
+    part = parts.setdefault(nodes.tobytes(), (nodes, [], []))
+    part[1].append(froms)
+    part[2].append(tos.astype(np.int64))
+
+
+def grouped(values: Ids) -> Iterator[tuple[int, Ids]]:
+    """Each value, and where it stands."""
+    order = values.argsort(kind="stable")
+    begins = np.flatnonzero(np.diff(values[order], prepend=values.min() - 1))
+    for begin, end in pairwise([*begins.tolist(), len(order)]):
+        yield int(values[order[begin]]), order[begin:end]
+
+
+def alike(table: Table) -> tuple[Ids, Ids]:
+    """The first byte that leads where each byte does, `[K, 256]` by kinds of states; these, `[S]`.
+
+    It is -1 for bytes that lead nowhere.
+    """
+    order = table.argsort(axis=1, kind="stable")
+    ranked = np.take_along_axis(table, order, 1)
+    new = np.diff(ranked, axis=1, prepend=-2) != 0
+    begins = np.maximum.accumulate(np.where(new, np.arange(256), 0), axis=1)
+    labels = np.empty_like(order)
+    np.put_along_axis(labels, order, np.take_along_axis(order, begins, 1), 1)
+    labels[table < 0] = -1
+    found, kinds = np.unique(labels.astype(np.int16), axis=0, return_inverse=True)
+    return found.astype(np.int64), kinds.reshape(-1)
 
 
 @cache

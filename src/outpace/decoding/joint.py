@@ -34,6 +34,13 @@ class Constraint(Protocol):
         """
         ...
 
+    def forced(self, ids: Sequence[int]) -> list[int]:
+        """Tokens that must follow a text, as far as each is the only one that may.
+
+        They need not be all there are, and have no end-of-sequence among them.
+        """
+        ...
+
     def check(self, request: Request) -> None:
         """Raise `ValueError` where what a request has committed is no beginning of an answer.
 

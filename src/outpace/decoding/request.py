@@ -111,6 +111,18 @@ class Request:
             self.constraint.check(self)
         return self.finish_reason is None
 
+    @property
+    def joint(self) -> Joint | None:
+        """What makes the tokens of several holes fit together, where the answer is constrained."""
+        if self.constraint is None:
+            return None
+        return Joint(self.constraint, list(self.canvas or self.ids))
+
+    @property
+    def forced(self) -> list[int]:
+        """Tokens that must come next, as its constraint allows no others."""
+        return [] if self.constraint is None else self.constraint.forced(self.ids)
+
     def sample(
         self,
         step: int = 0,
@@ -127,9 +139,11 @@ class Request:
         """
         if self.logprobs:
             scores = (*scores, "logprob")
-        fit = None
-        if joint and self.constraint is not None:
-            fit = Joint(self.constraint, list(self.canvas or self.ids))
         return Sample(
-            sampling=self.sampling, step=step, keep=keep, scores=scores, drawn=drawn, joint=fit
+            sampling=self.sampling,
+            step=step,
+            keep=keep,
+            scores=scores,
+            drawn=drawn,
+            joint=self.joint if joint else None,
         )

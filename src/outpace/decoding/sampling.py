@@ -82,8 +82,12 @@ class Sampling:
     @property
     def plain(self) -> bool:
         """Whether tokens are drawn from the model's distribution, neither tempered nor cut."""
-        uncut = self.top_p == 1 and self.top_k is None and self.min_p == 0
-        return self.temperature in (0, 1) and uncut
+        return self.temperature in (0, 1) and not self.cuts
+
+    @property
+    def cuts(self) -> bool:
+        """Whether some tokens are left out."""
+        return self.top_p < 1 or self.top_k is not None or self.min_p > 0
 
 
 PLAIN = Sampling()
