@@ -10,10 +10,11 @@ from source import MODULES
 
 SHARED = {"version", "provenance"}
 BELOW_OUTPUT = {"attention", "decoding", "engine", "methods", "models", "text"}
-BELOW_LLM = {"driver", "options", "output", *BELOW_OUTPUT}
+BELOW_LLM = {"constraint", "driver", "options", "output", *BELOW_OUTPUT}
 
 FLOORS: dict[str, set[str]] = {
     "attention": {"models"},
+    "constraint": {"decoding"},
     "decoding": set(),
     "models": {"decoding"},
     "text": set(),
@@ -25,7 +26,7 @@ FLOORS: dict[str, set[str]] = {
     "engine": {"attention", "decoding", "methods", "models"},
     "training": {"attention", "decoding", "models", "zoo", *SHARED},
     "driver": {"engine"},
-    "options": {"decoding", "methods"},
+    "options": {"constraint", "decoding", "methods"},
     "output": BELOW_OUTPUT,
     "llm": BELOW_LLM,
     "worker": set(),

@@ -9,7 +9,8 @@ from typing import Unpack
 
 import torch
 
-from outpace.decoding import Kind, Request
+from outpace.constraint.compiler import Compiler
+from outpace.decoding import Constraint, Kind, Processor, Request
 from outpace.decoding.sampling import is_whole
 from outpace.driver import Driver
 from outpace.engine.cache import cache_slots
@@ -122,6 +123,7 @@ class LLM:
         self.eos = frozenset(self.config.eos) | self.text.eos
         native = METHODS[FAMILIES[self.config.family].method]
         self.method = native() if method is None else method
+        self.compiler = Compiler(self.text.tokenizer, self.config.mask_id)
         self.pair(self.method)
 
     def add(self, name: str, model: Stack, vocab: int | None) -> Runner:
@@ -211,6 +213,18 @@ class LLM:
                 self.engine.cancel(answer.job)
 
         ends = chosen.ends(self.eos, pairing.vocab)
+        processors: list[Processor] = [*chosen.processors(method, len(ids), ends, pairing.vocab)]
+        constraint: Constraint | None = None
+        if rule := chosen.rule:
+            constraint = self.compiler.constraint(
+                rule,
+                sequential=method.sequential,
+                begin=len(ids),
+                limit=len(ids) + int(max_tokens),
+                size=pairing.vocab,
+                ends=ends,
+            )
+            processors.append(constraint)
         answer.job = self.engine.job(
             method,
             ids,
@@ -219,7 +233,8 @@ class LLM:
             sampling=chosen.sampling(self.usual(method)),
             eos=ends,
             logprobs=chosen.logprobs,
-            processors=tuple(chosen.processors(method, len(ids), ends, pairing.vocab)),
+            processors=tuple(processors),
+            constraint=constraint,
             listener=listen,
         )
         return answer

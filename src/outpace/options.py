@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
+from outpace.constraint.compiler import Rule, rule_of
 from outpace.decoding import Processor, Sampling
 from outpace.decoding.processor import Bias, NotBefore, Penalties
 from outpace.decoding.sampling import is_number, is_whole
@@ -34,6 +35,9 @@ class Options(TypedDict, total=False):
 
     `raw` continues a string as it stands, without the chat template; `template` has variables of
     that template, such as `enable_thinking`. `logprobs` asks for the log-probability of each token.
+
+    One of `schema` (a JSON schema or a pydantic model), `regex`, `choices` (strings) and `grammar`
+    (Lark) says what the answer must be as a whole; see docs/constraints.md.
     """
 
     method: Method | None
@@ -54,6 +58,10 @@ class Options(TypedDict, total=False):
     raw: bool
     template: Mapping[str, Any]
     logprobs: bool
+    schema: Any
+    regex: str | None
+    choices: Sequence[str] | None
+    grammar: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +86,10 @@ class Chosen:
     raw: bool = False
     template: Mapping[str, Any] = field(default_factory=dict)
     logprobs: bool = False
+    schema: Any = None
+    regex: str | None = None
+    choices: Sequence[str] | None = None
+    grammar: str | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Chosen:
@@ -110,6 +122,22 @@ class Chosen:
             check_within(f"logit_bias of token {token!r}", bias, -MOST)
         if not isinstance(self.template, Mapping):
             raise ValueError(f"template must map names to values, not {self.template!r}")
+        self.check_rule()
+
+    @property
+    def rule(self) -> Rule | None:
+        """What the answer must be. Raises `ValueError` for what is no constraint."""
+        return rule_of(
+            schema=self.schema, regex=self.regex, choices=self.choices, grammar=self.grammar
+        )
+
+    def check_rule(self) -> None:
+        """Raise `ValueError` for options that would cut a constrained answer, or prolong it."""
+        if self.rule is None:
+            return
+        for name in ("stop", "ignore_eos", "min_tokens"):
+            if getattr(self, name) not in (None, (), [], False, 0):
+                raise ValueError(f"{name} would break the {self.rule[0]} of an answer: give one")
 
     def sampling(self, usual: Mapping[str, float]) -> Sampling:
         """How tokens are drawn; what is not chosen is as `usual`."""

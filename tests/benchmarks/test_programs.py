@@ -48,6 +48,7 @@ def test_help_shows_what_is_measured(name: str, run, capsys: pytest.CaptureFixtu
 
 SMOKES = [
     ("apd_curve", "--limit 1 --max-tokens 16"),
+    ("constraints", "--rounds 1 --tokens 40 --batch 2 --methods autoregressive --vocabulary 1500"),
     ("d2f_curve", "--limit 1 --max-tokens 16"),
     ("dflash_curve", "--limit 2 --batch 1 2"),
     ("forward_cost", "--rounds 1 --tokens 4 --batch 2"),

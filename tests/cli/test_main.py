@@ -44,6 +44,17 @@ def test_generate_takes_the_flags_of_its_method(outpace):
     assert per_forward > 1.5
 
 
+def test_generate_takes_what_the_answer_must_be(outpace, tmp_path):
+    (tmp_path / "schema.json").write_text('{"type": "integer", "minimum": 7, "maximum": 9}')
+    for flags, known in (
+        (("--schema", str(tmp_path / "schema.json")), "789"),
+        (("--regex", "[xyz]"), "xyz"),
+        (("--choices", "v", "--choices", "w"), "vw"),
+    ):
+        status, out, _ = outpace("generate", "tiny-dream", STORY, "--max-tokens", "4", *flags)
+        assert status == 0 and out[0] in known and out[1] == "\n"
+
+
 def test_same_seed_same_text(outpace):
     args = ("generate", "tiny-dream", STORY, "--max-tokens", "24", "--temperature", "4")
     texts = [outpace(*args, "--seed", s)[1].partition("24 tokens")[0] for s in ("1", "1", "2")]
@@ -224,6 +235,9 @@ def test_models_and_methods_are_listed(outpace):
         (("generate", "tiny-aux", "x", "--temperature", "nan"), "temperature"),
         (("generate", "tiny-aux", "x", "--top-p", "0"), "top_p"),
         (("generate", "tiny-aux", "x", "--dtype", "int4"), "bfloat16"),
+        (("generate", "tiny-aux", "x", "--schema", "none"), "none is no readable JSON"),
+        (("generate", "tiny-aux", "x", "--regex", "["), "regex: it is malformed"),
+        (("generate", "tiny-aux", "x", "--regex", "a", "--choices", "b"), "two constraints"),
         (("generate", "tiny-dream", "x", "--method", "left_to_right", "--window", "0"), "window"),
         (("generate", "tiny-dream", "x", "--method", "left_to_right", "--tokens", "a"), "int"),
         (("generate", "tiny-aux", "x", "--method", "d2f"), "D2F decodes diffusion models"),
@@ -359,6 +373,7 @@ def test_the_command_line_is_frozen(outpace):
     assert {name: flags(outpace(name, "--help")[1]) for name in COMMANDS} == {
         "generate": SAMPLING
         | {"--method", "--input", "--output", "--batch", "--stop", "--raw"}
+        | {"--schema", "--regex", "--choices"}
         | {"--adapter", "--dtype", "--device", "--help"},
         "race": {
             *("--entry", "--limit", "--max-tokens", "--temperature", "--seed"),

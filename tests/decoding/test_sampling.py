@@ -13,8 +13,9 @@ from torch import Tensor
 
 from helpers import chi_square
 from outpace.decoding import GREEDY, Sample, Sampling
+from outpace.decoding.cut import keep_top_k, keep_top_p, nucleus
 from outpace.decoding.noise import gumbel
-from outpace.decoding.sampling import keep_top_k, keep_top_p, noise_of, nucleus
+from outpace.decoding.sampling import noise_of
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.9, 0.5, 0.0, -0.3, -0.5, -1.0, -1.2, -2.0, -4.0])
@@ -175,6 +176,21 @@ def test_tokens_that_hold_top_p_exactly_do_not_close_the_nucleus() -> None:
     noised = torch.tensor([[0.0, 2.0, 1.0, 1.0]])
     assert int(nucleus(logits, noised, top_p)) == 1
     assert keep_top_p(logits, top_p).isfinite().tolist() == [[True, True, False, False]]
+
+
+@given(st.integers(0, 2**32), st.floats(0.01, 30), st.integers(1, 100))
+def test_a_wide_nucleus_is_the_one_of_a_sort(seed: int, spread: float, percent: int) -> None:
+    """Whether it lies within the few most probable tokens or not, beside rows where it does."""
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(seed)) * spread
+    logits[1] *= 20
+    kept = keep_top_p(logits, torch.full((3,), percent / 100)).isfinite()
+    ranked, order = logits.double().sort(descending=True)
+    above = ranked.softmax(-1).cumsum(-1) - ranked.softmax(-1)
+    for row in range(3):
+        least, most = (int((above[row] <= percent / 100 + e).sum()) for e in (-1e-5, 1e-5))
+        inside = kept[row].nonzero().squeeze(-1).tolist()
+        assert max(least, 1) <= len(inside) <= max(most, 1)
+        assert set(inside) == set(order[row, : len(inside)].tolist())
 
 
 settings_of_a_request = st.builds(

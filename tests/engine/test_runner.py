@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from outpace.decoding import CAUSAL, FULL, Forward, Sample, Sampling
 from outpace.decoding.accept import Rejection
 from outpace.decoding.processor import NEVER, Shortened
 from outpace.engine.cache import PAGE, Table
-from outpace.engine.runner import Runner
+from outpace.engine.runner import Runner, chunks
 from outpace.methods.apd import Mixture
 from outpace.models.draft import FeatureDraft
 from outpace.models.transformer import Transformer
@@ -320,3 +321,19 @@ def test_log_probabilities_are_those_of_the_raw_logits() -> None:
         assert (float(np.log(out.scores["confidence"][0])) == pytest.approx(out.logprobs[0])) == (
             not drawn
         )
+
+
+@pytest.mark.parametrize(
+    ("counts", "whole", "edges"),
+    [
+        ([3, 4, 2], False, [0, 4, 8, 9]),
+        ([3, 4, 2], True, [0, 3, 7, 9]),
+        ([1, 2, 9, 1, 1], True, [0, 3, 12, 14]),
+        ([0, 0], True, [0]),
+        ([], False, [0]),
+    ],
+)
+def test_rows_are_read_in_chunks(counts: list[int], whole: bool, edges: list[int]) -> None:
+    """Of four; what must be read at once is, even where it is more."""
+    found = list(chunks(counts, 4, whole=whole))
+    assert found == [slice(begin, end) for begin, end in pairwise(edges)]

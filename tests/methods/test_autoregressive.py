@@ -12,7 +12,8 @@ def test_prefill_and_then_one_row_a_forward() -> None:
     seq = Request(prompt=[1, 2, 3], max_tokens=3)
     forwards = script(Autoregressive(), seq, [[4], [5], [6]])
     assert [(list(f.ids), f.start) for f in forwards] == [([1, 2, 3], 0), ([4], 3), ([5], 4)]
-    assert all(f.pattern == CAUSAL and f.predict is None and f.reach is None for f in forwards)
+    assert all(f.pattern == CAUSAL and f.reach is None for f in forwards)
+    assert [list(f.predicted_slots()) for f in forwards] == [[3], [4], [5]]
     assert (seq.tokens, seq.finish_reason) == ([4, 5, 6], "length")
 
 

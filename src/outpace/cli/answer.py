@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from outpace.answers import answer_file
 from outpace.cli.draw import bars, console, show_pieces, show_trace, statistics
-from outpace.cli.flags import CHOICE, LOADING, Batch, Choice, Loading, ModelName, Raw
+from outpace.cli.flags import CHOICE, LOADING, RULE, Batch, Choice, Loading, ModelName, Raw, Rule
 from outpace.cli.output import replaced
 from outpace.methods import Method
 from outpace.options import Options
@@ -25,6 +25,7 @@ def generate(
     choice: Choice = CHOICE,
     stop: Annotated[list[str] | None, Option(help="End before this text.")] = None,
     raw: Raw = False,
+    rule: Rule = RULE,
     loading: Loading = LOADING,
 ) -> None:
     """Answer a prompt, streamed and coloured by forward pass; or a file of prompts.
@@ -35,7 +36,7 @@ def generate(
     if (prompt is None) == (input is None) or (input is None) != (output is None):
         raise ValueError("give a prompt, or --input and --output")
     llm = loading.open(model, method)
-    options = choice.options() | Options(stop=stop or (), raw=raw)
+    options = choice.options() | rule.options() | Options(stop=stop or (), raw=raw)
     if input is not None and output is not None:
         with bars() as shown:
             bar = shown.add_task("answers")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import torch
 from typer import Argument, Option
@@ -28,6 +29,10 @@ Limit = Annotated[int, Option(help="Number of problems.")]
 Batch = Annotated[int, Option(help="Requests that run at a time.")]
 JsonPath = Annotated[Path | None, Option("--json", help="Write the figures here.")]
 
+SchemaPath = Annotated[Path | None, Option(help="JSON schema that the answer fulfils.")]
+Regex = Annotated[str | None, Option(help="Regular expression of the whole answer.")]
+Choices = Annotated[list[str] | None, Option(help="One of these is the answer; give several.")]
+
 SMALL = 20_000_000
 """Parameters below which one thread is fastest, since more only wait for each other."""
 
@@ -48,6 +53,28 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What the whole answer must be."""
+
+    schema: SchemaPath = None
+    regex: Regex = None
+    choices: Choices = None
+
+    def options(self) -> Options:
+        """As a request takes them. Raises `ValueError` for a file that is no JSON."""
+        schema = None if self.schema is None else read_json(self.schema)
+        return Options(schema=schema, regex=self.regex, choices=self.choices or None)
+
+
+def read_json(path: Path) -> Any:
+    """What a file of JSON holds; `ValueError` where there is none."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no readable JSON: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
 class Loading:
     """What is merged into a model, in which numbers and where it runs."""
 
@@ -65,3 +92,4 @@ class Loading:
 
 CHOICE = Choice()
 LOADING = Loading()
+RULE = Rule()

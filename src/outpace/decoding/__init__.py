@@ -3,6 +3,7 @@
 from outpace.decoding.accept import Verify, agreement, draft_read, verify_read
 from outpace.decoding.canvas import Canvas
 from outpace.decoding.forward import CAUSAL, FULL, Decoding, Forward, Pattern, Prediction
+from outpace.decoding.joint import Constraint
 from outpace.decoding.pace import Pace
 from outpace.decoding.processor import Processor
 from outpace.decoding.request import Request, Step
@@ -15,6 +16,7 @@ __all__ = [
     "FULL",
     "GREEDY",
     "Canvas",
+    "Constraint",
     "Decoding",
     "Forward",
     "Kind",

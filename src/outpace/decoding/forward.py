@@ -96,11 +96,11 @@ class Forward:
         return [end for end, size in sizes for _ in range(size)]
 
     def known(self, ids: Sequence[int]) -> list[int]:
-        """The text from slot 0 on, as this forward knows it: `ids` in front of its own."""
-        text = list(ids[: self.start])
-        if self.positions is None:
-            return text + list(self.ids)
-        return text + [token for _, token in sorted(zip(self.positions, self.ids, strict=True))]
+        """The text from slot 0 on, as this forward knows it: its own ids among those of a text."""
+        own: Sequence[int] = self.ids
+        if self.positions is not None:
+            own = [token for _, token in sorted(zip(self.positions, self.ids, strict=True))]
+        return [*ids[: self.start], *own, *ids[self.end :]]
 
     def predicted_rows(self, shift: int) -> Sequence[int]:
         """Rows whose logits predict the wanted slots, for a model of this shift.

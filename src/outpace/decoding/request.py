@@ -8,6 +8,7 @@ from itertools import repeat
 from typing import Literal
 
 from outpace.decoding.forward import CAUSAL, Pattern
+from outpace.decoding.joint import Constraint, Joint
 from outpace.decoding.pace import Pace
 from outpace.decoding.processor import Processor
 from outpace.decoding.sampling import Sample, Sampling, Score
@@ -51,6 +52,7 @@ class Request:
         processors: what changes the logits of its rows before they are read.
         canvas: what a method that fills out of order has so far, slot by slot, for those who watch;
             holes are the mask.
+        constraint: what the answer must be as a whole.
         pace: what requests of the same method share.
         finish_reason: why it has ended; None while it goes on.
         ids: prompt and committed tokens.
@@ -64,6 +66,7 @@ class Request:
     logprobs: bool = False
     processors: tuple[Processor, ...] = ()
     canvas: Sequence[int] = ()
+    constraint: Constraint | None = None
     pace: Pace = field(default_factory=Pace)
     finish_reason: FinishReason | None = None
     trace: list[Step] = field(default_factory=list)
@@ -89,7 +92,8 @@ class Request:
     def commit(self, tokens: Iterable[int], logprobs: Iterable[float] | None = None) -> bool:
         """Make tokens output, up to an end-of-sequence or the limit; False once it has ended.
 
-        `logprobs` has an entry for each token, and may have more.
+        `logprobs` has an entry for each token, and may have more. Raises `ValueError` for tokens
+        that are no part of an answer as it is constrained.
         """
         scores = repeat(None) if logprobs is None else logprobs
         for token, score in zip(tokens, scores, strict=False):
@@ -103,7 +107,21 @@ class Request:
                 self.scores.append(score)
             if len(self.ids) == self.limit:
                 self.finish_reason = "length"
+        if self.constraint is not None:
+            self.constraint.check(self)
         return self.finish_reason is None
+
+    @property
+    def joint(self) -> Joint | None:
+        """What makes the tokens of several holes fit together, where the answer is constrained."""
+        if self.constraint is None:
+            return None
+        return Joint(self.constraint, list(self.canvas or self.ids))
+
+    @property
+    def forced(self) -> list[int]:
+        """Tokens that must come next, as its constraint allows no others."""
+        return [] if self.constraint is None else self.constraint.forced(self.ids)
 
     def sample(
         self,
@@ -112,8 +130,20 @@ class Request:
         keep: bool = False,
         scores: tuple[Score, ...] = (),
         drawn: bool = False,
+        joint: bool = False,
     ) -> Sample:
-        """A read by the request's own sampling, with the noise of a step."""
+        """A read by the request's own sampling, with the noise of a step.
+
+        `joint` is for holes of which several may be filled on one forward: their tokens then fit
+        together, where the answer is constrained.
+        """
         if self.logprobs:
             scores = (*scores, "logprob")
-        return Sample(sampling=self.sampling, step=step, keep=keep, scores=scores, drawn=drawn)
+        return Sample(
+            sampling=self.sampling,
+            step=step,
+            keep=keep,
+            scores=scores,
+            drawn=drawn,
+            joint=self.joint if joint else None,
+        )

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outpace.decoding.cut import keep_min_p, keep_top_k, keep_top_p, nucleus
+from outpace.decoding.joint import Joint, Jointly
 from outpace.decoding.noise import gumbel, noise_keys
 
 Score = Literal["confidence", "entropy", "logprob", "margin"]
@@ -80,8 +82,12 @@ class Sampling:
     @property
     def plain(self) -> bool:
         """Whether tokens are drawn from the model's distribution, neither tempered nor cut."""
-        uncut = self.top_p == 1 and self.top_k is None and self.min_p == 0
-        return self.temperature in (0, 1) and uncut
+        return self.temperature in (0, 1) and not self.cuts
+
+    @property
+    def cuts(self) -> bool:
+        """Whether some tokens are left out."""
+        return self.top_p < 1 or self.top_k is not None or self.min_p > 0
 
 
 PLAIN = Sampling()
@@ -113,6 +119,11 @@ class Read:
     keep: bool = False
     scores: tuple[Score, ...] = ()
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of its rows must be read at once."""
+        return False
+
     @classmethod
     def group(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
@@ -127,19 +138,25 @@ class Sample(Read):
 
     Scores are those of the raw logits, or where `drawn` of the distribution that the tokens are
     drawn from: divided by the temperature (unless it is 0), cut to top-p and top-k. A `logprob` is
-    always that of the raw logits.
+    always that of the raw logits. With `joint`, the tokens of all slots fit together.
     """
 
     sampling: Sampling = PLAIN
     step: int = 0
     drawn: bool = False
+    joint: Joint | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Tokens that fit together are chosen together."""
+        return self.joint is not None
 
     @classmethod
     def group(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Reader:
         """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
-        choose = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
+        choose = cls.choice(reads, slots, device)
         judge = cls.judge(reads, slots, device)
 
         def read(logits: Tensor, rows: slice) -> Readout:
@@ -147,6 +164,14 @@ class Sample(Read):
             return Readout(tokens, judge(logits, tokens, rows))
 
         return read
+
+    @classmethod
+    def choice(
+        cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
+    ) -> Chooser:
+        """How `reads` choose the tokens of their rows."""
+        apart = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
+        return Jointly(apart, reads, slots) if any(r.whole for r in reads) else apart
 
     @classmethod
     def judge(
@@ -271,53 +296,6 @@ class Noisy:
     def draw(self, weights: Tensor, rows: slice) -> Tensor:
         """Token `[r]` of each row of `weights [r, V]`, which need not add up to one."""
         return (weights.log() + gumbel(self.keys[rows], weights.shape[-1])).argmax(-1)
-
-
-def keep_top_k(logits: Tensor, top_k: Tensor) -> Tensor:
-    """Logits `[R, V]` with everything below the k-th largest at minus infinity; ties survive."""
-    if bool((top_k >= logits.shape[-1]).all()):
-        return logits
-    most = min(int(top_k.max()), logits.shape[-1])
-    ranked = logits.topk(most, -1).values
-    edge = ranked.gather(-1, (top_k.clamp(max=most) - 1)[:, None])
-    return logits.masked_fill(logits < edge, -torch.inf)
-
-
-def keep_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
-    """Logits `[R, V]` with what is too improbable beside the best at minus infinity."""
-    if not bool((min_p > 0).any()):
-        return logits
-    edge = logits.amax(-1, keepdim=True) + min_p[:, None].log()
-    return logits.masked_fill(logits < edge, -torch.inf)
-
-
-def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
-    """Logits `[R, V]` with everything outside the nucleus at minus infinity."""
-    ranked = logits.sort(-1, descending=True).values
-    mass = ranked.softmax(-1)
-    kept = (mass.cumsum(-1) - mass <= top_p[:, None]).sum(-1, keepdim=True)
-    return logits.masked_fill(logits < ranked.gather(-1, kept.clamp(min=1) - 1), -torch.inf)
-
-
-def nucleus(logits: Tensor, noised: Tensor, top_p: Tensor) -> Tensor:
-    """Arg-max of `noised [R, V]` over the nucleus of `logits` (Holtzman et al., 2020), `[R]`.
-
-    A token is in the nucleus unless the tokens that are more probable hold more than `top_p`.
-    Nothing is sorted: the best candidate is tried first and nearly always inside; where it is
-    not, all tokens that are no more probable are outside too.
-    """
-    tokens = noised.argmax(-1)
-    open_rows = (top_p < 1).nonzero().squeeze(-1)
-    probabilities = logits.softmax(-1) if len(open_rows) else logits
-    while len(open_rows):
-        level = logits[open_rows].gather(-1, tokens[open_rows, None])
-        above = torch.where(logits[open_rows] > level, probabilities[open_rows], 0).sum(-1)
-        outside = above > top_p[open_rows]
-        open_rows, level = open_rows[outside], level[outside]
-        left = noised[open_rows].masked_fill(logits[open_rows] <= level, -torch.inf)
-        noised = noised.index_copy(0, open_rows, left)
-        tokens[open_rows] = left.argmax(-1)
-    return tokens
 
 
 def scores(logits: Tensor, tokens: Tensor, wanted: AbstractSet[Score]) -> dict[Score, Tensor]:

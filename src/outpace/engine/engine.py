@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import count
 from operator import attrgetter
 
-from outpace.decoding import Pace, Prediction, Processor, Request, Sampling
+from outpace.decoding import Constraint, Pace, Prediction, Processor, Request, Sampling
 from outpace.decoding.sampling import is_whole
 from outpace.engine.feed import Feed
 from outpace.engine.job import DecodingError, Job, Listener
@@ -59,6 +59,7 @@ class Engine:
         eos: frozenset[int] | None = None,
         logprobs: bool = False,
         processors: tuple[Processor, ...] = (),
+        constraint: Constraint | None = None,
         listener: Listener | None = None,
     ) -> Job:
         """A request that is ready to enter, from any thread.
@@ -74,6 +75,7 @@ class Engine:
             target=pairing.target,
             logprobs=logprobs,
             processors=processors,
+            constraint=constraint,
         )
         if method.adaptive:
             names = (runner.name for runner in pairing.runners.values())

@@ -107,7 +107,7 @@ class Job:
             config,
             layers=() if forward.features_for is None else self.layers(forward),
             processors=self.pairing.processors[forward.model] + own,
-            text=forward.known(self.request.ids) if own else (),
+            text=forward.known(self.request.canvas or self.request.ids) if own else (),
         )
 
     def layers(self, forward: Forward) -> tuple[int, ...]:

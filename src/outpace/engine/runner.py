@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -139,15 +139,14 @@ class Runner:
         for kind, members in packed.reads:
             reads = [feeds[index].read for index in members]
             slots = [feeds[index].slots for index in members]
-            count = sum(map(len, slots))
             reader = kind.group(reads, slots, self.device)
             keep = any(read.keep for read in reads)
-            for begin in range(0, count, self.read_rows):
-                rows = slice(begin, min(begin + self.read_rows, count))
+            whole = any(read.whole for read in reads)
+            for rows in chunks([len(each) for each in slots], self.read_rows, whole=whole):
                 logits = self.logits(hidden[first + rows.start : first + rows.stop])
                 process(logits, rows, [feeds[index] for index in members])
                 parts.append(Part.of(reader(logits, rows), logits, keep=keep))
-            first += count
+            first += sum(map(len, slots))
         return parts
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -182,6 +181,22 @@ class Runner:
                 self.prefix.learn(feed.table, feed.start, self.prefix.text(feed))
             else:
                 self.prefix.learn(feed.table, feed.first, ids[feed.first : feed.start])
+
+
+def chunks(counts: Sequence[int], most: int, *, whole: bool) -> Iterator[slice]:
+    """Rows of reads, so many each, `most` at a time; a read stays `whole` even above that."""
+    if not whole:
+        total = sum(counts)
+        yield from (slice(begin, min(begin + most, total)) for begin in range(0, total, most))
+        return
+    begin = end = 0
+    for count in counts:
+        if begin < end and end + count > begin + most:
+            yield slice(begin, end)
+            begin = end
+        end += count
+    if begin < end:
+        yield slice(begin, end)
 
 
 def process(logits: Tensor, rows: slice, feeds: Sequence[Feed]) -> None:

@@ -63,7 +63,7 @@ class APD(Method):
                 start=start,
                 pattern=FULL,
                 predict=range(n, end),
-                read=request.sample(step, keep=True),
+                read=request.sample(step, keep=True, joint=True),
             )
             kept = 1
             if end - n > 1:

@@ -10,11 +10,18 @@ from outpace.methods.method import Method
 
 @dataclass(frozen=True, kw_only=True)
 class Autoregressive(Method):
-    """Feed the last token, read the next one."""
+    """Feed the last token, read the next one; what a constraint forces is fed along with it."""
 
     def decode(self, request: Request) -> Decoding:
-        """Prefill, then one row per forward."""
-        read = request.sample()
-        out = yield Forward(ids=request.ids, start=0, read=read)
-        while request.commit(out.tokens, out.logprobs):
-            out = yield Forward(ids=request.ids[-1:], start=len(request) - 1, read=read)
+        """Prefill, then one row per forward, and one for each token that is forced."""
+        read, fed, alive = request.sample(), 0, True
+        while alive:
+            n, forced = len(request), request.forced
+            out = yield Forward(
+                ids=request.ids[fed:] + forced,
+                start=fed,
+                predict=range(n, n + len(forced) + 1),
+                read=read,
+            )
+            fed = n + len(forced)
+            alive = request.commit(out.tokens, out.logprobs)

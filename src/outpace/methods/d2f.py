@@ -70,7 +70,7 @@ class D2F(Method):
                 start=start,
                 pattern=tuple(stop - begin for begin, stop in pairwise(bounds)),
                 predict=tuple(canvas.holes),
-                read=request.sample(step, scores=scores, drawn=True),
+                read=request.sample(step, scores=scores, drawn=True, joint=True),
             )
             step += 1
             taken = self.taken(canvas, edges, out)

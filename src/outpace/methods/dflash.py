@@ -10,11 +10,11 @@ from torch import Tensor
 
 from outpace.decoding import (
     FULL,
-    GREEDY,
     Decoding,
     Forward,
     Kind,
     Request,
+    Sample,
     Verify,
     agreement,
     draft_read,
@@ -78,7 +78,7 @@ class DFlash(Method):
                     pattern=FULL,
                     predict=range(n, n + count),
                     # Masks know nothing of each other's noise: the likeliest tokens fit best.
-                    read=draft_read(request, self.verify, match=GREEDY),
+                    read=draft_read(request, self.verify, match=Sample(joint=request.joint)),
                     model="draft",
                     context=torch.cat(features),
                 )

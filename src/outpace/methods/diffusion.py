@@ -102,7 +102,7 @@ class Diffusion(Method):
             holes = canvas.within(begin, end)
             if not holes or (count == 0 and order != "origin"):
                 continue
-            read = request.sample(step, scores=scores, drawn=request.target.drawn)
+            read = request.sample(step, scores=scores, drawn=request.target.drawn, joint=True)
             out = yield from self.predict(request, canvas, holes, read)
             luck = uniforms(request.sampling.seed, step, holes)
             chosen = self.choose(order, out, count, share, luck)

@@ -85,7 +85,9 @@ class FastDLLM(Method):
                     pattern=FULL,
                     reach=len(canvas),
                     predict=holes,
-                    read=request.sample(step, scores=(score,), drawn=request.target.drawn),
+                    read=request.sample(
+                        step, scores=(score,), drawn=request.target.drawn, joint=True
+                    ),
                 )
                 slots = canvas.take(holes, self.choose(out), out)
                 if not self.canvas and not canvas.settle(request, slots):

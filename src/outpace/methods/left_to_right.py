@@ -43,7 +43,7 @@ class LeftToRight(Method):
                 start=start,
                 pattern=FULL,
                 predict=range(n, min(n + self.tokens, end)),
-                read=request.sample(step),
+                read=request.sample(step, joint=True),
             )
             start = 0 if self.window is None else max(n - self.window + 1, 0)
             step += 1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outpace.decoding import Sample
-from outpace.decoding.sampling import Reader, Readout, chooser, scores
+from outpace.decoding.sampling import Reader, Readout, scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Moved(Sample):
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Reader:
         """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
-        choose = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
+        choose = cls.choice(reads, slots, device)
         judge = cls.judge(reads, slots, device)
         wanted = {score for each in reads for score in each.scores if score == "logprob"}
         ends = [0, *accumulate(map(len, slots))]

@@ -119,7 +119,8 @@ class WeDLM(Method):
             predict=[*checked, *asked],
             predict_from=[*(slot - 1 for slot in checked), *range(end - len(asked), end)],
             read=request.sample(
-                scores=("entropy",) if self.confidence is None else ("confidence",)
+                scores=("entropy",) if self.confidence is None else ("confidence",),
+                joint=not checked,
             ),
         )
 

@@ -1,0 +1,41 @@
+"""Whole numbers between two bounds, as regular expressions."""
+
+from __future__ import annotations
+
+
+def integers(low: int | None, high: int | None) -> str:
+    """Decimal numbers from `low` to `high`, both included; None is no bound."""
+    parts = []
+    if low is None or low < 0:
+        least = 1 if high is None or high >= 0 else -high
+        parts += [f"-(?:{part})" for part in naturals(least, None if low is None else -low)]
+    if high is None or high >= 0:
+        parts += naturals(max(low or 0, 0), high)
+    return f"(?:{'|'.join(parts)})" if parts else r"[^\s\S]"
+
+
+def naturals(low: int, high: int | None) -> list[str]:
+    """Those of no sign, length by length; empty where `high` is less."""
+    if high is None:
+        digits = len(str(low))
+        return [*naturals(low, 10**digits - 1), f"[1-9][0-9]{{{digits},}}"]
+    parts = []
+    for digits in range(len(str(low)), len(str(high)) + 1):
+        least, most = max(low, 10 ** (digits - 1) if digits > 1 else 0), min(high, 10**digits - 1)
+        if least <= most:
+            parts.append(between(str(least), str(most)))
+    return parts
+
+
+def between(low: str, high: str) -> str:
+    """Digits from `low` to `high`, which are equally many."""
+    rest = len(low) - 1
+    if set(low) == {"0"} and set(high) == {"9"}:
+        return f"[0-9]{{{len(low)}}}"
+    if not rest or low[0] == high[0]:
+        first = low[0] if low[0] == high[0] else f"[{low[0]}-{high[0]}]"
+        return first + (between(low[1:], high[1:]) if rest else "")
+    parts = [low[0] + between(low[1:], "9" * rest), high[0] + between("0" * rest, high[1:])]
+    if int(high[0]) - int(low[0]) > 1:
+        parts.append(f"[{int(low[0]) + 1}-{int(high[0]) - 1}][0-9]{{{rest}}}")
+    return f"(?:{'|'.join(parts)})"

@@ -1,0 +1,85 @@
+"""Automata over tokens beside the bytes of each token."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from outpace.constraint.automaton import NEVER, Automaton
+from outpace.constraint.dfa import Dfa
+from outpace.constraint.reach import Sets
+from outpace.constraint.schema import pattern_of
+from outpace.constraint.vocabulary import Vocabulary
+
+EOS = 7
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 9},
+        "tags": {"type": "array", "items": {"enum": ["red", "blue"]}, "maxItems": 2},
+        "at": {"type": "string", "format": "date"},
+    },
+    "required": ["name"],
+}
+DFAS = {
+    "schema": Dfa.of(pattern_of(SCHEMA), marked=True),
+    "words": Dfa.of(r"(\\w+\\s?){1,4}"),
+    "choices": Dfa.among(["red", "read", "reader", "\u00e9t\u00e9", ""]),
+    "numbers": Dfa.of("-?[0-9]{1,3}(,[0-9]{3})*"),
+    "nothing": Dfa.among([""]),
+}
+
+
+def vocabulary(count: int, seed: int) -> list[bytes | None]:
+    """Single bytes, and tokens of what the automata above read; one that ends."""
+    rng = Random(seed)
+    parts = [b"red", b"re", b"ad", b'"', b'": "', b"name", b"1", b"23", b",", b" ", b"\xc3\xa9"]
+    known = {bytes([byte]) for byte in range(256)}
+    while len(known) < count:
+        known.add(b"".join(rng.choices([*parts, bytes([rng.randrange(256)])], k=rng.randint(1, 5))))
+    texts: list[bytes | None] = [*sorted(known)]
+    texts[EOS] = None
+    return texts
+
+
+@pytest.mark.parametrize("name", DFAS)
+def test_tokens_lead_where_their_bytes_do(name: str) -> None:
+    """From each state; and to nowhere, where no answer follows."""
+    dfa, texts = DFAS[name], vocabulary(600, seed=1)
+    automaton = Automaton(dfa, Vocabulary(texts), frozenset({EOS}))
+    for token, text in enumerate(texts):
+        states = np.arange(len(dfa.table))
+        for byte in text or b"":
+            states = np.where(states < 0, -1, dfa.table[states, byte])
+        if token == EOS:
+            states = np.where(dfa.accepts, automaton.end, -1)
+        elif text is not None:
+            states[automaton.left[states] == NEVER] = -1
+        assert (automaton.table[:-1, automaton.classes[token]] == states).all()
+    assert (automaton.table[automaton.end] == automaton.end).all()
+
+
+@pytest.mark.parametrize("name", DFAS)
+def test_bundles_are_what_leads_from_state_to_state(name: str) -> None:
+    """All of it, once."""
+    automaton = Automaton(DFAS[name], Vocabulary(vocabulary(400, seed=2)), frozenset({EOS}))
+    found = np.full_like(automaton.table, -1)
+    for source, target, bundle in zip(*automaton.pairs, automaton.bundles, strict=True):
+        _, places = automaton.inside.of(np.array([bundle]))
+        kinds = automaton.members[places]
+        assert (found[source, kinds] == -1).all() and len(set(kinds)) == len(kinds)
+        found[source, kinds] = target
+    assert (found == automaton.table).all()
+
+
+@pytest.mark.parametrize("name", DFAS)
+def test_the_shortest_answer_is_as_long_as_it_is(name: str) -> None:
+    """By steps from all that accepts."""
+    automaton = Automaton(DFAS[name], Vocabulary(vocabulary(400, seed=3)), frozenset({EOS}))
+    sets, within = Sets(automaton), automaton.accepts
+    for left in range(sets.far + 1):
+        assert (sets.within(left).flags == within).all()
+        within = within | automaton.precedes(within, -1)
+    assert (automaton.left[within] < NEVER).all()

@@ -1,0 +1,353 @@
+"""Constrained answers of the zoo: whole, as each method gives them alone, and refused in time."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from typing import Any
+
+import jsonschema
+import pytest
+from pydantic import BaseModel
+
+from outpace import LLM
+from outpace.methods import (
+    APD,
+    D2F,
+    Autoregressive,
+    DFlash,
+    Diffusion,
+    FastDLLM,
+    LeftToRight,
+    Method,
+    Speculative,
+    WeDLM,
+)
+from outpace.options import Options
+
+QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0},
+        "tags": {"type": "array", "items": {"enum": ["red", "blue"]}, "maxItems": 3},
+    },
+    "required": ["name", "age"],
+}
+RULES: list[Options] = [
+    {"schema": SCHEMA},
+    {"regex": r"[A-Z][a-z]+ has \d{1,3} (apples|pears)\."},
+    {"choices": ["yes", "no", "seven apples"]},
+]
+LARK = 'start: "(" start ")" | NUMBER\nNUMBER: /[0-9]{1,3}/'
+
+CAUSAL: list[Method] = [
+    Autoregressive(),
+    Speculative(draft="tiny-aux", tokens=3),
+    Speculative(draft="tiny-aux", tokens=3, verify="rejection"),
+    DFlash(draft="tiny-dflash", tokens=4),
+]
+DIFFUSION: list[Method] = [
+    LeftToRight(tokens=3),
+    LeftToRight(tokens=2, window=8, lookahead=8),
+    APD(verifier="tiny-aux"),
+    APD(verifier="tiny-aux", ratio=1.0),
+    APD(verifier="tiny-aux", ratio=0.0, coupling="argmax"),
+    Diffusion(),
+    Diffusion(block=16, steps=12, canvas=True),
+    Diffusion(block=12, steps=12, order="random"),
+    Diffusion(ends="last"),
+    FastDLLM(block=16),
+    FastDLLM(block=12, cache="prefix", factor=1.0),
+    FastDLLM(block=24, cache=None, budget=0.5, canvas=True),
+    D2F(),
+    D2F(block=8, canvas=True),
+]
+FILLING: list[Method] = [
+    WeDLM(),
+    WeDLM(eager=False, clip=True),
+    WeDLM(block=True, window=8),
+    WeDLM(verify=True),
+]
+CASES = [
+    *(("tiny-ar", method) for method in CAUSAL),
+    *(("tiny-dream", method) for method in DIFFUSION),
+    *(("tiny-llada", method) for method in DIFFUSION if not isinstance(method, APD)),
+    *(("tiny-wedlm", method) for method in FILLING),
+    ("tiny-d2f", D2F()),
+    ("tiny-llada", Diffusion(guidance=0.5)),
+]
+
+_loaded: dict[str, LLM] = {}
+
+
+def llm(name: str) -> LLM:
+    """A model of the zoo, loaded once."""
+    if name not in _loaded:
+        _loaded[name] = LLM(name)
+    return _loaded[name]
+
+
+def fulfils(text: str, rule: Options) -> bool:
+    """Whether an answer is what was asked for."""
+    if "schema" in rule:
+        jsonschema.Draft202012Validator(rule["schema"]).validate(json.loads(text))
+        return True
+    if "regex" in rule:
+        return re.fullmatch(str(rule["regex"]), text) is not None
+    return text in (rule["choices"] or ())
+
+
+@pytest.mark.parametrize("temperature", [0.8, pytest.param(0.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "method"), CASES, ids=str)
+def test_answers_are_whole(name: str, method: Method, temperature: float) -> None:
+    """With every method; a batch is each alone."""
+    common: Options = {"method": method, "max_tokens": 48, "temperature": temperature}
+    requests: list[tuple[str, Options]] = [
+        (QUESTION, {**common, **rule, "seed": seed})  # type: ignore[typeddict-item]
+        for seed, rule in enumerate([*RULES, {}])
+    ]
+    together = dict(llm(name).serve(requests))
+    for number, rule in enumerate(RULES):
+        output = together[number]
+        assert output.finish_reason == "stop" and fulfils(output.text, rule), output.text
+    for number in (0, 3):
+        (alone,) = llm(name).generate(QUESTION, **requests[number][1])
+        assert alone.ids == together[number].ids
+
+
+LOSSLESS = [
+    ("tiny-ar", Speculative(draft="tiny-aux", tokens=3)),
+    ("tiny-ar", DFlash(draft="tiny-dflash", tokens=4)),
+    ("tiny-wedlm", WeDLM(verify=True)),
+]
+
+
+def same_as_autoregressive(name: str, method: Method, count: int) -> None:
+    """Constrained requests of all sorts, beside free ones."""
+    rules: list[Options] = [*RULES, {"grammar": LARK}, {}]
+    for first in range(0, count, 20):
+        each: list[Options] = [
+            {
+                **rules[seed % len(rules)],
+                "seed": seed,
+                "temperature": (0.0, 0.6, 1.2)[seed % 3],
+                "max_tokens": 24 + seed % 20,
+            }
+            for seed in range(first, first + 20)
+        ]
+        plain = dict(llm(name).serve((QUESTION, {**o, "method": Autoregressive()}) for o in each))
+        fast = dict(llm(name).serve((QUESTION, {**o, "method": method}) for o in each))
+        for number, option in enumerate(each):
+            assert fast[number].ids == plain[number].ids, option
+            assert fast[number].finish_reason == plain[number].finish_reason
+
+
+@pytest.mark.parametrize(("name", "method"), LOSSLESS, ids=str)
+def test_what_is_lossless_stays_so(name: str, method: Method) -> None:
+    """Under each kind of constraint, at any temperature."""
+    same_as_autoregressive(name, method, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "method"), LOSSLESS, ids=str)
+def test_many_lossless_requests(name: str, method: Method) -> None:
+    """Three hundred."""
+    same_as_autoregressive(name, method, 300)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [*(("tiny-ar", m) for m in CAUSAL), *(("tiny-dream", m) for m in DIFFUSION[:5])],
+    ids=str,
+)
+def test_grammars_are_followed_from_left_to_right(
+    name: str, method: Method, temperature: float
+) -> None:
+    """An answer that ends by itself is derived, one that is cut says so."""
+    outputs = llm(name).generate(
+        [QUESTION] * 3, method=method, grammar=LARK, max_tokens=12, temperature=temperature
+    )
+    for output in outputs:
+        inner = output.text.strip("(").rstrip(")")
+        if output.finish_reason == "stop":
+            depth = output.text.count("(")
+            assert output.text == "(" * depth + inner + ")" * depth and inner.isdigit()
+        else:
+            assert output.finish_reason == "length" and set(output.text) <= set("()0123456789")
+
+
+def test_a_schema_beyond_automata_is_followed_from_left_to_right() -> None:
+    """Other methods name the keyword, and say which can."""
+    schema = {"type": "number", "multipleOf": 5, "minimum": 10, "maximum": 99}
+    (output,) = llm("tiny-ar").generate(QUESTION, schema=schema, max_tokens=12)
+    if output.finish_reason == "stop":
+        assert json.loads(output.text) % 5 == 0
+    with pytest.raises(ValueError, match="^schema: .* at # is not supported by methods that fill"):
+        llm("tiny-dream").generate(QUESTION, schema=schema, method=FastDLLM())
+    with pytest.raises(ValueError, match="^grammar: a grammar is not supported by methods that"):
+        llm("tiny-dream").generate(QUESTION, grammar=LARK, method=D2F())
+
+
+def test_a_pydantic_model_is_a_schema() -> None:
+    """Its answers are read by it."""
+
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    for name in ("tiny-ar", "tiny-dream"):
+        (output,) = llm(name).generate(QUESTION, schema=Person, max_tokens=40)
+        assert Person.model_validate_json(output.text).name is not None
+
+
+def test_what_cannot_fit_is_refused() -> None:
+    """With both numbers; and what just fits is given."""
+    for name in ("tiny-ar", "tiny-dream"):
+        with pytest.raises(
+            ValueError, match=r"^regex: the shortest answer takes 12 tokens, but max_tokens=11$"
+        ):
+            llm(name).generate(QUESTION, regex=r"x{12}\u2603*|[xy]{30,}", max_tokens=11)
+        (output,) = llm(name).generate(QUESTION, regex=r"x{12}\u2603*|[xy]{30,}", max_tokens=12)
+        assert output.text == "x" * 12 and output.finish_reason == "stop"
+
+
+def deep(levels: int) -> dict[str, Any]:
+    """Arrays within one another."""
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema, "type": "array"}
+    return schema
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    """Definitions that each use the next one twice, of which nothing is left in the end."""
+    each = [{"type": "array", "maxItems": 0, "items": {"$ref": f"#/$defs/{n}"}} for n in range(99)]
+    defs: dict[str, Any] = {str(n): {"anyOf": [each[n + 1]] * 2} for n in range(levels)}
+    return {"$ref": "#/$defs/0", "$defs": {**defs, str(levels): {"type": "null"}}}
+
+
+SETS = "".join(f"[a{chr(0x4E00 + number)}]" for number in range(5000))
+MANY = [f"{number * 7919 % 100_003:06d}" for number in range(100_000)]
+HUGE = "must be a number of at most 40 digits"
+BAD: list[tuple[Any, str]] = [
+    ({"regex": "(a|b)*a(a|b){25}"}, "^regex: it is too large: its automaton has too many"),
+    ({"regex": "((a{1000}){1000}){1000}"}, "^regex: it is too large"),
+    ({"regex": "(" * 5000 + ")" * 5000}, "^regex: it is too large: its groups are nested"),
+    ({"regex": SETS}, "^regex: it is too large: more than 50 sets of characters"),
+    ({"regex": r"(\w\d\s.){999}"}, "^regex: it is too large"),
+    ({"regex": "[ab"}, "^regex: it is malformed: unterminated character set"),
+    ({"regex": r"(a)\1"}, "^regex: a back-reference is not supported"),
+    ({"regex": r"(?=a)b"}, "^regex: look-around is not supported"),
+    ({"regex": r"\bfoo"}, r"^regex: the word boundary \\b is not supported"),
+    ({"regex": r"[^\s\S]"}, "^regex: no text at all fulfils it"),
+    ({"regex": "x" * 10**6}, "^regex: it is too large: 1000000 characters"),
+    ({"regex": 5}, "^regex must be a string"),
+    ({"schema": {"enum": ["x" * 10**6]}}, "^schema: it is too large"),
+    ({"schema": deep(5000)}, "^schema.* is too large: it is nested too deeply"),
+    ({"schema": deep(150)}, "^schema: it is too large: it is nested more than 100 deep"),
+    ({"schema": {"pattern": "a)|(b"}}, "^schema: pattern at # is malformed: unbalanced"),
+    ({"schema": {"minimum": math.inf}}, f"^schema: minimum at # {HUGE}"),
+    ({"schema": {"maximum": -(10**400)}}, f"^schema: maximum at # {HUGE}"),
+    ({"schema": {"multipleOf": math.nan}}, f"^schema: multipleOf at # {HUGE}"),
+    ({"schema": {"items": {"enum": [1, -math.inf]}}}, f"^schema: 1 at #/items/enum {HUGE}"),
+    ({"schema": {"x": 10**5000}}, "^schema is no JSON"),
+    ({"schema": {"enum": []}}, "^schema: no text at all"),
+    ({"schema": {"type": "string", "minLength": 3, "maxLength": 2}}, "^schema: no text at all"),
+    ({"schema": {"type": "teapot"}}, "^schema: 'teapot' at # is no type"),
+    ({"schema": {"type": [["null"]]}}, r"^schema: \['null'\] at # is no type"),
+    ({"schema": {"oneOf": [{"type": [[]]}, {}]}}, "^schema: oneOf at # is not supported"),
+    ({"schema": {"oneOf": [{"type": f"t{n}"} for n in range(4000)]}}, "^schema: 't0' at #/oneOf"),
+    ({"schema": {"format": []}}, r"^schema: format at # must not be \[\]"),
+    ({"schema": {"required": [["a"]]}}, r"^schema: required at # must not be \['a'\]"),
+    ({"schema": {"type": "array", "items": 3}}, "^schema: 3 at #/items is no schema"),
+    ({"schema": {1: {2: object()}}}, "^schema is no JSON"),
+    ({"schema": [1]}, "^schema must be a JSON schema"),
+    ({"choices": []}, "^choices must be a list of strings, and not empty"),
+    ({"choices": ["a", 1]}, "^choices must be a list of strings, not of 1$"),
+    ({"choices": MANY}, "^choices: it is too large: .* at most 100000 are read"),
+    ({"choices": [n[::-1] * 2 for n in MANY[:5000]]}, "^choices: it is too large: texts that"),
+    ({"choices": ["\ud800"]}, "^choices: .* surrogates not allowed"),
+    ({"grammar": "start: )("}, "^grammar: "),
+    ({"regex": "a", "choices": ["a"]}, "^regex and choices are two constraints; give one"),
+    ({"regex": "a", "stop": "b"}, "^stop would break the regex"),
+    ({"regex": "a", "ignore_eos": True}, "^ignore_eos would break the regex"),
+    ({"choices": ["a"], "min_tokens": 3}, "^min_tokens would break the choices"),
+]
+BAD_FOR_CANVASES: list[tuple[Any, str]] = [
+    *BAD[:-5],
+    ({"schema": doubling(14)}, "^schema: it is too large: it has more than 20000 values"),
+    (
+        {"schema": {"type": "object", "properties": {str(n): {} for n in range(5000)}}},
+        "^schema: it is too large: it has too many properties that may be missing",
+    ),
+    ({"schema": {"type": "string", "maxLength": 10**9}}, "^schema: it is too large"),
+    ({"schema": {"type": "array", "minItems": 10**12}}, "^schema: it is malformed: the repetition"),
+]
+
+
+def refused(name: str, options: Any, message: str) -> None:
+    """Before any work, in a second of the processor's time, with the reason."""
+    model = llm(name)
+    began = time.process_time()
+    with pytest.raises(ValueError, match=message):
+        model.submit(QUESTION, **options)
+    assert time.process_time() - began < 1
+    assert not model.driver.inbox
+
+
+@pytest.mark.parametrize(("options", "message"), BAD, ids=[each[1] for each in BAD])
+def test_bad_input_is_refused_in_time(options: Any, message: str) -> None:
+    """Whatever else might follow a schema."""
+    refused("tiny-ar", options, message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), BAD_FOR_CANVASES, ids=[each[1] for each in BAD_FOR_CANVASES]
+)
+def test_bad_input_of_canvases_is_refused_in_time(options: Any, message: str) -> None:
+    """And what is not supported there, by name."""
+    refused("tiny-dream", {"method": FastDLLM(), **options}, message)
+
+
+def test_where_both_ways_fail_both_reasons_are_told() -> None:
+    """That of the automaton, and that of llguidance."""
+    refused(
+        "tiny-ar", {"schema": {"if": 5}}, "^schema: if at # is not supported; nor by llguidance"
+    )
+
+
+def test_repeats_of_nothing_are_nothing() -> None:
+    """However many."""
+    began = time.process_time()
+    (output,) = llm("tiny-ar").generate(QUESTION, regex="(?:){999999999}x(?:){2,999999999}")
+    assert output.text == "x" and time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("tiny-ar", Autoregressive()), ("tiny-ar", CAUSAL[1]), ("tiny-dream", Diffusion())],
+    ids=str,
+)
+def test_choices_may_begin_alike(name: str, method: Method) -> None:
+    """Also with no text at all, and nothing between them is an answer; the hotter, the more."""
+    choices = ["", "a", "ab", "abcd", "Tom", "Tom has"]
+    options: Options = {"method": method, "choices": choices, "temperature": 30.0, "top_p": 1.0}
+    asked = ((QUESTION, {**options, "max_tokens": 12, "seed": seed}) for seed in range(120))
+    found = {output.text for _, output in llm(name).serve(asked)}
+    assert found <= set(choices)
+    assert found == set(choices) or not method.sequential
+
+
+def test_a_constraint_is_read_once() -> None:
+    """And looked up in less than a millisecond."""
+    model = llm("tiny-ar")
+    model.generate([1, 2], schema=SCHEMA, max_tokens=40)
+    began = time.process_time()
+    for _ in range(100):
+        model.prepare([1, 2], schema=SCHEMA, max_tokens=40)
+    assert (time.process_time() - began) / 100 < 2e-3

@@ -1,0 +1,190 @@
+"""Expressions and schemas as automata over bytes, beside `re`, `json` and `jsonschema`."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import product
+from random import Random
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outpace.constraint.charset import SURROGATES, utf8, without
+from outpace.constraint.dfa import Dfa
+from outpace.constraint.integers import integers
+from outpace.constraint.pattern import TooLarge, Unsupported
+from outpace.constraint.schema import pattern_of
+
+LETTERS = "abßKk\u212a\\ é1_x,S\n\U0001f600"
+PATTERNS = (
+    *("a|ab", "", "a*?b?", r"\d+", r"\w+\s\w+", "^(?:a|b)$", r"(?i)straße|K+", "é{2,3}", "(?s:.*)"),
+    *(
+        "[^a-x]{1,3}",
+        "(a+)+b",
+        "(?:a?){6}a{6}",
+        "(?:)|x",
+        "a{,2}",
+        "(?P<n>a)b",
+        r"^x\Z",
+        "(?a:\\w)*",
+    ),
+    *("[\U0001f5ff-\U0001f601]?", ".", r"\S*|\W", "a(?i:b)a", "^a|b$", "(?x: a b # c\n)"),
+)
+
+
+def accepts(dfa: Dfa, text: bytes) -> bool:
+    """Whether an automaton accepts a text."""
+    state = 0
+    for byte in text:
+        state = int(dfa.table[state, byte])
+        if state < 0:
+            return False
+    return bool(dfa.accepts[state])
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_an_automaton_is_a_full_match(pattern: str) -> None:
+    """Of whatever text."""
+    rng, dfa = Random(0), Dfa.of(pattern)
+    texts = [
+        "",
+        "a" * 12,
+        *("".join(rng.choices(LETTERS, k=rng.randint(0, 6))) for _ in range(400)),
+    ]
+    for text in texts:
+        assert accepts(dfa, text.encode()) == bool(re.fullmatch(pattern, text)), text
+
+
+@given(low=st.integers(0, 0x10FFFF), size=st.integers(0, 5000))
+@settings(max_examples=100, deadline=None)
+def test_spans_of_characters_are_their_bytes(low: int, size: int) -> None:
+    """Each character once."""
+    spans = list(without([(low, min(low + size, 0x10FFFF))], SURROGATES))
+    ways = [way for span in spans for way in utf8(*span)]
+    for span in spans:
+        for code in {*span, sum(span) // 2}:
+            pairs = chr(code).encode()
+            fits = [
+                len(way) == len(pairs)
+                and all(a <= b <= c for b, (a, c) in zip(pairs, way, strict=True))
+                for way in ways
+            ]
+            assert sum(fits) == 1
+    sizes = []
+    for way in ways:
+        product = 1
+        for first, last in way:
+            product *= last - first + 1
+        sizes.append(product)
+    assert sum(sizes) == sum(last - first + 1 for first, last in spans)
+
+
+@given(low=st.none() | st.integers(-300, 300), high=st.none() | st.integers(-300, 300))
+@settings(max_examples=200, deadline=None)
+def test_integers_between_bounds(low: int | None, high: int | None) -> None:
+    """Each as it is written, and no other."""
+    match = re.compile(integers(low, high)).fullmatch
+    for number in range(-1100, 1100):
+        inside = (low is None or low <= number) and (high is None or number <= high)
+        assert bool(match(str(number))) == inside
+    assert re.fullmatch(integers(10**39, 10**40), str(10**39 + 5))
+    assert not match("-0") and not match("007") and not match("")
+
+
+def sampled(dfa: Dfa, rng: Random) -> bytes | None:
+    """A text that an automaton accepts; None where none was found in time."""
+    state, text = 0, bytearray()
+    for _ in range(3000):
+        after = [byte for byte in range(256) if dfa.table[state, byte] >= 0]
+        if dfa.accepts[state] and (not after or rng.random() < 0.3):
+            return bytes(text)
+        text.append(rng.choice(after))
+        state = int(dfa.table[state, text[-1]])
+    return None
+
+
+NODE = {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}, "v": {"type": "null"}}}
+SCHEMAS: tuple[Any, ...] = (
+    {"type": "object", "properties": {"a": {"type": "string"}, "b": {}}, "required": ["a"]},
+    {"type": "integer", "exclusiveMinimum": 3.5, "maximum": 1e3},
+    {"$ref": "#/$defs/n", "$defs": {"n": NODE}},
+    {"type": "string", "pattern": "^a.+[^x]$"},
+    {"type": "array", "items": {"type": "string", "pattern": "^(a|b){2}$|^c"}, "minItems": 1},
+    {"oneOf": [{"type": "string"}, {"type": "integer", "minimum": -5}]},
+    {"anyOf": [{"type": "null"}, {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}]},
+    {},
+    {"type": ["number", "null"], "minimum": 0},
+    {"type": "array", "prefixItems": [{"type": "null"}, {"const": [1, {"a": 'b"c'}]}]},
+    {"enum": [1, "a.b", None, 2.5, "é\n"], "type": ["string", "number"]},
+    {"type": "object", "properties": {'a.b"c': {"type": "null"}, "é": {"const": "k"}}},
+    {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["z", "a"]},
+    {"type": "object", "additionalProperties": {"type": "integer"}},
+    {"type": "string", "minLength": 2, "maxLength": 4},
+    *({"type": "string", "format": name} for name in ("date", "time", "date-time", "uuid")),
+    {"allOf": [{"items": {"$ref": "#"}, "maxItems": 2}]},
+    {"properties": {"a": {"maxLength": 2}, "b": {"type": "null"}, "c": True}, "required": ["b"]},
+)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=str)
+def test_what_an_automaton_of_a_schema_accepts_is_valid(schema: Any) -> None:
+    """JSON that the schema accepts, formats included."""
+    rng, found = Random(0), 0
+    dfa = Dfa.of(pattern_of(schema), marked=True)
+    formats = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    check = jsonschema.Draft202012Validator(schema, format_checker=formats)
+    for _ in range(60):
+        if (text := sampled(dfa, rng)) is not None:
+            check.validate(json.loads(text))
+            found += 1
+    assert found > 10
+
+
+@pytest.mark.parametrize(
+    ("schema", "what"),
+    [
+        ({"not": {}}, "not at # is"),
+        ({"items": {"uniqueItems": True}}, "uniqueItems at #/items is"),
+        ({"properties": {"a": {"multipleOf": 2}}}, "multipleOf at #/properties/a is"),
+        ({"allOf": [{}, {}]}, "allOf of several schemas at # is"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf at # is"),
+        ({"$ref": "http://x"}, "$ref to 'http://x' at # is"),
+        ({"items": {"$ref": "#a"}}, "$ref to '#a' at #/items is"),
+        ({"$ref": "#/a", "type": "null"}, "type at # is not supported beside $ref"),
+        ({"type": "string", "format": "hostname"}, "format 'hostname' at # is"),
+        ({"type": "string", "pattern": "a", "minLength": 2}, "pattern beside other bounds at # is"),
+        ({"type": "string", "pattern": r"(a)\1"}, "a back-reference is"),
+        ({"type": "number", "maximum": 2}, "maximum at # is"),
+        (
+            {"prefixItems": [{}], "items": {"type": "null"}},
+            "prefixItems beside other items at # is",
+        ),
+        ({"type": "object", "minProperties": 1}, "minProperties at # is"),
+    ],
+    ids=str,
+)
+def test_keywords_that_are_not_followed_are_named(schema: Any, what: str) -> None:
+    """With their place."""
+    with pytest.raises(Unsupported, match=re.escape(what)):
+        Dfa.of(pattern_of(schema), marked=True)
+
+
+def test_variants_without_end_are_too_large() -> None:
+    """Though each is small."""
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(6):
+        schema = {"type": "object", "properties": dict.fromkeys("abcdefgh", schema)}
+    with pytest.raises(TooLarge, match="has too many"):
+        pattern_of(schema)
+
+
+def test_a_tree_of_texts_has_no_others() -> None:
+    """Of all that their letters make."""
+    texts = ["", "a", "ab", "abc", "c\u00e9", "cc"]
+    dfa = Dfa.among(texts)
+    every = ("".join(each) for n in range(5) for each in product("abc\u00e9", repeat=n))
+    assert {text for text in every if accepts(dfa, text.encode())} == set(texts)

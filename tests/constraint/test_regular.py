@@ -1,0 +1,293 @@
+"""Constrained holes against enumeration: what is allowed, what is best, and what is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from enumeration import (
+    EOS,
+    HOLE,
+    PATTERNS,
+    SIZE,
+    allowed,
+    completions,
+    language,
+    law,
+    random_logits,
+)
+from helpers import chi_square, diffusion_model, engine_of, finish, masked_model, runner
+from outpace.constraint import reach
+from outpace.constraint.regular import Regular
+from outpace.decoding import Sampling
+from outpace.decoding.joint import Joint
+from outpace.decoding.processor import NEVER
+from outpace.decoding.sampling import Sample
+from outpace.engine.pairing import Pairing
+from outpace.methods import D2F, Diffusion, FastDLLM, LeftToRight, Method, WeDLM
+
+BEGIN = 2
+LIKELY = 1e-4
+
+
+def constraint(pattern: str, room: int, *, both: bool = True) -> Regular:
+    """What holds an answer behind a prompt of two tokens."""
+    made = language(pattern).constraint(begin=BEGIN, limit=BEGIN + room, mask_id=HOLE, both=both)
+    return made
+
+
+def canvases(count: int, seed: int) -> list[tuple[str, list[int], int]]:
+    """Patterns with canvases of up to six places that have a completion, and the room."""
+    rng, found = Random(seed), []
+    while len(found) < count:
+        pattern, room = rng.choice(PATTERNS), rng.randint(1, 6)
+        whole = [*completions(pattern, [HOLE] * room, room)]
+        if not whole:
+            continue
+        answer = [rng.randrange(SIZE - 1) if t is None else t for t in rng.choice(whole)]
+        canvas = [HOLE if rng.random() < 0.6 else token for token in answer]
+        found.append((pattern, canvas[: rng.randint(1, room)], room))
+    return found
+
+
+def holes_of(canvas: list[int]) -> list[int]:
+    """Places of the holes."""
+    return [place for place, token in enumerate(canvas) if token == HOLE]
+
+
+def read(made: Regular, canvas: list[int], **sampling: Any) -> Sample:
+    """A read of holes of a canvas behind a prompt."""
+    joint = Joint(made, [0] * BEGIN + canvas)
+    return Sample(sampling=Sampling(**sampling), joint=joint)
+
+
+def filled(
+    made: Regular, canvas: list[int], places: list[int], logits: Tensor, **sampling: Any
+) -> list[int]:
+    """Tokens that are read for some holes."""
+    slots = [BEGIN + place for place in places]
+    one = read(made, canvas, **sampling)
+    reader = Sample.group([one], [slots], torch.device("cpu"))
+    logits = logits.clone()
+    made(logits, slots, [0] * BEGIN + canvas)
+    return reader(logits, slice(0, len(slots))).tokens.tolist()
+
+
+@pytest.mark.parametrize(("pattern", "canvas", "room"), canvases(150, seed=0))
+def test_the_tokens_that_a_hole_may_take(pattern: str, canvas: list[int], room: int) -> None:
+    """Are those of all completions, left and right in sight."""
+    found = [*completions(pattern, canvas, room)]
+    for place in holes_of(canvas):
+        row = torch.zeros(1, SIZE)
+        constraint(pattern, room)(row, [BEGIN + place], [0] * BEGIN + canvas)
+        assert {t for t in range(SIZE) if row[0, t] == 0} == allowed(found, place)
+
+
+@pytest.mark.parametrize(("pattern", "canvas", "room"), canvases(100, seed=1))
+def test_the_tokens_behind_what_is_known(pattern: str, canvas: list[int], room: int) -> None:
+    """Where a method goes from left to right, what stands behind a slot is only proposed."""
+    for place in range(len(canvas)):
+        found = [*completions(pattern, [*canvas[:place], HOLE], room)] if place < room else []
+        row = torch.zeros(1, SIZE)
+        made = constraint(pattern, room, both=False)
+        made(row, [BEGIN + place], [0] * BEGIN + canvas)
+        assert {t for t in range(SIZE) if row[0, t] == 0} == allowed(found, place)
+
+
+@pytest.mark.parametrize(("pattern", "canvas", "room"), canvases(150, seed=2))
+def test_greedy_holes_take_the_most_probable_completion(
+    pattern: str, canvas: list[int], room: int
+) -> None:
+    """Of those that are predicted; the others need one as well."""
+    rng = Random(len(canvas))
+    holes = holes_of(canvas)
+    places = holes[: rng.randint(1, len(holes))] if holes else []
+    if not places:
+        return
+    logits = random_logits(len(places), seed=room)
+    found = [*completions(pattern, canvas, room)]
+    best = law(found, dict(zip(places, logits, strict=True)))
+    tokens = tuple(filled(constraint(pattern, room), canvas, places, logits))
+    assert best[tokens] == pytest.approx(max(best.values()))
+
+
+DRAWN = [
+    ("(a|b)*abb", [HOLE] * 5, 6),
+    ("a{3}|b{5}", [HOLE] * 5, 5),
+    ("(abc|bca){1,2}", [HOLE, HOLE, 2, HOLE], 6),
+    ("(ab)*c?", [HOLE] * 4, 4),
+    ("|a|ab|abc|b", [HOLE] * 4, 5),
+]
+
+
+def drawn_as_enumerated(
+    pattern: str, canvas: list[int], room: int, draws: int, **sampling: Any
+) -> float:
+    """Chi-square of so many draws against the law by enumeration."""
+    places = holes_of(canvas)
+    logits = random_logits(len(places), seed=5)
+    expected = law(
+        [*completions(pattern, canvas, room)],
+        dict(zip(places, logits / sampling["temperature"], strict=True)),
+    )
+    names = {filling: number for number, filling in enumerate(expected)}
+    made = constraint(pattern, room)
+    found = [
+        names[tuple(filled(made, canvas, places, logits, seed=seed, **sampling))]
+        for seed in range(draws)
+    ]
+    return chi_square(torch.tensor(found), torch.tensor([*expected.values()]))
+
+
+@pytest.mark.parametrize(("pattern", "canvas", "room"), DRAWN)
+def test_draws_have_the_law_of_what_fits(pattern: str, canvas: list[int], room: int) -> None:
+    """Exactly, though most of them need no second draw."""
+    assert drawn_as_enumerated(pattern, canvas, room, 1500, temperature=0.9) > LIKELY
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+@pytest.mark.parametrize(("pattern", "canvas", "room"), DRAWN)
+def test_many_draws_have_the_law_of_what_fits(
+    pattern: str, canvas: list[int], room: int, temperature: float
+) -> None:
+    """Twenty thousand."""
+    found = drawn_as_enumerated(pattern, canvas, room, 20_000, temperature=temperature)
+    assert found > LIKELY
+
+
+@pytest.mark.parametrize("sampling", [{"top_p": 0.05}, {"top_k": 1}, {"min_p": 1.0}])
+def test_what_the_nucleus_leaves_may_not_fit(sampling: dict[str, Any]) -> None:
+    """Then it is the whole law that is drawn from; where something fits, it is that."""
+    logits = torch.zeros(2, SIZE)
+    logits[0, 0], logits[1, 1] = 5, 5
+    for seed in range(30):
+        tokens = filled(
+            constraint("aa|bb", 2), [HOLE] * 2, [0, 1], logits, temperature=1, seed=seed, **sampling
+        )
+        assert tokens in ([0, 0], [1, 1], [5, EOS])
+        tokens = filled(
+            constraint("ab|ba", 2), [HOLE] * 2, [0, 1], logits, temperature=1, seed=seed, **sampling
+        )
+        assert tokens == [0, 1]
+
+
+@pytest.mark.parametrize(("pattern", "canvas", "room"), canvases(60, seed=3))
+def test_forced_tokens_are_those_that_all_answers_have(
+    pattern: str, canvas: list[int], room: int
+) -> None:
+    """One behind the other, up to where two may stand, or an end."""
+    front = canvas[: (holes_of(canvas) or [len(canvas)])[0]]
+    found = constraint(pattern, room).forced([0] * BEGIN + front)
+    for token in [*found, None]:
+        if EOS in front or len(front) == room:
+            assert token is None
+            return
+        may = allowed([*completions(pattern, [*front, HOLE], room)], len(front))
+        if token is not None:
+            assert may == {token}
+            front = [*front, token]
+    assert len(may) > 1 or may == {EOS} or len(front) == room - 1
+
+
+def test_sets_are_forgotten_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of memory changes no answer."""
+    monkeypatch.setattr(reach, "MEMORY", 200)
+    for case in canvases(20, seed=4):
+        test_the_tokens_that_a_hole_may_take(*case)
+        test_greedy_holes_take_the_most_probable_completion(*case)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Watching(Regular):
+    """Compares each of its choices with enumeration."""
+
+    pattern: str
+    checked: list[int] = field(default_factory=list)
+
+    def __call__(self, logits: Tensor, slots: Any, text: Any) -> None:
+        Regular.__call__(self, logits, slots, text)
+        canvas = [*text[self.begin : self.limit]]
+        canvas += [HOLE] * (self.limit - self.begin - len(canvas))
+        found = [*completions(self.pattern, canvas, self.limit - self.begin)]
+        for row, slot in zip(logits, slots, strict=True):
+            if slot < self.limit and canvas[slot - self.begin] == HOLE:
+                free = {t for t in range(SIZE) if row[t] > NEVER / 2}
+                assert free == allowed(found, slot - self.begin) - {HOLE}
+
+    def together(self, logits: Tensor, tokens: Tensor, slots: Any, one: Sample) -> Tensor:
+        chosen = Regular.together(self, logits, tokens, slots, one)
+        assert one.joint is not None
+        canvas = [*one.joint.text[self.begin : self.limit]]
+        canvas += [HOLE] * (self.limit - self.begin - len(canvas))
+        rows = {slot - self.begin: row for slot, row in zip(slots, logits, strict=True)}
+        inside = {place: row for place, row in rows.items() if place < len(canvas)}
+        taken = tuple(t for s, t in zip(slots, chosen.tolist(), strict=True) if s < self.limit)
+        if inside:
+            best = law([*completions(self.pattern, canvas, len(canvas))], inside)
+            assert best[taken] > 0
+            if one.sampling.temperature == 0:
+                assert best[taken] == pytest.approx(max(best.values()))
+            self.checked.append(len(inside))
+        return chosen
+
+
+METHODS: list[Method] = [
+    Diffusion(),
+    Diffusion(steps=3),
+    Diffusion(steps=6, block=2, order="random", eps=0.0),
+    Diffusion(steps=4, canvas=True),
+    FastDLLM(block=3, threshold=0.3),
+    FastDLLM(block=6, cache=None, factor=1.0),
+    FastDLLM(block=3, cache="prefix", canvas=True, threshold=0.01),
+    D2F(block=2, confidence=0.4),
+    D2F(block=3, add=0.3, activate=0.5, confidence=0.3, canvas=True),
+    LeftToRight(tokens=3),
+    WeDLM(window=3),
+    WeDLM(window=4, eager=False, block=True, entropy=1.5),
+    WeDLM(window=2, clip=True, confidence=0.3),
+]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_every_choice_of_a_method(method: Method, temperature: float) -> None:
+    """Is of what is allowed, and greedy the best; and all of its answers are whole."""
+    make = masked_model if isinstance(method, WeDLM) else diffusion_model
+    engine = engine_of(("target", make(seed=3, vocab_size=SIZE, mask_token_id=HOLE)))
+    pairing = Pairing.of({"target": runner(engine, "target")})
+    jobs = []
+    for seed, pattern in enumerate(PATTERNS):
+        if language(pattern).automaton.shortest <= 6:
+            watching = Watching(
+                language=language(pattern),
+                begin=3,
+                limit=9,
+                mask_id=HOLE,
+                both=not method.sequential,
+                pattern=pattern,
+            )
+            job = engine.job(
+                method,
+                [seed % 6, 1, 2],
+                pairing=pairing,
+                max_tokens=6,
+                sampling=Sampling(temperature=temperature, seed=seed),
+                eos=frozenset({EOS}),
+                processors=(watching,),
+                constraint=watching,
+            )
+            jobs.append((pattern, watching, engine.enter(job)))
+    finish(engine)
+    for pattern, _, job in jobs:
+        if job.error is not None:
+            raise job.error
+        ended = (*job.request.tokens, EOS)[:6]
+        assert any(ended == whole[: len(ended)] for whole in completions(pattern, [HOLE] * 6, 6))
+        assert job.request.finish_reason == "stop" or isinstance(method, D2F)
+    assert sum(max(watching.checked, default=0) > 1 for _, watching, _ in jobs) > 2

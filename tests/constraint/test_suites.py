@@ -1,0 +1,83 @@
+"""Public test suites: a hundred schemas and a hundred expressions with every method."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from outpace import LLM
+from outpace.constraint.dfa import Dfa
+from outpace.methods import (
+    APD,
+    D2F,
+    Autoregressive,
+    DFlash,
+    Diffusion,
+    FastDLLM,
+    LeftToRight,
+    Method,
+    Speculative,
+    WeDLM,
+)
+from outpace.options import Options
+
+QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
+SCHEMAS = json.loads((Path(__file__).parent / "schemas.json").read_text())["schemas"]
+ROOM = 48
+
+
+def expressions() -> list[str]:
+    """The first hundred of CPython's own that automata follow, by the alphabet."""
+    tests = pytest.importorskip("test.re_tests").tests
+    found = []
+    for pattern in sorted({test[0] for test in tests}):
+        try:
+            Dfa.of(pattern)
+        except ValueError:
+            continue
+        found.append(pattern)
+    assert len(found) >= 100
+    return found[:100]
+
+
+CASES: list[tuple[str, Method]] = [
+    ("tiny-ar", Autoregressive()),
+    ("tiny-ar", Speculative(draft="tiny-aux", tokens=4)),
+    ("tiny-ar", DFlash(draft="tiny-dflash", tokens=4)),
+    ("tiny-dream", LeftToRight(tokens=2)),
+    ("tiny-dream", APD(verifier="tiny-aux")),
+    ("tiny-dream", Diffusion(steps=24)),
+    ("tiny-dream", FastDLLM(block=16)),
+    ("tiny-d2f", D2F()),
+    ("tiny-wedlm", WeDLM()),
+    ("tiny-wedlm", WeDLM(verify=True)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("name", "method"), CASES, ids=str)
+def test_all_of_a_suite_is_fulfilled(name: str, method: Method, temperature: float) -> None:
+    """Every answer is whole and right; nearly all are known to fit into half of the room."""
+    llm = LLM(name, method)
+    rules: list[Options] = [{"schema": each["schema"]} for each in SCHEMAS]
+    rules += [{"regex": pattern} for pattern in expressions()]
+    common: Options = {"max_tokens": ROOM, "temperature": temperature}
+    served = llm.serve(
+        ((QUESTION, {**common, **rule, "seed": n}) for n, rule in enumerate(rules)), batch=16
+    )
+    finished = 0
+    for number, output in served:
+        rule = rules[number]
+        assert output.finish_reason == "stop", rule
+        finished += 1
+        if "schema" in rule:
+            value = json.loads(output.text)
+            jsonschema.Draft202012Validator(rule["schema"]).validate(value)
+        else:
+            assert re.fullmatch(str(rule["regex"]), output.text), rule
+    assert finished == 200
