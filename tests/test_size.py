@@ -22,9 +22,9 @@ BUDGET = {
     "engine": 1850,
     "evaluation": 2200,
     "load": 800,
-    "methods": 1250,
+    "methods": 1300,
     "models": 2100,
-    "server": 2400,
+    "server": 2650,
     "training": 3050,
     "zoo": 450,
 }
