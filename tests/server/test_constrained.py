@@ -366,6 +366,10 @@ def attacks(rng: random.Random) -> dict[str, Any]:
     return formatted(hostile(rng))
 
 
+PYTHON_WARNS = pytest.mark.filterwarnings("ignore:Possible (nested set|set .*) at:FutureWarning")
+"""Of expressions that a later release may read in another way; this one reads them as they are."""
+
+
 def attack(client: TestClient, count: int, seed: int) -> None:
     """Answers that end well, or refusals with the name of a field, soon."""
     rng, seen = random.Random(seed), set()
@@ -387,11 +391,13 @@ def attack(client: TestClient, count: int, seed: int) -> None:
     assert ask(client, chat(max_tokens=2))
 
 
+@PYTHON_WARNS
 def test_some_hostile_constraints(client: TestClient) -> None:
     """Schemas, expressions and grammars of any kind."""
     attack(client, 120, seed=0)
 
 
+@PYTHON_WARNS
 @pytest.mark.slow
 def test_many_hostile_constraints(client: TestClient) -> None:
     """Thousands."""
