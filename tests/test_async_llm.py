@@ -245,6 +245,33 @@ def test_bad_input_takes_no_place(llm: LLM) -> None:
     run(work())
 
 
+def test_constraints_are_read_aside(llm: LLM) -> None:
+    """In another thread: what has none, or a known one, does not wait; faults are as ever."""
+    slow = "(a|b)*a(a|b){30}"
+
+    async def work() -> None:
+        async with serving(llm) as served:
+            known = await served.generate(QUESTION, regex="[a-c]{2}", max_tokens=8)
+            over: list[str] = []
+
+            async def ask(name: str, **options: Any) -> None:
+                try:
+                    await served.generate(QUESTION, max_tokens=8, **options)
+                except ValueError as error:
+                    assert str(error).startswith("regex: it is too large")
+                over.append(name)
+
+            await asyncio.gather(
+                ask("slow", regex=slow), ask("free"), ask("known", regex="[a-c]{2}")
+            )
+            assert over[-1] == "slow"
+            (alone,) = llm.generate(QUESTION, regex="[a-c]{2}", max_tokens=8)
+            assert known.ids == alone.ids
+            assert served.worker.unread == served.coming == 0
+
+    run(work())
+
+
 def test_draining_takes_nothing_more(llm: LLM) -> None:
     """What is in hand ends as usual."""
 

@@ -30,7 +30,7 @@ FLOORS: dict[str, set[str]] = {
     "output": BELOW_OUTPUT,
     "llm": BELOW_LLM,
     "worker": set(),
-    "async_llm": {"decoding", "engine", "llm", "options", "output", "text", "worker"},
+    "async_llm": {"constraint", "decoding", "engine", "llm", "options", "output", "text", "worker"},
     "__init__": {"async_llm", "llm", "output", "version"},
     "trace": {"decoding", "output"},
     "answers": {"jsonl", "llm", "options", "output", "text"},

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Unpack
 
+from outpace.constraint.compiler import Unread
 from outpace.decoding import Step
 from outpace.llm import LLM
 from outpace.options import Options
 from outpace.output import Answer, Output, Piece
 from outpace.text import Prompt
 from outpace.worker import Worker, WorkerDied
+
+MOST_UNREAD = 32
+"""Requests that may wait until their constraints are read, since one may take a second."""
 
 
 class QueueFull(RuntimeError):
@@ -135,7 +139,8 @@ class AsyncLLM:
 
     A `worker` drives its engine: one of its own unless given, and several may share one. At most
     `max_waiting` requests wait behind those that the engine runs. Requests are tokenised in a
-    thread of their own, so that a long prompt does not hold up the loop.
+    thread of their own, so that a long prompt does not hold up the loop, and constraints that are
+    new are read in one of the worker, so that only those wait for them who gave them.
     """
 
     def __init__(self, llm: LLM, *, worker: Worker | None = None, max_waiting: int = 256) -> None:
@@ -197,11 +202,12 @@ class AsyncLLM:
             self.llm.prepare,
             prompt,
             told=partial(self.tell, answer),
+            wait=False,
             **options,
         )
         self.coming += 1
         try:
-            answer.answer = await answer.loop.run_in_executor(self.tokenising, prepare)
+            answer.answer = await self.prepared(answer.loop, prepare)
         finally:
             self.coming -= 1
         answer.answer.job.watched = watched
@@ -210,6 +216,19 @@ class AsyncLLM:
         self.llm.driver.submit(answer.answer.job)
         self.worker.wake.set()
         return answer
+
+    async def prepared(
+        self, loop: asyncio.AbstractEventLoop, prepare: Callable[[], Answer]
+    ) -> Answer:
+        """A request with its prompt tokenised and its constraint read, each in another thread."""
+        while True:
+            try:
+                return await loop.run_in_executor(self.tokenising, prepare)
+            except Unread as unread:
+                read = unread.read
+            if self.worker.unread >= MOST_UNREAD:
+                raise QueueFull(f"{MOST_UNREAD} constraints wait to be read")
+            await self.worker.read(read)
 
     def check(self) -> None:
         """Raise where no request can be taken now."""

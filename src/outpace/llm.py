@@ -192,11 +192,13 @@ class LLM:
         *,
         streams: bool = False,
         told: Callable[[], None] | None = None,
+        wait: bool = True,
         **options: Unpack[Options],
     ) -> Answer:
         """A request that is ready to be submitted. Raises `ValueError` for bad input.
 
-        `streams` and `told` are those of an `Answer`.
+        `streams` and `told` are those of an `Answer`. Unless it shall `wait`, a constraint that was
+        not read yet is an `Unread`.
         """
         chosen = Chosen.of(options)
         ids = self.text.encode(prompt, raw=chosen.raw, template=chosen.template)
@@ -223,6 +225,7 @@ class LLM:
                 limit=len(ids) + int(max_tokens),
                 size=pairing.vocab,
                 ends=ends,
+                wait=wait,
             )
             processors.append(constraint)
         answer.job = self.engine.job(

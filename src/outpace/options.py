@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, TypedDict
 
 from outpace.constraint.compiler import Rule, rule_of
@@ -124,7 +125,7 @@ class Chosen:
             raise ValueError(f"template must map names to values, not {self.template!r}")
         self.check_rule()
 
-    @property
+    @cached_property
     def rule(self) -> Rule | None:
         """What the answer must be. Raises `ValueError` for what is no constraint."""
         return rule_of(

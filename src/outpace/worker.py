@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event as Flag
 from threading import Thread
 from typing import Protocol
@@ -21,6 +23,11 @@ FAILURES = 3
 SHARE = 0.03
 """Of its time a loop should spend on telling what is new at most; what comes meanwhile is told
 together."""
+
+
+TURN = 1e-4
+"""Seconds after which a thread that reads a constraint lets others have their turn. An engine gives
+its own up with every operation, and would wait for it the usual 5 ms each time."""
 
 
 class WorkerDied(RuntimeError):
@@ -50,10 +57,13 @@ class Member(Protocol):
 class Worker:
     """A thread that steps the engines of several `AsyncLLM`s in turn, and sleeps when all are idle.
 
+    Another one reads their constraints, one after the other.
+
     Attributes:
         heartbeat: reading of `time.monotonic` when the step that runs now began, 0 between steps.
         error: what ended the thread, if anything did.
         quiet: reading of `time.monotonic` up to which loops are told of nothing that can wait.
+        unread: constraints that wait to be read, and the one that is read now.
     """
 
     def __init__(self) -> None:
@@ -64,6 +74,8 @@ class Worker:
         self.closed = False
         self.heartbeat = 0.0
         self.error: BaseException | None = None
+        self.unread = 0
+        self.reading = ThreadPoolExecutor(1, thread_name_prefix="outpace-constraints")
         self.thread = Thread(target=self.run, name="outpace-worker", daemon=True)
         self.thread.start()
 
@@ -118,6 +130,23 @@ class Worker:
 
         done()
 
+    async def read(self, read: Callable[[], object]) -> None:
+        """Read a constraint, while engines and loops go on."""
+
+        def in_turns() -> None:
+            usual = sys.getswitchinterval()
+            sys.setswitchinterval(TURN)
+            try:
+                read()
+            finally:
+                sys.setswitchinterval(usual)
+
+        self.unread += 1
+        try:
+            await asyncio.get_running_loop().run_in_executor(self.reading, in_turns)
+        finally:
+            self.unread -= 1
+
     def check(self) -> None:
         """Raise `WorkerDied` where it drives no more."""
         if not self.alive:
@@ -126,4 +155,5 @@ class Worker:
     def close(self) -> None:
         """End the thread; what is in hand ends with an error."""
         self.closed = True
+        self.reading.shutdown(wait=False)
         self.wake.set()

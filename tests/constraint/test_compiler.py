@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from outpace import LLM
 from outpace.constraint import compiler
-from outpace.constraint.compiler import Compiler
+from outpace.constraint.compiler import Compiler, Unread
 from outpace.constraint.vocabulary import bytes_of
 from outpace.decoding import FULL, Decoding, Forward, Kind, Request
 from outpace.engine.job import DecodingError
@@ -82,6 +82,29 @@ def test_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(2, 6):
         one.constraint(("regex", f"b{{{number}}}"), **GIVEN)
         assert len(one.known) == 1
+
+
+def test_who_does_not_wait_reads_later() -> None:
+    """What was read for one is there for all; what cannot be read says so in both ways."""
+    one = Compiler(pieces(), None)
+    with pytest.raises(Unread) as caught:
+        one.constraint(("regex", "b"), wait=False, **GIVEN)
+    assert not one.known
+    caught.value.read()
+    assert one.constraint(("regex", "b"), wait=False, **GIVEN)
+    with pytest.raises(Unread) as caught:
+        one.constraint(("regex", "["), wait=False, **GIVEN)
+    with pytest.raises(ValueError, match="^regex: it is malformed"):
+        caught.value.read()
+
+
+def test_a_known_constraint_waits_for_nobody() -> None:
+    """While another one is read."""
+    one = Compiler(pieces(), None)
+    first = one.constraint(("regex", "b"), **GIVEN)
+    with one.reading:
+        again = one.constraint(("regex", "b"), wait=False, **GIVEN)
+    assert again is not first and len(one.known) == 1
 
 
 def test_a_canvas_of_whole_blocks_says_where_an_answer_is_cut() -> None:

@@ -7,10 +7,12 @@ prints a line per model and method, and fails where a promise of the API is not 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from typing import Any
 
 import openai
+from pydantic import BaseModel
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
@@ -72,6 +74,44 @@ def complete(client: openai.OpenAI, model: str, method: str) -> None:
     assert both.choices[0].text == one.choices[0].text
 
 
+class Basket(BaseModel):
+    """What an answer may be asked to be."""
+
+    fruit: str
+    count: int
+
+
+SCHEMA: Any = Basket.model_json_schema() | {"additionalProperties": False}
+REGEX = r"[A-Z][a-z]+ has \d{1,3} apples\."
+
+
+def constrained(client: openai.OpenAI, model: str, method: str) -> None:
+    """By a model of pydantic, a schema, any object, and by fields that are not OpenAI's."""
+    outpace = {"outpace": {"method": method}}
+    asked: dict[str, Any] = {"model": model, "messages": MESSAGES, "max_tokens": 60, "seed": 1}
+    parsed = client.chat.completions.parse(**asked, response_format=Basket, extra_body=outpace)
+    assert isinstance(parsed.choices[0].message.parsed, Basket)
+    form = {"name": "basket", "schema": SCHEMA, "strict": True}
+    create: Any = client.chat.completions.create
+    said = create(
+        **asked,
+        response_format={"type": "json_schema", "json_schema": form},
+        extra_body=outpace,
+        temperature=0.8,
+        n=2,
+    )
+    for choice in said.choices:
+        assert choice.finish_reason == "stop"
+        Basket.model_validate_json(choice.message.content)
+    chunks = create(**asked, stream=True, extra_body=outpace | {"guided_regex": REGEX})
+    assert re.fullmatch(REGEX, text_of(list(chunks)))
+    lines = {"structured_outputs": {"choice": ["yes", "no"]}}
+    plain = client.completions.create(
+        model=model, prompt="Is it?", max_tokens=8, extra_body=outpace | lines
+    )
+    assert plain.choices[0].text in ("yes", "no")
+
+
 def refused(client: openai.OpenAI, error: type[Exception], param: str | None, **asked: Any) -> None:
     """A call that is an error of the client's own, which names the field."""
     asked = {"model": "tiny-ar", "messages": MESSAGES, **asked}
@@ -89,7 +129,9 @@ def errors(client: openai.OpenAI) -> None:
     refused(client, openai.NotFoundError, "model", model="nobody")
     refused(client, bad, "temperature", temperature=-1)
     refused(client, bad, "n", n=99)
-    refused(client, bad, "response_format", response_format={"type": "json_object"})
+    teapot = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "teapot"}}}
+    refused(client, bad, "response_format.json_schema.schema", response_format=teapot)
+    refused(client, bad, "guided_regex", extra_body={"guided_regex": "(a|b)*a(a|b){30}"})
     refused(client, bad, "tools", tools=[{"type": "function", "function": {"name": "f"}}])
     refused(client, bad, "top_logprobs", logprobs=True, top_logprobs=3)
     refused(client, bad, "messages", messages=[])
@@ -117,6 +159,7 @@ def main(url: str) -> None:
             for method in (model.model_extra or {})["outpace"]["methods"]:
                 chat(client, model.id, method)
                 complete(client, model.id, method)
+                constrained(client, model.id, method)
                 print(model.id, method)
         errors(client)
     asyncio.run(together(url))

@@ -12,6 +12,9 @@ from outpace.server.app import build
 from outpace.server.service import Service
 from outpace.server.settings import Config, zoo
 
+URL = "http://localhost"
+"""A host under which a server without a key answers."""
+
 
 @pytest.fixture(scope="session")
 def service() -> Service:
@@ -22,13 +25,11 @@ def service() -> Service:
 @pytest.fixture(scope="session")
 def client(service: Service) -> Iterator[TestClient]:
     """Its routes; what fails in them is an answer, as it is on a network."""
-    with TestClient(build(service), raise_server_exceptions=False) as client:
+    with TestClient(build(service), URL, raise_server_exceptions=False) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def openai(client: TestClient) -> OpenAI:
     """The official client, which asks them."""
-    return OpenAI(
-        base_url="http://testserver/v1", api_key="none", http_client=client, max_retries=0
-    )
+    return OpenAI(base_url=f"{URL}/v1", api_key="none", http_client=client, max_retries=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from starlette.testclient import TestClient
 
 from asking import ANSWER, PAIRS, QUESTION, ask, chat, completion, events, text_of
 from outpace import LLM
+from outpace.server.reply import Offsets
 from outpace.server.service import Service
 
 SHORT: dict[str, Any] = {"max_tokens": 24, "seed": 5}
@@ -154,6 +156,29 @@ def test_logprobs_are_those_of_the_library(client: TestClient, model: str) -> No
     ][0]
     assert plain["logprobs"]["tokens"] == [each["token"] for each in content]
     assert len(plain["logprobs"]["token_logprobs"]) == len(content)
+    offsets = plain["logprobs"]["text_offset"]
+    for token, begin in zip(plain["logprobs"]["tokens"], offsets, strict=True):
+        assert plain["text"].startswith(token, begin)
+    chunks = events(client, completion(model=model, max_tokens=24, temperature=0, logprobs=0))
+    scores = [c["logprobs"] for chunk in chunks for c in chunk["choices"] if c["logprobs"]]
+    assert [begin for each in scores for begin in each["text_offset"]] == offsets
+
+
+def test_offsets_count_characters(service: Service) -> None:
+    """Tokens of one character begin together; what is no character ends nowhere else."""
+    model = service.models["tiny-ar"]
+    text = "a\u00e9 \U0001f426\u2603 b"
+    ids = model.llm.text.encode(text, raw=True)
+    assert len(ids) > len(text)
+    offsets = Offsets(model)
+    begins = [begin for token in ids for begin in offsets.of([token])]
+    assert begins == Offsets(model).of(ids) == sorted(begins)
+    cuts = [*sorted({*begins}), len(text)]
+    for begin, end in pairwise(cuts):
+        shared = [token for token, place in zip(ids, begins, strict=True) if place == begin]
+        assert model.llm.text.decode(shared) == text[begin:end]
+    half = ids[begins.index(text.index("\U0001f426"))]
+    assert Offsets(model).of([half] * 9) == [0] * 8 + [8]
 
 
 @every

@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from outpace.server.app import build
 from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.service import Service
-from outpace.server.settings import Config, zoo
+from outpace.server.settings import Config, Settings, zoo
 
 CHECKS = (
     not_a_server_error,
@@ -48,7 +48,7 @@ def test_document_names_every_route_and_field(client: TestClient) -> None:
 def test_document_holds() -> None:
     """Of requests that follow it, and of those that do not; short answers will do."""
     models = {name: entry.model_copy(update={"max_tokens": 4}) for name, entry in zoo().items()}
-    service = Service.load(Config(models=models))
+    service = Service.load(Config(models=models, server=Settings(insecure=True)))
     document = schemathesis.openapi.from_asgi("/openapi.json", build(service))
     count = 0
     for result in document.get_all_operations():

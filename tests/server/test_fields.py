@@ -27,6 +27,13 @@ VALUES = {
     "logit_bias": {"5": 2},
     "logprobs": True,
     "top_k": 3,
+    "response_format": {"type": "json_object"},
+    "guided_json": {"type": "integer"},
+    "guided_regex": "[a-z]{2}",
+    "guided_choice": ["yes", "no"],
+    "guided_grammar": 'start: "a" "b"?',
+    "structured_outputs": {"choice": ["yes", "no"]},
+    "structured_outputs.grammar": 'start: "a" "b"?',
 }
 """Fields with values that say something."""
 
@@ -38,7 +45,9 @@ def test_listed_fields_are_those_that_are_taken(
     """And no others."""
     listed = client.get(f"/v1/models/{model}").json()["outpace"]["methods"][method]
     for field, value in VALUES.items():
-        body = chat(model=model, max_tokens=4, seed=1, outpace={"method": method}, **{field: value})
+        outer, _, inner = field.partition(".")
+        given = {outer: {inner: value} if inner else value}
+        body = chat(model=model, max_tokens=4, seed=1, outpace={"method": method}, **given)
         if field in listed["fields"]:
             ask(client, body)
         else:
@@ -72,6 +81,20 @@ def test_documentation_has_the_table() -> None:
         told = shown.pop(field)
         assert (set(METHODS) if told == "all" else set(told.split(", "))) == able
     assert not shown
+
+
+@pytest.mark.parametrize(("model", "method"), PAIRS)
+def test_options_are_listed_with_their_help(client: TestClient, model: str, method: str) -> None:
+    """In a line, which is how the documentation of the method begins to say it."""
+    listed = client.get(f"/v1/models/{model}").json()["outpace"]["methods"][method]
+    name = METHODS[method].__name__
+    text = (PAGE.parent / "methods.md").read_text().replace("`", "")
+    section = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    table = section.partition("| option | default | meaning |")[2].partition("\n\n")[0]
+    rows = dict(re.findall(r"^\| (\w+) \| [^|]* \| ([^|]*) \|$", table, re.MULTILINE))
+    assert set(rows) == {option["name"] for option in listed["options"]}
+    for option in listed["options"]:
+        assert option["help"] and rows[option["name"]].startswith(option["help"])
 
 
 def test_documented_settings_are_read(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 
 from asking import ask, chat
 from outpace.server.app import build
+from outpace.server.bounds import BODY
 from outpace.server.guard import OPEN
-from outpace.server.schema import BODY
 from outpace.server.service import Service
 from outpace.server.settings import Settings
 
@@ -24,7 +24,7 @@ RIGHT = f"Bearer {KEY}".encode()
 def guarded(service: Service, monkeypatch: pytest.MonkeyPatch, **given: Any) -> TestClient:
     """The routes of a server with other settings."""
     monkeypatch.setattr(service, "settings", Settings(**given))
-    return TestClient(build(service), raise_server_exceptions=False)
+    return TestClient(build(service), "http://localhost", raise_server_exceptions=False)
 
 
 @pytest.fixture
@@ -141,3 +141,32 @@ def test_our_own_faults_say_nothing(
     assert response.json()["error"]["type"] == "server_error"
     assert "secret" not in response.text and "Traceback" not in response.text
     assert ask(client, chat(max_tokens=2))
+
+
+HERE = ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:80", "[::1]", "[::1]:8000"]
+ELSEWHERE = [
+    *("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example", ""),
+    *("evil.example:80:127.0.0.1", "[::1].evil.example", "127.0.0.2", "::1", "0.0.0.0", "\u00e9"),
+    *("localhost evil.example", "localhost@evil.example", "localhost:x", "[::1", "x" * 5000),
+]
+
+
+@pytest.mark.parametrize("host", [*HERE, *ELSEWHERE])
+def test_pages_from_elsewhere_cannot_ask(client: TestClient, host: str) -> None:
+    """Under a name that leads to this machine; all routes are alike."""
+    headers = {"host": host.encode("latin-1")}
+    for method, path in (("GET", "/"), ("GET", "/health"), ("POST", "/v1/completions")):
+        response = client.request(method, path, headers=headers, json={})  # type: ignore[arg-type]
+        assert (response.status_code == 421) == (host in ELSEWHERE)
+        if host in ELSEWHERE:
+            message = response.json()["error"]["message"]
+            assert "answers as 127.0.0.1, localhost or [::1] only" in message
+
+
+@pytest.mark.parametrize("given", [{"api_key": "x"}, {"insecure": True}, {"host": "0.0.0.0"}])
+def test_other_servers_have_any_host(
+    service: Service, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    """A key keeps such pages out, and elsewhere nobody knows the name."""
+    with guarded(service, monkeypatch, **given) as client:
+        assert client.get("/health", headers={"host": "evil.example"}).status_code == 200

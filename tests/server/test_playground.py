@@ -190,7 +190,7 @@ def test_canvas_shows_holes_while_it_runs(visit):
 def test_text_has_the_colour_of_the_forward_that_filled_it(visit):
     page = visit(D2F_LINK | {"a.options.confidence": 0.98})
     run(page)
-    method = D2F(confidence=0.98)
+    method = D2F(add=0.5, confidence=0.98)
     (output,) = LLM("tiny-d2f", method=method).generate(ZOO, max_tokens=128, temperature=0.0)
     filled = (slot_states(output) == FILLED).argmax(0)[: len(output.ids)].tolist()
     rows = page.locator(".piece").evaluate_all("pieces => pieces.map(piece => piece.row)")
@@ -478,6 +478,62 @@ def test_link_repeats_all_settings(visit):
     expect(other.locator("[name=window]").first).to_have_value("none")
     run(other)
     expect(other.locator("#status")).to_have_text(re.compile("^A: Finished.*B: Finished"))
+
+
+@pytest.mark.parametrize(
+    ("must", "rule", "fits"),
+    [
+        ("regex", "#### [0-9]{1,3}", re.compile(r"^#### [0-9]{1,3}$")),
+        ("choice", "yes\nno\n", re.compile("^(yes|no)$")),
+        ("json", '{"type": "array", "items": {"enum": [1, 2]}}', re.compile(r"^\[[12, ]*\]$")),
+    ],
+)
+def test_answer_is_held_to_a_constraint(visit, must, rule, fits):
+    page = visit(RACE)
+    expect(page.locator("#rule")).to_be_hidden()
+    page.locator("#must").select_option(must)
+    page.locator("#rule").fill(rule)
+    run(page)
+    for answer in page.locator(".answer").all():
+        expect(answer).to_have_text(fits)
+    other = visit()
+    other.goto(page.evaluate("location.href"))
+    other.reload()
+    expect(other.locator("#must")).to_have_value(must)
+    expect(other.locator("#rule")).to_have_value(rule)
+    expect(other.locator(".rule label")).not_to_be_empty()
+
+
+@pytest.mark.parametrize(
+    ("must", "rule", "said"),
+    [
+        ("regex", "(", "^Refused: "),
+        ("json", '{"type": "teapot"}', "^Refused: .*teapot"),
+        ("json", "{", "^Not sent: This is not JSON"),
+        ("choice", "", "^Not sent: Write the lines"),
+    ],
+)
+def test_constraint_that_is_wrong_is_shown_at_its_field(visit, must, rule, said):
+    page = visit(D2F_LINK | {"must": must, "rule": rule})
+    run(page)
+    expect(page.locator("#status")).to_have_text(re.compile(said))
+    field = page.locator("#rule")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(field).to_be_focused()
+    expect(page.locator("#rule-error")).to_be_visible()
+    page.locator("#must").select_option("")
+    expect(field).to_be_hidden()
+    run(page)
+    expect(page.locator("#status")).to_have_text(re.compile("^Finished: "))
+
+
+def test_options_say_what_they_mean(visit):
+    page = visit(D2F_LINK)
+    title = page.locator("[name=confidence]").get_attribute("title")
+    assert title == "tokens of a higher probability are taken; 1: one token per forward; 0 to 1000"
+    for control in page.locator(".options input, .options select").all():
+        assert len(control.get_attribute("title")) > 10
+    expect(page.locator(".answer")).to_be_empty()
 
 
 def test_key_is_asked_for_and_kept_in_memory(browser):

@@ -14,7 +14,13 @@ from outpace.async_llm import Draining, QueueFull
 from outpace.server.service import Service
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "(a+)+$"}}}
+NAMED = {"name": "x", "schema": {"type": "object"}}
+
+
+def formatted(named: Any) -> dict[str, Any]:
+    """A chat whose answer has a schema."""
+    return chat(response_format={"type": "json_schema", "json_schema": named})
+
 
 FIELDS: dict[str, list[Any]] = {
     "n": [0, 9, -1, 1.5, "2", True, 10**30],
@@ -40,7 +46,12 @@ FIELDS: dict[str, list[Any]] = {
     "store": ["x"],
     "logprobs": [1, "x"],
     "top_logprobs": [1, 20, -1],
-    "response_format": [SCHEMA, {"type": "json_object"}, {}, "text", {"type": "text", "x": 1}],
+    "response_format": [{}, "text", [], 5, {"type": "text", "x": 1}, {"type": "xml"}],
+    "structured_outputs": [{}, [], "x", {"json_object": False}, {"x": 1}, {"regex": None}],
+    "guided_json": [5, True, [], "{", "[1]", "x" * 200_000, "[" * 50_000],
+    "guided_regex": [5, [], {}, ["a"]],
+    "guided_choice": [[], "yes", {}, ["x"] * 4097],
+    "guided_grammar": [5, {}],
     "tools": [[], [{"type": "function"}]],
     "tool_choice": ["auto", "none"],
     "functions": [[]],
@@ -110,6 +121,18 @@ INSIDE: list[tuple[str, dict[str, Any]]] = [
     ("prompt.0", completion([1.5])),
     ("prompt", completion("")),
     ("max_tokens", chat(max_tokens=1, max_completion_tokens=1)),
+    ("guided_choice.1", chat(guided_choice=["a", 5])),
+    ("structured_outputs.choice.0", chat(structured_outputs={"choice": [None]})),
+    ("structured_outputs.json", chat(structured_outputs={"json": 5})),
+    ("structured_outputs.whitespace_pattern", chat(structured_outputs={"whitespace_pattern": "x"})),
+    ("response_format.type", chat(response_format={"type": "grammar"})),
+    ("response_format", chat(response_format={"type": "json_schema"})),
+    ("response_format", chat(response_format={"type": "text", "json_schema": NAMED})),
+    ("response_format.json_schema.name", formatted({"schema": {}})),
+    ("response_format.json_schema.schema", formatted({"name": "x"})),
+    ("response_format.json_schema.schema", formatted({"name": "x", "schema": "{}"})),
+    ("response_format.json_schema.strict", formatted(NAMED | {"strict": 1})),
+    ("response_format.json_schema.x", formatted(NAMED | {"x": 1})),
 ]
 
 
@@ -136,9 +159,7 @@ def test_path_leads_to_what_is_wrong(client: TestClient, param: str, body: dict[
     assert "/" not in error["message"].replace("/etc/passwd", "").replace("../x", "")
 
 
-@pytest.mark.parametrize(
-    "field", ["response_format", "tools", "tool_choice", "functions", "audio", "prediction"]
-)
+@pytest.mark.parametrize("field", ["tools", "tool_choice", "functions", "audio", "prediction"])
 def test_what_is_to_come_says_so(client: TestClient, field: str) -> None:
     """A client learns that it did nothing wrong."""
     assert "not supported yet" in refused(client, chat(**{field: FIELDS[field][0]}))["message"]

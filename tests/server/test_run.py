@@ -153,7 +153,7 @@ def test_many_that_go_leave_nothing(zoo: Process) -> None:
     """At any moment; and whoever stays gets the text that it gets alone."""
     body = json.dumps(LONG | {"stream": True, "seed": 3}).encode()
     alone = httpx2.post(f"{zoo.url}/v1/chat/completions", json=chat(seed=3)).json()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
     for number in range(200):
         with socket.create_connection(("127.0.0.1", zoo.port), timeout=5) as own:
             own.sendall((head % len(body) + body)[: None if number % 4 else number * 5])
@@ -193,14 +193,14 @@ def test_what_is_no_http_is_refused(zoo: Process, data: bytes) -> None:
 
 def test_chunked_body_is_counted(zoo: Process) -> None:
     """Whatever its length is said to be, and before all of it has come."""
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     answer = zoo.raw(head + b"10000\r\n%s\r\n" % (b" " * 2**16) * 40)
     assert b" 413 " in answer.split(b"\r\n")[0]
 
 
 def test_smuggled_requests_are_refused(zoo: Process) -> None:
     """Two lengths are none."""
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n"
     for more in (b"content-length: 6\r\n", b"transfer-encoding: chunked\r\n"):
         assert zoo.raw(head + more + b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 400 ")
 
@@ -210,7 +210,7 @@ def test_slow_client_is_hung_up_on(zoo: Process, tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(
         "[server]\nread_seconds = 0.5\n[models.x]\npath = 'tiny-aux'\ncache_gib = 0.1\n"
     )
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
     with serving("--config", str(tmp_path / "x.toml")) as process:
         for data in (b"", b"G", head, head + b"content-length: 5\r\n\r\n1"):
             answer = process.raw(data)

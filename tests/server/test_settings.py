@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outpace.methods import APD
+from outpace.methods import APD, D2F
 from outpace.server.service import Service
 from outpace.server.settings import Config, Entry, Settings, entry, merged, read, zoo
 
@@ -123,6 +123,14 @@ def test_zoo_is_served_where_nothing_is_named() -> None:
     config = merged(None, {}, {})
     assert config.models == zoo()
     assert set(config.models["tiny-ar"].further) == {"tiny-dflash", "tiny-aux"}
+
+
+def test_each_model_of_the_zoo_decodes_as_it_is_best(service: Service) -> None:
+    """A student of block decoding by blocks, as docs/results.md measures it."""
+    shown, _ = service.model("tiny-d2f").choice(None).make({})
+    assert shown == D2F(add=0.5, confidence=0.98)
+    assert service.model("tiny-d2f").described(0)["outpace"]["method"] == "d2f"
+    assert service.model("tiny-dream").method == "left_to_right"
 
 
 def loaded(**given: Any) -> Service:

@@ -141,7 +141,7 @@ def parameter(kind: type[Method], described: Described) -> inspect.Parameter:
     flagged = Option(
         f"--{flag(described.name)}",
         metavar=plain.__name__.upper(),
-        help=f"{choices}; {default.lower()}",
+        help="; ".join(filter(None, (described.meaning, choices, default.lower()))),
         rich_help_panel=f"Options of {kind.__name__}",
     )
     return inspect.Parameter(

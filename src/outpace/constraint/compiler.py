@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -33,13 +34,21 @@ MEMORY = 60_000_000
 """Entries of the tables of all automata that are kept."""
 
 
+class Unread(Exception):
+    """A constraint that was not read yet; `read` does so, and raises `ValueError` as ever."""
+
+    def __init__(self, read: Callable[[], object]) -> None:
+        super().__init__("a constraint that was not read yet")
+        self.read = read
+
+
 class Compiler:
     """Reads constraints over the tokens of one tokenizer, each once; the latest are kept."""
 
     def __init__(self, tokenizer: Tokenizer | None, mask_id: int | None) -> None:
         self.tokenizer = tokenizer
         self.mask_id = mask_id
-        self.lock = Lock()
+        self.lock, self.reading = Lock(), Lock()
         self.known: OrderedDict[object, Language | Grammar] = OrderedDict()
         self.vocabularies: dict[int, Vocabulary] = {}
 
@@ -52,18 +61,18 @@ class Compiler:
         limit: int,
         size: int,
         ends: frozenset[int],
+        wait: bool = True,
     ) -> Constraint:
         """What holds one answer to a rule, whose tokens are below `size` and which `ends` so.
 
         It fills slots from `begin` to `limit`. Raises `ValueError` that names the rule for one that
         is malformed, not supported, too large or fulfilled by nothing, and where the shortest
-        answer is too long.
+        answer is too long; and unless it shall `wait`, `Unread` for one that takes time to read.
         """
         name, _ = rule
-        try:
-            read = self.read(rule, sequential, size, ends)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+        if not wait and (rule, sequential, size, ends) not in self.known:
+            raise Unread(partial(self.read, rule, sequential, size, ends))
+        read = self.read(rule, sequential, size, ends)
         if isinstance(read, Language) and read.automaton.shortest > limit - begin:
             raise ValueError(
                 f"{name}: the shortest answer takes {read.automaton.shortest} tokens, "
@@ -75,26 +84,37 @@ class Compiler:
     def read(
         self, rule: Rule, sequential: bool, size: int, ends: frozenset[int]
     ) -> Language | Grammar:
-        """A rule for any request; what is known is not read again."""
-        if not ends:
-            raise ValueError("an answer needs an end-of-sequence to end with")
-        if self.tokenizer is None:
-            raise ValueError("the model has no tokenizer, so that nobody knows what its tokens are")
+        """A rule for any request; what is known is not read again, nor does it wait for others."""
         key = rule, sequential, size, ends
-        with self.lock:
-            found = self.known.pop(key, None)
-            if found is None:
-                found = self.compiled(rule, sequential, size, ends)
-            self.known[key] = found
-            while sum(each.size for each in self.known.values()) > MEMORY and len(self.known) > 1:
-                self.known.popitem(last=False)
+        if (found := self.found(key)) is not None:
+            return found
+        with self.reading:
+            try:
+                found = self.found(key) or self.compiled(rule, sequential, size, ends)
+            except ValueError as error:
+                raise ValueError(f"{rule[0]}: {error}") from error
+            with self.lock:
+                self.known[key] = found
+                sizes = sum(each.size for each in self.known.values())
+                while sizes > MEMORY and len(self.known) > 1:
+                    sizes -= self.known.popitem(last=False)[1].size
         return found
+
+    def found(self, key: object) -> Language | Grammar | None:
+        """What is known, which now is the latest."""
+        with self.lock:
+            if key in self.known:
+                self.known.move_to_end(key)
+            return self.known.get(key)
 
     def compiled(
         self, rule: Rule, sequential: bool, size: int, ends: frozenset[int]
     ) -> Language | Grammar:
         """An automaton where there is one; else what methods that go from left to right follow."""
-        assert self.tokenizer is not None
+        if not ends:
+            raise ValueError("an answer needs an end-of-sequence to end with")
+        if self.tokenizer is None:
+            raise ValueError("the model has no tokenizer, so that nobody knows what its tokens are")
         name, source = rule
         if len(source) > LONGEST:
             raise TooLarge(

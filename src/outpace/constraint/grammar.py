@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
+from outpace.constraint.pattern import TooLarge
 from outpace.decoding import Request
 from outpace.decoding.processor import NEVER
 from outpace.decoding.sampling import Sample, chooser
@@ -46,7 +47,8 @@ class Grammar:
         matcher = LLMatcher(tokens, read[kind](source), log_level=0)
         if matcher.is_error():
             raise ValueError(first_line(matcher.get_error()))
-        if not np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8).any():
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        if not bits.any() or matcher.is_error():  # as it now may be, with a mask all the same
             raise ValueError("no text at all fulfils it")
         return cls(matcher, ends)
 
@@ -109,7 +111,7 @@ class Derived:
         if rest:
             self.tokens += rest[: self.matcher.try_consume_tokens(rest)]
         if self.matcher.is_error():
-            raise ValueError(f"the grammar is too complex: {first_line(self.matcher.get_error())}")
+            raise TooLarge(f"the grammar is too complex: {first_line(self.matcher.get_error())}")
         return len(self.tokens) == len(tokens)
 
     def together(

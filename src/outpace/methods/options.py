@@ -7,6 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from outpace.methods import METHODS, Method
+from outpace.methods.meanings import MEANINGS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,7 @@ class Option:
         words: what it may be instead of a number; all that it may be, where `kind` is str.
         nullable: whether it may be None.
         default: MISSING where one must be given.
+        meaning: in a line; empty for a method that is not registered.
     """
 
     name: str
@@ -25,6 +27,7 @@ class Option:
     words: tuple[str, ...]
     nullable: bool
     default: Any
+    meaning: str
 
     @property
     def needed(self) -> bool:
@@ -42,10 +45,14 @@ def find_method(name: str) -> type[Method]:
 def options_of(method: type[Method]) -> dict[str, Option]:
     """The options of a method by their names."""
     hints = get_type_hints(method)
-    return {f.name: option(f.name, hints[f.name], f.default) for f in fields(method)}
+    told = next((MEANINGS[name] for name, kind in METHODS.items() if kind is method), {})
+    return {
+        f.name: option(f.name, hints[f.name], f.default, told.get(f.name, ""))
+        for f in fields(method)
+    }
 
 
-def option(name: str, hint: Any, default: Any) -> Option:
+def option(name: str, hint: Any, default: Any, meaning: str) -> Option:
     """An option from its annotation."""
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     plain = [part for part in parts if get_origin(part) is not Literal and part is not NoneType]
@@ -56,4 +63,5 @@ def option(name: str, hint: Any, default: Any) -> Option:
         words=tuple(words),
         nullable=NoneType in parts,
         default=default,
+        meaning=meaning,
     )

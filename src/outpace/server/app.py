@@ -41,7 +41,13 @@ def build(service: Service) -> FastAPI:
     """The application of a server."""
     app = FastAPI(title="outpace", version=__version__, docs_url=None, redoc_url=None)
     settings = service.settings
-    app.add_middleware(Guard, key=settings.key(), read_seconds=settings.read_seconds)
+    key = settings.key()
+    app.add_middleware(
+        Guard,
+        key=key,
+        local=settings.local and key is None and not settings.insecure,
+        read_seconds=settings.read_seconds,
+    )
     app.add_exception_handler(Fault, refused)
     app.add_exception_handler(HTTPException, not_found)
     app.add_exception_handler(Exception, broken)

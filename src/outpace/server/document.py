@@ -20,6 +20,7 @@ MEANINGS = {
     405: "The page does not know this method.",
     408: "The body did not come in time.",
     413: "The body is too large.",
+    421: "The request was meant for another host.",
     429: "Too many requests are in hand; try again later.",
     431: "The headers are too large.",
     500: "Decoding failed.",
@@ -39,7 +40,7 @@ def content(kind: str, what: Object) -> Object:
 
 def faults(*statuses: int) -> dict[int | str, Object]:
     """Answers that are errors."""
-    described = ((status, MEANINGS[status]) for status in (401, 408, 413, *statuses))
+    described = ((status, MEANINGS[status]) for status in (401, 408, 413, 421, *statuses))
     return {
         status: {"description": meaning, **content("application/json", schema("Error"))}
         for status, meaning in described

@@ -13,6 +13,7 @@ from typing import Any
 from starlette.types import Receive, Send
 
 from outpace.async_llm import AsyncAnswer, Draining, Event, QueueFull
+from outpace.constraint.pattern import TooLarge
 from outpace.engine.job import DecodingError
 from outpace.output import Output
 from outpace.server.fault import Fault, Gone
@@ -48,6 +49,7 @@ class Exchange:
         self.clock = Clock()
         self.model = service.model(asked.model)
         self.extension = asked.extension
+        self.rule = asked.rule
         choice = self.model.choice(self.extension.method)
         shown, self.method = choice.make(self.extension.options or {})
         check_fields(asked, shown)
@@ -76,6 +78,8 @@ class Exchange:
         options = {name: getattr(asked, name) for name in SAME}
         options |= {"streams": asked.stream, "watched": asked.extension.provisional}
         options |= {"method": self.method, "stop_ids": asked.stop_token_ids}
+        if self.rule is not None:
+            options[self.rule.option] = self.rule.value
         if asked.logit_bias:
             options["logit_bias"] = {int(token): bias for token, bias in asked.logit_bias.items()}
         if isinstance(asked, ChatRequest):
@@ -147,6 +151,10 @@ class Exchange:
 
     def blamed(self, message: str) -> Fault:
         """A refusal of the model, with the field that is to blame."""
+        if self.rule is not None and re.match(rf"{self.rule.option}\b", message):
+            # First, since such a message quotes what a user wrote.
+            name, plain = self.rule.field, message.removeprefix(f"{self.rule.option}: ")
+            return Fault(400, f"{name}: {plain}", param=name)
         long = re.match(r"a prompt of (\d+) tokens", message)
         prompt = "messages" if self.reply.chat else "prompt"
         if long:
@@ -198,7 +206,10 @@ class Exchange:
                 raise
             self.task.uncancel()
             raise self.fault from None
-        except (DecodingError, WorkerDied):
+        except (DecodingError, WorkerDied) as error:
+            if self.rule is not None and isinstance(error.__cause__, TooLarge):
+                self.fault = self.blamed(f"{self.rule.option}: {error.__cause__}")
+                raise self.fault from None
             log.exception("request %s failed", self.reply.id)
             self.fault = Fault(
                 500, f"decoding failed; the server's log has it under {self.reply.id}"

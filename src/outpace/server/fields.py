@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outpace.methods import Method
+from outpace.server.constrained import at
 from outpace.server.fault import Fault
 from outpace.server.schema import Asked
 
@@ -21,6 +22,11 @@ EVERY = (
     "ignore_eos",
     "logit_bias",
     "logprobs",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
     "chat_template_kwargs",
     "stream",
     "stream_options",
@@ -28,8 +34,12 @@ EVERY = (
 )
 """What every method supports."""
 
-SEQUENTIAL = ("presence_penalty", "frequency_penalty", "repetition_penalty")
-"""What needs tokens that are chosen from left to right: a penalty looks at all before its slot."""
+SEQUENTIAL = (
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("structured_outputs.grammar", "guided_grammar"),
+)
+"""What needs tokens that are chosen from left to right: a penalty and a grammar look at all before
+their slot."""
 
 SCATTERED = ("outpace.provisional",)
 """What only methods have that choose tokens out of order."""
@@ -46,9 +56,7 @@ def fields_of(method: Method) -> tuple[str, ...]:
 def check_fields(asked: Asked, method: Method) -> None:
     """Raise `Fault` that names a field which the method does not support."""
     supported = fields_of(method)
-    used = {name for name in SEQUENTIAL if getattr(asked, name) not in (None, NEUTRAL[name])}
-    if asked.extension.provisional:
-        used |= set(SCATTERED)
     for name in (*SEQUENTIAL, *SCATTERED):
-        if name in used and name not in supported:
+        used = at(asked, name) not in (None, NEUTRAL.get(name, False))
+        if used and name not in supported:
             raise Fault(400, f"{name}: {type(method).__name__} does not support it", param=name)

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outpace.server.bounds import BODY
 from outpace.server.fault import Fault, Gone
-from outpace.server.schema import BODY
 
 OPEN = ("/health", "/")
 """Routes that need no key: whether the server lives, and the page, which asks for the key."""
 
 
-class Guard:
-    """Lets requests through that have the key, and no more of a body than is allowed."""
+HERE = re.compile(rb"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]*)?", re.IGNORECASE)
+"""Hosts that no page from elsewhere can have: a name of its own may lead to this machine, too."""
 
-    def __init__(self, app: ASGIApp, *, key: bytes | None, read_seconds: float) -> None:
+
+class Guard:
+    """Lets requests through that have the key, and no more of a body than is allowed.
+
+    Where it is `local`, they must also be meant for this machine by its own name.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, key: bytes | None, local: bool, read_seconds: float
+    ) -> None:
         self.app = app
         self.key = key
+        self.local = local
         self.read_seconds = read_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,8 +46,10 @@ class Guard:
             await self.app(scope, Body(receive, self.read_seconds), send)
 
     def check(self, scope: Scope) -> None:
-        """Raise `Fault` for a request without the key, or with too long a body."""
+        """Raise `Fault` for a request without the key, from another site, or with a long body."""
         headers = dict(scope["headers"])
+        if self.local:
+            check_host([value for name, value in scope["headers"] if name == b"host"])
         if self.key is not None and scope["path"] not in OPEN:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             same = hmac.compare_digest(given.strip(), self.key)
@@ -47,6 +60,17 @@ class Guard:
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > BODY:
             raise too_large()
+
+
+def check_host(hosts: list[bytes]) -> None:
+    """Raise `Fault` for a host under which a page from elsewhere may ask; browsers name one."""
+    for host in hosts:
+        if not HERE.fullmatch(host):
+            raise Fault(
+                421,
+                f"host: this server has no key and answers as 127.0.0.1, localhost or [::1] only, "
+                f"not as {host[:256].decode('latin-1')!r}; give it a key, or --insecure",
+            )
 
 
 class Body:

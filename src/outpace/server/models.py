@@ -54,6 +54,7 @@ class Setting:
         """As `GET /v1/models` tells it."""
         return {
             "name": self.option.name,
+            "help": self.option.meaning,
             "type": self.option.kind.__name__,
             "nullable": self.option.nullable,
             "choices": list(self.words) or None,

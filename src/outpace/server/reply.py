@@ -15,14 +15,38 @@ from typing import Any
 from outpace.decoding import Step
 from outpace.output import Output
 from outpace.server.models import Model
+from outpace.text import UNKNOWN
 
 DONE = b"data: [DONE]\n\n"
+SHARED = 8
+"""More tokens than those of any character of UTF-8, whose first and last may hold others' bytes."""
+
 Object = dict[str, Any]
 
 
 def dumps(value: Any) -> str:
     """Compact JSON in ASCII."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+class Offsets:
+    """Where tokens begin in the text of an answer; those that share a character begin with it."""
+
+    def __init__(self, model: Model) -> None:
+        self.decode = model.llm.text.decode
+        self.place = 0
+        self.open: list[int] = []
+
+    def of(self, ids: Sequence[int]) -> list[int]:
+        """Those of the tokens that come next."""
+        begins = []
+        for token in ids:
+            begins.append(self.place)
+            self.open.append(token)
+            text = self.decode(self.open)
+            if not text.endswith(UNKNOWN) or len(self.open) == SHARED:
+                self.place, self.open = self.place + len(text), []
+        return begins
 
 
 @dataclass(kw_only=True)
@@ -105,7 +129,7 @@ class Reply:
         if self.chat:
             message = {"role": "assistant", "content": output.text, "refusal": None}
             content = {"message": message}
-        scores = self.scores(output.ids, output.logprobs)
+        scores = self.scores(output.ids, output.logprobs, Offsets(self.model))
         return {
             "index": index,
             **content,
@@ -113,13 +137,20 @@ class Reply:
             "finish_reason": output.finish_reason,
         }
 
-    def scores(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> Object | None:
+    def scores(
+        self, ids: Sequence[int], logprobs: Sequence[float] | None, offsets: Offsets
+    ) -> Object | None:
         """Log-probabilities of chosen tokens; None where nobody asked for them."""
         if logprobs is None:
             return None
         tokens = [self.model.token(token) for token in ids]
         if not self.chat:
-            return {"tokens": tokens, "token_logprobs": list(logprobs), "top_logprobs": None}
+            return {
+                "tokens": tokens,
+                "token_logprobs": list(logprobs),
+                "top_logprobs": None,
+                "text_offset": offsets.of(ids),
+            }
         entries = [
             {
                 "token": token,

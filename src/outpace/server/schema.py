@@ -6,19 +6,16 @@ import re
 from reprlib import repr as brief
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from outpace.server.bounds import Name, Note, Strict, Text
+from outpace.server.constrained import Constrained
 from outpace.server.fault import Fault
 
-BODY = 2 * 2**20
-"""Most bytes of a request's body."""
 MOST_TOKENS = 2**20
 CHOICES = 8
 MOST_CHOICES = 64
 
-Text = Annotated[str, Field(max_length=BODY)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
-Note = Annotated[str, Field(max_length=512)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Plain = Annotated[str, Field(max_length=256)] | int | float | bool | None
@@ -26,12 +23,6 @@ Tokens = Annotated[list[Token], Field(fail_fast=True, min_length=1, max_length=M
 Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
-
-
-class Strict(BaseModel):
-    """Exact types, no other fields, no number that is none."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class Extension(Strict):
@@ -50,13 +41,7 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
-class PlainText(Strict):
-    """The only format of an answer so far."""
-
-    type: Literal["text"]
-
-
-class Asked(Strict):
+class Asked(Constrained):
     """Fields that both kinds of requests have."""
 
     model: Name
@@ -151,7 +136,6 @@ class ChatRequest(Asked):
     parallel_tool_calls: bool | None = None
 
     # Not supported yet.
-    response_format: PlainText | None = None
     tools: None = None
     tool_choice: None = None
     functions: None = None
@@ -202,7 +186,7 @@ class CompletionRequest(Asked):
 
 
 REFUSED = {
-    *("response_format", "tools", "tool_choice", "functions", "function_call", "tool_calls"),
+    *("tools", "tool_choice", "functions", "function_call", "tool_calls"),
     *("audio", "modalities", "prediction", "reasoning_effort", "verbosity", "suffix", "echo"),
     *("best_of", "web_search_options", "top_logprobs", "refusal"),
 }
@@ -272,7 +256,8 @@ def describe(place: tuple[str | int, ...], error: Any, message: str) -> str:
         return "is needed"
     if place[-1] in REFUSED or place[-1] in ("type", "role"):
         return f"{brief(error['input'])} is not supported yet"
-    return f"{message.replace('Input should', 'must')}, not {brief(error['input'])}"
+    plain = message.removeprefix("Value error, ").replace("Input should", "must")
+    return f"{plain}, not {brief(error['input'])}"
 
 
 def path(error: Any) -> tuple[str | int, ...]:

@@ -16,6 +16,9 @@ Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 Value = str | int | float | bool
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+"""Names of this machine."""
+
 
 class Strict(BaseModel):
     """Exact types, and no key that nobody reads."""
@@ -57,10 +60,14 @@ class Settings(Strict):
             raise ValueError(f"{self.api_key_file} holds no key")
         return key
 
+    @property
+    def local(self) -> bool:
+        """Whether only this machine reaches it, and so pages that a browser here has open."""
+        return self.host in LOOPBACK
+
     def check(self) -> None:
         """Raise `ValueError` for a key that is none, and where everybody could ask without one."""
-        local = self.host in ("127.0.0.1", "::1", "localhost")
-        if not (self.key() or local or self.insecure):
+        if not (self.key() or self.local or self.insecure):
             raise ValueError(
                 f"host {self.host!r} can be reached from elsewhere: give an API key "
                 "(--api-key-file), or --insecure where everybody may ask"
@@ -151,11 +158,21 @@ ZOO: dict[str, tuple[str, ...]] = {
 }
 """Models that are served where none is named, and those that may draft or verify for them."""
 
+METHOD: dict[str, dict[str, Any]] = {
+    "tiny-d2f": {"method": "d2f", "options": {"add": 0.5, "confidence": 0.98}}
+}
+"""How they decode where that is not their family's way: as docs/results.md measures them."""
+
 
 def zoo() -> dict[str, Entry]:
     """The models of the zoo."""
     return {
-        name: Entry(path=name, further={each: each for each in further}, cache_gib=ZOO_CACHE)
+        name: Entry(
+            path=name,
+            further={each: each for each in further},
+            cache_gib=ZOO_CACHE,
+            **METHOD.get(name, {}),
+        )
         for name, further in ZOO.items()
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from outpace.async_llm import Event
-from outpace.server.reply import Reply, step
+from outpace.server.reply import Offsets, Reply, step
 from outpace.server.schema import Asked
 
 
@@ -21,6 +21,7 @@ class Strand:
         self.told = self.trace or self.provisional or asked.usage
         self.seed = seed
         self.first = True
+        self.offsets = Offsets(reply.model)
         self.steps: list[Any] = []
         self.texts: list[str] = []
         self.tokens = 0
@@ -29,7 +30,9 @@ class Strand:
 
     def chunks(self, event: Event) -> Iterator[str]:
         """The chunk with the text of an event, what stands behind that, and the end."""
-        scores = self.reply.scores(event.ids, event.logprobs) if event.logprobs else None
+        scores = None
+        if event.logprobs:
+            scores = self.reply.scores(event.ids, event.logprobs, self.offsets)
         if self.trace:
             self.note(event)
         if event.text or scores:

@@ -1,0 +1,71 @@
+"""What each option of a method means, in a line: how docs/methods.md begins to say it."""
+
+from __future__ import annotations
+
+MEANINGS: dict[str, dict[str, str]] = {
+    "apd": {
+        "verifier": "name or folder of the verifier",
+        "ratio": "R: weight of the target against the verifier, 0 to 1",
+        "window": "W: feed again the last group and window − 1 tokens before it",
+        "lookahead": "M: masks shown, and so the most tokens per forward",
+        "coupling": "how the verifier's y is drawn",
+    },
+    "autoregressive": {},
+    "d2f": {
+        "block": "slots of a block",
+        "add": "share of the last block that is filled when the next one is appended",
+        "activate": "share of a block that is filled when the next one takes a token in every "
+        "forward",
+        "confidence": "tokens of a higher probability are taken; 1: one token per forward",
+        "order": "which token is best where none is sure",
+        "canvas": "fill everything that was appended, and whole blocks only",
+    },
+    "dflash": {
+        "draft": "name or folder of a draft for this target",
+        "block": "the last token and the masks behind it; the trained length by default",
+        "tokens": "how many of the proposals are verified: a number, or as many as pay",
+        "verify": "how a draft is kept, as in Speculative",
+    },
+    "diffusion": {
+        "order": "which holes are filled next",
+        "steps": "forwards in which all of max_tokens would be filled",
+        "block": "tokens that must all be filled before those behind them",
+        "eps": "last time of Dream's schedule; 0 for the even one of LLaDA",
+        "order_temperature": "above 0, holes are drawn by their scores",
+        "guidance": "weight of classifier-free guidance, at the cost of a second forward per step",
+        "ends": "last fills what would end the answer after all else, never forbids the padding "
+        "token",
+        "canvas": "fill all holes in steps forwards",
+    },
+    "fast_dllm": {
+        "threshold": "holes whose confidence reaches it are filled; None: one hole per forward",
+        "factor": "instead of threshold, the paper's rule: the n best holes while the n-th is "
+        "surer than 1 − factor / (n + 1)",
+        "budget": "instead of threshold, the entropy that the holes of a forward may share",
+        "cache": "prefix, dual, or None, which feeds everything each time",
+        "block": "tokens of a block",
+        "canvas": "fill all holes",
+    },
+    "left_to_right": {
+        "tokens": "k, holes taken from each forward",
+        "window": "feed again the last group and window − 1 tokens before it",
+        "lookahead": "masks shown, at least tokens",
+    },
+    "speculative": {
+        "draft": "name or folder of the draft",
+        "tokens": "tokens drafted at a time: a number, or as many (8 at most) as pay",
+        "verify": "how a draft is kept",
+    },
+    "wedlm": {
+        "window": "W: slots opened behind the leading run",
+        "entropy": "τ: masks below it are filled; None fills one per forward, the least doubtful",
+        "penalty": "λ: added for each slot of distance from the first mask",
+        "confidence": "instead of entropy and penalty: fill the masks whose token has this "
+        "probability",
+        "block": "stop and wait: the next window opens once the last one is full",
+        "clip": "open no slot behind max_tokens",
+        "eager": "emit a token once all before it are filled",
+        "verify": "emit only what Autoregressive would say",
+    },
+}
+"""By the name of the method, and of the option."""
