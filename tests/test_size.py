@@ -24,8 +24,9 @@ BUDGET = {
     "load": 800,
     "methods": 1250,
     "models": 2100,
+    "recipes": 50,
     "server": 2400,
-    "training": 3050,
+    "training": 3900,
     "zoo": 450,
 }
 """Lines that a package may have; whoever needs more changes its line here, and says why."""

@@ -273,6 +273,10 @@ def test_models_and_methods_are_listed(outpace):
         (("race", "x", "--entry", "tiny-aux"), "MODEL METHOD"),
         (("race", "x", "--entry", "tiny-dream apd verifier=tiny-aux size=3"), "size"),
         (("train", "no-such.toml"), "no-such.toml"),
+        (("train", "tiny-ar", "steps=1.5"), "steps must be a whole number, not 1.5"),
+        (("train", "tiny-ar", "--plan", "path=absent.jsonl"), "absent.jsonl"),
+        (("recipes", "show", "no-such"), "no-such"),
+        (("recipes", "hide"), "hide"),
         (("generate",), "Missing argument 'model'"),
         (("generate", "tiny-aux", "x", "--nonsense"), "--nonsense"),
         (("generate", "tiny-aux", "x", "--max-tokens", "abc"), "--max-tokens"),
@@ -416,7 +420,7 @@ def test_the_command_line_is_frozen(outpace):
         }
         | {"--api-key", "--api-key-file", "--insecure", "--drain-seconds", "--step-seconds"}
         | {"--adapter", "--dtype", "--device", "--help"},
-        "train": {"--processes", "--help"},
+        "train": {"--processes", "--plan", "--help"},
         "models": {"--help"},
         "methods": {"--help"},
     }
@@ -435,3 +439,15 @@ SAMPLING = {"--max-tokens", "--temperature", "--top-p", "--top-k", "--seed"}
 def flags(text):
     """Flags that a help page describes."""
     return set(re.findall(r"^│ \*?\s*(--[a-z-]+)", text, re.MULTILINE))
+
+
+def test_recipes_are_listed_and_shown(outpace, tmp_path):
+    status, out, _ = outpace("recipes")
+    assert status == 0 and "tiny-ar" in out and "qwen3-4b-dflash" in out
+    status, out, _ = outpace("recipes", "show", "tiny-aux")
+    assert status == 0
+    (tmp_path / "mine.toml").write_text(out)
+    status, mine, _ = outpace("train", str(tmp_path / "mine.toml"), "--plan")
+    assert status == 0 and "0.87M trained of 0.87M" in mine and "per device" in mine
+    assert outpace("train", "tiny-aux", "--plan")[1].splitlines()[1:] == mine.splitlines()[1:]
+    assert not (tmp_path / "runs").exists()
