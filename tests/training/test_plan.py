@@ -120,7 +120,7 @@ def test_every_recipe_has_a_plan(
     made = plan(recipe)
     text = dict(made.described())
     assert {"model", "parameters", "data", "step", "steps", "memory", "disk", "time"} == set(text)
-    assert made.memory > 0 and made.hours > 0 and made.rows > 0
+    assert made.memory > 0 and made.seconds > 0 and made.rows > 0
     if name in PARAMETERS:
         assert (made.trained, made.parameters) == PARAMETERS[name]
     if "24 GB" in recipes.find(name).read_text():
@@ -139,12 +139,12 @@ def test_memory_is_that_of_the_weights_and_their_update(tmp_path: Path) -> None:
 
 
 def test_memory_falls_with_portions_and_recomputation() -> None:
-    """As what is kept for the backward pass does; the hours grow with the second forward pass."""
+    """As what is kept for the backward pass does: the time grows with the second forward pass."""
     whole, fourths, again = (
         plan(load("tiny-ar", more)) for more in ([], ["accumulation=4"], ["recompute=true"])
     )
-    assert fourths.activations < whole.activations / 2 and fourths.hours == whole.hours
-    assert again.activations < whole.activations / 2 and again.hours > whole.hours
+    assert fourths.activations < whole.activations / 2 and fourths.seconds == whole.seconds
+    assert again.activations < whole.activations / 2 and again.seconds > whole.seconds
     assert whole.weights == again.weights
 
 
@@ -161,7 +161,7 @@ def test_frozen_weights_count_as_they_are(tmp_path: Path) -> None:
 def test_processes_share_the_work() -> None:
     """And the portion of each is smaller."""
     one, two = (plan(load("tiny-ar"), processes) for processes in (1, 2))
-    assert two.hours == pytest.approx(one.hours / 2) and two.activations < one.activations
+    assert two.seconds == pytest.approx(one.seconds / 2) and two.activations < one.activations
     with pytest.raises(ValueError, match="does not divide into 5"):
         plan(load("tiny-ar"), 5)
 

@@ -1,4 +1,4 @@
-"""Recipes that ship inside the package, a TOML file each; what one is for stands in its comment."""
+"""Recipes that ship inside the package, a TOML file each; what one is for stands in its first line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def find(name: str | Path) -> Path:
 
 
 def about(name: str) -> str:
-    """What a recipe is for: the first sentence of its comment."""
-    lines = find(name).read_text(encoding="utf-8").splitlines()
-    said = [line.removeprefix("#").strip() for line in lines[: lines.index("")]]
-    return " ".join(said).partition(". ")[0].removesuffix(".")
+    """What a recipe is for: the first line of its comment."""
+    first, _, _ = find(name).read_text(encoding="utf-8").partition("\n")
+    return first.removeprefix("# ").removesuffix(".")

@@ -23,6 +23,7 @@ from outpace.training import lora, weights
 from outpace.training.data import Examples
 from outpace.training.objective import Objective
 from outpace.training.recipe import Recipe
+from outpace.training.report import duration
 from outpace.training.rows import UNSCORED, Rows
 from outpace.training.trainer import cut_data, tokenizer_of
 
@@ -33,7 +34,7 @@ LOOKED_AT = 64
 """Examples whose lengths are measured, or a portion where that has more."""
 
 FLOPS = 40e12
-"""Operations per second that hours are counted with: bfloat16 on a GPU of 24 GB, about a third of
+"""Operations per second that time is counted with: bfloat16 on a GPU of 24 GB, about a third of
 what its maker states."""
 
 
@@ -74,9 +75,9 @@ class Plan:
         return self.weights + self.gradients + self.optimizer + self.activations
 
     @property
-    def hours(self) -> float:
+    def seconds(self) -> float:
         """Of the whole run, with devices that are as fast as `FLOPS` says."""
-        return self.steps * self.work / FLOPS / self.processes / 3600
+        return self.steps * self.work / FLOPS / self.processes
 
     def described(self) -> Iterator[tuple[str, str]]:
         """Headings and what stands behind them."""
@@ -103,7 +104,7 @@ class Plan:
         yield "disk", f"{gib(2 * self.checkpoint)} for two checkpoints"
         yield (
             "time",
-            (f"about {self.hours:,.1f} hours at {FLOPS / 1e12:.0f} TFLOP per second and device"),
+            (f"about {duration(self.seconds)} at {FLOPS / 1e12:.0f} TFLOP per second and device"),
         )
 
 
@@ -143,6 +144,9 @@ def plan(recipe: Recipe, processes: int = 1) -> Plan:
     passes = 2 + recipe.train.recompute + (recipe.adapter is None)
     inner = total(p for name, p in model.named_parameters() if "embedding" not in name)
     head = sum(part.scored for part in portions) / sum(map(len, portions)) * head_size(model)
+    example = sum(len(examples[n]) for n in range(looked)) / looked
+    # A target reads the example once, a teacher all rows that are learnt.
+    read = example * recipe.train.batch if recipe.model.target else rows
     return Plan(
         model=f"{recipe.model.init or recipe.model.target or 'fresh'} as "
         f"{model.config.architecture}",
@@ -153,14 +157,14 @@ def plan(recipe: Recipe, processes: int = 1) -> Plan:
         parameters=whole,
         others=looking if kept else 0,
         lines=examples.epoch,
-        example=sum(len(examples[n]) for n in range(looked)) / looked,
+        example=example,
         rows=rows,
         weights=4 * learnt + single * (whole - learnt + kept),
         gradients=4 * learnt,
         optimizer=states,
         activations=activations(recipe, objective, model.config, largest, learnt),
         checkpoint=4 * learnt + states,
-        work=2 * rows * objective.forwards * (passes * inner + 3 * head + looking),
+        work=2 * objective.forwards * (rows * (passes * inner + 3 * head) + read * looking),
     )
 
 
