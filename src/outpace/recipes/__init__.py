@@ -1,4 +1,4 @@
-"""Recipes that ship inside the package, a TOML file each; what one is for stands in its first line."""
+"""Recipes that ship inside the package, a TOML file each; its first line says what it is for."""
 
 from __future__ import annotations
 

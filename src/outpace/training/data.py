@@ -93,6 +93,9 @@ class Data:
         return (1,) * len(self.paths) if self.turns is None else self.turns
 
 
+WIDEST = 256
+"""Characters of a token at most: what is certain to be cut is cut before it is tokenised."""
+
 Watch = Callable[[Iterable[tuple[str, Conversation]], int], Iterable[tuple[str, Conversation]]]
 """Looks on while so many lines go by."""
 
@@ -165,7 +168,8 @@ class Examples:
 
     def chat(self, messages: list[dict[str, str]], answer: str, ended: bool) -> Example:
         """Tokenise a conversation, by the tokenizer's chat template where it has one."""
-        ids = self.tokenizer(self.rendered(messages), add_special_tokens=False)["input_ids"]
+        text = self.rendered(messages)[-WIDEST * self.data.longest :]
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return self.example(list(ids), answer, ended=ended)
 
     def rendered(self, messages: list[dict[str, str]]) -> str:
@@ -183,6 +187,8 @@ class Examples:
 
     def example(self, prompt: list[int], answer: str, *, ended: bool = False) -> Example:
         """Tokens of prompt and answer, cut where they are too long."""
+        widest = WIDEST * self.data.longest
+        answer, ended = answer[:widest], ended and len(answer) <= widest
         encoded = self.tokenizer(
             answer, add_special_tokens=False, return_offsets_mapping=self.mark is not None
         )

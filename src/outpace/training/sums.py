@@ -45,6 +45,6 @@ def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     if broken := [name for name, value in found.items() if not math.isfinite(value)]:
         raise ValueError(
             f"{' and '.join(broken)} became {found[broken[0]]}, so that nothing more is learnt; "
-            "lower lr, raise warmup, or clip the gradient. The last checkpoint is of before"
+            "lower lr, raise warmup, or clip the gradient; nothing of it is saved"
         )
     return found
