@@ -6,9 +6,9 @@
 Two measurements on held-out story problems, greedily, on the CPU. *Decoding*: the target alone and
 with the draft take turns over slices of the problems, one request at a time and many; the texts
 must be equal, and *faster* is the median over the slices of the ratio of CPU times. *Training*:
-each run that is named, all of `recipes/tiny-dflash.toml` with other settings, such as
+each run that is named, all of the recipe `tiny-dflash` with other settings, such as
 
-    outpace train recipes/tiny-dflash.toml steps=400 out=runs/dflash/no-decay gamma=0
+    outpace train tiny-dflash steps=400 out=runs/dflash/no-decay gamma=0
 
 is judged by how many tokens a verification would keep of each block on the target's own answers,
 which is what decoding keeps. `--draw` makes the picture again from the JSON.

@@ -54,7 +54,7 @@ def trainer(out: Path, architecture: str = "Qwen2ForCausalLM", **options: Any) -
 def metrics(out: Path) -> list[dict[str, float]]:
     """The lines that a run has logged, without what the clock says."""
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    clock = ("rows_per_second", "seconds")
+    clock = ("rows_per_second", "tokens_per_second", "seconds")
     return [{name: line[name] for name in line if name not in clock} for line in lines]
 
 

@@ -24,7 +24,11 @@ FLOORS: dict[str, set[str]] = {
     "provenance": {"version"},
     "methods": {"decoding"},
     "engine": {"attention", "decoding", "methods", "models"},
-    "training": {"attention", "decoding", "models", "zoo", *SHARED},
+    "recipes": set(),
+    "training": {
+        *("attention", "decoding", "evaluation", "llm", "models", "recipes", "zoo"),
+        *SHARED,
+    },
     "driver": {"engine"},
     "options": {"constraint", "decoding", "methods"},
     "output": BELOW_OUTPUT,
@@ -38,7 +42,7 @@ FLOORS: dict[str, set[str]] = {
     "load": {"answers", "evaluation", "text"},
     "server": {"async_llm", "llm", "version", "worker", *BELOW_LLM},
     "cli": {
-        *("answers", "evaluation", "llm", "load", "server", "trace", "training", "zoo"),
+        *("answers", "evaluation", "llm", "load", "recipes", "server", "trace", "training", "zoo"),
         *BELOW_LLM,
         *SHARED,
     },

@@ -88,8 +88,7 @@ def test_smallest_run_writes_its_tables(name: str, words: str, run, tmp_path: Pa
 def test_a_training_run_is_judged(run, tmp_path: Path) -> None:
     """By what its draft would keep, and drawn beside the decoding."""
     draft, out, picture = (tmp_path / name for name in ("run", "a.json", "a.png"))
-    recipe = FOLDER.parent / "recipes" / "tiny-dflash.toml"
-    words = ["train", recipe, "steps=1", "batch=2", "path=story:train", f"out={draft}"]
+    words = ["train", "tiny-dflash", "steps=1", "batch=2", "path=story:train", f"out={draft}"]
     subprocess.run([sys.executable, "-m", "outpace", *map(str, words)], check=True)
     words = ["--limit", 1, "--batch", 1, "--run", f"short={draft}", "--json", out, "--png", picture]
     run("dflash_curve", *map(str, words))

@@ -111,7 +111,7 @@ def test_evaluate_writes_headline_metrics_with_provenance(outpace, tmp_path):
         *("evaluate", "tiny-aux", "--task", "story", "--limit", "8", "--batch", "4"),
         *("--json", str(path)),
     )
-    assert status == 0 and "±" in out
+    assert status == 0 and "95 %" in out and "±" not in out
     written = json.loads(path.read_text())
     (result,) = written["results"]
     assert written["provenance"]["torch"]
@@ -124,6 +124,20 @@ def test_evaluate_reads_gsm8k_from_a_file(outpace, tmp_path):
     path.write_text(json.dumps({"question": STORY, "answer": "5*7-9 = 26\n#### 26"}) + "\n")
     status, out, _ = outpace("evaluate", "tiny-aux", "--task", "gsm8k", "--data", str(path))
     assert status == 0 and "100.0%" in out
+
+
+def test_evaluate_asks_lines_of_ones_own_and_keeps_each_answer(outpace, tmp_path):
+    data, json_path = tmp_path / "mine.jsonl", tmp_path / "result.json"
+    data.write_text(json.dumps({"question": STORY, "answer": "26"}) + "\n")
+    words = ("evaluate", "tiny-aux", "--data", str(data), "--judge", "number")
+    status, out, err = outpace(*words, "--json", str(json_path))
+    assert status == 0, err
+    assert "100.0%" in out and "20.7%–100.0%" in out
+    (line,) = map(json.loads, (tmp_path / "result.answers.jsonl").read_text().splitlines())
+    assert line["question"] == STORY and line["reference"] == "26" and line["right"] is True
+    assert line["answer"].endswith("#### 26") and line["tokens"] == line["forwards"] - 1
+    (result,) = json.loads(json_path.read_text())["results"]
+    assert result["task"] == "own-number"
 
 
 def gsm8k(path, lines=9):
@@ -252,10 +266,17 @@ def test_models_and_methods_are_listed(outpace):
         ),
         (("evaluate", "tiny-aux", "--task", "nonsense"), "story"),
         (("evaluate", "tiny-aux", "--limit", "0"), "limit"),
+        (("evaluate", "tiny-aux", "--judge", "number"), "give --data and no --task"),
+        (("evaluate", "tiny-aux", "--data", "x", "--judge", "mood"), "known are exact, number"),
+        (("evaluate", "tiny-aux", "--data", "absent.jsonl"), "absent.jsonl"),
         (("evaluate", "tiny-aux", "--task", "gsm8k"), "--data"),
         (("race", "x", "--entry", "tiny-aux"), "MODEL METHOD"),
         (("race", "x", "--entry", "tiny-dream apd verifier=tiny-aux size=3"), "size"),
         (("train", "no-such.toml"), "no-such.toml"),
+        (("train", "tiny-ar", "steps=1.5"), "steps must be a whole number, not 1.5"),
+        (("train", "tiny-ar", "--plan", "path=absent.jsonl"), "absent.jsonl"),
+        (("recipes", "show", "no-such"), "no-such"),
+        (("recipes", "hide"), "hide"),
         (("generate",), "Missing argument 'model'"),
         (("generate", "tiny-aux", "x", "--nonsense"), "--nonsense"),
         (("generate", "tiny-aux", "x", "--max-tokens", "abc"), "--max-tokens"),
@@ -384,7 +405,7 @@ def test_the_command_line_is_frozen(outpace):
         | {"--adapter", "--dtype", "--device", "--help"},
         "evaluate": SAMPLING
         | {"--method", "--task", "--data", "--limit", "--batch", "--prefix-cache"}
-        | {"--protocol", "--shots", "--num-shots", "--samples"}
+        | {"--protocol", "--shots", "--num-shots", "--samples", "--judge"}
         | {"--tasks", "--include", "--chat", "--system", "--draws"}
         | {"--adapter", "--dtype", "--device", "--json", "--help"},
         "report": {"--png", "--help"},
@@ -399,7 +420,7 @@ def test_the_command_line_is_frozen(outpace):
         }
         | {"--api-key", "--api-key-file", "--insecure", "--drain-seconds", "--step-seconds"}
         | {"--adapter", "--dtype", "--device", "--help"},
-        "train": {"--processes", "--help"},
+        "train": {"--processes", "--plan", "--help"},
         "models": {"--help"},
         "methods": {"--help"},
     }
@@ -418,3 +439,15 @@ SAMPLING = {"--max-tokens", "--temperature", "--top-p", "--top-k", "--seed"}
 def flags(text):
     """Flags that a help page describes."""
     return set(re.findall(r"^│ \*?\s*(--[a-z-]+)", text, re.MULTILINE))
+
+
+def test_recipes_are_listed_and_shown(outpace, tmp_path):
+    status, out, _ = outpace("recipes")
+    assert status == 0 and "tiny-ar" in out and "qwen3-4b-dflash" in out
+    status, out, _ = outpace("recipes", "show", "tiny-aux")
+    assert status == 0
+    (tmp_path / "mine.toml").write_text(out)
+    status, mine, _ = outpace("train", str(tmp_path / "mine.toml"), "--plan")
+    assert status == 0 and "0.87M trained of 0.87M" in mine and "per device" in mine
+    assert outpace("train", "tiny-aux", "--plan")[1].splitlines()[1:] == mine.splitlines()[1:]
+    assert not (tmp_path / "runs").exists()

@@ -19,6 +19,9 @@ LINES = {
     "math500": {"problem": "1 + 1?", "solution": "It is $\\boxed{2}$.", "answer": "2"},
     "mbpp": {"text": "Write f.", "code": "def f(): ...", "test_list": ["assert f() is None"]},
     "mtbench": {"turns": ["Write.", "Again."]},
+    "own-exact": {"question": "What is 3 + 4?", "answer": "7"},
+    "own-number": {"question": "What is 3 + 4?", "answer": "It is 7."},
+    "own-regex": {"question": "What is 3 + 4?", "answer": r"\b7\b"},
     "sudoku": {"input": "4000\n3104\n1030\n0000", "output": "4213\n3124\n1432\n2341"},
 }
 MADE = {"story", "story-unseen", "table"}
@@ -127,3 +130,39 @@ def test_made_problems_are_solved_by_their_own_answers() -> None:
         for question, line in zip(questions_of(task, 20), TASKS[task].lines(None, 20), strict=True):
             assert question.right(line["answer"]) is True
             assert question.right("no") is False
+
+
+@pytest.mark.parametrize(
+    ("judge", "answer", "right", "wrong"),
+    [
+        ("exact", " 7 ", ["7", "7\n"], ["7.", "It is 7", ""]),
+        ("number", "#### 1,007", ["It is 1007.0", "1 + 1006 = 1,007"], ["7", "", "seven"]),
+        ("regex", "^(yes|no)$", ["yes"], ["yes and no", ""]),
+    ],
+)
+def test_lines_of_ones_own_are_judged(
+    tmp_path: Path, judge: str, answer: str, right: list[str], wrong: list[str]
+) -> None:
+    """By what stands in their answer."""
+    path = file_of(tmp_path / "mine.jsonl", {"question": "?", "answer": answer})
+    (question,) = questions_of(f"own-{judge}", 9, path)
+    assert all(question.right(text) for text in right)
+    assert not any(question.right(text) for text in wrong)
+
+
+@pytest.mark.parametrize(
+    ("judge", "answer", "says"),
+    [
+        ("exact", "  ", "mine.jsonl:2 needs a result in its answer"),
+        ("number", "seven", "mine.jsonl:2 needs a number in its answer"),
+        ("regex", "(", "mine.jsonl:2 needs a regular expression in its answer"),
+        ("regex", "a{99999999999}", "mine.jsonl:2 needs a regular expression"),
+    ],
+)
+def test_an_answer_that_cannot_judge_is_named(
+    tmp_path: Path, judge: str, answer: str, says: str
+) -> None:
+    """Before a model is loaded."""
+    lines = [{"question": "?", "answer": text} for text in ("7", answer)]
+    with pytest.raises(ValueError, match=says):
+        questions_of(f"own-{judge}", 9, file_of(tmp_path / "mine.jsonl", *lines))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 
+import datasets
 import pytest
 
 from outpace.models.load import ZOO, load_tokenizer
@@ -150,6 +153,10 @@ def test_files_of_something_else_are_named(tmp_path: Path, content: bytes, messa
         ({"messages": [{"role": "user", "content": "?"}]}, "messages that end"),
         ({"prompt": "?", "response": ""}, "a:1 has an empty response"),
         ([1], "found list"),
+        ({"question": "?", "answer": "!"}, r"found \['answer', 'question'\]; fields names others"),
+        ({"prompt": "\ud800", "response": "!"}, "a:1 has a text that is not UTF-8"),
+        ({"messages": ["?", {"role": "assistant", "content": "!"}]}, "a:1 needs messages of role"),
+        ({"messages": [{"role": "user"}, {"role": "assistant", "content": "!"}]}, "both texts"),
     ],
 )
 def test_malformed_lines_are_named(tmp_path: Path, record: object, message: str) -> None:
@@ -179,3 +186,76 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, object], message
     """Before any work."""
     with pytest.raises(ValueError, match=message):
         Examples(Data(**options), TOKENIZER)
+
+
+def test_all_lines_are_looked_at(tmp_path: Path) -> None:
+    """Not only those that are drawn first; the bad one is named by its place."""
+    good = {"prompt": "1+1", "response": "2"}
+    path = lines(tmp_path / "a", *[good] * 300, {"prompt": "1+1"})
+    examples = Examples(Data(path=path), TOKENIZER, seed=1)
+    with pytest.raises(ValueError, match="a:301 needs prompt and response"):
+        examples.check()
+    seen = []
+    Examples(Data(path=lines(tmp_path / "b", *[good] * 3)), TOKENIZER).check(
+        lambda places, count: seen.append(count) or places
+    )
+    assert seen == [3]
+
+
+def test_fields_may_have_other_names(tmp_path: Path) -> None:
+    """As those of published data sets have."""
+    record = {"question": "1+1", "answer": "2", "more": 5}
+    data = Data(path=lines(tmp_path / "a", record), fields=("question", "answer"))
+    assert TOKENIZER.decode(Examples(data, TOKENIZER)[0].response[:-1]) == "2"
+    with pytest.raises(ValueError, match="a:1 needs texts as question and solution"):
+        Examples(replace(data, fields=("question", "solution")), TOKENIZER)
+
+
+def test_data_sets_of_the_hub_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name, configuration and split; a line is named by its row."""
+    records = [{"prompt": "1+1", "response": str(n)} for n in range(4)]
+    asked = []
+
+    def load_dataset(*names: str | None, **options: str) -> datasets.Dataset:
+        asked.append((*names, options["split"]))
+        return datasets.Dataset.from_list(records)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    examples = Examples(Data(path="hub:mine/sums:main:test"), TOKENIZER)
+    assert sorted(TOKENIZER.decode(examples[n].response[:-1]) for n in range(4)) == [*"0123"]
+    assert examples.epoch == 4
+    records[2] = {"prompt": None, "response": "2"}
+    with pytest.raises(ValueError, match="hub:mine/sums, row 3 needs prompt"):
+        Examples(Data(path="hub:mine/sums"), TOKENIZER).check()
+    assert asked == [("mine/sums", "main", "test"), ("mine/sums", None, "train")]
+
+
+def test_a_data_set_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line; and so is the library where it is not installed."""
+    with pytest.raises(ValueError, match="no data set at 'hub:/absent/set'"):
+        Examples(Data(path="hub:/absent/set"), TOKENIZER)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"pip install 'outpace\[train\]'"):
+        Examples(Data(path="hub:mine/sums"), TOKENIZER)
+
+
+def test_templates_take_variables_and_refuse_by_place(tmp_path: Path) -> None:
+    """Such as one that wants users and assistants in turns."""
+    tokenizer = load_tokenizer(ZOO / "vocabulary")
+    tokenizer.chat_template = (
+        "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}"
+        "{{ messages[0].content }}{{ style }}"
+    )
+    turns = [{"role": role, "content": "1"} for role in ("user", "assistant")]
+    data = Data(path=lines(tmp_path / "a", {"messages": turns}), template={"style": "+2"})
+    assert tokenizer.decode(Examples(data, tokenizer)[0].prompt) == "1+2"
+    strange = [{"role": "assistant", "content": "1"}, turns[1]]
+    path = lines(tmp_path / "b", *[{"messages": turns}] * 50, {"messages": strange})
+    with pytest.raises(ValueError, match="b:51: the chat template refuses its messages: begin"):
+        Examples(Data(path=path), tokenizer, seed=1).check()
+
+
+def test_a_line_may_be_long(tmp_path: Path) -> None:
+    """It is cut."""
+    path = lines(tmp_path / "a", {"prompt": "1 + 1 " * 20_000, "response": "2 " * 20_000})
+    assert len(Examples(Data(path=path, longest=64), TOKENIZER)[0]) <= 64

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from outpace import recipes
+from outpace.training import Trainer
 from outpace.training.objectives import SFT
 from outpace.training.recipe import load, train
+from runs import trainer
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 RECIPE = """
 [model]
 init = "some-model"
@@ -53,7 +55,7 @@ def test_overrides_are_dotted_or_bare(recipe: Path) -> None:
         ("speed=1", "'speed' is unknown; known are out"),
         ("optim.speed=1", r"\[optim\]: unknown speed; known are optimizer, lr"),
         ("objective.name=grpo", "objective 'grpo' is unknown; known are d2f, dflash, mdlm, sft"),
-        ("other.lr=1", "other; known are model, data, optim, train, adapter, objective, out"),
+        ("other.lr=1", "other; known are model, data, optim, train, adapter, held_out, objective,"),
         ("train.steps.more=1", "is no section"),
         ("optim.lr=-1", "must be positive"),
     ],
@@ -90,7 +92,85 @@ def test_processes_that_do_not_fit_are_refused(recipe: Path) -> None:
         train(recipe, processes=3)
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(recipes.FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_recipes_of_the_project_are_read(path: Path) -> None:
     """Every file of the folder."""
-    assert load(path).out == f"runs/{path.stem}"
+    assert load(path).out == load(path.stem).out == f"runs/{path.stem}"
+    assert 20 < len(recipes.about(path.stem)) < 55  # a line of 80 columns beside its name
+
+
+def test_a_recipe_of_ones_own_comes_before_one_of_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unknown names are answered with those that are known."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny-ar").write_text(RECIPE)
+    assert load("tiny-ar").train.steps == 10
+    with pytest.raises(ValueError, match="no recipe at 'tiny-er'; give .* or one of dream-7b-d2f,"):
+        load("tiny-er")
+
+
+OBJECTIVES = {"canvas": "mdlm", "divergence": "dflash", "block": "wedlm", "weighting": "wedlm"}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("steps=1.5", r"\[train\]: steps must be a whole number, not 1.5"),
+        ("steps=true", "steps must be a whole number, not True"),
+        ("steps=ten", "steps must be a whole number, not 'ten'"),
+        ("recompute=1", "recompute must be true or false, not 1"),
+        ("optim.lr=nan", r"\[optim\]: lr must be a number, not nan"),
+        ("optim.lr=inf", "lr must be a number, not inf"),
+        ("optim.lr=fast", "lr must be a number, not 'fast'"),
+        ("optim.betas=0.9", "betas must be a list of 2, each of it a number"),
+        ("optim.betas=[0.9]", "betas must be a list of 2"),
+        ("optim.betas=[0.9, true]", "betas must be a list of 2"),
+        ("data.path=[1]", "path must be a text or a list, each of it a text"),
+        ("data.turns=[1.0]", "turns must be a list, each of it a whole number"),
+        ("data.plain=yes", "plain must be true or false"),
+        ("data.longest=1e3", "longest must be a whole number, not 1000.0"),
+        ("model.config=5", "config must be a table, not 5"),
+        ("model.init=5", "init must be a text, not 5"),
+        ("model.dtype=float16", "dtype must be float32 or bfloat16"),
+        ("model.dtype=bfloat16", "dtype bfloat16 is for a target or what is under an adapter"),
+        ("adapter.rank=2.0", "rank must be a whole number"),
+        ("adapter.targets=q_proj", "targets must be a list, each of it a text"),
+        ("prompt_weight=nan", r"\[objective\]: prompt_weight must be a number"),
+        ("canvas=[1, 2, 3]", r"canvas must be a list of 2, each of it a whole number"),
+        ("divergence=1", "divergence must be true or false"),
+        ("block=[1.5]", "block must be a whole number or a list, each of it a whole number"),
+        ("weighting=own", "weighting must be normalised or inverse or uniform"),
+        ("held_out.every=1", r"\[held_out\] needs path"),
+        ("out=5", "out must be the name of a folder, not 5"),
+        ("objective.name=[1]", r"objective \[1\] is unknown"),
+        ("seed=-1", "seed must not be negative"),
+        ("tracker=paper", "tracker 'paper' is unknown; choose tensorboard, trackio, wandb"),
+    ],
+)
+def test_values_of_another_type_are_refused(recipe: Path, override: str, message: str) -> None:
+    """With section, field and value."""
+    objective = OBJECTIVES.get(override.partition("=")[0], "sft")
+    with pytest.raises(ValueError, match=message):
+        load(recipe, [f"objective.name={objective}", override])
+
+
+def test_whole_numbers_are_numbers(recipe: Path) -> None:
+    """And lists may be long where any length may stand."""
+    read = load(recipe, ["optim.lr=1", "decay=0", "data.path=[a, b]".replace("a, b", "'a', 'b'")])
+    assert read.optim.lr == 1 and read.data.path == ("a", "b")
+
+
+def test_a_missing_section_is_named(recipe: Path) -> None:
+    """With what it needs."""
+    recipe.write_text(RECIPE.replace('[data]\npath = "story:train"\n', ""))
+    with pytest.raises(ValueError, match=r"\[data\] needs path"):
+        load(recipe)
+
+
+def test_options_in_python_are_looked_at_too(tmp_path: Path) -> None:
+    """By the same rule."""
+    with pytest.raises(ValueError, match="Loop: steps must be a whole number, not 1.5"):
+        trainer(tmp_path, steps=1.5)
+    with pytest.raises(ValueError, match="Optim: lr must be a number, not 'fast'"):
+        Trainer("tiny-aux", SFT(), data="story:train", out=tmp_path, lr="fast")

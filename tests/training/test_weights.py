@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from helpers import published
+from outpace import recipes
 from outpace.decoding import Kind
 from outpace.models.load import load_model, translate
 from outpace.models.transformer import Transformer
 from outpace.training import weights
 from runs import trainer
-
-RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def test_a_causal_checkpoint_is_adapted_to_a_diffusion_model(tmp_path: Path) -> None:
@@ -56,7 +55,7 @@ def test_a_format_that_spells_its_config_otherwise_takes_a_whole_one(tmp_path: P
     """All weights but the queries stay."""
     run = trainer(tmp_path, "DreamModel", steps=1)
     run.export(tmp_path / "export")
-    table = tomllib.loads((RECIPES / "tiny-llada.toml").read_text())["model"]["config"]
+    table = tomllib.loads((recipes.FOLDER / "tiny-llada.toml").read_text())["model"]["config"]
     dream = run.model.config
     table |= {"vocab_size": dream.vocab, "embedding_size": dream.vocab, "d_model": dream.dim}
     table |= {"n_layers": dream.layers, "n_heads": dream.heads, "n_kv_heads": dream.kv_heads}

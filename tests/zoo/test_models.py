@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import tomllib
-from pathlib import Path
 
 import pytest
 
-from outpace import LLM
+from outpace import LLM, recipes
 from outpace.decoding import Kind
 from outpace.evaluation.run import evaluate, questions_of
 from outpace.methods import Autoregressive, FastDLLM, LeftToRight, Method
 from outpace.models.load import ZOO, load_config, load_tokenizer
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 ONE = LeftToRight(window=16, lookahead=16)
 
 
@@ -38,7 +36,7 @@ def test_a_model_solves_held_out_problems(name: str, method: Method) -> None:
 
 def test_the_model_without_a_shift_is_what_its_recipe_makes() -> None:
     """LLaDA's format, the zoo's tokenizer."""
-    recipe = tomllib.loads((RECIPES / "tiny-llada.toml").read_text())
+    recipe = tomllib.loads((recipes.FOLDER / "tiny-llada.toml").read_text())
     written = json.loads((ZOO / "tiny-llada" / "config.json").read_text())
     assert written == {**recipe["model"]["config"], "torch_dtype": "bfloat16"}
     config = load_config("tiny-llada")

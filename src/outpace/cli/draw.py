@@ -132,11 +132,12 @@ def report_table(reports: Iterable[tuple[str, Report]], *, scored: bool) -> Tabl
     table = Table(header_style="bold")
     table.add_column("model and method", overflow="fold", min_width=24)
     if scored:
-        table.add_column("accuracy", justify="right", no_wrap=True)
+        table.add_column("accuracy\n95 %", justify="right", no_wrap=True)
     for name in ("tokens\nper forward", "tokens\nper second", "tokens"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, report in reports:
-        accuracy = f"{report.accuracy:.1%} ± {report.standard_error:.1%}" if report.judged else "—"
+        low, high = report.interval
+        accuracy = f"{report.accuracy:.1%}\n{low:.1%}–{high:.1%}" if report.judged else "—"
         table.add_row(
             name,
             *([accuracy] if scored else []),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated, NoReturn, cast
+from typing import NoReturn, cast
 
-from typer import Argument, BadParameter, Option, Typer
+from typer import BadParameter, Typer
 from typer.main import get_command
 
 from outpace.cli.answer import generate, trace
@@ -18,23 +17,11 @@ from outpace.cli.measure import evaluate_command, race
 from outpace.cli.options import named, requested_method, spread, with_method
 from outpace.cli.report import report
 from outpace.cli.serve import serve
+from outpace.cli.training import list_recipes, show_recipe, train_command
 
 # Typer offers the last of these by name and the whole of them to nobody.
 UsageError = cast(type[BadParameter], BadParameter.__mro__[1])
 INTERRUPTED = 130
-
-
-def train_command(
-    recipe: Annotated[Path, Argument(help="TOML file of a training.")],
-    overrides: Annotated[list[str] | None, Argument(help="key=value, dotted.")] = None,
-    processes: Annotated[int, Option(help="Processes that share each step.")] = 1,
-) -> None:
-    """Train what a recipe says; a run that was stopped goes on from its last checkpoint."""
-    try:
-        from outpace.training.recipe import train
-    except ImportError as error:
-        raise ValueError(f"{error}; training needs: pip install 'outpace[train]'") from error
-    train(recipe, overrides or [], processes)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -60,6 +47,10 @@ def build(method: str | None = None) -> Typer:
     )
     group = Typer(help="Measure for comparison.")
     app.add_typer(group, name="benchmark")
+    listed = Typer(invoke_without_command=True)
+    listed.callback()(list_recipes)
+    listed.command("show")(show_recipe)
+    app.add_typer(listed, name="recipes")
     for name, function in COMMANDS.items():
         flat = spread(function)
         decodes = "method" in inspect.signature(flat).parameters

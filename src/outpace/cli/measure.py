@@ -33,8 +33,8 @@ from outpace.cli.tasks import Tasks, show
 from outpace.evaluation.protocol import PROTOCOLS, setting
 from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
-from outpace.evaluation.run import evaluate, questions_of
-from outpace.evaluation.tasks import TASKS
+from outpace.evaluation.run import evaluate, judged, questions_of
+from outpace.evaluation.tasks import JUDGES, OWN, TASKS
 from outpace.llm import LLM
 from outpace.methods import Method
 from outpace.options import Options
@@ -163,7 +163,12 @@ def evaluate_command(
     protocol: Annotated[
         str, Option(help=f"How it is asked: {', '.join(PROTOCOLS)}, or a TOML file; NAME:SETTING.")
     ] = "plain",
-    data: Annotated[str | None, Option(help="File of the task, where it needs one.")] = None,
+    data: Annotated[
+        str | None, Option(help="File of the task; without one, lines of question and answer.")
+    ] = None,
+    judge: Annotated[
+        str | None, Option(help=f"Of such lines: {', '.join(JUDGES)}; exact if none.")
+    ] = None,
     shots: Annotated[str | None, Option(help="File of the shots, lines as in --data.")] = None,
     num_shots: Annotated[int | None, Option(help="Other than the protocol's.")] = None,
     limit: Limit = 100,
@@ -180,12 +185,12 @@ def evaluate_command(
     """Accuracy, tokens per forward and tokens per second of one method, from the same run.
 
     A protocol brings shots, template, lengths, sampling and method of a paper; what is given here
-    takes their place.
+    takes their place. Beside the figures of --json stand all answers, in a file of JSON lines.
     """
     if limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit}")
     if harness.tasks is not None:
-        if (task, data, shots, protocol) != (None, None, None, "plain"):
+        if (task, data, judge, shots, protocol) != (None, None, None, None, "plain"):
             raise ValueError("--tasks bring their own questions: leave --task, --data … out")
         with replaced(json_path) as file:
             llm = loading.open(model, method, prefix_cache=prefix_cache)
@@ -197,17 +202,36 @@ def evaluate_command(
         return
     if harness != HARNESS:
         raise ValueError("--include, --chat, --system and --draws go with --tasks")
-    asked = setting(task or "story", protocol)
+    asked = setting(asked_task(task, data, judge), protocol)
     if num_shots is not None:
         asked = replace(asked, shots=num_shots)
     questions = asked.questions(data, limit, shots)
     options = asked.options(choice.options() | Options(method=method))
-    with replaced(json_path) as file:
+    with replaced(json_path) as file, replaced(beside(json_path)) as answers:
         llm = loading.open(model, options["method"], prefix_cache=prefix_cache)
         named = {"task": asked.task, "protocol": protocol}
         report = run(llm, questions, named, batch, options, samples)
         console.print(report_table([(f"{llm.name} {report.method}", report)], scored=True))
         write_json(file, [report])
+        if answers is not None:
+            lines = (json.dumps(line, default=str) for line in judged(questions, report))
+            answers.write_text("".join(f"{line}\n" for line in lines))
+
+
+def asked_task(task: str | None, data: str | None, judge: str | None) -> str:
+    """The task that is meant: lines of one's own where there is a file and no name of a task."""
+    if judge is not None and (task is not None or data is None):
+        raise ValueError("--judge is for lines of question and answer: give --data and no --task")
+    if judge is not None and judge not in JUDGES:
+        raise ValueError(f"unknown judge {judge!r}; known are {', '.join(JUDGES)}")
+    if data is not None and task is None:
+        return f"{OWN}{judge or 'exact'}"
+    return task or "story"
+
+
+def beside(path: Path | None) -> Path | None:
+    """Where the answers stand that the figures at `path` are of; None for None."""
+    return None if path is None else path.with_name(f"{path.stem}.answers.jsonl")
 
 
 def write_json(path: Path | None, reports: list[Report], **more: Any) -> None:

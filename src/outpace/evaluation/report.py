@@ -55,6 +55,11 @@ class Report:
         return math.sqrt(self.accuracy * (1 - self.accuracy) / max(self.judged, 1))
 
     @property
+    def interval(self) -> tuple[float, float]:
+        """Interval of 95 % of the accuracy (Wilson, 1927)."""
+        return metrics.wilson(self.correct, self.judged)
+
+    @property
     def tokens(self) -> int:
         """Output tokens of all answers."""
         return sum(len(output.ids) for output in self.outputs)
@@ -97,11 +102,10 @@ class Report:
         """Accuracy with its error; None where nobody judges."""
         if not self.judged:
             return {"accuracy": None, "standard_error": None, "interval": None}
-        low, high = metrics.wilson(self.correct, self.judged)
         return {
             "accuracy": round(self.accuracy, 4),
             "standard_error": round(self.standard_error, 4),
-            "interval": [round(low, 4), round(high, 4)],
+            "interval": [round(bound, 4) for bound in self.interval],
         }
 
     def speeds(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -11,6 +11,7 @@ from outpace.evaluation.protocol import setting
 from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
 from outpace.evaluation.samples import digest, kept, written
+from outpace.jsonl import Record
 from outpace.llm import LLM
 from outpace.options import Options
 
@@ -75,3 +76,19 @@ def evaluate(
     pairs = zip(questions, report.outputs, strict=True)
     report.verdicts = [question.right(output.text) for question, output in pairs]
     return report
+
+
+def judged(questions: Sequence[Question], report: Report) -> Iterator[Record]:
+    """Each question with its answer and what was judged of it, for a file beside a report."""
+    for number, question in enumerate(questions):
+        output = report.outputs[number]
+        yield {
+            "number": number,
+            "question": question.prompt,
+            "reference": question.reference,
+            "answer": output.text,
+            "right": report.verdicts[number],
+            "finish_reason": output.finish_reason,
+            "tokens": len(output.ids),
+            "forwards": output.forwards,
+        }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +34,10 @@ TABLES = 2**27
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def resolve(name: str | Path) -> Path:
+def resolve(name: str | Path, patterns: Sequence[str] = FILES) -> Path:
     """Folder of a checkpoint: a path, a model of the zoo, or a hub name (downloaded once).
+
+    Of a hub repository the files come that `patterns` name.
 
     Raises `ValueError` when there is no such folder, zoo model or hub repository.
     """
@@ -51,7 +53,7 @@ def resolve(name: str | Path) -> Path:
             f"'Qwen/Qwen3-0.6B', or one of {', '.join(zoo_names()) or 'the zoo (empty)'}"
         )
     try:
-        return Path(snapshot_download(str(name), allow_patterns=FILES))
+        return Path(snapshot_download(str(name), allow_patterns=[*patterns]))
     except Exception as error:
         raise ValueError(f"the hub did not give {str(name)!r}: {line(error)}") from error
 

@@ -2,8 +2,10 @@
 
 from outpace.training import objectives
 from outpace.training.data import Data
+from outpace.training.held_out import HeldOut
+from outpace.training.loop import Loop
 from outpace.training.objective import Objective
 from outpace.training.optim import Optim
-from outpace.training.trainer import Loop, Trainer
+from outpace.training.trainer import Trainer
 
-__all__ = ["Data", "Loop", "Objective", "Optim", "Trainer", "objectives"]
+__all__ = ["Data", "HeldOut", "Loop", "Objective", "Optim", "Trainer", "objectives"]

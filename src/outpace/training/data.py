@@ -1,27 +1,19 @@
-"""Training examples by number: JSON lines, or problems that the zoo makes up on the fly."""
+"""Training examples by number: conversations, tokenised."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from outpace.zoo import story, table
-from outpace.zoo.problems import Problem
-
-STORY = "story:"
-PROBLEMS = {STORY: story.problems, "table:": table.problems}
-"""What the zoo makes up, by what a path begins with."""
-
-Conversation = tuple[list[dict[str, str]], str, bool]
-"""Messages, the answer to them, and whether that is whole."""
+from outpace.training.sources import STORY, Conversation, source
+from outpace.zoo import story
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +32,24 @@ class Example:
     marks: list[bool]
     ended: bool = True
 
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.response)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Where examples come from.
 
     Attributes:
-        path: a file of JSON lines, `{"prompt", "response"}` or `{"messages": [...]}`, or problems
-            of the zoo, `story:train` or `table:train`; or several of these. A response does not
-            end where its line has the `finish_reason` "length".
+        path: a file of JSON lines, `{"prompt", "response"}` or `{"messages": [...]}`; a data set of
+            the hub with such columns, `hub:owner/name:config:split`; problems of the zoo,
+            `story:train` or `table:train`; or several of these. A response does not end where its
+            line has the `finish_reason` "length".
+        fields: what prompt and response are called in files and data sets that name them otherwise.
         turns: how many examples each of several paths gives before the next one does; 1 each.
         drills: share of stories replaced by a line of bare equations (`story:` only).
         plain: whether answers take the first wording of each sentence (`story:` only).
+        template: variables of the chat template, such as `enable_thinking`.
         mark: a regular expression; the response tokens that it touches are marked, so that an
             objective can weigh them more or start there.
         end: the token that ends a response; the tokenizer's end-of-sequence by default.
@@ -59,9 +57,11 @@ class Data:
     """
 
     path: str | tuple[str, ...]
+    fields: tuple[str, str] | None = None
     turns: tuple[int, ...] | None = None
     drills: float = 0.0
     plain: bool = False
+    template: Mapping[str, Any] = field(default_factory=dict)
     mark: str | None = None
     end: str | None = None
     longest: int = 4096
@@ -93,10 +93,19 @@ class Data:
         return (1,) * len(self.paths) if self.turns is None else self.turns
 
 
+WIDEST = 256
+"""Characters of a token at most: what is certain to be cut is cut before it is tokenised."""
+
+Watch = Callable[[Iterable[tuple[str, Conversation]], int], Iterable[tuple[str, Conversation]]]
+"""Looks on while so many lines go by."""
+
+
 class Examples:
     """Example number n of an endless stream: a function of the seed and n alone."""
 
-    def __init__(self, data: Data, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> None:
+    def __init__(
+        self, data: Data, tokenizer: PreTrainedTokenizerBase, seed: int = 0, split: str = "train"
+    ) -> None:
         """Open the sources; a missing or malformed one is refused here."""
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer names no end token; set its eos_token")
@@ -105,7 +114,10 @@ class Examples:
         if data.end is not None:
             self.end = only_token(tokenizer, data.end)
         self.mark = None if data.mark is None else re.compile(data.mark)
-        self.sources = [source(path, seed, data.plain) for path in data.paths]
+        self.sources = [
+            source(path, seed, fields=data.fields, plain=data.plain, split=split)
+            for path in data.paths
+        ]
         # Of each example in a turn: its path, and its number among those of this path.
         self.turn = [(who, place) for who, n in enumerate(data.counts) for place in range(n)]
         for number in range(len(self.turn)):
@@ -122,21 +134,61 @@ class Examples:
             return self.example([], story.drill(Random(int(rng.integers(1 << 62)))))
         return self.chat(*self.sources[who](place))
 
+    @property
+    def epoch(self) -> int | None:
+        """Examples until every line was there once; None where none repeats."""
+        turns = [
+            -(-each.size // count) if each.size else 0
+            for each, count in zip(self.sources, self.data.counts, strict=True)
+        ]
+        return max(turns) * len(self.turn) or None
+
+    def check(self, watched: Watch = lambda places, count: places) -> None:
+        """Look at all that there is; `ValueError` that names the first line that is none.
+
+        `watched` is handed the lines and their number, and gives them on.
+        """
+        known: set[tuple[str, ...]] = set()
+        for each in self.sources:
+            for place, (messages, _, _) in watched(each.all(), each.size or 0):
+                # Templates refuse roles and their order; what is said makes no difference.
+                roles = tuple(message["role"] for message in messages)
+                if roles not in known:
+                    try:
+                        self.rendered(messages)
+                    except ValueError as error:
+                        raise ValueError(f"{place}: {error}") from error
+                    known.add(roles)
+
+    def question(self, longest: int = 200) -> str | None:
+        """What the first example asks, where that is a short line of its user."""
+        messages, _, _ = self.sources[0](0)
+        text = messages[-1]["content"].strip() if messages else ""
+        return text if 0 < len(text) <= longest and text.isprintable() else None
+
     def chat(self, messages: list[dict[str, str]], answer: str, ended: bool) -> Example:
         """Tokenise a conversation, by the tokenizer's chat template where it has one."""
+        text = self.rendered(messages)[-WIDEST * self.data.longest :]
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self.example(list(ids), answer, ended=ended)
+
+    def rendered(self, messages: list[dict[str, str]]) -> str:
+        """Messages as one text; `ValueError` where the chat template has no place for them."""
         if self.tokenizer.chat_template is None:
-            prompt = "\n".join(message["content"] for message in messages)
-        else:
-            prompt = str(
+            return "\n".join(message["content"] for message in messages)
+        try:
+            return str(
                 self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True
+                    messages, tokenize=False, add_generation_prompt=True, **self.data.template
                 )
             )
-        ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        return self.example(list(ids), answer, ended=ended)
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses its messages: {error}") from error
 
     def example(self, prompt: list[int], answer: str, *, ended: bool = False) -> Example:
         """Tokens of prompt and answer, cut where they are too long."""
+        widest = WIDEST * self.data.longest
+        answer, ended = answer[:widest], ended and len(answer) <= widest
         encoded = self.tokenizer(
             answer, add_special_tokens=False, return_offsets_mapping=self.mark is not None
         )
@@ -158,78 +210,9 @@ def touched(mark: re.Pattern[str], text: str, offsets: Sequence[tuple[int, int]]
     return [any(a < end and start < b for a, b in spans) for start, end in offsets]
 
 
-def source(path: str, seed: int, plain: bool) -> Callable[[int], Conversation]:
-    """What gives the conversations of a path by number."""
-    for kind, make in PROBLEMS.items():
-        if path.startswith(kind):
-            if path != f"{kind}train":
-                raise ValueError(f"{path!r} is not for training; use {kind}train")
-            options = {"plain": plain} if kind == STORY else {}
-            return partial(posed, partial(make, "train", 1, seed=seed, **options))
-    return Lines(Path(path), seed).conversation
-
-
-def posed(make: Callable[..., list[Problem]], number: int) -> Conversation:
-    """Problem number n as a conversation."""
-    (problem,) = make(start=number)
-    return [{"role": "user", "content": problem.question}], problem.answer, True
-
-
-class Lines:
-    """A file of JSON lines, shuffled anew each epoch."""
-
-    def __init__(self, path: Path, seed: int) -> None:
-        """Open the file."""
-        self.path, self.seed, self.lines = path, seed, lines_of(path)
-        self.order = -1, np.arange(0)
-
-    def conversation(self, number: int) -> Conversation:
-        """Line number n of the endless stream."""
-        epoch, place = divmod(number, len(self.lines))
-        if self.order[0] != epoch:
-            shuffle = np.random.default_rng([self.seed, epoch, 1])
-            self.order = epoch, shuffle.permutation(len(self.lines))
-        line = int(self.order[1][place])
-        return conversation(self.lines[line], f"{self.path}:{line + 1}")
-
-
 def only_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
     """The token that a text is."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:
         raise ValueError(f"end {text!r} is {len(ids)} tokens of this tokenizer; name one token")
     return int(ids[0])
-
-
-def lines_of(path: Path) -> list[str]:
-    """The lines of a file, without empty ones at its end."""
-    if not path.is_file():
-        raise ValueError(f"no data at {str(path)!r}; give a file of JSON lines, or story:train")
-    try:
-        text = path.read_text(encoding="utf-8").rstrip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(path)!r} cannot be loaded as UTF-8: {error}") from error
-    if not text:
-        raise ValueError(f"{str(path)!r} is empty; it needs at least one example")
-    # Not `splitlines`, which also cuts at characters that may stand in a JSON string.
-    return text.split("\n")
-
-
-def conversation(line: str, where: str) -> Conversation:
-    """Messages of a line, the answer to them, and whether that is whole."""
-    try:
-        record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON: {error}") from error
-    ended = not isinstance(record, dict) or record.get("finish_reason") != "length"
-    match record:
-        case {"response": ""} | {"messages": [*_, {"role": "assistant", "content": ""}]}:
-            raise ValueError(f"{where} has an empty response, from which there is nothing to learn")
-        case {"prompt": str(prompt), "response": str(response)}:
-            return [{"role": "user", "content": prompt}], response, ended
-        case {"messages": [*messages, {"role": "assistant", "content": str(response)}]}:
-            return messages, response, ended
-    raise ValueError(
-        f"{where} needs prompt and response, or messages that end with the assistant's; "
-        f"found {sorted(record) if isinstance(record, dict) else type(record).__name__}"
-    )

@@ -45,15 +45,24 @@ class Models:
 class Objective:
     """A way to make rows; the options of a subclass are its fields.
 
-    `roles` names the models that it looks at besides the trained one.
+    `roles` names the models that it looks at besides the trained one, `method` the decoding method
+    that it trains for, where that is not the one of the model's family. Logits of `together` scored
+    rows are in memory at a time; of all where it is None.
     """
 
     roles: ClassVar[tuple[str, ...]] = ()
+    method: ClassVar[str | None] = None
+    together: ClassVar[int | None] = None
 
     @property
     def taught(self) -> bool:
         """Whether the loss looks at a `teacher`, the trained model as it was at the start."""
         return False
+
+    @property
+    def forwards(self) -> int:
+        """Passes of the trained model in one loss."""
+        return 1
 
     def bind(self, config: ModelConfig) -> Self:
         """The objective with what it must know of the model; refuses one that does not fit."""

@@ -1,30 +1,35 @@
-"""Recipes: one TOML file for each trained checkpoint, and the processes that train it."""
+"""Recipes: one TOML file for each training, and the processes that do it."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import reprlib
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from outpace.models.draft import FeatureDraft
-from outpace.models.load import load_model
+from outpace.models.load import DTYPES, load_model
 from outpace.models.transformer import Transformer
+from outpace.recipes import find
 from outpace.training import weights
 from outpace.training.data import Data
 from outpace.training.folder import alone
+from outpace.training.held_out import HeldOut
+from outpace.training.kinds import check_values
+from outpace.training.loop import Loop
 from outpace.training.lora import LoRA
 from outpace.training.objective import Objective
 from outpace.training.objectives import OBJECTIVES
 from outpace.training.optim import Optim
-from outpace.training.trainer import Loop, Trainer
+from outpace.training.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +42,19 @@ class Model:
         tokenizer: folder or name of the tokenizer; init's or target's by default. A path starts
             at the working directory.
         target: folder or name of the model that a draft is made for, which only looks on.
+        dtype: of weights that are not trained: those of a target, or under an adapter.
     """
 
     init: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: str | None = None
     target: str | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def spoken(self) -> str:
+        """Folder or name that has the tokenizer."""
+        return self.tokenizer or self.target or self.init or ""
 
     def __post_init__(self) -> None:
         if self.init is None and not (self.config and (self.tokenizer or self.target)):
@@ -59,30 +71,43 @@ class Recipe:
     optim: Optim
     train: Loop
     adapter: LoRA | None
+    held_out: HeldOut | None
     out: str
+
+    def __post_init__(self) -> None:
+        if self.model.dtype == "float32":
+            return
+        if self.adapter is None and self.model.target is None:
+            raise ValueError(
+                f"[model] dtype {self.model.dtype} is for a target or what is under an adapter; "
+                'weights that are trained stay in float32, and precision = "bf16" computes faster'
+            )
+        if self.train.precision != "bf16":
+            raise ValueError(f'[model] dtype {self.model.dtype} needs [train] precision = "bf16"')
 
     def trainer(self) -> Trainer:
         """The trainer of this recipe."""
-        model = self.model
-        others = {} if model.target is None else {"target": load_model(model.target)}
+        model, dtype = self.model, DTYPES[self.model.dtype]
+        others = {} if model.target is None else {"target": load_model(model.target, dtype=dtype)}
         begun: Transformer | FeatureDraft
         if others:
             begun = weights.draft(model.init, model.config, others["target"], self.train.seed)
         elif model.init is None:
             begun = weights.fresh(model.config, self.train.seed)
         else:
-            begun = weights.adapted(model.init, model.config)
+            begun = weights.adapted(model.init, model.config, dtype)
         return Trainer(
             begun,
             self.objective,
             data=self.data,
             out=self.out,
-            tokenizer=model.tokenizer or model.target or model.init,
+            tokenizer=model.spoken,
             optim=self.optim,
             loop=self.train,
             adapter=self.adapter,
             others=others,
             source=asdict(model),
+            held_out=self.held_out,
         )
 
 
@@ -92,14 +117,15 @@ SECTIONS: dict[str, type[Any]] = {
     "optim": Optim,
     "train": Loop,
     "adapter": LoRA,
+    "held_out": HeldOut,
 }
+OPTIONAL = ("adapter", "held_out")
+"""Sections without which there is no such thing."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Load a recipe, change what the overrides `key=value` say, and check every key."""
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"no recipe at {str(path)!r}; give the path of a TOML file")
+    """Load a recipe by path or name, change what `key=value` say, and check every key and value."""
+    path = find(path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -111,16 +137,16 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         change(table, override)
     refuse_unknown(str(path), table, [*known, "out"])
     name = objective.pop("name", None)
-    if name not in OBJECTIVES:
+    if not isinstance(name, str) or name not in OBJECTIVES:
         raise ValueError(f"objective {name!r} is unknown; known are {', '.join(OBJECTIVES)}")
-    built = {key: build(key, kind, table.get(key, {})) for key, kind in SECTIONS.items()}
-    if "adapter" not in table:
-        built["adapter"] = None
-    return Recipe(
-        **built,
-        objective=build("objective", OBJECTIVES[name], objective),
-        out=str(table.get("out", f"runs/{path.stem}")),
-    )
+    built: dict[str, Any] = {
+        key: None if key in OPTIONAL and key not in table else build(key, kind, table.get(key, {}))
+        for key, kind in SECTIONS.items()
+    }
+    out = table.get("out", f"runs/{path.stem}")
+    if not isinstance(out, str) or not out:
+        raise ValueError(f"out must be the name of a folder, not {reprlib.repr(out)}")
+    return Recipe(**built, objective=build("objective", OBJECTIVES[name], objective), out=out)
 
 
 def train(path: str | Path, overrides: Sequence[str] = (), processes: int = 1) -> None:
@@ -136,7 +162,9 @@ def train(path: str | Path, overrides: Sequence[str] = (), processes: int = 1) -
         return
     trainer = recipe.trainer()
     trainer.fit()
-    trainer.export(Path(recipe.out) / "export")
+    export = Path(recipe.out) / "export"
+    trainer.export(export)
+    trainer.accelerator.print(trainer.epilogue(export))
     trainer.close()
 
 
@@ -160,12 +188,13 @@ def launch(path: str | Path, overrides: Sequence[str], processes: int) -> None:
 
 def build(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
     """What a section says."""
-    refuse_unknown(f"[{name}]", table, [f.name for f in fields(kind)])
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise ValueError(f"[{name}]: {error}") from error
+    where = f"[{name}]"
+    refuse_unknown(where, table, [f.name for f in fields(kind)])
+    needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
+    if missing := [each for each in needed if each not in table]:
+        raise ValueError(f"{where} needs {' and '.join(missing)}")
+    check_values(where, kind, table)
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
 
 
 def refuse_unknown(where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -197,6 +226,8 @@ def owners(table: Mapping[str, Any], key: str) -> list[str]:
     """The one section that has a key."""
     kinds = {**SECTIONS, "objective": OBJECTIVES.get(table["objective"].get("name"), Objective)}
     found = [name for name, kind in kinds.items() if key in {f.name for f in fields(kind)}]
+    if len(found) == 2 and "held_out" in found:  # its keys are meant where no other has them
+        found.remove("held_out")
     if len(found) != 1:
         known = ", ".join(f"{name}.{f.name}" for name, kind in kinds.items() for f in fields(kind))
         problem = f"is ambiguous ({', '.join(found)})" if found else "is unknown"

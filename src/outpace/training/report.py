@@ -5,94 +5,170 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import accelerate
 import torch
 from accelerate import Accelerator
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    track,
+)
 from torch import Tensor
 
 from outpace.provenance import provenance
-from outpace.training.checkpoint import Progress, checkpoints
+from outpace.training import checkpoint
+from outpace.training.checkpoint import checkpoints
 from outpace.training.folder import write_whole, writing
+from outpace.training.sums import Pairs, Sums, means
+from outpace.training.trackers import leaves
 
-RUN = "run.json"
-FREE = {"out", "train.steps", "train.log_every", "train.save_every", "train.accumulation"}
+RUN, METRICS, HELD = "run.json", "metrics.jsonl", "held_out.jsonl"
+FREE = {
+    *("out", "train.steps", "train.log_every", "train.save_every", "train.accumulation"),
+    *("train.recompute", "train.tracker"),
+}
+"""Settings that a run may change when it goes on, beside all of `held_out`."""
+
+MANY = 20_000
+"""Lines whose check takes long enough to be watched."""
+
+Item = TypeVar("Item")
+
+
+def watched(lines: Iterable[Item], count: int) -> Iterable[Item]:
+    """Lines, with a bar in a terminal where there are many."""
+    console = Console()
+    if count < MANY or not console.is_terminal:
+        return lines
+    return track(lines, "checking the data", total=count, console=console, transient=True)
 
 
 class Report:
-    """Sums over steps and processes, written as log lines and `metrics.jsonl`."""
+    """Log lines, `metrics.jsonl`, and in a terminal a bar; stopped when its block is left."""
 
     def __init__(
         self,
         out: Path,
         accelerator: Accelerator,
-        begun: Progress,
+        begun: checkpoint.Progress,
         steps: int,
         settings: Mapping[str, Any],
         parameters: int,
     ) -> None:
         """Write `run.json` and drop metrics of steps that are done again."""
         self.accelerator, self.first, self.steps = accelerator, begun.step, steps
-        self.metrics, self.console = out / "metrics.jsonl", Console(highlight=False)
+        self.out, self.console = out, Console(highlight=False)
         self.loss = float("nan")
         self.begun = self.since = time.perf_counter()
-        # One process goes on with what all had counted; those of the others are zeros.
-        mine = torch.tensor(float(accelerator.is_main_process), device=accelerator.device)
-        self.sums = {name: [mine * part for part in pair] for name, pair in begun.sums.items()}
+        self.sums = Sums(accelerator, begun.sums)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+        )
+        self.task = self.bar.add_task("training", completed=begun.step, total=steps)
         if accelerator.is_main_process:
             facts = {**origin(accelerator), "parameters": parameters, "settings": settings}
             write_whole(out / RUN, json.dumps(facts, indent=2) + "\n")
-            rewind(self.metrics, begun.step)
-            self.console.print(json.dumps(settings), soft_wrap=True)
+            rewind(out / METRICS, begun.step)
+            rewind(out / HELD, begun.step)
+            self.say(
+                f"{parameters / 1e6:,.2f}M parameters, {steps} steps of "
+                f"{settings['train']['batch']} examples, {facts['device']}; settings in {out / RUN}"
+            )
             if begun.step:
-                self.console.print(f"goes on after step {begun.step}")
+                self.say(f"goes on after step {begun.step}")
 
-    def add(
-        self, total: Tensor, mass: Tensor, metrics: Mapping[str, tuple[Tensor, Tensor]], rows: int
+    def __enter__(self) -> Self:
+        if self.accelerator.is_main_process and self.console.is_terminal:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
+        if self.bar.live.is_started:
+            self.bar.stop()
+
+    def add(self, total: Tensor, mass: Tensor, metrics: Pairs, rows: int, tokens: int) -> None:
         """Count one step of this process."""
-        count = torch.tensor(float(rows), device=total.device)
-        for name, pair in {"loss": (total, mass), "rows": (count, count), **metrics}.items():
-            old = self.sums.get(name, [torch.zeros_like(total), torch.zeros_like(total)])
-            self.sums[name] = [old[0] + pair[0], old[1] + pair[1]]
+        fed, given = (torch.tensor(float(n), device=total.device) for n in (rows, tokens))
+        self.sums.add(
+            {"loss": (total, mass), "rows": (fed, fed), "tokens": (given, given), **metrics}
+        )
+        self.bar.advance(self.task)
 
     def write(self, step: int, rate: float) -> None:
         """Reduce what was counted, write it, and begin anew."""
-        sums = self.reduced()
+        sums = self.sums.reduced()
         now = time.perf_counter()
-        rows, seconds, self.since = sums.pop("rows")[0], now - self.since, now
-        means = {name: value / max(over, 1e-9) for name, (value, over) in sums.items()}
-        self.loss, self.sums = means["loss"], {}
+        seconds, self.since = now - self.since, now
+        speeds = {f"{name}_per_second": sums.pop(name)[0] / seconds for name in ("rows", "tokens")}
+        found = means(sums)
+        self.loss, self.sums = found["loss"], Sums(self.accelerator, {})
         left = (self.steps - step) * (now - self.begun) / (step - self.first)
         if not self.accelerator.is_main_process:
             return
-        line = {"step": step, **means, "lr": rate, "rows_per_second": rows / seconds}
-        with writing(self.metrics), self.metrics.open("a") as file:
-            file.write(json.dumps({**line, "seconds": now - self.begun}) + "\n")
-        text = "  ".join(f"{name} {value:.4f}" for name, value in sorted(means.items()))
-        self.console.print(
-            f"step {step}/{self.steps}  {text}  lr {rate:.2e}  {rows / seconds:,.0f} rows/s  "
-            f"{left / 60:.1f} min left",
-            soft_wrap=True,
+        line = {"step": step, **found, "lr": rate, **speeds}
+        self.append(METRICS, {**line, "seconds": now - self.begun})
+        self.accelerator.log({name: line[name] for name in line if name != "step"}, step=step)
+        speed = f"{speeds['tokens_per_second']:,.0f} tokens/s"
+        self.bar.update(self.task, description=f"loss {self.loss:.4f}  {speed}")
+        self.say(
+            f"step {step}/{self.steps}  {listed(found)}  lr {rate:.2e}  {speed}  "
+            f"{duration(left)} left"
         )
+
+    def held_out(self, step: int, figures: Mapping[str, float]) -> None:
+        """Write what a look at held-out examples found."""
+        if self.accelerator.is_main_process:
+            self.append(HELD, {"step": step, **figures})
+            named = {f"held_out/{name}": value for name, value in figures.items()}
+            self.accelerator.log(named, step=step)
+            self.say(f"held out, after step {step}  {listed(figures)}")
+
+    def append(self, name: str, line: Mapping[str, Any]) -> None:
+        """Add a line to a file of the run."""
+        with writing(self.out / name), (self.out / name).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        self.console.print(text, soft_wrap=True, markup=False)
 
     def pending(self) -> dict[str, tuple[float, float]]:
         """What was counted since the last line, for a run that goes on from here."""
-        # Rows are left out: they are there for the speed, which begins anew.
-        return {name: pair for name, pair in self.reduced().items() if name != "rows"}
+        sums = self.sums.reduced()
+        means(sums)
+        # Rows and tokens are left out: they are there for the speed, which begins anew.
+        return {name: pair for name, pair in sums.items() if name not in ("rows", "tokens")}
 
-    def reduced(self) -> dict[str, tuple[float, float]]:
-        """The sums over all processes."""
-        if not self.sums:
-            return {}
-        names = sorted(self.sums)
-        flat = torch.stack([part for name in names for part in self.sums[name]])
-        values = self.accelerator.reduce(flat, reduction="sum").view(-1, 2).tolist()
-        return {name: (total, over) for name, (total, over) in zip(names, values, strict=True)}
+
+def listed(figures: Mapping[str, float]) -> str:
+    """Figures in a line, by name."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in sorted(figures.items()))
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def refuse_other(out: Path, settings: Mapping[str, Any]) -> None:
@@ -112,7 +188,7 @@ def refuse_other(out: Path, settings: Mapping[str, Any]) -> None:
     changed = [
         f"{key} {before[key]!r} (now {now[key]!r})"
         for key in sorted(before.keys() & now.keys() - FREE)
-        if before[key] != now[key]
+        if before[key] != now[key] and not key.startswith("held_out.")
     ]
     if changed:
         raise ValueError(
@@ -144,12 +220,3 @@ def logged(line: str) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf
-
-
-def leaves(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """What stands in nested tables, by dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        name = f"{prefix}{key}"
-        found |= leaves(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return found

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,22 @@ from torch import Tensor, nn
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.models.adapter import save_adapter
+from outpace.models.config import ModelConfig
 from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_model, load_tokenizer, resolve, save_model
 from outpace.models.norm import freeze
 from outpace.models.transformer import Transformer
-from outpace.training import checkpoint, lora, report
+from outpace.training import checkpoint, lora, report, trackers
 from outpace.training.data import Data, Examples
+from outpace.training.decoder import Decoder
 from outpace.training.folder import alone, writing
+from outpace.training.held_out import HeldOut, Watch
+from outpace.training.kinds import check_values
+from outpace.training.loop import Loop
 from outpace.training.lora import LoRA
 from outpace.training.objective import Models, Objective
 from outpace.training.optim import Optim
+from outpace.training.recompute import recompute
 from outpace.training.report import Report
 from outpace.training.rows import Rows, pack
 
@@ -41,46 +47,6 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loop:
-    """How long and in what portions a run trains.
-
-    Attributes:
-        steps: updates of the weights.
-        batch: examples per update, over all processes.
-        accumulation: portions in which a process feeds its share of them.
-        seed: of the data order, the noise and fresh weights.
-        precision: `no` (the dtype of the weights) or `bf16` (autocast).
-        log_every: steps between lines of the log.
-        save_every: steps between checkpoints.
-    """
-
-    steps: int = 1000
-    batch: int = 32
-    accumulation: int = 1
-    seed: int = 0
-    precision: str = "no"
-    log_every: int = 20
-    save_every: int = 200
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "accumulation", "log_every", "save_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.precision not in ("no", "bf16"):
-            raise ValueError(f"precision {self.precision!r} is unknown; choose no or bf16")
-
-    def share(self, processes: int) -> int:
-        """Examples of one portion of one process; refuses a batch that does not divide."""
-        size, rest = divmod(self.batch, processes * self.accumulation)
-        if rest:
-            raise ValueError(
-                f"batch {self.batch} does not divide into {processes} processes with "
-                f"accumulation {self.accumulation}"
-            )
-        return size
 
 
 class Scored(nn.Module):
@@ -115,6 +81,7 @@ class Trainer:
         adapter: LoRA | None = None,
         others: Mapping[str, Transformer] | None = None,
         source: Mapping[str, Any] | None = None,
+        held_out: HeldOut | None = None,
         **options: Any,
     ) -> None:
         """Refuse what does not fit together, before any work.
@@ -125,6 +92,7 @@ class Trainer:
             others: models by role that the objective looks at and that are not trained; the
                 target of a draft is the one that the draft was made with.
             source: what the provenance says of the model; its name or configuration by default.
+            held_out: examples to look at while it trains.
             options: fields of `Loop` and `Optim`, by name.
         """
         self.loop, self.optim = with_options(loop or Loop(), optim or Optim(), options)
@@ -134,31 +102,32 @@ class Trainer:
         self.data = Data(path=data) if isinstance(data, str) else data
         self.model = load_model(model) if isinstance(model, str) else model
         others = onlookers(objective, others or {})
-        every = (self.model, *others.values())
-        longest = min(self.data.longest, *(known.config.max_length for known in every))
-        cut = replace(self.data, longest=longest)
+        cut = cut_data(self.data, [known.config for known in (self.model, *others.values())])
         self.examples = Examples(cut, tokenizer_of(self.tokenizer), self.loop.seed)
         self.objective = objective.bind(self.model.config)
-        self.adapter = adapter
+        self.adapter, self.held_out = adapter, held_out
         self.out = Path(out)
         named = {"init": model} if isinstance(model, str) else dict(self.model.config.source)
         self.settings = self.described(source or named)
         report.refuse_other(self.out, self.settings)
-        self.accelerator = new_accelerator()
+        self.accelerator = new_accelerator(self.loop.tracker, self.out)
         self.loop.share(self.accelerator.num_processes)
+        main = self.accelerator.is_main_process
+        self.examples.check(report.watched if main else lambda lines, count: lines)
+        self.watch = None if held_out is None else self.watcher(held_out, cut)
         others = {**self.teachers(), **others}
         if adapter is None:
             self.model.requires_grad_(True)
         else:
             lora.attach(self.model, adapter, self.loop.seed)
         optimizers = self.optim.build(self.model.train())
-        device = self.accelerator.device
-        frozen = {role: m.to(device) for role, m in others.items()}
+        if self.loop.recompute:
+            recompute(self.model)
+        frozen = {role: m.to(self.accelerator.device) for role, m in others.items()}
         for each in frozen.values():
             freeze(each)
-        self.scored, *self.optimizers = self.accelerator.prepare(
-            Scored(self.objective, Models(self.model, frozen), self.loop.precision), *optimizers
-        )
+        scored = Scored(self.objective, Models(self.model, frozen), self.loop.precision)
+        self.scored, *self.optimizers = self.accelerator.prepare(scored, *optimizers)
 
     def fit(self, steps: int | None = None) -> float:
         """Train up to a number of steps; the loss of the last logged ones."""
@@ -170,31 +139,75 @@ class Trainer:
         folder, say = self.out / "checkpoints", self.accelerator.print
         begun = checkpoint.restore(folder, self.model, self.optimizers, say)
         size = sum(parameter.numel() for parameter in self.model.parameters())
-        log = Report(self.out, self.accelerator, begun, steps, self.settings, size)
-        for step in range(begun.step, steps):
-            log.add(*self.update(step, steps))
-            if (step + 1) % self.loop.log_every == 0 or step + 1 == steps:
-                log.write(step + 1, self.optim.rate(step, steps))
-            if (step + 1) % self.loop.save_every == 0 or step + 1 == steps:
-                progress = checkpoint.Progress(step + 1, log.pending())
-                if self.accelerator.is_main_process:
-                    checkpoint.save(folder, self.model, self.optimizers, progress)
-                self.accelerator.wait_for_everyone()
+        trackers.begin(self.accelerator, self.out, self.settings, begun.step)
+        with Report(self.out, self.accelerator, begun, steps, self.settings, size) as log:
+            if not begun.step:
+                self.look(0, steps, log)
+            for step in range(begun.step, steps):
+                log.add(*self.update(step, steps))
+                if (step + 1) % self.loop.log_every == 0 or step + 1 == steps:
+                    log.write(step + 1, self.optim.rate(step, steps))
+                self.look(step + 1, steps, log)
+                if (step + 1) % self.loop.save_every == 0 or step + 1 == steps:
+                    progress = checkpoint.Progress(step + 1, log.pending())
+                    if self.accelerator.is_main_process:
+                        checkpoint.save(folder, self.model, self.optimizers, progress)
+                    self.accelerator.wait_for_everyone()
         return log.loss
+
+    def look(self, step: int, steps: int, log: Report) -> None:
+        """Look at the held-out examples, where it is their turn."""
+        if self.watch and (step % self.watch.settings.every == 0 or step == steps):
+            scored = self.accelerator.unwrap_model(self.scored)
+            portion = self.loop.share(self.accelerator.num_processes)
+            log.held_out(step, self.watch.look(scored, portion, self.write, self.out))
+            self.accelerator.wait_for_everyone()
+
+    def watcher(self, held_out: HeldOut, data: Data) -> Watch:
+        """What looks at held-out examples, all of them checked."""
+        examples = held_out.opened(data, self.examples.tokenizer, self.loop.seed)
+        examples.check()
+        decoder = self.decoder(held_out.method)
+        return Watch(held_out, examples, self.objective, decoder, self.accelerator)
+
+    def decoder(self, method: Mapping[str, Any]) -> Decoder | None:
+        """What decodes an export; None where it needs a model that has no name."""
+        named = self.settings["model"]
+        usual = {} if self.objective.method is None else {"name": self.objective.method}
+        if isinstance(self.model, FeatureDraft):
+            target = named.get("target")
+            return target and Decoder(method=method or usual, target=target)
+        if self.adapter:
+            base = None if named.get("config") else named.get("init")
+            return base and Decoder(method=method or usual, base=base)
+        return Decoder(method=method or usual)
 
     def export(self, folder: str | Path) -> None:
         """Write the model in its published format, with its tokenizer (a draft has none)."""
         if self.accelerator.is_main_process:
-            with writing(Path(folder)):
-                if self.adapter is None:
-                    save_model(self.model, folder)
-                else:
-                    config = self.adapter.config(self.model, self.settings["model"].get("init"))
-                    save_adapter(folder, lora.updates(self.model), config)
-                for name in TOKENIZER_FILES if isinstance(self.model, Transformer) else ():
-                    if (self.tokenizer / name).is_file():
-                        shutil.copyfile(self.tokenizer / name, Path(folder) / name)
+            self.write(Path(folder))
         self.accelerator.wait_for_everyone()
+
+    def write(self, folder: Path) -> None:
+        """Export from this process alone."""
+        with writing(folder):
+            if self.adapter is None:
+                save_model(self.model, folder)
+            else:
+                config = self.adapter.config(self.model, self.settings["model"].get("init"))
+                save_adapter(folder, lora.updates(self.model), config)
+            for name in TOKENIZER_FILES if isinstance(self.model, Transformer) else ():
+                if (self.tokenizer / name).is_file():
+                    shutil.copyfile(self.tokenizer / name, folder / name)
+
+    def epilogue(self, folder: Path) -> str:
+        """Where an export lies, and the command that decodes it."""
+        method = {} if self.held_out is None else self.held_out.method
+        decoder = self.decoder(method)
+        if decoder is None:
+            return f"the model lies in {folder}"
+        asked = self.examples.question() or "What is 17 + 25?"
+        return f"the model lies in {folder}; decode with it:\n{decoder.command(folder, asked)}"
 
     def teachers(self) -> dict[str, Transformer]:
         """The model as it starts; it shares the weights where those are to stay as they are."""
@@ -208,13 +221,13 @@ class Trainer:
         """Leave the group of processes."""
         self.accelerator.end_training()
 
-    def update(self, step: int, steps: int) -> tuple[Tensor, Tensor, dict[str, Any], int]:
-        """One update; the summed loss, its mass, metrics and rows of this process."""
+    def update(self, step: int, steps: int) -> tuple[Tensor, Tensor, dict[str, Any], int, int]:
+        """One update; the summed loss, its mass, metrics, rows and tokens of this process."""
         rate = self.optim.rate(step, steps)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
-        batches = self.batches(step)
+        batches, tokens = self.batches(step)
         mass = torch.tensor(sum(rows.mass for rows in batches), device=self.accelerator.device)
         everyone = self.accelerator.reduce(mass.clone(), reduction="mean")
         total = torch.zeros((), device=self.accelerator.device)
@@ -224,11 +237,12 @@ class Trainer:
                 total += self.backward(rows, everyone, metrics)
         total += self.backward(batches[-1], everyone, metrics)
         if self.optim.clip:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), self.optim.clip)
+            norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.optim.clip)
+            metrics["gradient"] = norm.detach(), torch.ones_like(norm)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        return total, mass, metrics, sum(len(rows) for rows in batches)
+        return total, mass, metrics, sum(len(rows) for rows in batches), tokens
 
     def backward(self, rows: Rows, mass: Tensor, metrics: dict[str, Any]) -> Tensor:
         """Add the gradient of one portion; its summed loss."""
@@ -241,16 +255,21 @@ class Trainer:
             metrics[name] = old[0] + value.detach(), old[1] + count
         return loss.detach()
 
-    def batches(self, step: int) -> list[Rows]:
-        """The rows of this process in a step: a function of the seed, the step and its rank."""
+    def batches(self, step: int) -> tuple[list[Rows], int]:
+        """The rows of this process in a step, and the tokens that they are of.
+
+        They are a function of the seed, the step and its rank.
+        """
         processes, rank = self.accelerator.num_processes, self.accelerator.process_index
         numbers = range(step * self.loop.batch + rank, (step + 1) * self.loop.batch, processes)
+        examples = [(n, self.examples[n]) for n in numbers]
         parts = [
-            self.objective.rows(self.examples[n], default_rng([self.loop.seed, n, 2]))
-            for n in numbers
+            self.objective.rows(example, default_rng([self.loop.seed, n, 2]))
+            for n, example in examples
         ]
         size = self.loop.share(processes)
-        return [pack(parts[i : i + size]) for i in range(0, len(parts), size)]
+        tokens = sum(len(example) for _, example in examples)
+        return [pack(parts[i : i + size]) for i in range(0, len(parts), size)], tokens
 
     def described(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """All that decides the run, for the log, the provenance and the check of a resume."""
@@ -261,8 +280,14 @@ class Trainer:
             "optim": asdict(self.optim),
             "train": asdict(self.loop),
             "adapter": None if self.adapter is None else asdict(self.adapter),
+            "held_out": None if self.held_out is None else asdict(self.held_out),
             "out": str(self.out),
         }
+
+
+def cut_data(data: Data, models: Sequence[ModelConfig]) -> Data:
+    """The data without what is longer than one of the models was made for."""
+    return replace(data, longest=min(data.longest, *(model.max_length for model in models)))
 
 
 def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
@@ -288,17 +313,23 @@ def with_options(loop: Loop, optim: Optim, options: Mapping[str, Any]) -> tuple[
     known: Sequence[str] = [*asdict(loop), *asdict(optim)]
     if unknown := sorted(set(options) - set(known)):
         raise ValueError(f"unknown options {', '.join(unknown)}; known are {', '.join(known)}")
+    for part in (loop, optim):
+        kind = type(part)
+        own = {name: value for name, value in options.items() if hasattr(part, name)}
+        check_values(kind.__name__, kind, own)
     return (
         replace(loop, **{k: v for k, v in options.items() if hasattr(loop, k)}),
         replace(optim, **{k: v for k, v in options.items() if hasattr(optim, k)}),
     )
 
 
-def new_accelerator() -> Accelerator:
-    """What runs the processes, on the device that there is."""
+def new_accelerator(tracker: str | None, out: Path) -> Accelerator:
+    """What runs the processes, on the device that there is, and logs for a tracker."""
     kwargs = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
     cpu = not torch.accelerator.is_available()
-    accelerator = Accelerator(cpu=cpu, kwargs_handlers=[kwargs])
+    accelerator = Accelerator(
+        cpu=cpu, kwargs_handlers=[kwargs], log_with=tracker, project_dir=str(out)
+    )
     if accelerator.num_processes > 1 and cpu:
         # Threads of several processes would wait for one another at every operation.
         torch.set_num_threads(1)

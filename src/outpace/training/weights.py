@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from outpace.decoding.target import Kind
+from outpace.models.config import ModelConfig
 from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES
 from outpace.models.load import family_of, load_draft, load_model, resolve, translate
@@ -22,19 +24,30 @@ def fresh(config: Mapping[str, Any], seed: int) -> Transformer:
         return Transformer(translate(config))
 
 
-def adapted(init: str, changes: Mapping[str, Any]) -> Transformer:
-    """The weights of a checkpoint under its `config.json` with some fields changed.
+def changed(source: ModelConfig, changes: Mapping[str, Any], path: Path) -> ModelConfig:
+    """A configuration with some published fields changed.
 
     For a family that spells its configuration otherwise, the changes are a whole `config.json`.
-    Where the shift goes, queries are turned to look from the slot before their own.
     """
-    source = load_model(init)
     if not changes:
         return source
-    published, path = {**source.config.source, **changes}, resolve(init) / "config.json"
-    if family_of(published, path).names is not FAMILIES[source.config.family].names:
+    published = {**source.source, **changes}
+    if family_of(published, path).names is not FAMILIES[source.family].names:
         published = dict(changes)
-    model = Transformer(translate(published, path))
+    return translate(published, path)
+
+
+def adapted(
+    init: str, changes: Mapping[str, Any], dtype: torch.dtype = torch.float32
+) -> Transformer:
+    """The weights of a checkpoint under its `config.json` with some fields changed.
+
+    Where the shift goes, queries are turned to look from the slot before their own.
+    """
+    source = load_model(init, dtype=dtype)
+    if not changes:
+        return source
+    model = Transformer(changed(source.config, changes, resolve(init) / "config.json")).to(dtype)
     sizes = {name: parameter.shape for name, parameter in model.named_parameters()}
     weights = dict(source.named_parameters())
     if sizes != {name: parameter.shape for name, parameter in weights.items()}:
@@ -70,7 +83,9 @@ def draft(
     if init is not None:
         if config:
             raise ValueError("a draft is trained on as it is; give [model] init or config")
-        return load_draft(init, target)
+        made = load_draft(init, target).float()
+        made.cos, made.sin = made.rotary()
+        return made
     published = translate(config)
     if published.kind is not Kind.DRAFT:
         raise ValueError(

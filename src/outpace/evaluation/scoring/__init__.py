@@ -1,5 +1,6 @@
 """How answers are judged, by name; written by hand. Each rule is that of a published scorer."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,11 @@ Scorer = Callable[[str, Any], bool | None]
 def exact(answer: str, reference: str) -> bool:
     """The whole text to the letter; white space around it is free."""
     return answer.strip() == reference
+
+
+def matched(answer: str, reference: str) -> bool:
+    """A regular expression that matches somewhere in the text."""
+    return re.search(reference, answer) is not None
 
 
 def unscored(answer: str, reference: object) -> None:
@@ -31,6 +37,7 @@ SCORERS: dict[str, Scorer] = {
     "mbpp": code.fenced,
     "mbpp-done": code.done,
     "none": unscored,
+    "regex": matched,
     "stated": numbers.stated,
     "strict": numbers.strict,
     "sudoku": planning.sudoku,

@@ -40,11 +40,17 @@ def last_number(answer: str, reference: str) -> bool:
 
     What comes after another `Question:` is not looked at; numbers are equal to 1e-6.
     """
-    answer = answer.partition("Question:")[0].replace(",", "")
-    _, marked, tail = answer.rpartition("####")
+    found = final(answer.partition("Question:")[0])
+    return found is not None and abs(float(found) - float(reference.replace(",", ""))) < CLOSE
+
+
+def final(text: str) -> str | None:
+    """The number that a text ends in: the first behind its last `####`, else the last of all."""
+    text = text.replace(",", "")
+    _, marked, tail = text.rpartition("####")
     found = PLAIN.findall(tail)[:1] if marked else []
-    found = found or PLAIN.findall(answer)[-1:]
-    return bool(found) and abs(float(found[0]) - float(reference.replace(",", ""))) < CLOSE
+    found = found or PLAIN.findall(text)[-1:]
+    return found[0] if found else None
 
 
 def matches(found: re.Match[str] | None, reference: str) -> bool:

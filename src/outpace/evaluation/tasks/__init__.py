@@ -1,9 +1,10 @@
 """What a model can be evaluated on, by name; written by hand."""
 
+import re
 from functools import partial
 
 from outpace.evaluation.scoring.expressions import last_boxed
-from outpace.evaluation.scoring.numbers import STRICT
+from outpace.evaluation.scoring.numbers import STRICT, final
 from outpace.evaluation.tasks.task import Made, Published, Task
 from outpace.jsonl import Record
 from outpace.zoo import story, table
@@ -31,6 +32,20 @@ def whole(record: Record) -> Record:
     return record
 
 
+def pattern(record: Record) -> str | None:
+    """The regular expression that the answer of a line is."""
+    try:
+        re.compile(record["answer"])
+    except (re.error, OverflowError, RecursionError):
+        return None
+    return record["answer"]
+
+
+OWN = "own-"
+"""How the tasks begin that ask lines of one's own; a judge's name follows."""
+
+own = partial(Published, file="JSON lines of question and answer", texts=("question", "answer"))
+
 TASKS: dict[str, Task] = {
     "countdown": Published(file="cd4_test.jsonl", texts=("input", "output"), reference=puzzle),
     "gsm8k": Published(file="test.jsonl of GSM8K", texts=("question", "answer"), reference=number),
@@ -48,6 +63,9 @@ TASKS: dict[str, Task] = {
     "mtbench": Published(
         file="question.jsonl of MT-Bench", texts=(), lists=("turns",), reference=whole
     ),
+    "own-exact": own(reference=lambda line: line["answer"].strip() or None),
+    "own-number": own(reference=lambda line: final(line["answer"]), wanted="a number"),
+    "own-regex": own(reference=pattern, wanted="a regular expression"),
     "story": Made(problems=partial(story.problems, "test"), reference=lambda line: line["final"]),
     "story-unseen": Made(
         problems=partial(story.problems, "unseen"), reference=lambda line: line["final"]
@@ -56,4 +74,7 @@ TASKS: dict[str, Task] = {
     "table": Made(problems=partial(table.problems, "test"), reference=lambda line: line["answer"]),
 }
 
-__all__ = ["TASKS", "Task"]
+JUDGES = tuple(name.removeprefix(OWN) for name in TASKS if name.startswith(OWN))
+"""How answers to lines of one's own are judged."""
+
+__all__ = ["JUDGES", "OWN", "TASKS", "Task"]

@@ -36,11 +36,13 @@ class Published(Task):
         texts: fields that must hold a text.
         lists: fields that must hold a list of texts; a template finds them one below the other.
         file: what the file is called where it is published.
+        wanted: what its last text must hold, in words.
     """
 
     file: str
     texts: tuple[str, ...]
     lists: tuple[str, ...] = ()
+    wanted: str = "a result"
 
     def lines(self, path: str | None, limit: int) -> list[Record]:
         """Of the file; a bad line is named with its field."""
@@ -58,7 +60,7 @@ class Published(Task):
             if not (isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)):
                 raise ValueError(f"{place} needs a list of texts as {field}, not {brief(texts)}")
         if self.reference(record) is None:
-            raise ValueError(f"{place} needs a result in its {self.texts[-1]}")
+            raise ValueError(f"{place} needs {self.wanted} in its {self.texts[-1]}")
         return record
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -61,6 +61,8 @@ class D2F(Objective):
         mask_id: the token of a hole; taken from the model.
     """
 
+    method: ClassVar[str | None] = "d2f"
+
     block: int = SIZE
     canvas: tuple[int, int] | None = None
     noise: tuple[float, float] = (0.2, 0.7)
@@ -88,6 +90,11 @@ class D2F(Objective):
     def taught(self) -> bool:
         """Whether the loss needs the teacher."""
         return self.hard < 1
+
+    @property
+    def forwards(self) -> int:
+        """One for each state that is learnt."""
+        return max(self.unroll, 1)
 
     def bind(self, config: ModelConfig) -> Self:
         """Take shift and mask token from the model, which must be a diffusion model."""

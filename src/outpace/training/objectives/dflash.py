@@ -73,6 +73,8 @@ class DFlash(Objective):
     """
 
     roles: ClassVar[tuple[str, ...]] = ("target",)
+    method: ClassVar[str | None] = "dflash"
+    together: ClassVar[int | None] = CHUNK
 
     anchors: int = 512
     fixed: bool = False

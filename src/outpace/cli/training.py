@@ -1,0 +1,50 @@
+"""Commands that train: `train`, and `recipes`, which says what can be."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from rich.table import Table
+from typer import Argument, Context, Option
+
+from outpace import recipes
+from outpace.cli.draw import console
+
+
+def train_command(
+    recipe: Annotated[str, Argument(help="TOML file of a training, or the name of a recipe.")],
+    overrides: Annotated[list[str] | None, Argument(help="key=value, dotted.")] = None,
+    processes: Annotated[int, Option(help="Processes that share each step.")] = 1,
+    plan: Annotated[bool, Option("--plan", help="Say what it needs, and train nothing.")] = False,
+) -> None:
+    """Train what a recipe says; a run that was stopped goes on from its last checkpoint."""
+    try:
+        from outpace.training.plan import plan as planned
+        from outpace.training.recipe import load, train
+    except ImportError as error:
+        raise ValueError(f"{error}; training needs: pip install 'outpace[train]'") from error
+    if not plan:
+        train(recipe, overrides or [], processes)
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, text in planned(load(recipe, overrides or []), processes).described():
+        table.add_row(name, text)
+    console.print(table)
+
+
+def list_recipes(context: Context) -> None:
+    """The recipes that ship inside the package."""
+    if context.invoked_subcommand is None:
+        table = Table(header_style="bold")
+        table.add_column("recipe", no_wrap=True)
+        table.add_column("trains")
+        for name in recipes.names():
+            table.add_row(name, recipes.about(name))
+        console.print(table)
+
+
+def show_recipe(
+    name: Annotated[str, Argument(help="One of those that `outpace recipes` lists.")],
+) -> None:
+    """Print a recipe, to be changed and kept."""
+    print(recipes.find(name).read_text(encoding="utf-8"), end="")

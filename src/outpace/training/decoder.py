@@ -1,0 +1,51 @@
+"""How an export is decoded: alone, merged into its base, or as the draft of its target."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outpace.evaluation.protocol import method_of
+from outpace.llm import LLM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """What an export goes with.
+
+    Attributes:
+        method: name and options of the method; empty for the one of the model's family.
+        target: the model that the export is a draft of.
+        base: the model that the export is an adapter of.
+    """
+
+    method: Mapping[str, Any]
+    target: str | None = None
+    base: str | None = None
+
+    def options(self, export: str) -> dict[str, Any]:
+        """Name and options of the method, the draft among them."""
+        return {**self.method, **({"draft": export} if self.target else {})}
+
+    def llm(self, export: Path, device: torch.device) -> LLM:
+        """The export, ready to decode, with little memory for keys and values."""
+        options = self.options(str(export))
+        name = options.pop("name", None)
+        method = None if name is None else method_of(name, options)
+        model = self.target or self.base or str(export)
+        adapter = export if self.base else None
+        return LLM(model, method, adapter=adapter, device=device, cache_gib=0.5)
+
+    def command(self, export: Path, prompt: str) -> str:
+        """The command that decodes a prompt."""
+        words = ["outpace", "generate", self.target or self.base or str(export), prompt]
+        words += ["--adapter", str(export)] if self.base else []
+        for option, value in self.options(str(export)).items():
+            flag = "method" if option == "name" else option.replace("_", "-")
+            words += [f"--{flag}", str(value).lower() if isinstance(value, bool) else str(value)]
+        return shlex.join(words)

@@ -1,0 +1,174 @@
+"""Held-out examples are looked at, and nothing of the training changes by it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outpace.models.load import ZOO, load_model
+from outpace.training import HeldOut, Trainer
+from outpace.training.checkpoint import MODEL, checkpoints
+from outpace.training.decoder import Decoder
+from outpace.training.lora import LoRA
+from outpace.training.objectives import D2F, SFT, DFlash
+from outpace.training.recipe import load, train
+from runs import RECIPE, metrics, trainer
+
+HELD = {"path": "story:test", "every": 2, "examples": 6}
+
+
+def looks(out: Path) -> list[dict[str, float]]:
+    """What was found."""
+    return [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
+
+
+def adapted(out: Path, held_out: HeldOut | None) -> Trainer:
+    """A trainer of an adapter with dropout, which draws from PyTorch's generator."""
+    torch.manual_seed(5)
+    return Trainer(
+        "tiny-dream",
+        D2F(canvas=(40, 48)),
+        data="story:train",
+        out=out,
+        adapter=LoRA(rank=2, dropout=0.5),
+        held_out=held_out,
+        steps=4,
+        batch=2,
+        log_every=1,
+        lr=1e-2,
+        warmup=0,
+    )
+
+
+def test_a_look_leaves_the_training_as_it_was(tmp_path: Path) -> None:
+    """Losses and weights are the same to the last bit, dropout and decoding included."""
+    held = HeldOut(**HELD, decode=2, max_tokens=16)
+    adapted(tmp_path / "without", None).fit()
+    adapted(tmp_path / "with", held).fit()
+    assert metrics(tmp_path / "with") == metrics(tmp_path / "without")
+    ours, theirs = (
+        load_file(checkpoints(tmp_path / name / "checkpoints")[-1] / MODEL)
+        for name in ("with", "without")
+    )
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    found = looks(tmp_path / "with")
+    assert [line["step"] for line in found] == [0, 2, 4]
+    assert all(line["tokens_per_forward"] > 0 for line in found)
+    assert found[0]["loss"] != found[1]["loss"]
+    assert not (tmp_path / "with" / ".decode").exists()
+
+
+def test_what_is_looked_at_is_the_same_each_time(tmp_path: Path) -> None:
+    """Also of a run that goes on, which drops what it does again."""
+
+    def held(out: Path) -> Trainer:
+        return trainer(out, "DreamModel", steps=6, save_every=3, held_out=HeldOut(**HELD))
+
+    held(tmp_path / "whole").fit()
+    held(tmp_path / "halves").fit()
+    shutil.rmtree(tmp_path / "halves" / "checkpoints" / "step-00000006")
+    with (tmp_path / "halves" / "held_out.jsonl").open("a") as file:
+        file.write('{"step":')
+    held(tmp_path / "halves").fit()
+    assert looks(tmp_path / "whole") == looks(tmp_path / "halves")
+    assert [line["step"] for line in looks(tmp_path / "whole")] == [0, 2, 4, 6]
+
+
+def test_a_good_model_is_found_to_be_one(tmp_path: Path) -> None:
+    """By the numbers of its answers; answers to the letter are fewer."""
+    held = HeldOut(**{**HELD, "examples": 4}, decode=4, judge="number")
+    run = Trainer(
+        "tiny-ar", SFT(), data="story:train", out=tmp_path, held_out=held, steps=1, batch=1, lr=1e-9
+    )
+    run.fit()
+    first, last = looks(tmp_path)
+    assert first["answers_right"] == last["answers_right"] == 1.0
+    assert 0.9 < first["tokens_per_forward"] < 1 and first["accuracy"] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every must be at least 1"),
+        ({"decode": 7}, "decode 7 of 6 examples"),
+        ({"path": "story:train"}, "held out is 'story:train', which is trained on"),
+        ({"path": "table:train"}, "not for evaluation; use table:test"),
+        ({"path": "absent.jsonl"}, "no data at 'absent.jsonl'"),
+        ({"method": {"tokens": 2}}, "method needs a name beside tokens"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    """Before any step."""
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, held_out=HeldOut(**{**HELD, **options}))
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_file_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    """And a bad line in it is named."""
+    path, line = tmp_path / "held.jsonl", json.dumps({"prompt": "?", "response": "!"})
+    path.write_text(f"{line}\n" * 3)
+    with pytest.raises(ValueError, match="held out are 3 examples, but 6 are to be looked at"):
+        trainer(tmp_path, held_out=HeldOut(**{**HELD, "path": str(path)}))
+    path.write_text(f"{line}\n" * 9 + "{}\n")
+    with pytest.raises(ValueError, match="held.jsonl:10 needs prompt"):
+        trainer(tmp_path, held_out=HeldOut(**{**HELD, "path": str(path)}))
+
+
+def test_a_model_without_a_name_is_not_decoded(tmp_path: Path) -> None:
+    """Where an adapter needs it; a whole model is exported for it."""
+    with pytest.raises(ValueError, match="decode needs models that have a name"):
+        trainer(tmp_path, adapter=LoRA(), held_out=HeldOut(**HELD, decode=1))
+    trainer(tmp_path, held_out=HeldOut(**HELD, decode=1, max_tokens=8), steps=1).fit()
+    assert math.isfinite(looks(tmp_path)[-1]["tokens_per_forward"])
+
+
+def test_recipes_name_what_is_held_out(tmp_path: Path) -> None:
+    """Two processes share the examples, and find what one does."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE + '[held_out]\npath = "story:test"\nexamples = 5\nevery = 1\n')
+    assert load(recipe, ["path=table:train", "every=7"]).held_out == HeldOut(
+        path="story:test", examples=5, every=7
+    )
+    for name, processes in (("pair", 2), ("one", 1)):
+        train(recipe, [f"out={tmp_path / name}", "steps=2"], processes)
+    pair, one = (looks(tmp_path / name) for name in ("pair", "one"))
+    assert [line["loss"] for line in pair] == pytest.approx(
+        [line["loss"] for line in one], rel=1e-3
+    )
+
+
+def test_a_command_says_how_an_export_is_decoded(tmp_path: Path) -> None:
+    """Alone, merged or as a draft; and the same is what a look decodes with."""
+    commands = [
+        Decoder(method={}).command(Path("a b"), "What?"),
+        Decoder(method={"name": "d2f", "block": 8}, base="tiny-dream").command(Path("x"), "Hi"),
+        Decoder(method={"name": "dflash"}, target="tiny-ar").command(Path("x"), "Hi"),
+    ]
+    assert commands == [
+        "outpace generate 'a b' 'What?'",
+        "outpace generate tiny-dream Hi --adapter x --method d2f --block 8",
+        "outpace generate tiny-ar Hi --method dflash --draft x",
+    ]
+    draft = Decoder(method={"name": "dflash"}, target="tiny-ar")
+    assert draft.llm(ZOO / "tiny-dflash", torch.device("cpu")).method.draft.endswith("tiny-dflash")
+    assert (SFT.method, D2F.method, DFlash.method) == (None, "d2f", "dflash")
+
+
+def test_the_last_line_is_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It asks what the data asks."""
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    train(tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}", "steps=1"])
+    where, command = capsys.readouterr().out.splitlines()[-2:]
+    assert where == f"the model lies in {tmp_path / 'out' / 'export'}; decode with it:"
+    assert command.startswith(f"outpace generate {tmp_path / 'out' / 'export'} ")
+    assert load_model(tmp_path / "out" / "export").config.vocab == 1024

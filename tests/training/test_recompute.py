@@ -1,0 +1,131 @@
+"""Recomputed activations, and weights that only look on in fewer bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from outpace.models.load import load_model
+from outpace.training import Trainer
+from outpace.training.lora import LoRA
+from outpace.training.objectives import D2F
+from outpace.training.recipe import load, train
+from runs import losses, metrics, trainer
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "DreamModel"])
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_recomputing_changes_no_loss(tmp_path: Path, architecture: str, precision: str) -> None:
+    """To the last bit."""
+    options = {"steps": 4, "log_every": 1, "precision": precision}
+    trainer(tmp_path / "kept", architecture, **options).fit()
+    trainer(tmp_path / "again", architecture, **options, recompute=True).fit()
+    assert metrics(tmp_path / "kept") == metrics(tmp_path / "again")
+
+
+def test_nor_do_dropout_and_a_teacher(tmp_path: Path) -> None:
+    """What is dropped is the same the second time."""
+    for name, again in (("kept", False), ("again", True)):
+        torch.manual_seed(5)
+        Trainer(
+            "tiny-dream",
+            D2F(canvas=(40, 48)),
+            data="story:train",
+            out=tmp_path / name,
+            adapter=LoRA(rank=2, dropout=0.5),
+            steps=3,
+            batch=2,
+            log_every=1,
+            lr=1e-2,
+            warmup=0,
+            recompute=again,
+        ).fit()
+    assert metrics(tmp_path / "kept") == metrics(tmp_path / "again")
+    assert len(set(losses(tmp_path / "kept"))) == 3
+
+
+def test_a_run_may_go_on_with_it(tmp_path: Path) -> None:
+    """Since it decides no number."""
+    trainer(tmp_path, steps=2).fit()
+    trainer(tmp_path, steps=3, recompute=True).fit()
+    assert metrics(tmp_path)[-1]["step"] == 3
+
+
+DRAFT = """
+[model]
+target = "tiny-ar"
+dtype = "bfloat16"
+init = "tiny-dflash"
+[objective]
+name = "dflash"
+anchors = 4
+[data]
+path = "story:train"
+[train]
+steps = 2
+batch = 2
+log_every = 1
+precision = "bf16"
+recompute = true
+[held_out]
+path = "story:test"
+examples = 2
+decode = 1
+max_tokens = 8
+"""
+ADAPTER = """
+[model]
+init = "tiny-dream"
+dtype = "bfloat16"
+[adapter]
+rank = 2
+[objective]
+name = "d2f"
+[data]
+path = "story:train"
+[train]
+steps = 2
+batch = 2
+log_every = 1
+precision = "bf16"
+recompute = true
+[held_out]
+path = "story:test"
+examples = 2
+decode = 1
+max_tokens = 16
+"""
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("text", [DRAFT, ADAPTER], ids=["draft", "adapter"])
+def test_what_looks_on_may_be_in_bfloat16(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is trained stays in float32, and the loss is that of float32 but for rounding."""
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(text)
+    half = load(recipe, [f"out={tmp_path / 'half'}"]).trainer()
+    numbers = {p.dtype for p in half.model.parameters() if p.requires_grad}
+    assert numbers == {torch.float32}
+    looking = half.scored.models.others
+    assert {p.dtype for model in looking.values() for p in model.parameters()} >= {torch.bfloat16}
+    for name in ("half", "full"):
+        train(recipe, [f"out={tmp_path / name}", *(["dtype=float32"] if name == "full" else [])])
+    assert losses(tmp_path / "half") == pytest.approx(losses(tmp_path / "full"), rel=0.05)
+    lines = (tmp_path / "half" / "held_out.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["tokens_per_forward"] > 0 for line in lines) and len(lines) == 2
+    said = capsys.readouterr().out
+    assert ("--draft" if text is DRAFT else "--adapter") in said
+
+
+def test_bfloat16_needs_autocast(tmp_path: Path) -> None:
+    """Or matrices of two kinds would meet."""
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(ADAPTER)
+    with pytest.raises(ValueError, match=r'dtype bfloat16 needs \[train\] precision = "bf16"'):
+        load(recipe, ["precision=no"])
+    assert load_model("tiny-dream").embedding.weight.dtype == torch.float32

@@ -1,0 +1,89 @@
+"""The log goes to a tracker as well, a broken loss ends a run, and a terminal has a bar."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from outpace.training import HeldOut, report, trackers
+from outpace.training.checkpoint import checkpoints
+from outpace.training.report import duration, watched
+from runs import metrics, trainer
+
+
+def test_tensorboard_shows_what_the_log_has(tmp_path: Path) -> None:
+    """And what is held out, beside it."""
+    held = HeldOut(path="story:test", examples=2, every=2)
+    run = trainer(tmp_path, steps=4, log_every=2, tracker="tensorboard", held_out=held)
+    run.fit()
+    run.close()
+    events = EventAccumulator(str(tmp_path / trackers.PROJECT)).Reload()
+    logged = [(line["step"], pytest.approx(line["loss"])) for line in metrics(tmp_path)]
+    assert [(point.step, point.value) for point in events.Scalars("loss")] == logged
+    assert [point.step for point in events.Scalars("held_out/loss")] == [0, 2, 4]
+
+
+def test_a_tracker_changes_nothing(tmp_path: Path) -> None:
+    """And may be named when a run goes on."""
+    trainer(tmp_path / "without", steps=3, log_every=1, save_every=1).fit()
+    trainer(tmp_path / "with", steps=3, log_every=1, save_every=1).fit()
+    shutil.rmtree(tmp_path / "with" / "checkpoints" / "step-00000003")
+    trainer(tmp_path / "with", steps=3, log_every=1, save_every=1, tracker="tensorboard").fit()
+    assert metrics(tmp_path / "with") == metrics(tmp_path / "without")
+
+
+def test_a_tracker_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what to install."""
+    monkeypatch.setattr(trackers, "get_available_trackers", list)
+    with pytest.raises(ValueError, match="'trackio' is not installed: pip install trackio"):
+        trainer(tmp_path, tracker="trackio")
+
+
+@pytest.mark.parametrize("where", ["weight", "loss"])
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, where: str) -> None:
+    """Nothing of it is saved: the last checkpoint is of before."""
+    trainer(tmp_path, steps=4, log_every=10, save_every=2).fit(2)
+    run = trainer(tmp_path, steps=20, log_every=10, save_every=2)
+    update = run.update
+
+    def breaking(step: int, steps: int):
+        if step == 5 and where == "weight":
+            with torch.no_grad():
+                run.model.embedding.weight.fill_(float("nan"))
+        total, *rest = update(step, steps)
+        return (total * float("nan") if step == 5 else total, *rest)
+
+    run.update = breaking
+    with pytest.raises(ValueError, match="became nan, so that nothing more is learnt; lower lr"):
+        run.fit()
+    assert checkpoints(tmp_path / "checkpoints")[-1].name == "step-00000004"
+    assert [line["step"] for line in metrics(tmp_path)] == [2]
+
+
+def test_a_terminal_has_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With loss, speed and what is left; it is gone in the end."""
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=100, highlight=False)
+    monkeypatch.setattr(report, "Console", lambda **options: terminal)
+    trainer(tmp_path, steps=4, log_every=1).fit()
+    shown = screen.getvalue()
+    assert "tokens/s" in shown and "4/4" in shown and "loss" in shown
+    assert "step 4/4" in shown.splitlines()[-1] or "step 4/4" in shown
+    assert list(watched([1, 2], 30_000)) == [1, 2]
+
+
+def test_durations_are_read_at_a_glance() -> None:
+    """Hours, minutes, seconds."""
+    assert [duration(seconds) for seconds in (0, 59.6, 3600 * 30 + 61)] == [
+        "0:00:00",
+        "0:01:00",
+        "30:01:01",
+    ]
