@@ -7,6 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from outpace.methods import METHODS, Method
+from outpace.methods.method import Among, Within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,7 @@ class Option:
         words: what it may be instead of a number; all that it may be, where `kind` is str.
         nullable: whether it may be None.
         default: MISSING where one must be given.
+        search: what a search tries; None where it leaves the option alone.
     """
 
     name: str
@@ -25,6 +27,7 @@ class Option:
     words: tuple[str, ...]
     nullable: bool
     default: Any
+    search: Within | Among | None = None
 
     @property
     def needed(self) -> bool:
@@ -41,12 +44,14 @@ def find_method(name: str) -> type[Method]:
 
 def options_of(method: type[Method]) -> dict[str, Option]:
     """The options of a method by their names."""
-    hints = get_type_hints(method)
+    hints = get_type_hints(method, include_extras=True)
     return {f.name: option(f.name, hints[f.name], f.default) for f in fields(method)}
 
 
 def option(name: str, hint: Any, default: Any) -> Option:
     """An option from its annotation."""
+    marks = getattr(hint, "__metadata__", ())
+    hint = get_args(hint)[0] if marks else hint
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     plain = [part for part in parts if get_origin(part) is not Literal and part is not NoneType]
     words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
@@ -56,4 +61,5 @@ def option(name: str, hint: Any, default: Any) -> Option:
         words=tuple(words),
         nullable=NoneType in parts,
         default=default,
+        search=next((mark for mark in marks if isinstance(mark, Within | Among)), None),
     )
