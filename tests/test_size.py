@@ -16,7 +16,8 @@ FUNCTION, MEDIAN = 60, 8
 BUDGET = {
     "": 1950,
     "attention": 1000,
-    "cli": 1500,
+    "benchmark": 1250,
+    "cli": 2250,
     "constraint": 1850,
     "decoding": 1550,
     "engine": 1850,

@@ -404,6 +404,12 @@ def test_the_command_line_is_frozen(outpace):
         "methods": {"--help"},
     }
     assert {name: flags(outpace("benchmark", name, "--help")[1]) for name in BENCHMARKS} == {
+        "methods": {
+            *("--batch", "--prompt-length", "--max-tokens", "--ignore-eos", "--temperature"),
+            *("--seed", "--rounds", "--limit", "--samples", "--json", "--png", "--help"),
+            *("--task", "--protocol", "--data", "--shots", "--num-shots"),
+            *("--adapter", "--dtype", "--device"),
+        },
         "serve": {
             *("--model", "--method", "--endpoint", "--prompts", "--max-tokens", "--temperature"),
             *("--ignore-eos", "--seed", "--concurrency", "--rate", "--requests", "--warmup"),
