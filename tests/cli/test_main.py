@@ -388,6 +388,10 @@ def test_the_command_line_is_frozen(outpace):
         | {"--tasks", "--include", "--chat", "--system", "--draws"}
         | {"--adapter", "--dtype", "--device", "--json", "--help"},
         "report": {"--png", "--help"},
+        "tune": SAMPLING
+        | {"--method", "--max-loss", "--against", "--by", "--trials", "--limit", "--batch"}
+        | {"--task", "--protocol", "--data", "--shots", "--num-shots", "--samples", "--png"}
+        | {"--adapter", "--dtype", "--device", "--json", "--help"},
         "serve": {
             "--model",
             "--config",

@@ -19,6 +19,7 @@ from outpace.cli.options import named, parse_method, requested_method, spread, w
 from outpace.cli.report import report
 from outpace.cli.serve import serve
 from outpace.cli.sides import benchmark_methods
+from outpace.cli.tune import tune
 from outpace.methods import Method
 
 # Typer offers the last of these by name and the whole of them to nobody.
@@ -45,6 +46,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "trace": trace,
     "evaluate": evaluate_command,
     "report": report,
+    "tune": tune,
     "serve": serve,
     "train": train_command,
     "models": models,
