@@ -392,6 +392,10 @@ def test_the_command_line_is_frozen(outpace):
         | {"--method", "--max-loss", "--against", "--by", "--trials", "--limit", "--batch"}
         | {"--task", "--protocol", "--data", "--shots", "--num-shots", "--samples", "--png"}
         | {"--adapter", "--dtype", "--device", "--json", "--help"},
+        "reproduce": {
+            *("--scale", "--out", "--data", "--shots", "--limit", "--rounds"),
+            *("--adapter", "--dtype", "--device", "--help"),
+        },
         "serve": {
             "--model",
             "--config",

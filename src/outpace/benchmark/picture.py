@@ -80,6 +80,38 @@ def draw_front(results: Results, path: Path) -> None:
     save(figure, path)
 
 
+def draw_figure(results: Results, published: Results, title: str, path: Path) -> None:
+    """Write a picture of accuracy against speed here, and beside it in the paper."""
+    figure = Figure(figsize=(12.4, 5.2), layout="constrained")
+    here, there = figure.subplots(1, 2)
+    key = "tokens_per_cpu_second" if results[0]["clock"] == "cpu" else "tokens_per_second"
+    for name, line in lines_of(results).items():
+        plot(here, line, key, name)
+    shown = [point for point in published if {"accuracy", "tokens_per_second"} <= set(point)]
+    for name in dict.fromkeys(point["setting"] for point in shown):
+        line = [point for point in shown if point["setting"] == name]
+        speeds, right = ([p[k] for p in line] for k in ("tokens_per_second", "accuracy"))
+        there.plot(speeds, right, "o", fillstyle="none", label=name)
+        for point in line:
+            place = (point["tokens_per_second"], point["accuracy"])
+            there.annotate(differing(point), place, (4, 4), textcoords="offset points", size=6)
+    if not shown:
+        there.text(0.5, 0.5, "no points with both figures", ha="center")
+    for pane, name in ((here, SPEEDS.get(key, "tokens per second")), (there, "as published")):
+        pane.set_xlabel(name if pane is here else f"tokens per second, {name}")
+        pane.set_ylabel("accuracy (%)")
+        pane.grid(alpha=0.3)
+        pane.legend(fontsize=6, frameon=False)
+    figure.suptitle(title, fontsize=10)
+    save(figure, path)
+
+
+def differing(point: Result) -> str:
+    """What a published point says beside its figures."""
+    figures = ("accuracy", "tokens_per_", "latency", "answer_tokens", "place", "setting", "speedup")
+    return ", ".join(f"{k}={v}" for k, v in point.items() if not k.startswith(figures))
+
+
 def plot(pane: Axes, line: Results, key: str, name: str) -> None:
     """A line with intervals of 95 %, and its settings beside the points."""
     x, y = [result[key] for result in line], [100 * (result["accuracy"] or 0) for result in line]

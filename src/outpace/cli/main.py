@@ -17,6 +17,7 @@ from outpace.cli.lists import methods, models
 from outpace.cli.measure import evaluate_command, race
 from outpace.cli.options import named, parse_method, requested_method, spread, with_method
 from outpace.cli.report import report
+from outpace.cli.reproduce import reproduce
 from outpace.cli.serve import serve
 from outpace.cli.sides import benchmark_methods
 from outpace.cli.tune import tune
@@ -47,6 +48,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate_command,
     "report": report,
     "tune": tune,
+    "reproduce": reproduce,
     "serve": serve,
     "train": train_command,
     "models": models,
