@@ -41,7 +41,7 @@ def test_tune_prints_a_command_line_that_is_one(outpace, tmp_path):
     assert status == 0, err
     line = out.strip().splitlines()[-1]
     assert line.startswith("outpace evaluate tiny-dream --method apd --verifier tiny-aux")
-    assert "--window 8" in line
+    assert "--window 8" in line and line.endswith("--max-tokens 64 --temperature 0.0")
     written = json.loads(path.read_text())
     assert len(written["results"]) == 4 and written["search"]["seed"] == 0
     assert written["results"][0]["line"] == "tiny-dream left_to_right"

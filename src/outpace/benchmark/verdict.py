@@ -67,7 +67,9 @@ def between(difference: Difference, key: str) -> str:
 
 def shown(value: float, key: str) -> str:
     """A figure with its unit."""
-    return f"{100 * value:.1f} %" if key == "accuracy" else f"{value:.3g}"
+    if key == "accuracy":
+        return f"{100 * value:.1f} %"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def speed_of(result: Result) -> str:

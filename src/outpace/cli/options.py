@@ -131,6 +131,13 @@ def with_method(
     return dressed(command, function, [*shared, *own])
 
 
+def given(group: Any) -> list[str]:
+    """A group of flags as words of a command line, without those that it has anyway."""
+    values = {f.name: (getattr(group, f.name), f.default) for f in fields(group)}
+    told = {flag(name): word(value) for name, (value, usual) in values.items() if value != usual}
+    return [text for name, value in told.items() for text in (f"--{name}", value)]
+
+
 def spread(function: Callable[..., None]) -> Callable[..., None]:
     """A command whose parameters that are groups of flags became a flag for each field."""
     known = inspect.signature(function, eval_str=True).parameters.values()

@@ -27,7 +27,7 @@ from outpace.cli.flags import (
     Loading,
     ModelName,
 )
-from outpace.cli.options import flags_of, parse_entries, with_options
+from outpace.cli.options import flags_of, given, parse_entries, with_options
 from outpace.cli.output import replaced
 from outpace.cli.sides import list_names, results_table
 from outpace.evaluation.compare import fronts
@@ -119,7 +119,7 @@ def tune(
             run(search, goal.trials)
         found = [search.reference, *results_of(search.trials)]
         final = finals(search)
-        show(search, found, final)
+        show(search, found, final, [*given(asking), *given(choice)])
         if file is not None:
             written = {"provenance": provenance(), "search": header, "results": found}
             file.write_text(json.dumps({**written, "finals": final}, indent=2) + "\n")
@@ -195,7 +195,9 @@ def finals(search: Search) -> list[Figures]:
     return summaries(sides, rounds)
 
 
-def show(search: Search, found: Sequence[Figures], final: Sequence[Figures]) -> None:
+def show(
+    search: Search, found: Sequence[Figures], final: Sequence[Figures], more: Sequence[str]
+) -> None:
     """Print the front of what was seen, the finals, and the command line of the fastest."""
     table = sorted(fronts(found, search.by), key=lambda number: found[number][search.by])
     seen = [{**found[number], "faster": None} for number in table]
@@ -215,5 +217,5 @@ def show(search: Search, found: Sequence[Figures], final: Sequence[Figures]) -> 
     ratio = {each["setting"]: each["faster"] and each["faster"]["ratio"] for each in others}
     best = max(search.best(FINALISTS), key=lambda r: ratio[r["result"]["setting"]] or 0.0)
     flags = flags_of(search.entry(best["parameters"]).method)
-    words = ["outpace", "evaluate", search.side.entry.model, *flags]
+    words = ["outpace", "evaluate", search.side.entry.model, *flags, *more]
     console.print(shlex.join(words), soft_wrap=True)
