@@ -30,12 +30,10 @@ from outpace.evaluation.run import questions_of
 from outpace.methods import Method
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 Summary = tuple[dict[str, list[Row]], list[Bar]]
 """Tables, of which `results` has a row for each setting, and bars."""
 
-SPEEDS = {"tokens_per_forward": "tokens per forward", "tokens_per_second": "tokens per second"}
 HIDDEN = ("task", "problems", "tokens_per_wall_second", "tokens_per_answer", "method")
 """Columns that are written and not shown."""
 
@@ -165,16 +163,3 @@ def frame(pane: Axes, label: str) -> None:
     pane.set_xlabel(label)
     pane.grid(alpha=0.3)
     pane.margins(x=0.09)
-
-
-def picture(path: Path, title: str, lines: Callable[[Axes, str], None], legend: str) -> None:
-    """Accuracy against both speeds, side by side; `lines` draws into a pane by a row's key."""
-    figure, panes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True, layout="constrained")
-    for pane, (key, label) in zip(panes, SPEEDS.items(), strict=True):
-        lines(pane, key)
-        frame(pane, label)
-    panes[0].set_ylabel("accuracy on held-out story problems (%)")
-    panes[0].legend(fontsize=8, loc=legend)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)

@@ -15,7 +15,7 @@ import typer
 from outpace import LLM
 from outpace.cli.main import build, main
 from outpace.cli.measure import parse_entry
-from outpace.cli.options import named, parse_method
+from outpace.cli.options import named, parse_entries, parse_method
 from outpace.evaluation import run
 from outpace.methods import METHODS, Autoregressive
 from outpace.training import recipe
@@ -150,6 +150,8 @@ def test_commands_are_accepted(path: Path) -> None:
         given = command.make_context(name, words).params
         for entry in given.get("entry") or ():
             parse_entry(entry)
+        for entry in given.get("entries") or ():
+            assert parse_entries(entry)
         if method := given.get("method"):
             fields = METHODS[method].__dataclass_fields__
             parse_method(method, {k: v for k, v in given.items() if k in fields and v is not None})

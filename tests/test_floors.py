@@ -39,10 +39,12 @@ FLOORS: dict[str, set[str]] = {
     "trace": {"decoding", "output"},
     "answers": {"jsonl", "llm", "options", "output", "text"},
     "evaluation": {"answers", "jsonl", "llm", "zoo", *BELOW_LLM, *SHARED},
+    "benchmark": {"evaluation", "jsonl", "llm", *BELOW_LLM},
     "load": {"answers", "evaluation", "text"},
     "server": {"async_llm", "llm", "version", "worker", *BELOW_LLM},
     "cli": {
-        *("answers", "evaluation", "llm", "load", "recipes", "server", "trace", "training", "zoo"),
+        *("answers", "benchmark", "evaluation", "jsonl", "llm", "load", "recipes", "server"),
+        *("trace", "training", "zoo"),
         *BELOW_LLM,
         *SHARED,
     },

@@ -15,11 +15,8 @@ FOLDER = Path(__file__).parent.parent.parent / "benchmarks"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text())
 CLONES = [name for name in PROGRAMS if name.endswith("_official")]
 CURVES = {
-    "apd_curve": "apd-curve",
-    "d2f_curve": "d2f_curve",
     "methods": "methods",
     "orders": "orders",
-    "wedlm_curve": "wedlm-curve",
 }
 """Programs that draw, and the results from which they do."""
 
@@ -47,9 +44,7 @@ def test_help_shows_what_is_measured(name: str, run, capsys: pytest.CaptureFixtu
 
 
 SMOKES = [
-    ("apd_curve", "--limit 1 --max-tokens 16"),
     ("constraints", "--rounds 1 --tokens 40 --batch 2 --methods autoregressive --vocabulary 1500"),
-    ("d2f_curve", "--limit 1 --max-tokens 16"),
     ("dflash_curve", "--limit 2 --batch 1 2"),
     ("forward_cost", "--rounds 1 --tokens 4 --batch 2"),
     ("gpu", "--cpu-smoke"),
@@ -60,10 +55,9 @@ SMOKES = [
         "serve",
         "--rounds 1 --requests 4 --streams 4 --cuts 4 --seconds 1 --minutes 0.2",
     ),
-    ("wedlm_curve", "--limit 1 --max-tokens 96 --tasks story"),
     ("wedlm_official", "--rounds 1 --tokens 8"),
 ]
-LONG = ("forward_cost", "gpu", "serve", "wedlm_curve", "wedlm_official")
+LONG = ("forward_cost", "gpu", "serve", "wedlm_official")
 
 
 @pytest.mark.parametrize(

@@ -409,6 +409,14 @@ def test_the_command_line_is_frozen(outpace):
         | {"--tasks", "--include", "--chat", "--system", "--draws"}
         | {"--adapter", "--dtype", "--device", "--json", "--help"},
         "report": {"--png", "--help"},
+        "tune": SAMPLING
+        | {"--method", "--max-loss", "--against", "--by", "--trials", "--limit", "--batch"}
+        | {"--task", "--protocol", "--data", "--shots", "--num-shots", "--samples", "--png"}
+        | {"--adapter", "--dtype", "--device", "--json", "--help"},
+        "reproduce": {
+            *("--scale", "--out", "--data", "--shots", "--limit", "--rounds"),
+            *("--adapter", "--dtype", "--device", "--help"),
+        },
         "serve": {
             "--model",
             "--config",
@@ -425,6 +433,12 @@ def test_the_command_line_is_frozen(outpace):
         "methods": {"--help"},
     }
     assert {name: flags(outpace("benchmark", name, "--help")[1]) for name in BENCHMARKS} == {
+        "methods": {
+            *("--batch", "--prompt-length", "--max-tokens", "--ignore-eos", "--temperature"),
+            *("--seed", "--rounds", "--limit", "--samples", "--json", "--png", "--help"),
+            *("--task", "--protocol", "--data", "--shots", "--num-shots"),
+            *("--adapter", "--dtype", "--device"),
+        },
         "serve": {
             *("--model", "--method", "--endpoint", "--prompts", "--max-tokens", "--temperature"),
             *("--ignore-eos", "--seed", "--concurrency", "--rate", "--requests", "--warmup"),

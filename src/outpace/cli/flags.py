@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -88,6 +89,16 @@ class Loading:
         if llm.device.type == "cpu" and llm.target.parameters < SMALL:
             torch.set_num_threads(1)
         return llm
+
+    def open_all(self, pairs: Iterable[tuple[str, Method]]) -> dict[str, LLM]:
+        """Models by name, each once, that pair with all of their methods."""
+        llms: dict[str, LLM] = {}
+        for model, method in pairs:
+            if model not in llms:
+                # What one method has computed for a prompt must not help the next.
+                llms[model] = self.open(model, method, prefix_cache=False)
+            llms[model].pair(method)
+        return llms
 
 
 CHOICE = Choice()

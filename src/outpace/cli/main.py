@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn, cast
+from typing import NoReturn, cast, get_args
 
 from typer import BadParameter, Typer
 from typer.main import get_command
@@ -14,10 +14,14 @@ from outpace.cli.answer import generate, trace
 from outpace.cli.benchmark import benchmark_serve
 from outpace.cli.lists import methods, models
 from outpace.cli.measure import evaluate_command, race
-from outpace.cli.options import named, requested_method, spread, with_method
+from outpace.cli.options import named, parse_method, requested_method, spread, with_method
 from outpace.cli.report import report
+from outpace.cli.reproduce import reproduce
 from outpace.cli.serve import serve
+from outpace.cli.sides import benchmark_methods
 from outpace.cli.training import list_recipes, show_recipe, train_command
+from outpace.cli.tune import tune
+from outpace.methods import Method
 
 # Typer offers the last of these by name and the whole of them to nobody.
 UsageError = cast(type[BadParameter], BadParameter.__mro__[1])
@@ -30,12 +34,17 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "trace": trace,
     "evaluate": evaluate_command,
     "report": report,
+    "tune": tune,
+    "reproduce": reproduce,
     "serve": serve,
     "train": train_command,
     "models": models,
     "methods": methods,
 }
-BENCHMARKS: dict[str, Callable[..., None]] = {"serve": benchmark_serve}
+BENCHMARKS: dict[str, Callable[..., None]] = {
+    "methods": benchmark_methods,
+    "serve": benchmark_serve,
+}
 """Commands of the group `benchmark`."""
 
 
@@ -52,12 +61,20 @@ def build(method: str | None = None) -> Typer:
     listed.command("show")(show_recipe)
     app.add_typer(listed, name="recipes")
     for name, function in COMMANDS.items():
-        flat = spread(function)
-        decodes = "method" in inspect.signature(flat).parameters
-        app.command(name)(with_method(flat, method) if decodes else flat)
+        app.command(name)(command_of(function, method))
     for name, function in BENCHMARKS.items():
-        group.command(name)(with_method(spread(function), method, requested_method))
+        group.command(name)(command_of(function, method))
     return app
+
+
+def command_of(function: Callable[..., None], method: str | None) -> Callable[..., None]:
+    """A command with a flag for each field of its groups and, where it decodes, of `method`."""
+    flat = spread(function)
+    chosen = inspect.signature(flat, eval_str=True).parameters.get("method")
+    if chosen is None:
+        return flat
+    whole = Method in get_args(chosen.annotation)
+    return with_method(flat, method, parse_method if whole else requested_method)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from outpace.cli.asking import ASKING, Asking
 from outpace.cli.draw import bars, console, report_table, show_pieces
 from outpace.cli.flags import (
     CHOICE,
@@ -27,16 +28,15 @@ from outpace.cli.flags import (
     Seed,
     Temperature,
 )
-from outpace.cli.options import parse_method
+from outpace.cli.options import parse_method, split_entry
 from outpace.cli.output import replaced
 from outpace.cli.tasks import Tasks, show
-from outpace.evaluation.protocol import PROTOCOLS, setting
 from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
 from outpace.evaluation.run import evaluate, judged, questions_of
-from outpace.evaluation.tasks import JUDGES, OWN, TASKS
 from outpace.llm import LLM
 from outpace.methods import Method
+from outpace.methods.method import at_least_one
 from outpace.options import Options
 from outpace.provenance import provenance
 from outpace.text import checked_text
@@ -115,21 +115,14 @@ def compete(
 def line_up(entries: Sequence[str], loading: Loading) -> Racers:
     """Model and method of each racer; `ValueError` for a bad one before any of them runs."""
     parsed = {text: parse_entry(text) for text in entries}
-    llms: dict[str, LLM] = {}
-    for model, method in parsed.values():
-        if model not in llms:
-            # What one racer has computed for a prompt must not help the next.
-            llms[model] = loading.open(model, method, prefix_cache=False)
-        llms[model].pair(method)
+    llms = loading.open_all(parsed.values())
     return {text: (llms[model], method) for text, (model, method) in parsed.items()}
 
 
 def parse_entry(text: str) -> tuple[str, Method]:
     """Model and method of a racer."""
-    model, *rest = text.split()
-    if not rest or not all("=" in option for option in rest[1:]):
-        raise ValueError(f"{text!r} is no entry: write 'MODEL METHOD option=value …'")
-    return model, parse_method(rest[0], dict(option.split("=", 1) for option in rest[1:]))
+    model, name, options = split_entry(text)
+    return model, parse_method(name, options)
 
 
 def run(
@@ -159,18 +152,7 @@ HARNESS = Tasks()
 def evaluate_command(
     model: ModelName,
     method: Method | None = None,
-    task: Annotated[str | None, Option(help=f"One of {', '.join(TASKS)}; story if none.")] = None,
-    protocol: Annotated[
-        str, Option(help=f"How it is asked: {', '.join(PROTOCOLS)}, or a TOML file; NAME:SETTING.")
-    ] = "plain",
-    data: Annotated[
-        str | None, Option(help="File of the task; without one, lines of question and answer.")
-    ] = None,
-    judge: Annotated[
-        str | None, Option(help=f"Of such lines: {', '.join(JUDGES)}; exact if none.")
-    ] = None,
-    shots: Annotated[str | None, Option(help="File of the shots, lines as in --data.")] = None,
-    num_shots: Annotated[int | None, Option(help="Other than the protocol's.")] = None,
+    asking: Asking = ASKING,
     limit: Limit = 100,
     batch: Batch = 1,
     choice: Choice = CHOICE,
@@ -187,46 +169,36 @@ def evaluate_command(
     A protocol brings shots, template, lengths, sampling and method of a paper; what is given here
     takes their place. Beside the figures of --json stand all answers, in a file of JSON lines.
     """
-    if limit < 1:
-        raise ValueError(f"limit must be at least 1, not {limit}")
+    at_least_one(limit=limit)
     if harness.tasks is not None:
-        if (task, data, judge, shots, protocol) != (None, None, None, None, "plain"):
+        if replace(asking, num_shots=None) != ASKING:
             raise ValueError("--tasks bring their own questions: leave --task, --data … out")
         with replaced(json_path) as file:
             llm = loading.open(model, method, prefix_cache=prefix_cache)
             results, report = harness.run(
-                llm, choice=choice, batch=batch, shots=num_shots, limit=limit, samples=samples
+                llm,
+                choice=choice,
+                batch=batch,
+                shots=asking.num_shots,
+                limit=limit,
+                samples=samples,
             )
             show(results)
             write_json(file, [report], harness=results)
         return
     if harness != HARNESS:
         raise ValueError("--include, --chat, --system and --draws go with --tasks")
-    asked = setting(asked_task(task, data, judge), protocol)
-    if num_shots is not None:
-        asked = replace(asked, shots=num_shots)
-    questions = asked.questions(data, limit, shots)
+    asked, questions = asking.setting(), asking.questions(limit)
     options = asked.options(choice.options() | Options(method=method))
     with replaced(json_path) as file, replaced(beside(json_path)) as answers:
         llm = loading.open(model, options["method"], prefix_cache=prefix_cache)
-        named = {"task": asked.task, "protocol": protocol}
+        named = {"task": asked.task, "protocol": asking.protocol}
         report = run(llm, questions, named, batch, options, samples)
         console.print(report_table([(f"{llm.name} {report.method}", report)], scored=True))
         write_json(file, [report])
         if answers is not None:
             lines = (json.dumps(line, default=str) for line in judged(questions, report))
             answers.write_text("".join(f"{line}\n" for line in lines))
-
-
-def asked_task(task: str | None, data: str | None, judge: str | None) -> str:
-    """The task that is meant: lines of one's own where there is a file and no name of a task."""
-    if judge is not None and (task is not None or data is None):
-        raise ValueError("--judge is for lines of question and answer: give --data and no --task")
-    if judge is not None and judge not in JUDGES:
-        raise ValueError(f"unknown judge {judge!r}; known are {', '.join(JUDGES)}")
-    if data is not None and task is None:
-        return f"{OWN}{judge or 'exact'}"
-    return task or "story"
 
 
 def beside(path: Path | None) -> Path | None:

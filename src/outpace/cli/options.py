@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
 from typer import Option
 
+from outpace.benchmark.entry import Entry, swept, word
 from outpace.methods import METHODS, Method
 from outpace.methods.options import Option as Described
 from outpace.methods.options import find_method, options_of
@@ -19,16 +20,48 @@ def parse_method(name: str, values: Mapping[str, str]) -> Method:
 
     Raises `ValueError` for an unknown option, a missing one, or a value of another type.
     """
+    kind = with_options(name, values)
+    return kind(**{option: parse(kind, option, text) for option, text in values.items()})
+
+
+def with_options(name: str, given: Collection[str]) -> type[Method]:
+    """A method that has these options and needs no other; `ValueError` for none such."""
     kind = find_method(name)
     known = options_of(kind)
-    if unknown := sorted(set(values) - set(known)):
+    if unknown := sorted(set(given) - set(known)):
         raise ValueError(
             f"{name} has no option {', '.join(unknown)}; known are {', '.join(sorted(known))}"
         )
     needed = {option.name for option in known.values() if option.needed}
-    if missing := sorted(needed - set(values)):
+    if missing := sorted(needed - set(given)):
         raise ValueError(f"{name} needs {', '.join(f'--{flag(option)}' for option in missing)}")
-    return kind(**{option: parse(kind, option, text) for option, text in values.items()})
+    return kind
+
+
+def parse_entries(text: str) -> list[Entry]:
+    """Entries from `MODEL METHOD option=value …`, where commas part the values of a sweep."""
+    model, name, options = split_entry(text)
+    kind = with_options(name, options)
+    values = {o: [parse(kind, o, each) for each in t.split(",")] for o, t in options.items()}
+    return swept(model, name, values)
+
+
+def split_entry(text: str) -> tuple[str, str, dict[str, str]]:
+    """Model, method and options of an entry, as texts."""
+    model, *rest = text.split()
+    if not rest or not all("=" in option for option in rest[1:]):
+        raise ValueError(f"{text!r} is no entry: write 'MODEL METHOD option=value …'")
+    return model, rest[0], dict(option.split("=", 1) for option in rest[1:])
+
+
+def flags_of(method: Method) -> list[str]:
+    """A method as words of a command line, without the options that it has anyway."""
+    name = next(name for name, kind in METHODS.items() if kind is type(method))
+    words = ["--method", name]
+    for option in options_of(type(method)).values():
+        if (value := getattr(method, option.name)) != option.default:
+            words += [f"--{flag(option.name)}", word(value)]
+    return words
 
 
 def requested_method(name: str, values: Mapping[str, str]) -> dict[str, Any]:
@@ -96,6 +129,13 @@ def with_method(
         function(method=method, **given)
 
     return dressed(command, function, [*shared, *own])
+
+
+def given(group: Any) -> list[str]:
+    """A group of flags as words of a command line, without those that it has anyway."""
+    values = {f.name: (getattr(group, f.name), f.default) for f in fields(group)}
+    told = {flag(name): word(value) for name, (value, usual) in values.items() if value != usual}
+    return [text for name, value in told.items() for text in (f"--{name}", value)]
 
 
 def spread(function: Callable[..., None]) -> Callable[..., None]:

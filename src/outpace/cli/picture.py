@@ -1,8 +1,7 @@
-"""Pictures: of a trace, slots by forwards of the target; of runs, accuracy against speed."""
+"""The picture of a trace: slots by forwards of the target."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 try:
@@ -14,7 +13,6 @@ try:
 except ImportError as error:
     raise ValueError(f"{error}; pictures need: pip install 'outpace[eval]'") from error
 
-from outpace.evaluation.compare import Result, fronts, named, point
 from outpace.output import Output
 from outpace.trace import STATES, block_edges, slot_states
 
@@ -50,31 +48,5 @@ def draw_slots(output: Output, title: str, path: Path) -> None:
         for colour, state in list(zip(COLOURS, STATES, strict=True))[1:]
     ]
     figure.legend(handles=patches, loc="outside lower left", ncols=4, fontsize=8, frameon=False)
-    FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=150, format="png")
-
-
-def draw_front(results: Sequence[Result], path: Path) -> None:
-    """Write a picture of accuracy against tokens per forward; a line joins what no other beats."""
-    figure = Figure(figsize=(7.5, 4.8), layout="constrained")
-    pane = figure.add_subplot()
-    for result in results:
-        speed, share = point(result)
-        low, high = result["interval"] or (share, share)
-        pane.errorbar(
-            speed,
-            100 * share,
-            xerr=result["tokens_per_forward_error"],
-            yerr=[[100 * max(share - low, 0)], [100 * max(high - share, 0)]],
-            fmt="o",
-            capsize=2,
-            label=named(result),
-        )
-    line = sorted(point(results[number]) for number in fronts(results))
-    pane.plot([p[0] for p in line], [100 * p[1] for p in line], color="#888888", zorder=0)
-    pane.set_xlabel("tokens per forward")
-    pane.set_ylabel("accuracy (%)")
-    pane.grid(alpha=0.3)
-    figure.legend(loc="outside lower left", fontsize=7, frameon=False)
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=150, format="png")

@@ -46,17 +46,17 @@ def named(result: Result) -> str:
     return f"{result['model']} {result['method']}"
 
 
-def point(result: Result) -> Point:
+def point(result: Result, speed: str = "tokens_per_forward") -> Point:
     """Where a result stands between fast and right."""
-    return result["tokens_per_forward"], result["accuracy"] or 0.0
+    return result[speed], result["accuracy"] or 0.0
 
 
-def fronts(results: Sequence[Result]) -> set[int]:
-    """Numbers of the results that no other one on the same questions beats."""
+def fronts(results: Sequence[Result], speed: str = "tokens_per_forward") -> set[int]:
+    """Numbers of the results that no other one on the same questions beats, by some speed."""
     found: set[int] = set()
     for questions in {result["questions"] for result in results}:
         numbers = [n for n, result in enumerate(results) if result["questions"] == questions]
-        found |= {numbers[n] for n in front([point(results[n]) for n in numbers])}
+        found |= {numbers[n] for n in front([point(results[n], speed) for n in numbers])}
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from outpace.decoding import (
     agreement,
 )
 from outpace.decoding.sampling import Read, Reader, Readout, chooser
-from outpace.methods.method import Method, at_least_one, fraction
+from outpace.methods.method import Method, Within, at_least_one, fraction
 
 Coupling = Literal["gumbel", "argmax"]
 
@@ -41,9 +41,9 @@ class APD(Method):
     roles = {"verifier": CAUSAL_KINDS}
 
     verifier: str
-    ratio: float = 0.7
-    window: int | None = 16
-    lookahead: int | None = 100
+    ratio: Annotated[float, Within(0, 1)] = 0.7
+    window: Annotated[int | None, Within(2, 64, log=True)] = 16
+    lookahead: Annotated[int | None, Within(4, 128, log=True)] = 100
     coupling: Coupling = "gumbel"
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from outpace.decoding.blocks import ACTIVATE, ADD, CONFIDENCE, SIZE, taken
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import rank
 from outpace.decoding.target import Rank
-from outpace.methods.method import Method, at_least_one, fraction
+from outpace.methods.method import Among, Method, Within, at_least_one, fraction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +32,10 @@ class D2F(Method):
     decodes = (Kind.DIFFUSION,)
     usual = {"temperature": 0.0, "top_p": 1.0}
 
-    block: int = SIZE
-    add: float = ADD
-    activate: float = ACTIVATE
-    confidence: float = CONFIDENCE
+    block: Annotated[int, Among((8, 16, 32))] = SIZE
+    add: Annotated[float, Within(0.05, 1)] = ADD
+    activate: Annotated[float, Within(0.5, 1)] = ACTIVATE
+    confidence: Annotated[float, Within(0.5, 0.999)] = CONFIDENCE
     order: Rank = "confidence"
     canvas: bool = False
 

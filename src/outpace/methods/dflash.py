@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from outpace.decoding import (
     draft_read,
     verify_read,
 )
-from outpace.methods.method import Length, Method, at_least_one, check_length
+from outpace.methods.method import Length, Method, Within, at_least_one, check_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class DFlash(Method):
 
     draft: str
     block: int | None = None
-    tokens: Length = "auto"
+    tokens: Annotated[Length, Within(1, 15)] = "auto"
     verify: Verify = "match"
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from outpace.decoding.canvas import blocks
 from outpace.decoding.forward import FloatArray, IntArray
 from outpace.decoding.order import above, best, perturbed, rank, schedule, uniforms
 from outpace.decoding.target import Order, Rank
-from outpace.methods.method import Method, at_least_one, check_blocks, nearest
+from outpace.methods.method import Among, Method, at_least_one, check_blocks, nearest
 from outpace.methods.moved import Moved
 
 Ends = Literal["free", "last", "never"]
@@ -44,9 +44,9 @@ class Diffusion(Method):
 
     decodes = (Kind.DIFFUSION,)
 
-    order: Order | None = None
-    steps: int | None = None
-    block: int | None = None
+    order: Annotated[Order | None, Among(("confidence", "entropy", "margin"))] = None
+    steps: Annotated[int | None, Among((16, 32, 64, 128))] = None
+    block: Annotated[int | None, Among((8, 16, 32))] = None
     eps: float | None = None
     order_temperature: float = 0.0
     guidance: float = 0.0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from outpace.decoding import FULL, Canvas, Decoding, Forward, Kind, Prediction, Request
 from outpace.decoding.canvas import blocks
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import best, factor, rank, reaching, within_budget
 from outpace.decoding.target import Rank
-from outpace.methods.method import Method, at_least_one, check_blocks
+from outpace.methods.method import Among, Method, Within, at_least_one, check_blocks
 
 Cache = Literal["prefix", "dual"]
 BLOCK = 32
@@ -33,11 +33,11 @@ class FastDLLM(Method):
 
     decodes = (Kind.DIFFUSION,)
 
-    threshold: float | None = 0.9
+    threshold: Annotated[float | None, Within(0.5, 1)] = 0.9
     factor: float | None = None
     budget: float | None = None
-    cache: Cache | None = "dual"
-    block: int | None = None
+    cache: Annotated[Cache | None, Among(("prefix", "dual"))] = "dual"
+    block: Annotated[int | None, Among((8, 16, 32))] = None
     canvas: bool = False
 
     def __post_init__(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from outpace.decoding import FULL, Decoding, Forward, Kind, Request
-from outpace.methods.method import Method, at_least_one
+from outpace.methods.method import Method, Within, at_least_one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +20,9 @@ class LeftToRight(Method):
 
     decodes = (Kind.DIFFUSION,)
 
-    tokens: int = 1
-    window: int | None = None
-    lookahead: int | None = None
+    tokens: Annotated[int, Within(1, 8)] = 1
+    window: Annotated[int | None, Within(2, 64, log=True)] = None
+    lookahead: Annotated[int | None, Within(8, 128, log=True)] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

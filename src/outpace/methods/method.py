@@ -60,6 +60,22 @@ class Method(ABC):
         return {role: getattr(self, role) for role in self.roles}
 
 
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Bounds within which a search varies an option, by factors where `log`; a mark beside it."""
+
+    low: float
+    high: float
+    log: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Among:
+    """Values that a search tries for an option; a mark beside it."""
+
+    values: tuple[Any, ...]
+
+
 Length = int | Literal["auto"]
 """A number of tokens, or as many as pay."""
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from outpace.methods import METHODS, Method
 from outpace.methods.meanings import MEANINGS
+from outpace.methods.method import Among, Within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,7 @@ class Option:
         nullable: whether it may be None.
         default: MISSING where one must be given.
         meaning: in a line; empty for a method that is not registered.
+        search: what a search tries; None where it leaves the option alone.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Option:
     nullable: bool
     default: Any
     meaning: str
+    search: Within | Among | None = None
 
     @property
     def needed(self) -> bool:
@@ -44,7 +47,7 @@ def find_method(name: str) -> type[Method]:
 
 def options_of(method: type[Method]) -> dict[str, Option]:
     """The options of a method by their names."""
-    hints = get_type_hints(method)
+    hints = get_type_hints(method, include_extras=True)
     told = next((MEANINGS[name] for name, kind in METHODS.items() if kind is method), {})
     return {
         f.name: option(f.name, hints[f.name], f.default, told.get(f.name, ""))
@@ -54,6 +57,8 @@ def options_of(method: type[Method]) -> dict[str, Option]:
 
 def option(name: str, hint: Any, default: Any, meaning: str) -> Option:
     """An option from its annotation."""
+    marks = getattr(hint, "__metadata__", ())
+    hint = get_args(hint)[0] if marks else hint
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     plain = [part for part in parts if get_origin(part) is not Literal and part is not NoneType]
     words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
@@ -64,4 +69,5 @@ def option(name: str, hint: Any, default: Any, meaning: str) -> Option:
         nullable=NoneType in parts,
         default=default,
         meaning=meaning,
+        search=next((mark for mark in marks if isinstance(mark, Within | Among)), None),
     )

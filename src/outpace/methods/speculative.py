@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from outpace.decoding import (
     draft_read,
     verify_read,
 )
-from outpace.methods.method import Length, Method, check_length
+from outpace.methods.method import Length, Method, Within, check_length
 
 LONGEST = 8
 """Most tokens that "auto" drafts."""
@@ -35,7 +36,7 @@ class Speculative(Method):
     roles = {"draft": CAUSAL_KINDS}
 
     draft: str
-    tokens: Length = "auto"
+    tokens: Annotated[Length, Within(1, LONGEST)] = "auto"
     verify: Verify = "match"
 
     def __post_init__(self) -> None:

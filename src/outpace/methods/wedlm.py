@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from outpace.decoding import Canvas, Decoding, Forward, Kind, Prediction, Request, agreement
 from outpace.decoding.order import best
-from outpace.methods.method import Method, at_least_one
+from outpace.methods.method import Among, Method, Within, at_least_one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +32,14 @@ class WeDLM(Method):
 
     decodes = (Kind.FILLING,)
 
-    window: int = 16
-    entropy: float | None = 0.4
-    penalty: float = 0.02
+    window: Annotated[int, Within(4, 32, log=True)] = 16
+    entropy: Annotated[float | None, Within(0.05, 1.5, log=True)] = 0.4
+    penalty: Annotated[float, Within(0, 0.1)] = 0.02
     confidence: float | None = None
     block: bool = False
     clip: bool = False
     eager: bool = True
-    verify: bool = False
+    verify: Annotated[bool, Among((False, True))] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

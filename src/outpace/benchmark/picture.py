@@ -1,0 +1,201 @@
+"""Pictures of comparisons: accuracy against speed, and speed against the load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+try:
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import ScalarFormatter
+except ImportError as error:
+    raise ValueError(f"{error}; pictures need: pip install 'outpace[eval]'") from error
+
+from outpace.evaluation.compare import Result, fronts, named
+
+Results = Sequence[Result]
+
+SPEEDS = {
+    "tokens_per_forward": "tokens per forward",
+    "tokens_per_cpu_second": "tokens per CPU second",
+}
+GREY = "#888888"
+
+
+def draw_sides(found: Results, path: Path) -> None:
+    """Costs, or speed against the load where that varies, or accuracy against speed."""
+    if "accuracy" not in found[0]:
+        clock = found[0]["clock"]
+        draw_bars(found, path, f"ms_per_forward.{clock}", f"{clock} milliseconds per forward")
+    elif len({each["batch"] for each in found}) > 1:
+        draw_loads(found, path)
+    elif all(each["accuracy"] is not None for each in found):
+        draw_front(found, path)
+    else:
+        draw_bars(found, path, "tokens_per_second", "tokens per second")
+
+
+def lines_of(results: Results) -> dict[str, list[Result]]:
+    """Results by the line of a sweep that they lie on, in their order."""
+    several = len({loaded(result) for result in results}) > 1
+    lines: dict[str, list[Result]] = {}
+    for result in results:
+        name = result.get("line") or named(result)
+        lines.setdefault(f"{name}, {loaded(result)}" if several else name, []).append(result)
+    return lines
+
+
+def loaded(result: Result) -> str:
+    """Under which load, in words."""
+    length, tokens = result.get("prompt_length"), result.get("max_tokens")
+    words = [f"batch {result['batch']}"]
+    words += [] if length is None else [f"prompts of {length}"]
+    words += [] if tokens is None else [f"{tokens} tokens"]
+    return ", ".join(words)
+
+
+def draw_front(results: Results, path: Path) -> None:
+    """Write a picture of accuracy against speed; a grey line joins what no other beats.
+
+    Beside tokens per forward stand those per CPU second, where all results have them.
+    """
+    keys = [key for key in SPEEDS if all(key in result for result in results)]
+    figure = Figure(figsize=(6.2 * len(keys), 5.2), layout="constrained")
+    panes = figure.subplots(1, len(keys), sharey=True, squeeze=False)[0]
+    for pane, key in zip(panes, keys, strict=True):
+        for name, line in lines_of(results).items():
+            plot(pane, line, key, name)
+        ours = [results[number] for number in fronts(results, key)]
+        best = sorted((result[key], 100 * (result["accuracy"] or 0)) for result in ours)
+        pane.plot(*zip(*best, strict=True), color=GREY, zorder=0, linewidth=4, alpha=0.25)
+        pane.set_xlabel(SPEEDS[key])
+        pane.grid(alpha=0.3)
+        pane.margins(x=0.09)
+    panes[0].set_ylabel("accuracy (%)")
+    handles, labels = panes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", fontsize=7, frameon=False)
+    save(figure, path)
+
+
+def draw_figure(results: Results, published: Results, title: str, path: Path) -> None:
+    """Write a picture of accuracy against speed here, and beside it in the paper."""
+    figure = Figure(figsize=(12.4, 5.2), layout="constrained")
+    here, there = figure.subplots(1, 2)
+    key = "tokens_per_cpu_second" if results[0]["clock"] == "cpu" else "tokens_per_second"
+    for name, line in lines_of(results).items():
+        plot(here, line, key, name)
+    shown = [point for point in published if {"accuracy", "tokens_per_second"} <= set(point)]
+    for name in dict.fromkeys(point["setting"] for point in shown):
+        line = [point for point in shown if point["setting"] == name]
+        speeds, right = ([p[k] for p in line] for k in ("tokens_per_second", "accuracy"))
+        there.plot(speeds, right, "o", fillstyle="none", label=name)
+        for point in line:
+            place = (point["tokens_per_second"], point["accuracy"])
+            there.annotate(differing(point), place, (4, 4), textcoords="offset points", size=6)
+    if not shown:
+        there.text(0.5, 0.5, "no points with both figures", ha="center")
+    for pane, name in ((here, SPEEDS.get(key, "tokens per second")), (there, "as published")):
+        pane.set_xlabel(name if pane is here else f"tokens per second, {name}")
+        pane.set_ylabel("accuracy (%)")
+        pane.grid(alpha=0.3)
+        pane.legend(fontsize=6, frameon=False)
+    figure.suptitle(title, fontsize=10)
+    save(figure, path)
+
+
+def differing(point: Result) -> str:
+    """What a published point says beside its figures."""
+    figures = ("accuracy", "tokens_per_", "latency", "answer_tokens", "place", "setting", "speedup")
+    return ", ".join(f"{k}={v}" for k, v in point.items() if not k.startswith(figures))
+
+
+def plot(pane: Axes, line: Results, key: str, name: str) -> None:
+    """A line with intervals of 95 %, and its settings beside the points."""
+    x, y = [result[key] for result in line], [100 * (result["accuracy"] or 0) for result in line]
+    bounds = [result["interval"] or (h / 100, h / 100) for result, h in zip(line, y, strict=True)]
+    below = [max(h - 100 * low, 0) for h, (low, _) in zip(y, bounds, strict=True)]
+    above = [max(100 * high - h, 0) for h, (_, high) in zip(y, bounds, strict=True)]
+    error = f"{key}_error"
+    wide = [result.get(error) or 0.0 for result in line] if error in line[0] else None
+    style: dict[str, Any] = {"fmt": "o-", "capsize": 2, "markersize": 4, "linewidth": 1}
+    drawn = pane.errorbar(x, y, xerr=wide, yerr=[below, above], label=name, **style)
+    for result, left, height in zip(line, x, y, strict=True):
+        text, colour = result.get("setting", ""), drawn.lines[0].get_color()
+        pane.annotate(
+            text, (left, height), (4, 4), textcoords="offset points", size=6, color=colour
+        )
+
+
+def draw_loads(results: Results, path: Path) -> None:
+    """Write a picture of throughput and latency against the number of requests at a time."""
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    throughput, latency = figure.subplots(1, 2)
+    for name, line in by_batch(results).items():
+        batches = [result["batch"] for result in line]
+        values = [result["tokens_per_second"] for result in line]
+        throughput.plot(batches, values, "-o", markersize=4, label=name)
+        for percentile, style in (("p50", "-o"), ("p95", ":o")):
+            took = [result["latency"][percentile] for result in line]
+            colour = throughput.lines[-1].get_color()
+            latency.plot(batches, took, style, markersize=3, color=colour)
+    throughput.set_ylabel("tokens per second")
+    throughput.set_ylim(bottom=0)
+    latency.set_ylabel("seconds of an answer (p95 dotted)")
+    latency.set_yscale("log")
+    batches = sorted({result["batch"] for result in results})
+    for pane in (throughput, latency):
+        pane.set_xscale("log", base=2)
+        pane.set_xticks(batches)
+        pane.xaxis.set_major_formatter(ScalarFormatter())
+        pane.set_xlabel("requests at a time")
+        pane.grid(alpha=0.3)
+    handles, labels = throughput.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", fontsize=7, frameon=False)
+    save(figure, path)
+
+
+def by_batch(results: Results) -> dict[str, list[Result]]:
+    """Results that differ in their batch alone."""
+    lines: dict[str, list[Result]] = {}
+    several = len({(r["prompt_length"], r["max_tokens"]) for r in results}) > 1
+    for result in results:
+        name = f"{result['line']} {result['setting']}".rstrip()
+        rest = loaded(result).partition(", ")[2]
+        lines.setdefault(f"{name}, {rest}" if several else name, []).append(result)
+    return {name: sorted(line, key=lambda r: r["batch"]) for name, line in lines.items()}
+
+
+def draw_bars(results: Results, path: Path, key: str, label: str) -> None:
+    """Write a picture with a bar for each result, the largest on top."""
+    ordered = sorted(results, key=lambda result: value_of(result, key))
+    several = len({loaded(result) for result in results}) > 1
+    names = [
+        f"{result['line']} {result['setting']}".rstrip()
+        + (f"\n{loaded(result)}" if several else "")
+        for result in ordered
+    ]
+    figure = Figure(figsize=(9, 0.45 * len(ordered) + 1.2), layout="constrained")
+    pane = figure.add_subplot()
+    bars = pane.barh(range(len(ordered)), [value_of(result, key) for result in ordered])
+    pane.set_yticks(range(len(ordered)), names, fontsize=7)
+    pane.bar_label(bars, fmt="{:.3g}", padding=3, size=8)
+    pane.set_xlabel(label)
+    pane.margins(x=0.12)
+    save(figure, path)
+
+
+def value_of(result: Result, key: str) -> float:
+    """A figure, or the one within a figure that `a.b` names."""
+    value: Any = result
+    for part in key.split("."):
+        value = value[part]
+    return float(value)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write it, whatever the name of the file is."""
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=150, format="png")

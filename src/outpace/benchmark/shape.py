@@ -1,0 +1,77 @@
+"""Models of random weights: their shapes by name, and checkpoints of them to load."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outpace.benchmark.entry import RANDOM
+from outpace.decoding import Kind
+from outpace.methods import Method
+from outpace.models.fields import read_json
+from outpace.models.load import save_model, translate
+from outpace.models.transformer import Transformer
+
+SHAPES = Path(__file__).parent / "shapes.toml"
+SPREAD = 0.02
+"""Standard deviation of the weights, that of published models before their training."""
+
+
+def shape_of(name: str) -> dict[str, Any]:
+    """`config.json` of a shape by its name, or of a file; `ValueError` for an unknown one."""
+    known: dict[str, dict[str, Any]] = tomllib.loads(SHAPES.read_text())
+    if name in known:
+        return known[name]
+    if not Path(name).is_file():
+        raise ValueError(
+            f"unknown shape {name!r}; known are {', '.join(known)}, or give a config.json"
+        )
+    return read_json(Path(name))
+
+
+@dataclass(slots=True, kw_only=True)
+class Shapes:
+    """Checkpoints in a folder, each of which is written when it is asked for first."""
+
+    folder: Path
+    dtype: torch.dtype
+    device: torch.device
+    written: dict[str, str] = field(default_factory=dict)
+
+    def model(self, name: str) -> str:
+        """What to load for a model's name; `ValueError` for an unknown shape."""
+        if not name.startswith(RANDOM):
+            return name
+        if name not in self.written:
+            folder = self.folder / str(len(self.written))
+            self.write(shape_of(name.removeprefix(RANDOM)), folder)
+            self.written[name] = str(folder)
+        return self.written[name]
+
+    def method(self, method: Method) -> Method:
+        """A method whose further models can be loaded."""
+        roles = {role: self.model(str(name)) for role, name in method.models().items()}
+        return replace(method, **roles) if roles else method
+
+    def write(self, published: dict[str, Any], folder: Path) -> None:
+        """A checkpoint, the same each time. Raises `ValueError` for what is no model alone."""
+        config = translate(published)
+        if config.kind is Kind.DRAFT:
+            raise ValueError(
+                f"{config.architecture} is a draft that reads features: without trained weights "
+                "it has nothing to measure"
+            )
+        with torch.device("meta"):
+            model = Transformer(config).requires_grad_(False)
+        model.to(self.dtype).to_empty(device=self.device)
+        noise = torch.Generator(self.device).manual_seed(0)
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            else:
+                parameter.normal_(0.0, SPREAD, generator=noise)
+        save_model(model, folder, dtype=self.dtype)

@@ -1,0 +1,174 @@
+"""Sides of a comparison take turns on the same questions: what disturbs one disturbs all."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outpace.benchmark.entry import Entry
+from outpace.evaluation.question import Question
+from outpace.evaluation.samples import Samples, digest, kept, restored, written
+from outpace.jsonl import Record
+from outpace.llm import LLM
+from outpace.methods.method import at_least_one
+from outpace.options import Options
+from outpace.output import Output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How many requests run at a time, and how long they are.
+
+    `prompt_length` is in tokens, and None where prompts are the questions of a task.
+    """
+
+    batch: int
+    max_tokens: int
+    prompt_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Answers of one turn, and seconds of all threads and of the clock."""
+
+    outputs: list[Output]
+    cpu: float
+    wall: float
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens."""
+        return sum(len(output.ids) for output in self.outputs)
+
+    @property
+    def forwards(self) -> int:
+        """Forwards of the target."""
+        return sum(output.forwards for output in self.outputs)
+
+
+@dataclass(slots=True, kw_only=True)
+class Side:
+    """An entry under one load, and the turns that it has had."""
+
+    entry: Entry
+    llm: LLM
+    load: Load
+    questions: Sequence[Question]
+    options: Options
+    task: str = ""
+    protocol: str = ""
+    turns: list[Turn] = field(default_factory=list)
+
+    def answer(self, questions: Sequence[Question]) -> list[Output]:
+        """Answers in the order of the questions."""
+        requests = ((question.prompt, self.options) for question in questions)
+        outputs = dict(self.llm.serve(requests, batch=self.load.batch))
+        return [outputs[number] for number in sorted(outputs)]
+
+    def take(self, questions: Sequence[Question]) -> Turn:
+        """One more turn."""
+        with frozen():
+            cpu, wall = time.process_time(), time.perf_counter()
+            outputs = self.answer(questions)
+            turn = Turn(outputs, time.process_time() - cpu, time.perf_counter() - wall)
+        self.turns.append(turn)
+        return turn
+
+    def header(self, rounds: int) -> dict[str, Any]:
+        """What another run must share with this one to go on with its turns."""
+        asked = {key: value for key, value in self.options.items() if key != "method"}
+        return {
+            "entry": self.entry.name,
+            "method": repr(self.entry.method),
+            "load": asdict(self.load),
+            "questions": digest(self.questions),
+            "options": asked,
+            "rounds": rounds,
+        }
+
+
+def parts(count: int, rounds: int) -> list[slice]:
+    """So many neighbouring parts of as many questions, of equal length to one."""
+    edges = [count * number // rounds for number in range(rounds + 1)]
+    return [slice(begin, end) for begin, end in zip(edges, edges[1:], strict=False)]
+
+
+def check_rounds(count: int, rounds: int, batch: int) -> None:
+    """Raise `ValueError` where a part of so many questions does not fill a batch."""
+    at_least_one(rounds=rounds)
+    if count // rounds < batch:
+        raise ValueError(
+            f"{count} questions in {rounds} rounds do not fill a batch of {batch}: "
+            f"ask {batch * rounds}, or measure fewer rounds"
+        )
+
+
+def remembered(side: Side, rounds: int, folder: Path | None) -> AbstractContextManager[Samples]:
+    """Turns of an earlier run of the same, which `folder` has, and to which more are added."""
+    header = side.header(rounds)
+    name = hashlib.sha256(json.dumps(header, sort_keys=True, default=str).encode()).hexdigest()
+    return kept(folder and folder / f"{name[:16]}.jsonl", header)
+
+
+def turn_of(record: Record) -> Turn:
+    """A turn from its line; `ValueError` where it is none."""
+    try:
+        outputs = [restored(output) for output in record["outputs"]]
+        return Turn(outputs, float(record["cpu"]), float(record["wall"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"a line of the samples is no turn: {error!r}") from error
+
+
+def record_of(turn: Turn) -> Record:
+    """The line of a turn."""
+    outputs = [written(output) for output in turn.outputs]
+    return {"cpu": turn.cpu, "wall": turn.wall, "outputs": outputs}
+
+
+def alternate(
+    sides: Sequence[Side],
+    rounds: int,
+    *,
+    samples: Path | None = None,
+    progress: Callable[[Side], None] = lambda side: None,
+) -> Iterator[int]:
+    """Let the sides take turns, in alternating order, and give how many rounds are whole.
+
+    All sides have equally many questions, of which each round asks a part. Each side answers a
+    batch first, which does not count. `samples` is a folder that keeps the turns: a run that was
+    killed goes on from there. Raises `ValueError` where the questions do not fill the rounds.
+    """
+    check_rounds(len(sides[0].questions), rounds, max(side.load.batch for side in sides))
+    with ExitStack() as stack:
+        known = [stack.enter_context(remembered(side, rounds, samples)) for side in sides]
+        warm: set[int] = set()
+        for number, part in enumerate(parts(len(sides[0].questions), rounds)):
+            for index in range(len(sides))[:: -1 if number % 2 else 1]:
+                side, before = sides[index], known[index]
+                if number in before.records:
+                    side.turns.append(turn_of(before.records[number]))
+                else:
+                    if index not in warm:
+                        side.answer(side.questions[: side.load.batch])
+                    warm.add(index)
+                    before.add(number, record_of(side.take(side.questions[part])))
+                progress(side)
+            yield number + 1
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Objects of the other sides do not slow down collections meanwhile."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,90 @@
+"""Whether measured results have the shape of a published figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outpace.benchmark.figure import Claim
+from outpace.evaluation.compare import Difference, Result, differences, point
+
+CHANGE = 0.05
+"""Share by which a figure without an interval must change to count as changed."""
+
+PAIRED = ("accuracy", "tokens_per_forward")
+"""Figures whose differences have an interval, by the questions that two runs share."""
+
+Lines = Sequence[Sequence[Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a claim holds, and the figures that say so."""
+
+    says: str
+    holds: bool
+    told: str
+
+
+def judge(claim: Claim, lines: Lines) -> Verdict:
+    """Look at one or two lines of results."""
+    mine = lines[claim.line - 1]
+    key = speed_of(mine[0]) if claim.key == "speed" else claim.key
+    if claim.than is None:
+        holds, told = changed(mine[0], mine[-1], key, up=claim.trend == "rises")
+        told = f"{mine[0]['setting']} to {mine[-1]['setting']}: {told}"
+        return Verdict(claim.says, holds, told)
+    other = lines[claim.than - 1]
+    if claim.trend == "unbeaten":
+        return unbeaten(claim.says, mine, other, key)
+    pairs = list(zip(other, mine, strict=True))
+    found = [changed(a, b, key, up=claim.trend == "higher") for a, b in pairs]
+    told = "; ".join(f"{b['setting']}: {t}" for (_, b), (_, t) in zip(pairs, found, strict=True))
+    return Verdict(claim.says, all(holds for holds, _ in found), told)
+
+
+def changed(before: Result, after: Result, key: str, *, up: bool) -> tuple[bool, str]:
+    """Whether a figure rose (or fell) by more than chance, and from what to what."""
+    a, b = before[key] or 0.0, after[key] or 0.0
+    if key in PAIRED:
+        difference = differences(before, after)[key]
+        told = f"{shown(a, key)} → {shown(b, key)}, {between(difference, key)}"
+        return beyond(difference, up=up), told
+    moved = b > a * (1 + CHANGE) if up else b < a * (1 - CHANGE)
+    return moved, f"{shown(a, key)} → {shown(b, key)}"
+
+
+def beyond(difference: Difference, *, up: bool) -> bool:
+    """Whether the interval lies on one side of zero."""
+    return difference.low > 0 if up else difference.high < 0
+
+
+def between(difference: Difference, key: str) -> str:
+    """The interval of a difference."""
+    scale = 100 if key == "accuracy" else 1
+    return f"95 % {scale * difference.low:+.2f} … {scale * difference.high:+.2f}"
+
+
+def shown(value: float, key: str) -> str:
+    """A figure with its unit."""
+    if key == "accuracy":
+        return f"{100 * value:.1f} %"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def speed_of(result: Result) -> str:
+    """Key of tokens per second by the clock that its run was measured with."""
+    return "tokens_per_cpu_second" if result["clock"] == "cpu" else "tokens_per_second"
+
+
+def unbeaten(says: str, mine: Sequence[Result], other: Sequence[Result], key: str) -> Verdict:
+    """No setting of the other line is as right and as fast as one of this."""
+    beaten = [f"{m['setting']} by {o['setting']}" for m in mine for o in other if beats(o, m, key)]
+    told = f"{len(mine)} settings, none beaten" if not beaten else f"beaten: {', '.join(beaten)}"
+    return Verdict(says, not beaten, told)
+
+
+def beats(one: Result, other: Result, key: str) -> bool:
+    """Whether one result is at least as right and as fast, and better in one of both."""
+    a, b = point(one, key), point(other, key)
+    return a[0] >= b[0] and a[1] >= b[1] and a != b

@@ -1,0 +1,118 @@
+"""Entries, alone and swept; models of random weights; prompts of a length."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from outpace import LLM
+from outpace.benchmark.entry import swept
+from outpace.benchmark.prompts import cut, of_length
+from outpace.benchmark.shape import Shapes, shape_of
+from outpace.cli.options import flags_of, parse_entries, parse_method
+from outpace.evaluation.run import questions_of
+from outpace.methods import APD, D2F, Autoregressive, LeftToRight
+from outpace.models.families import FAMILIES
+from outpace.models.load import translate
+
+
+def test_a_sweep_has_an_entry_for_each_value_on_one_line() -> None:
+    """The option that is swept is the setting of each."""
+    entries = parse_entries("tiny-dream apd verifier=tiny-aux ratio=0,0.5 window=none")
+    assert [entry.setting for entry in entries] == ["ratio=0.0", "ratio=0.5"]
+    assert {entry.line for entry in entries} == {"tiny-dream apd verifier=tiny-aux window=none"}
+    assert entries[1].method == APD(verifier="tiny-aux", ratio=0.5, window=None)
+
+
+def test_of_several_sweeps_the_last_runs_along_a_line() -> None:
+    """The others part the lines."""
+    options = {"add": [0.1, 1.0], "confidence": [0.7, 0.9], "block": [8]}
+    entries = swept("tiny-d2f", "d2f", options)
+    assert [(entry.line, entry.setting) for entry in entries] == [
+        ("tiny-d2f d2f add=0.1 block=8", "confidence=0.7"),
+        ("tiny-d2f d2f add=0.1 block=8", "confidence=0.9"),
+        ("tiny-d2f d2f add=1.0 block=8", "confidence=0.7"),
+        ("tiny-d2f d2f add=1.0 block=8", "confidence=0.9"),
+    ]
+    assert entries[2].method == D2F(add=1.0, block=8, confidence=0.7)
+
+
+def test_an_entry_alone_is_a_line_of_its_own() -> None:
+    """With a name that makes it again."""
+    (entry,) = parse_entries("tiny-ar autoregressive")
+    assert (entry.name, entry.setting, entry.random) == ("tiny-ar autoregressive", "", False)
+    assert parse_entries("random:tiny autoregressive")[0].random
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tiny-ar", "is no entry"),
+        ("tiny-ar autoregressive fast", "is no entry"),
+        ("tiny-ar nonsense", "unknown method 'nonsense'"),
+        ("tiny-dream apd ratio=0.5", "apd needs --verifier"),
+        ("tiny-dream left_to_right tokens=1,", "tokens takes int, not ''"),
+        ("tiny-dream left_to_right tokens=1,many", "tokens takes int, not 'many'"),
+        ("tiny-dream left_to_right colour=red", "no option colour"),
+        ("tiny-dream left_to_right tokens=0,1", "tokens must be at least 1"),
+    ],
+)
+def test_a_bad_entry_is_named(text: str, says: str) -> None:
+    """Each of its values is looked at."""
+    with pytest.raises(ValueError, match=says):
+        parse_entries(text)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Autoregressive(), LeftToRight(tokens=2, window=8), APD(verifier="v", lookahead=None)],
+)
+def test_flags_make_a_method_again(method: Autoregressive) -> None:
+    """What it has by default is left out."""
+    _, name, *rest = flags_of(method)
+    values = {flag[2:].replace("-", "_"): v for flag, v in zip(rest[::2], rest[1::2], strict=True)}
+    assert parse_method(name, values) == method
+    assert flags_of(Autoregressive()) == ["--method", "autoregressive"]
+
+
+SHAPES = ("tiny", "qwen2.5-0.5b", "qwen2.5-7b", "qwen3-8b", "dream-7b", "llada-8b", "wedlm-8b")
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_is_a_model(name: str) -> None:
+    """Of a family that loads."""
+    assert translate(shape_of(name)).family in FAMILIES
+
+
+def test_an_unknown_shape_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+    """A file of one's own is a shape too."""
+    with pytest.raises(ValueError, match=f"unknown shape 'huge'; known are {', '.join(SHAPES)}"):
+        shape_of("huge")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(shape_of("tiny")))
+    assert shape_of(str(path)) == shape_of("tiny")
+
+
+def test_random_weights_are_written_once_and_decode(tmp_path: Path) -> None:
+    """Roles of a method are found as well."""
+    shapes = Shapes(folder=tmp_path, dtype=torch.float32, device=torch.device("cpu"))
+    path = shapes.model("random:tiny")
+    assert shapes.model("random:tiny") == path and shapes.model("tiny-ar") == "tiny-ar"
+    assert shapes.method(APD(verifier="random:tiny")) == APD(verifier=path)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["0"]
+    llm = LLM(path)
+    (question,) = of_length(llm, questions_of("story", 1), 9)
+    assert len(question.prompt) == 9 and question.right("x") is None
+    (output,) = llm.generate([question.prompt], max_tokens=4, temperature=0.0)
+    assert len(output.ids) == 4
+
+
+def test_prompts_of_a_length_go_on_with_the_next_question() -> None:
+    """Round and round, however long."""
+    told = [[1, 2], [3], [4, 5, 6]]
+    assert cut(told, 0, 4) == [1, 2, 3, 4]
+    assert cut(told, 2, 8) == [4, 5, 6, 1, 2, 3, 4, 5]
+    assert len(cut(told, 1, 1000)) == 1000

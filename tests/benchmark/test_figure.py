@@ -1,0 +1,157 @@
+"""Figures of papers as data, and whether results look like them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outpace.benchmark import figure as figures_of
+from outpace.benchmark.figure import FOLDER, PAPERS, Claim, Figure, Scale, figures, find, read
+from outpace.benchmark.verdict import judge
+from outpace.models.load import zoo_names
+
+EVERY = [figure for paper in PAPERS for figure in figures(paper)]
+each = pytest.mark.parametrize("figure", EVERY, ids=lambda f: f"{f.paper}:{f.name}")
+
+
+def result(setting: str, right: int, tokens: int, seconds: float = 1.0) -> dict[str, Any]:
+    """A result of a hundred answers, of ten forwards each."""
+    verdicts = [True] * right + [False] * (100 - right)
+    return {
+        "file": "a",
+        "task": "story",
+        "questions": "q",
+        "problems": 100,
+        "setting": setting,
+        "accuracy": right / 100,
+        "tokens_per_forward": tokens / 10,
+        "tokens_per_cpu_second": 100 * tokens / seconds,
+        "clock": "cpu",
+        "samples": {"right": verdicts, "tokens": [tokens] * 100, "forwards": [10] * 100},
+    }
+
+
+def test_every_file_is_a_paper() -> None:
+    """And the other way round."""
+    assert sorted(path.stem for path in FOLDER.glob("*.toml")) == sorted(PAPERS)
+
+
+@each
+def test_a_figure_can_be_drawn(figure: Figure) -> None:
+    """It has published points, and claims about lines that there are; the zoo is enough for it."""
+    assert figure.published() and figure.claims
+    timed = [point for point in figure.published() if "tokens_per_second" in point]
+    assert (figure.hours(100) > 0) == bool(timed)
+    for scale in (figure.mini, figure.full):
+        lines = scale.entries()
+        assert scale.setting().task == scale.task
+        for claim in figure.claims:
+            mine = lines[claim.line - 1]
+            if claim.trend in ("rises", "falls"):
+                assert len(mine) > 1 and all(entry.setting for entry in mine)
+            if claim.trend in ("higher", "lower"):
+                assert [e.setting for e in mine] == [e.setting for e in lines[claim.than - 1]]
+    names = {e.model for line in figure.mini.entries() for e in line}
+    names |= {m for line in figure.mini.entries() for e in line for m in e.method.models().values()}
+    assert names <= set(zoo_names())
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nobody", "unknown paper 'nobody'; known are apd, d2f, dflash, wedlm"),
+        ("apd:figure9", "unknown figure 'apd:figure9'; known are apd:figure2, apd:figure3"),
+    ],
+)
+def test_what_is_unknown_is_answered_with_what_is_known(name: str, says: str) -> None:
+    """Papers and figures."""
+    with pytest.raises(ValueError, match=says):
+        find(name)
+
+
+LINE = {"model": "tiny-ar", "method": "autoregressive"}
+CLAIM = {"says": "x", "line": 1, "trend": "rises"}
+TABLE: dict[str, Any] = {
+    "about": "x",
+    "place": "Figure 2",
+    "task": "gsm8k",
+    "claims": [CLAIM],
+    "mini": {"task": "story", "lines": [LINE]},
+    "full": {"task": "story", "lines": [LINE]},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"mini": {"task": "chess", "lines": [LINE]}}, "unknown task 'chess'"),
+        ({"mini": {"task": "story", "lines": [{"model": "m"}]}}, "a line needs a method"),
+        ({"mini": {"task": "story", "lines": [{**LINE, "x": 1}]}}, "unexpected keyword"),
+        ({"mini": {"task": "story", "lines": [LINE], "colour": 1}}, "unknown colour; known are"),
+        ({"claims": [{**CLAIM, "trend": "soars"}]}, "unknown trend 'soars'"),
+        ({"claims": [{**CLAIM, "trend": "higher"}]}, "needs another line"),
+        ({"claims": [{"line": 1}]}, "says"),
+        ({"full": None}, "x.toml: figure1: "),
+    ],
+)
+def test_a_bad_figure_is_named_with_its_file(change: dict[str, Any], says: str) -> None:
+    """And what is wrong with it."""
+    assert read("apd", "figure1", TABLE, FOLDER / "x.toml").name == "figure1"
+    with pytest.raises(ValueError, match="x.toml: figure1: ") as caught:
+        read("apd", "figure1", {**TABLE, **change}, FOLDER / "x.toml")
+    assert says in str(caught.value)
+
+
+def claim(trend: str, key: str = "tokens_per_forward", than: int | None = None) -> Claim:
+    """About the first line."""
+    return Claim(says="so", line=1, trend=trend, key=key, than=than)
+
+
+def test_trends_hold_beyond_chance_alone() -> None:
+    """A point more of accuracy is chance, forty are not."""
+    line = [result("a=1", 90, 10), result("a=2", 70, 20), result("a=3", 50, 30)]
+    assert judge(claim("rises"), [line]).holds
+    assert not judge(claim("falls"), [line]).holds
+    verdict = judge(claim("falls", "accuracy"), [line])
+    assert verdict.holds and verdict.told.startswith("a=1 to a=3: 90.0 % → 50.0 %, 95 % -")
+    flat = [result("a=1", 90, 10), result("a=2", 89, 10)]
+    assert not judge(claim("falls", "accuracy"), [flat]).holds
+    assert not judge(claim("rises"), [flat]).holds
+
+
+def test_seconds_must_move_by_more_than_noise() -> None:
+    """They have no interval."""
+    line = [result("a=1", 90, 10, 1.0), result("a=2", 90, 10, 0.97)]
+    assert not judge(claim("rises", "speed"), [line]).holds
+    line[1] = result("a=2", 90, 10, 0.9)
+    assert judge(claim("rises", "speed"), [line]).holds
+
+
+def test_a_line_is_compared_with_another_at_each_setting() -> None:
+    """One that fails is enough."""
+    mine = [result("a=1", 90, 20), result("a=2", 90, 30)]
+    other = [result("a=1", 90, 10), result("a=2", 90, 20)]
+    assert judge(claim("higher", than=2), [mine, other]).holds
+    assert not judge(claim("lower", than=2), [mine, other]).holds
+    other[1] = result("a=2", 90, 30)
+    verdict = judge(claim("higher", than=2), [mine, other])
+    assert not verdict.holds and "a=2: 3 → 3" in verdict.told
+
+
+def test_a_line_is_beaten_by_what_is_as_right_and_faster() -> None:
+    """Who beats whom is said."""
+    mine, other = [result("a=1", 90, 20)], [result("k=1", 95, 10), result("k=2", 80, 30)]
+    assert judge(claim("unbeaten", than=2), [mine, other]).holds
+    verdict = judge(claim("unbeaten", than=2), [mine, [*other, result("k=3", 90, 21)]])
+    assert not verdict.holds and verdict.told == "beaten: a=1 by k=3"
+
+
+def test_a_scale_names_its_entries() -> None:
+    """Line by line."""
+    scale = Scale(task="story", lines=[LINE, {**LINE, "method": "speculative", "draft": "d"}])
+    assert [[entry.name for entry in line] for line in scale.entries()] == [
+        ["tiny-ar autoregressive"],
+        ["tiny-ar speculative draft=d"],
+    ]
+    assert figures_of.line_of

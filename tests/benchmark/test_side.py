@@ -1,0 +1,155 @@
+"""Sides take turns, and what their turns come to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace import LLM
+from outpace.benchmark.entry import Entry
+from outpace.benchmark.side import Load, Side, Turn, alternate, parts
+from outpace.benchmark.summary import FEWEST, faster, interval, per_forward, summaries
+from outpace.decoding import Step
+from outpace.evaluation.compare import differences
+from outpace.evaluation.run import evaluate, questions_of
+from outpace.methods import Autoregressive, Speculative
+from outpace.output import Output
+
+QUESTIONS = questions_of("story", 6)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """A small model."""
+    return LLM("tiny-aux", prefix_cache=False)
+
+
+def side(llm: LLM, name: str = "a", **changes: Any) -> Side:
+    """A side that answers stories."""
+    entry = Entry(model="tiny-aux", method=Autoregressive(), line=name)
+    return Side(
+        entry=entry,
+        llm=llm,
+        load=Load(batch=1, max_tokens=12),
+        questions=QUESTIONS,
+        options={"max_tokens": 12, "temperature": 0.0, "method": entry.method},
+        task="story",
+        **changes,
+    )
+
+
+def turn(tokens: int, cpu: float) -> Turn:
+    """A turn of one answer, in ten forwards."""
+    steps = [Step("target", 0, 1, 1, 1, 0.01) for _ in range(10)]
+    output = Output(
+        text="", ids=[0] * tokens, finish_reason="stop", steps=steps, prompt_tokens=3, seconds=1.0
+    )
+    return Turn([output], cpu, 2 * cpu)
+
+
+def test_parts_are_neighbours_of_one_length() -> None:
+    """To one question."""
+    assert parts(7, 3) == [slice(0, 2), slice(2, 4), slice(4, 7)]
+    assert parts(4, 4) == [slice(n, n + 1) for n in range(4)]
+
+
+def test_sides_take_turns_in_alternating_order(llm: LLM) -> None:
+    """Each on the same part of the questions."""
+    order: list[str] = []
+    sides = [side(llm, "a"), side(llm, "b")]
+    rounds = list(alternate(sides, 3, progress=lambda s: order.append(s.entry.line)))
+    assert "".join(order) == "abbaab" and rounds == [1, 2, 3]
+    for each in sides:
+        assert [len(turn.outputs) for turn in each.turns] == [2, 2, 2]
+
+
+def test_turns_come_to_what_an_evaluation_comes_to(llm: LLM) -> None:
+    """The same questions, answers and counts."""
+    sides = [
+        side(llm),
+        side(
+            llm,
+            "b",
+        ),
+    ]
+    for _ in alternate(sides, 2):
+        pass
+    first, other = summaries(sides, 2)
+    report = evaluate(llm, QUESTIONS, task="story", max_tokens=12, temperature=0.0).summary()
+    same = ("task", "questions", "accuracy", "tokens_per_forward", "acceptance_histogram")
+    assert {key: first[key] for key in same} == {key: report[key] for key in same}
+    assert first["faster"] is None and other["faster"]["interval"] is None
+    assert 0.2 < other["faster"]["ratio"] < 5 and other["clock"] == "cpu"
+    assert differences(first, other)["tokens_per_forward"].value == 0
+    assert first["ms_per_pass"]["target"]["rows"] > 1 and first["ms_per_forward"]["cpu"] > 0
+
+
+def test_a_batch_needs_questions_for_each_round(llm: LLM) -> None:
+    """Said before anything runs."""
+    wide = replace(side(llm), load=Load(batch=4, max_tokens=12))
+    with pytest.raises(ValueError, match="6 questions in 2 rounds do not fill a batch of 4: ask 8"):
+        next(alternate([side(llm), wide], 2))
+    with pytest.raises(ValueError, match="rounds must be at least 1, not 0"):
+        next(alternate([side(llm)], 0))
+    assert wide.turns == []
+
+
+def test_a_killed_run_goes_on_with_its_turns(llm: LLM, tmp_path: Path) -> None:
+    """And asks for none of them again."""
+    first = [side(llm, "a"), side(llm, "b")]
+    running = alternate(first, 3, samples=tmp_path)
+    assert next(running) == 1
+    running.close()
+    again = [side(llm, "a"), side(llm, "b")]
+    assert list(alternate(again, 3, samples=tmp_path)) == [1, 2, 3]
+    for before, after in zip(first, again, strict=True):
+        assert after.turns[0].cpu == before.turns[0].cpu
+        assert after.turns[0].outputs[0].ids == before.turns[0].outputs[0].ids
+    assert len(list(tmp_path.iterdir())) == 2
+    other = [side(llm, "a"), side(llm, "c")]
+    assert list(alternate(other, 3, samples=tmp_path)) == [1, 2, 3]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_two_runs_do_not_share_their_turns(llm: LLM, tmp_path: Path) -> None:
+    """The second is refused."""
+    running = alternate([side(llm)], 2, samples=tmp_path)
+    next(running)
+    with pytest.raises(ValueError, match="another run writes to"):
+        next(alternate([side(llm)], 2, samples=tmp_path))
+    running.close()
+
+
+def test_a_ratio_is_the_median_of_the_rounds(llm: LLM) -> None:
+    """By tokens per second; one slow round does not count."""
+    mine, its = side(llm), side(llm, "b")
+    mine.turns = [turn(20, 1.0), turn(20, 1.0), turn(20, 50.0)]
+    its.turns = [turn(10, 1.0)] * 3
+    assert faster(mine, its, 3, "cpu") == {"ratio": 2.0, "interval": None}
+    assert faster(mine, its, 2, "wall") == {"ratio": 2.0, "interval": None}
+    its.turns = [turn(0, 1.0)] * 3
+    assert faster(mine, its, 3, "cpu") is None
+    assert per_forward(mine.turns, "cpu") == 100.0
+
+
+def test_an_interval_needs_rounds() -> None:
+    """And holds the median."""
+    assert interval([1.0] * (FEWEST - 1)) is None
+    assert interval([2.0] * FEWEST) == [2.0, 2.0]
+    low, high = interval([1.0, 1.1, 1.2, 1.3, 9.0]) or (0, 0)
+    assert low <= 1.2 <= high
+
+
+def test_random_weights_show_costs_alone(llm: LLM) -> None:
+    """No accuracy, no tokens per forward."""
+    entry = Entry(model="random:tiny", method=Speculative(draft="random:tiny"), line="x")
+    mine = replace(side(llm), entry=entry)
+    mine.turns = [turn(20, 1.0)]
+    other = replace(mine, turns=[turn(70, 2.0)])
+    first, second = summaries([mine, other], 1)
+    assert not {"accuracy", "tokens_per_forward", "tokens_per_second", "samples"} & set(first)
+    assert first["ms_per_forward"] == {"cpu": 100.0, "wall": 200.0}
+    assert second["faster"]["ratio"] == 0.5  # by forwards, whatever they kept

@@ -1,0 +1,175 @@
+"""What a search suggests, what it keeps, and how it goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from outpace import LLM
+from outpace.benchmark import tune
+from outpace.benchmark.entry import Entry
+from outpace.benchmark.side import Load, Side
+from outpace.benchmark.tune import WORST, Search, careful, distribution, space_of, usual
+from outpace.evaluation.run import questions_of
+from outpace.evaluation.samples import Samples, kept
+from outpace.methods import APD, METHODS, Autoregressive, LeftToRight
+from outpace.methods.method import Among, Within
+from outpace.methods.options import options_of
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """A diffusion model."""
+    return LLM("tiny-dream", prefix_cache=False)
+
+
+def search(llm: LLM, samples: Samples | None = None, **changes: Any) -> Search:
+    """Of APD's options, against one token per forward."""
+    side = Side(
+        entry=Entry(model="tiny-dream", method=LeftToRight(), line="one"),
+        llm=llm,
+        load=Load(batch=1, max_tokens=16),
+        questions=questions_of("story", 2),
+        options={"max_tokens": 16, "temperature": 0.0, "method": LeftToRight()},
+        task="story",
+    )
+    asked: dict[str, Any] = {
+        "kind": APD,
+        "name": "apd",
+        "fixed": {"verifier": "tiny-aux"},
+        "max_loss": 1.0,
+        "by": "tokens_per_forward",
+        "seed": 0,
+    }
+    return Search(side=side, samples=samples or Samples({}), **asked | changes)
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers without a model: more ratio is faster, and wrong above one half."""
+
+    def measured(side: Side) -> dict[str, Any]:
+        ratio = getattr(side.entry.method, "ratio", 0.0)
+        speed = 1 + 10 * ratio
+        figures = {"setting": side.entry.setting, "line": side.entry.line}
+        return {**figures, "accuracy": 0.9 if ratio <= 0.5 else 0.2, "tokens_per_forward": speed}
+
+    monkeypatch.setattr(tune, "measured", measured)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bounds_beside_options_are_values_that_options_take(name: str) -> None:
+    """At both ends; a default that is a number lies within."""
+    kind = METHODS[name]
+    further: Mapping[str, Any] = dict.fromkeys(kind.roles, "m")
+    for option in options_of(kind).values():
+        match option.search:
+            case Among(values):
+                ends = values
+            case Within(low, high, log):
+                assert low < high and (low > 0 or not log)
+                ends = (int(low), int(high)) if option.kind is int else (low, high)
+                if isinstance(option.default, int | float):
+                    assert low <= option.default <= high
+            case None:
+                continue
+        for end in ends:
+            made = {**further, option.name: end}
+            if (name, option.name) == ("left_to_right", "tokens"):
+                made["lookahead"] = 128
+            assert getattr(kind(**made), option.name) == end
+        assert distribution(option)
+
+
+def test_given_options_are_not_searched() -> None:
+    """Nor those without bounds; a method without any cannot be tuned."""
+    assert list(space_of(APD, {"verifier": "v"})) == ["ratio", "window", "lookahead"]
+    assert list(space_of(APD, {"verifier": "v", "ratio": 0.5})) == ["window", "lookahead"]
+    with pytest.raises(ValueError, match="Autoregressive has no option to tune"):
+        space_of(Autoregressive, {})
+    with pytest.raises(ValueError, match="no option to tune beside tokens, window, lookahead"):
+        space_of(LeftToRight, {"tokens": 1, "window": 1, "lookahead": 1})
+    assert usual(space_of(LeftToRight, {})) == {"tokens": 1}
+
+
+def test_the_careful_way_is_one_token_at_a_time(llm: LLM) -> None:
+    """By what the model is."""
+    assert careful(llm) == LeftToRight()
+    assert careful(LLM("tiny-wedlm")) == careful(LLM("tiny-ar")) == Autoregressive()
+
+
+def test_the_fastest_that_keeps_the_accuracy_is_found(llm: LLM, scripted: None) -> None:
+    """The defaults are tried first, and what loses too much is never the best."""
+    found = search(llm)
+    found.run(30, lambda record: None)
+    first = found.trials[0]
+    assert first["parameters"] == {"ratio": 0.7, "window": 16, "lookahead": 100}
+    assert first["value"] == pytest.approx(-69)  # 70 points are lost, of which one may be
+    values = [record["value"] for record in found.best(3)]
+    assert values == sorted(values, reverse=True) and len(values) == 3
+    assert 5 < values[0] <= 6
+    assert all(record["result"]["accuracy"] == 0.9 for record in found.best(30))
+
+
+def test_same_seed_same_suggestions(llm: LLM, scripted: None) -> None:
+    """And others with another one."""
+    runs = [search(llm, seed=seed) for seed in (3, 3, 4)]
+    for run in runs:
+        run.run(15, lambda record: None)
+    first, same, other = ([r["parameters"] for r in run.trials] for run in runs)
+    assert first == same != other
+
+
+def test_a_killed_search_goes_on_as_if_nothing_had_been(
+    llm: LLM, scripted: None, tmp_path: Path
+) -> None:
+    """With the same suggestions, and nothing measured twice."""
+    whole = search(llm)
+    whole.run(14, lambda record: None)
+
+    class Killed(Exception):
+        pass
+
+    def kill(record: Any) -> None:
+        if len(cut.trials) == 6:
+            raise Killed
+
+    with kept(tmp_path / "a.jsonl", {}) as samples:
+        cut = search(llm, samples)
+        with pytest.raises(Killed):
+            cut.run(14, kill)
+    with kept(tmp_path / "a.jsonl", {}) as samples:
+        again = search(llm, samples)
+        seen: list[Any] = []
+        again.run(14, seen.append)
+    assert len(seen) == 8
+    assert [r["parameters"] for r in again.trials] == [r["parameters"] for r in whole.trials]
+
+
+def test_options_that_do_not_go_together_are_the_worst(llm: LLM, scripted: None) -> None:
+    """And the search goes on."""
+    found = search(llm, kind=LeftToRight, name="left_to_right", fixed={"lookahead": 3})
+    found.run(12, lambda record: None)
+    refused = [record for record in found.trials if "error" in record]
+    assert refused and all(record["value"] == WORST for record in refused)
+    assert "lookahead 3 shows fewer holes" in refused[0]["error"]
+    assert found.best(1)
+
+
+def test_a_trial_is_an_evaluation(llm: LLM) -> None:
+    """Of the method with three digits of each option."""
+    found = search(llm, fixed={"verifier": "tiny-aux", "window": 8, "lookahead": 8})
+    found.run(2, lambda record: None)
+    result = found.trials[-1]["result"]
+    ratio = found.trials[-1]["parameters"]["ratio"]
+    assert result["setting"] == f"ratio={float(f'{ratio:.3g}')}"
+    assert result["line"] == "tiny-dream apd verifier=tiny-aux window=8 lookahead=8"
+    assert result["problems"] == 2 and math.isfinite(result["tokens_per_cpu_second"])
+    assert replace(found.side).turns == found.side.turns

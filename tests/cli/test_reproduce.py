@@ -1,0 +1,67 @@
+"""`outpace reproduce` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outpace.cli.main import main
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture
+def outpace(capsys):
+    """Run a command line: exit status, output, errors."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as ended:
+            main(list(map(str, words)))
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_a_figure_is_redrawn_beside_the_published_points(outpace, tmp_path):
+    words = ("reproduce", "wedlm:streaming", "--limit", 2, "--rounds", 1, "--out", tmp_path)
+    status, out, err = outpace(*words)
+    assert status == 0, err
+    assert out.startswith("wedlm:streaming, a window that streams against blocks that wait")
+    assert "8 settings on 2 problems of story, at most 128 tokens each, with tiny-wedlm" in (
+        " ".join(out.split())
+    )
+    written = json.loads((tmp_path / "wedlm-streaming-mini.json").read_text())
+    assert {claim["holds"] for claim in written["claims"]} <= {True, False}
+    assert len(written["claims"]) == 3 and len(written["results"]) == 8
+    assert any(point["place"] == "Figure 4, streaming" for point in written["published"])
+    assert (tmp_path / "wedlm-streaming-mini.png").read_bytes().startswith(PNG)
+    before = {path: path.read_bytes() for path in (tmp_path / "samples").iterdir()}
+    assert len(before) == 8
+    assert outpace(*words)[0] == 0
+    assert {path: path.read_bytes() for path in Path(tmp_path / "samples").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("nobody",), "unknown paper 'nobody'; known are apd, d2f, dflash, wedlm"),
+        (("apd:table9",), "unknown figure 'apd:table9'; known are apd:figure2"),
+        (("apd", "--scale", "huge"), "unknown scale 'huge'; known are mini, full"),
+        (("apd:figure2", "--limit", "0"), "limit must be at least 1"),
+        (("apd:figure2", "--scale", "full"), "name one with --data"),
+    ],
+)
+def test_figures_that_cannot_be_drawn_are_one_line(outpace, words, says, tmp_path):
+    status, _, err = outpace("reproduce", *words, "--out", tmp_path)
+    assert status == 2 and says in err and err.count("\n") == 1
+
+
+def test_a_full_figure_says_first_what_it_takes(outpace, tmp_path):
+    _, out, _ = outpace("reproduce", "apd:figure3", "--scale", "full", "--out", tmp_path)
+    said = " ".join(out.split())
+    assert "5 settings on 500 problems of gsm8k, at most 256 tokens each" in said
+    assert "with Dream-org/Dream-v0-Instruct-7B, Qwen/Qwen2.5-0.5B" in said
+    assert "at the published speeds up to 3.7 hours" in said

@@ -1,0 +1,148 @@
+"""`outpace benchmark methods` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from outpace.cli.main import main
+
+PNG = b"\x89PNG"
+PAIR = ("tiny-aux autoregressive", "tiny-ar speculative draft=tiny-aux tokens=2,4")
+
+
+@pytest.fixture
+def outpace(capsys):
+    """Run a command line: exit status, output, errors."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as ended:
+            main(list(map(str, words)))
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
+    path, picture = tmp_path / "new" / "a.json", tmp_path / "a.png"
+    status, out, err = outpace(
+        *("benchmark", "methods", *PAIR, "--limit", 4, "--rounds", 2, "--max-tokens", 16),
+        *("--temperature", 0, "--json", path, "--png", picture),
+    )
+    assert status == 0, err
+    assert "per CPU s" in out and "×" in out and "draft=tiny-aux tokens=4" in out
+    written = json.loads(path.read_text())
+    assert written["provenance"]["outpace"] and not written["interrupted"]
+    assert (written["rounds"], len(written["results"])) == (2, 3)
+    first, second, third = written["results"]
+    assert first["faster"] is None and second["faster"]["ratio"] > 0
+    assert second["line"] == third["line"] and third["setting"] == "tokens=4"
+    assert first["accuracy"] is not None and first["max_tokens"] == 16
+    assert picture.read_bytes().startswith(PNG)
+    status, out, err = outpace("report", path, "--png", picture)
+    assert status == 0, err
+    assert "against run 1" in out
+
+
+def test_loads_are_crossed(outpace, tmp_path):
+    path, picture = tmp_path / "a.json", tmp_path / "a.png"
+    status, _, err = outpace(
+        *("benchmark", "methods", "tiny-aux autoregressive", "--batch", "1,2", "--limit", 4),
+        *("--prompt-length", "8,300", "--max-tokens", "4,8", "--ignore-eos", "--rounds", 1),
+        *("--json", path, "--png", picture),
+    )
+    assert status == 0, err
+    found = json.loads(path.read_text())["results"]
+    loads = [(each["prompt_length"], each["max_tokens"], each["batch"]) for each in found]
+    assert loads == [(p, m, b) for p in (8, 300) for m in (4, 8) for b in (1, 2)]
+    for each in found:
+        assert each["accuracy"] is None and each["task"] == ""
+        assert each["prompt_tokens"] == each["prompt_length"]
+        assert each["samples"]["tokens"] == [each["max_tokens"]] * 4
+    assert picture.read_bytes().startswith(PNG)
+
+
+def test_random_weights_show_what_forwards_cost(outpace, tmp_path):
+    path, picture = tmp_path / "a.json", tmp_path / "a.png"
+    status, out, err = outpace(
+        *("benchmark", "methods", "random:tiny autoregressive"),
+        *("random:tiny speculative draft=random:tiny tokens=3", "--limit", 2, "--rounds", 2),
+        *("--max-tokens", 6, "--prompt-length", 9, "--json", path, "--png", picture),
+    )
+    assert status == 0, err
+    assert (
+        "mean nothing" in out.replace("\n", " ") and "accuracy" not in out.partition("weights")[0]
+    )
+    written = json.loads(path.read_text())
+    assert "results" not in written
+    first, second = written["costs"]
+    assert first["model"] == "random:tiny" and "random:tiny" in second["method"]
+    assert set(second["ms_per_pass"]) == {"target", "draft"}
+    assert picture.read_bytes().startswith(PNG)
+    status, _, err = outpace("report", path)
+    assert status == 2 and "is no report" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("tiny-ar nothing",), "unknown method 'nothing'"),
+        (("nowhere autoregressive",), "no model 'nowhere'"),
+        (("random:huge autoregressive",), "unknown shape 'huge'; known are tiny"),
+        (("random:tiny autoregressive", "tiny-ar autoregressive"), "their like alone"),
+        (("tiny-ar autoregressive", "--batch", "0"), "batch must be at least 1"),
+        (("tiny-ar autoregressive", "--batch", "two"), "batch takes numbers such as 1,2,4"),
+        (("tiny-ar autoregressive", "--max-tokens", "8,-1"), "max_tokens must be at least 1"),
+        (("tiny-ar autoregressive", "--prompt-length", "nan"), "prompt_length takes numbers"),
+        (("tiny-ar autoregressive", "--rounds", "0"), "rounds must be at least 1"),
+        (("tiny-ar autoregressive", "--limit", "0"), "limit must be at least 1"),
+        (("tiny-ar autoregressive", "--batch", "16"), "do not fill a batch of 16: ask 160"),
+        (("tiny-ar autoregressive", "--task", "chess"), "unknown task 'chess'; known are"),
+        (("tiny-ar autoregressive", "--protocol", "chess"), "unknown protocol 'chess'"),
+        (("tiny-ar d2f",), "D2F"),
+    ],
+)
+def test_bad_input_is_one_line(outpace, words, says, tmp_path):
+    path = tmp_path / "a.json"
+    status, _, err = outpace("benchmark", "methods", *words, "--json", path)
+    assert status == 2 and says in err and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_line_of_data_without_a_field_is_named(outpace, tmp_path):
+    path = tmp_path / "test.jsonl"
+    path.write_text(
+        json.dumps({"question": "How many?", "answer": "#### 3"}) + '\n{"question": 1}\n'
+    )
+    words = ("tiny-ar autoregressive", "--task", "gsm8k", "--data", path)
+    status, _, err = outpace("benchmark", "methods", *words)
+    assert status == 2 and f"{path}:2 needs a text as question, not 1" in err
+
+
+@pytest.mark.slow
+def test_an_interrupt_keeps_whole_rounds_and_the_same_command_goes_on(tmp_path):
+    path, samples = tmp_path / "a.json", tmp_path / "samples"
+    command = [sys.executable, "-m", "outpace", "benchmark", "methods", *PAIR, "--limit", "60"]
+    command += ["--rounds", "20", "--json", str(path), "--samples", str(samples)]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while sum(len(p.read_bytes().splitlines()) for p in samples.glob("*")) < 9:
+        assert program.poll() is None
+        time.sleep(0.05)
+    program.send_signal(signal.SIGINT)
+    _, err = program.communicate(timeout=60)
+    assert program.returncode == 130 and err.endswith(b"outpace: interrupted\n")
+    cut = json.loads(path.read_text())
+    assert cut["interrupted"] and 1 <= cut["rounds"] < 20
+    assert {each["problems"] for each in cut["results"]} == {3 * cut["rounds"]}
+    subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    whole = json.loads(path.read_text())
+    assert not whole["interrupted"] and whole["rounds"] == 20
+    for before, after in zip(cut["results"], whole["results"], strict=True):
+        count = before["problems"]
+        assert after["samples"]["seconds"][:count] == before["samples"]["seconds"]
