@@ -90,3 +90,9 @@ def test_the_reference_has_the_docstrings(site: dict[Path, Page]) -> None:
         "decoding.Forward",
     ):
         assert f"outpace.{name}" in reference.anchors
+
+
+def test_scripts_are_its_own(site: dict[Path, Page]) -> None:
+    """Also those that a page would load later, such as of a search that works on files."""
+    for path in site:
+        assert not re.findall(r"https?://[^\s\"']+\.m?js\b|unpkg\.com", path.read_text("utf-8"))
