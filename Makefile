@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test slow browser check clean
+.PHONY: demo test slow browser check docs gallery clean
 
 # The release of torch that the tests run with; `pip install .` alone takes any from 2.9 on.
 .venv/core: pyproject.toml
@@ -38,5 +38,12 @@ check: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: .venv/dev
+	$(BIN)/python docs/site.py
+
+# The page's own commands draw its pictures.
+gallery: .venv/dev
+	grep '^outpace trace' docs/gallery.md | (cd docs/gallery; PATH="$(CURDIR)/$(BIN):$$PATH" sh -e)
+
 clean:
-	rm -rf .venv
+	rm -rf .venv build

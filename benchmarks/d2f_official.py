@@ -39,7 +39,7 @@ from harness import Bar, Row, alternate, arguments, costs, finish, imported, pre
 from outpace import LLM
 from outpace.evaluation.run import questions_of
 from outpace.methods import D2F
-from outpace.models.load import resolve
+from outpace.models.load import resolve, tokenizer_folder
 
 UNUSED = (
     *("accelerate", "datasets", "lm_eval", "lm_eval.__main__", "lm_eval.api.instance"),
@@ -164,6 +164,7 @@ def settings(folder: Path, options: argparse.Namespace) -> list[tuple[str, Path,
     """Name, checkpoint, block and bar of both models."""
     random = write(folder / "random", SMALL_DREAM, mute=silenced(SMALL_DREAM), peak=PEAK)
     tiny = Path(shutil.copytree(resolve(options.model), folder / "zoo"))
+    shutil.copytree(tokenizer_folder(options.model), tiny, dirs_exist_ok=True)
     for path in (random, tiny):
         (path / "generation_config.json").write_text("{}")  # the authors' loading asks for one
     return [("512 x 8", random, 32, 0.85), (options.model, tiny, 16, 0.5)]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, NamedTuple
 
 from outpace.decoding import Request, Step
 from outpace.decoding.request import FinishReason
+from outpace.display import coloured
 from outpace.engine.job import Job
-from outpace.text import Detokenizer
+from outpace.text import Detokenizer, Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,9 @@ class Output:
         seconds: from the first forward to the last.
         logprobs: where they were asked for, the log-probability of each token, under the model's
             own distribution (temperature 1) in the forward that chose it.
+        speech: what its tokens say; None where nobody knows, as in a copy from another process.
+
+    A notebook shows it coloured by forward, with its figures.
     """
 
     text: str
@@ -35,6 +40,7 @@ class Output:
     prompt_tokens: int
     seconds: float
     logprobs: list[float] | None = None
+    speech: Text | None = field(default=None, repr=False, compare=False)
 
     @property
     def forwards(self) -> int:
@@ -50,6 +56,42 @@ class Output:
     def tokens_per_second(self) -> float:
         """Output tokens for each second that the request ran."""
         return len(self.ids) / self.seconds if self.seconds else 0.0
+
+    @property
+    def figures(self) -> str:
+        """One line about how it was decoded."""
+        return (
+            f"{len(self.ids)} tokens in {self.forwards} forwards: "
+            f"{self.tokens_per_forward:.2f} tokens per forward, "
+            f"{self.tokens_per_second:.0f} tokens per second ({self.finish_reason})"
+        )
+
+    def pieces(self) -> list[str]:
+        """Text that each of `steps` brought, whole characters; all in one where `speech` is None.
+
+        Together they are `text`.
+        """
+        if self.speech is None:
+            return [self.text]
+        detokenizer, begin, pieces = Detokenizer(self.speech), 0, []
+        for step in self.steps:
+            detokenizer.push(self.ids[begin : begin + step.kept])
+            begin += step.kept
+            pieces.append(detokenizer.take(final=begin >= len(self.ids)))
+        left = len(self.text)  # a stop string cuts the text within a token
+        for place, piece in enumerate(pieces):
+            pieces[place] = piece[: max(left, 0)]
+            left -= len(piece)
+        return pieces
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return coloured(self.pieces(), self.figures)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles leave the tokenizer behind."""
+        kept = {each.name: getattr(self, each.name) for each in fields(self)}
+        return partial(Output, **{**kept, "speech": None}), ()
 
 
 class Piece(NamedTuple):
@@ -116,6 +158,7 @@ class Answer:
             prompt_tokens=len(request.prompt),
             seconds=self.job.ended - self.job.began,
             logprobs=request.scores[: len(detokenizer.ids)] if request.logprobs else None,
+            speech=detokenizer.speech,
         )
 
 

@@ -245,6 +245,7 @@ class Detokenizer:
     """Text of a growing list of tokens, whole characters at a time, cut at a stop string."""
 
     def __init__(self, text: Text, stop: str | Sequence[str] = ()) -> None:
+        self.speech = text
         self.decode = text.decode
         self.silent = text.silent
         self.stop = stop_strings(stop)

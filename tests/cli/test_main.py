@@ -102,7 +102,7 @@ def test_a_picture_without_matplotlib_names_the_extra(outpace, tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.delitem(sys.modules, "outpace.cli.picture", raising=False)
     status, _, err = outpace("trace", "tiny-aux", "x", "--png", str(tmp_path / "trace.png"))
-    assert status == 2 and "pip install 'outpace[eval]'" in err
+    assert status == 2 and "pip install 'outpace[plot]'" in err
 
 
 def test_evaluate_writes_headline_metrics_with_provenance(outpace, tmp_path):

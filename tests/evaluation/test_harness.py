@@ -63,7 +63,7 @@ def test_without_the_harness_the_extra_is_named(
     with pytest.raises(SystemExit) as ended:
         main(["evaluate", "tiny-aux", "--tasks", "gsm8k"])
     assert ended.value.code == 2
-    assert "pip install 'outpace[eval]'" in capsys.readouterr().err
+    assert "pip install 'outpace[evaluate]'" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -94,7 +94,13 @@ def test_likelihoods_are_those_of_the_harness_itself(harness: Any) -> None:
     """On the same weights, to 1e-3; of whole texts, which are longer than the model, as well."""
     from lm_eval.models.huggingface import HFLM
 
-    theirs = HFLM(pretrained=str(ZOO / "tiny-ar"), device="cpu", dtype="float32", batch_size=2)
+    theirs = HFLM(
+        pretrained=str(ZOO / "tiny-ar"),
+        tokenizer=str(ZOO / "vocabulary"),
+        device="cpu",
+        dtype="float32",
+        batch_size=2,
+    )
     ours = harness.Harness(LLM("tiny-ar"), batch_size=2)
     pairs = [(story, f" {number} left.\n#### {number}") for number, story in enumerate(STORIES)]
     pairs += [("", "Tom has 5 bags."), ("ends in a space ", "x"), (STORIES[0] * 40, " 7")]

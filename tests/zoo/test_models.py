@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,7 @@ from outpace import LLM, recipes
 from outpace.decoding import Kind
 from outpace.evaluation.run import evaluate, questions_of
 from outpace.methods import Autoregressive, FastDLLM, LeftToRight, Method
-from outpace.models.load import ZOO, load_config, load_tokenizer
+from outpace.models.load import VOCABULARY, ZOO, load_config, load_tokenizer
 
 ONE = LeftToRight(window=16, lookahead=16)
 
@@ -45,3 +47,19 @@ def test_the_model_without_a_shift_is_what_its_recipe_makes() -> None:
     assert ours is not None and others is not None
     assert ours.get_vocab() == others.get_vocab() and ours.mask_token_id == config.mask_id
     assert ours.chat_template == others.chat_template
+
+
+def test_all_models_share_one_vocabulary(tmp_path: Path) -> None:
+    """By name, by path and through a link; a copy elsewhere is a folder like any other."""
+    assert [path.parent.name for path in ZOO.rglob("tokenizer.json")] == ["vocabulary"]
+    shared = load_tokenizer(VOCABULARY)
+    (tmp_path / "link").symlink_to(ZOO / "tiny-ar")
+    for name in ("tiny-ar", ZOO / "tiny-llada", str(ZOO / "tiny-d2f"), tmp_path / "link"):
+        tokenizer = load_tokenizer(name)
+        assert tokenizer is not None and shared is not None
+        assert tokenizer.get_vocab() == shared.get_vocab()
+        assert tokenizer.chat_template == shared.chat_template
+    copied = shutil.copytree(ZOO / "tiny-ar", tmp_path / "copied")
+    assert load_tokenizer(copied) is None
+    shutil.copytree(VOCABULARY, copied, dirs_exist_ok=True)
+    assert LLM(copied).generate("Tom has 5 bags.", max_tokens=2)[0].text

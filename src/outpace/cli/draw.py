@@ -43,11 +43,7 @@ def show_pieces(console: Console, pieces: Iterable[str]) -> None:
 
 def statistics(output: Output) -> str:
     """One line about how an answer was decoded."""
-    return (
-        f"{len(output.ids)} tokens in {output.forwards} forwards: "
-        f"{output.tokens_per_forward:.2f} tokens per forward, "
-        f"{output.tokens_per_second:.0f} tokens per second ({output.finish_reason})"
-    )
+    return output.figures
 
 
 def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> None:

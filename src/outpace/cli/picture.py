@@ -11,7 +11,7 @@ try:
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
 except ImportError as error:
-    raise ValueError(f"{error}; pictures need: pip install 'outpace[eval]'") from error
+    raise ValueError(f"{error}; pictures need: pip install 'outpace[plot]'") from error
 
 from outpace.output import Output
 from outpace.trace import STATES, block_edges, slot_states

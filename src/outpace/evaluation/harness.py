@@ -31,7 +31,7 @@ try:
     )
 except ImportError as error:
     raise ValueError(
-        f"{error}; tasks of lm-evaluation-harness need: pip install 'outpace[eval]'"
+        f"{error}; tasks of lm-evaluation-harness need: pip install 'outpace[evaluate]'"
     ) from error
 
 from outpace.decoding import CAUSAL_KINDS

@@ -12,7 +12,7 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.ticker import ScalarFormatter
 except ImportError as error:
-    raise ValueError(f"{error}; pictures need: pip install 'outpace[eval]'") from error
+    raise ValueError(f"{error}; pictures need: pip install 'outpace[plot]'") from error
 
 from outpace.load.figures import Figures
 

@@ -25,6 +25,8 @@ from outpace.models.weights import Weights, fill
 from outpace.models.weights import save_model as save_model
 
 ZOO = Path(__file__).parent.parent / "zoo"
+VOCABULARY = ZOO / "vocabulary"
+"""Tokenizer of every model of the zoo."""
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 CONFIG = "config.json"
 TOKENIZERS = {"tokenizer.json": PreTrainedTokenizerFast, "vocab.json": Qwen2TokenizerFast}
@@ -185,6 +187,13 @@ def load_adapter(name: str | Path) -> Adapter:
     return Adapter.load(resolve(name))
 
 
+def tokenizer_folder(name: str | Path) -> Path:
+    """Folder of a checkpoint's tokenizer: its own, or the one that all models of the zoo share."""
+    folder = resolve(name)
+    own = any((folder / file).is_file() for file in TOKENIZERS)
+    return VOCABULARY if not own and folder.resolve().parent == ZOO.resolve() else folder
+
+
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
     """Tokenizer of a checkpoint, or None where it has none (then only token ids work).
 
@@ -192,14 +201,15 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
     Qwen2 tokenizer that it is. Raises `ValueError` naming the file that is broken.
     """
     folder = resolve(name)
+    home = tokenizer_folder(folder)
     # The plain classes never look for code of the repository, as AutoTokenizer would.
-    here = [folder / name for name in TOKENIZERS if (folder / name).is_file()]
+    here = [home / name for name in TOKENIZERS if (home / name).is_file()]
     if not here:
         return None
-    for path in (here[0], *(folder / name for name in PARTS if (folder / name).is_file())):
+    for path in (here[0], *(home / name for name in PARTS if (home / name).is_file())):
         read_json(path)
     try:
-        tokenizer = TOKENIZERS[here[0].name].from_pretrained(folder)
+        tokenizer = TOKENIZERS[here[0].name].from_pretrained(home)
     except Exception as error:  # the base class is what the tokenizers library raises
         raise ValueError(f"{here[0]} is no readable tokenizer: {line(error)}") from error
     if tokenizer.chat_template is None and (folder / CONFIG).is_file():

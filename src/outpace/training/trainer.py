@@ -20,7 +20,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from outpace.models.adapter import save_adapter
 from outpace.models.config import ModelConfig
 from outpace.models.draft import FeatureDraft
-from outpace.models.load import load_model, load_tokenizer, resolve, save_model
+from outpace.models.load import load_model, load_tokenizer, save_model, tokenizer_folder
 from outpace.models.norm import freeze
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint, lora, report, trackers
@@ -98,7 +98,7 @@ class Trainer:
         self.loop, self.optim = with_options(loop or Loop(), optim or Optim(), options)
         if not isinstance(model, str) and tokenizer is None:
             raise ValueError("a model in memory needs tokenizer, the folder of its tokenizer")
-        self.tokenizer = resolve(tokenizer if tokenizer is not None else str(model))
+        self.tokenizer = tokenizer_folder(str(model) if tokenizer is None else tokenizer)
         self.data = Data(path=data) if isinstance(data, str) else data
         self.model = load_model(model) if isinstance(model, str) else model
         others = onlookers(objective, others or {})

@@ -43,7 +43,7 @@ def math_verify() -> Any:
         import math_verify
     except ImportError as error:
         raise ValueError(
-            f"{error}; comparing expressions needs: pip install 'outpace[eval]'"
+            f"{error}; comparing expressions needs: pip install 'outpace[evaluate]'"
         ) from error
     return math_verify
 

@@ -1,0 +1,71 @@
+"""Gather the pages of the documentation and build them as a site: python docs/site.py.
+
+What readers of the repository find at its root, in docs/ and in examples/ stands side by side in
+the site, so links between them are turned accordingly; files that they name go along.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
+MOVED = {
+    "docs/start.md": "index.md",
+    "README.md": "about.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "examples/README.md": "examples/index.md",
+}
+"""Pages that have another name in the site; those of docs/ are at its top, all else stays."""
+
+LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?\)")
+
+
+def place(path: Path) -> Path:
+    """Where a file of the repository is in the site."""
+    name = path.relative_to(ROOT).as_posix()
+    return Path(MOVED.get(name, name.removeprefix("docs/")))
+
+
+def turned(page: Path) -> tuple[str, set[Path]]:
+    """The text of a page with links as the site has them, and the files that it names."""
+    named = set()
+
+    def link(match: re.Match[str]) -> str:
+        begin, target, anchor = match.groups()
+        if "://" in target:
+            return match[0]
+        file = (page.parent / target).resolve()
+        named.add(file)
+        here = place(page).parent
+        there = Path(*[".."] * len(here.parts), place(file)) if here.parts else place(file)
+        return f"{begin}{there.as_posix()}{anchor or ''})"
+
+    return LINK.sub(link, page.read_text("utf-8")), named
+
+
+def gather() -> None:
+    """Write all pages and the files that they name."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    pages = {*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in MOVED)}
+    files = {ROOT / "docs" / "extra.css"}
+    for page in sorted(pages):
+        text, named = turned(page)
+        files |= {file for file in named - pages if file.is_file()}
+        (PAGES / place(page)).parent.mkdir(parents=True, exist_ok=True)
+        (PAGES / place(page)).write_text(text, "utf-8")
+    for file in files:
+        (PAGES / place(file)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, PAGES / place(file))
+
+
+if __name__ == "__main__":
+    gather()
+    shutil.rmtree(SITE, ignore_errors=True)
+    build = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    sys.exit(subprocess.run(build, cwd=ROOT).returncode)

@@ -1,0 +1,62 @@
+"""What the page on the server shows: requests, the official client, settings."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import openai
+import pytest
+from starlette.testclient import TestClient
+
+from outpace.server.settings import merged
+from shown import ROOT, blocks, is_right
+
+PAGE = ROOT / "docs" / "server.md"
+REQUESTS = [
+    shlex.split(line)
+    for block in blocks(PAGE, "sh")
+    for line in block.splitlines()
+    if line.startswith("curl ")
+]
+
+
+@pytest.mark.parametrize("words", REQUESTS, ids=lambda words: words[1].rpartition("/v1/")[2])
+def test_requests_are_answered(words: list[str], client: TestClient) -> None:
+    """By the zoo that `outpace serve` serves; with text where there is a body."""
+    _, address, *rest = words
+    route = address.removeprefix("http://127.0.0.1:8000")
+    if not rest:
+        assert client.get(route).json()["data"]
+        return
+    assert rest[0] == "-d"
+    reply = client.post(route, json=json.loads(rest[1])).json()
+    choice = reply["choices"][0]
+    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    assert text.strip().startswith("12 16 20 24"), text
+
+
+def test_the_official_client_answers_rightly(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Word for word, but for where the server is."""
+    (code,) = blocks(PAGE, "py")
+
+    def here(base_url: str, api_key: str) -> openai.OpenAI:
+        assert base_url == "http://127.0.0.1:8000/v1"
+        inside = "http://testserver/v1"
+        return kind(base_url=inside, api_key=api_key, http_client=client, max_retries=0)
+
+    kind = openai.OpenAI
+    monkeypatch.setattr(openai, "OpenAI", here)
+    exec(compile(code, PAGE.name, "exec", dont_inherit=True), {"__name__": "shown"})
+    assert is_right(code, capsys.readouterr().out)
+
+
+def test_settings_are_read(tmp_path: Path) -> None:
+    """Every key of the file that is shown."""
+    (shown,) = blocks(PAGE, "toml")
+    (tmp_path / "serve.toml").write_text(shown)
+    config = merged(tmp_path / "serve.toml", {}, {"port": 8001})
+    assert config.server.port == 8001 and set(config.models) == {"story", "fast"}

@@ -1,0 +1,277 @@
+"""The documentation shows only what works: commands, snippets, recipes, links.
+
+A command that is not run here has a mark behind it, or above it for all that follow in its block:
+`# hub` (downloads weights or data), `# long` (minutes or hours), `# serves` (until it is stopped).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from outpace.cli import measure
+from outpace.cli.main import build, main
+from outpace.cli.measure import parse_entry
+from outpace.cli.options import named, parse_entries, parse_method
+from outpace.evaluation import run
+from outpace.methods import METHODS
+from outpace.models.load import VOCABULARY, load_tokenizer
+from outpace.training import recipe
+from outpace.training.data import Data, Examples
+from shown import ROOT, blocks, is_right
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+MARKED = {
+    "hub": {
+        "README: generate Dream-org/Dream-v0-Instruct-7B",
+        "README: generate Qwen/Qwen3-0.6B",
+        "README: generate tencent/WeDLM-8B-Instruct",
+        "evaluation: -m outpace.evaluation.harness",
+        "evaluation: evaluate Dream-org/Dream-v0-Base-7B",
+        "evaluation: evaluate tiny-ar",
+        "models: generate Dream-org/Dream-v0-Base-7B",
+        "start: generate Dream-org/Dream-v0-Base-7B",
+        "start: generate Dream-org/Dream-v0-Instruct-7B",
+        "start: generate GSAI-ML/LLaDA-8B-Instruct",
+        "start: generate Qwen/Qwen3-8B",
+        "start: generate tencent/WeDLM-8B-Instruct",
+    },
+    "long": {
+        "README: train tiny-aux",
+        "benchmark: benchmark methods",
+        "benchmark: reproduce apd:figure3",
+        "benchmark: reproduce wedlm",
+        "benchmark: tune tiny-dream",
+        "training: -m outpace.zoo.story",
+        "training: -p runs/tiny-dflash",
+        "training: evaluate runs/tiny-dream/export",
+        "training: generate tiny-ar",
+        "training: train tiny-ar",
+        "training: train tiny-aux",
+        "training: train tiny-d2f-noise",
+        "training: train tiny-d2f",
+        "training: train tiny-dflash",
+        "training: train tiny-dream",
+        "training: train tiny-llada",
+        "training: train tiny-wedlm-wordings",
+        "training: train tiny-wedlm",
+    },
+    "serves": {
+        "README: serve",
+        "load: benchmark serve",
+        "load: serve",
+        "server: serve",
+        "server: serve --config",
+        "server: serve --model",
+        "server: serve tiny-dream",
+    },
+}
+"""Commands that are not run, by their mark: page and first words. The server's are asked in
+`tests/server/test_docs.py`."""
+
+page = pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+
+
+def commands(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Lines of a page's shell blocks: the mark, and the words."""
+    for block in blocks(path, "sh"):
+        above = ""
+        for line in block.splitlines():
+            match = re.fullmatch(r"(.*?)\s*(?:# (\w+))?", line)
+            assert match is not None
+            code, mark = match.groups()
+            assert mark is None or mark in MARKED, f"{path.name}: no mark {mark!r}: {line}"
+            if code:
+                yield mark or above, shlex.split(code)
+            else:
+                above = mark or ""
+
+
+def headings(path: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def extras() -> set[str]:
+    """Names of the extras of the package."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return set(project["optional-dependencies"])
+
+
+@page
+def test_snippets_run(
+    path: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of a page one after the other; tests among them are called, and answers are right."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": path.stem}
+    for block in blocks(path, "python"):
+        exec(compile(block, path.name, "exec", dont_inherit=True), names)
+    for test in [value for name, value in names.items() if name.startswith("test_")]:
+        test()
+    assert is_right("".join(blocks(path, "python")), capsys.readouterr().out)
+
+
+def furnish(folder: Path) -> None:
+    """What the commands of the pages read, beside what those before them write."""
+    lines = [{"prompt": "Tom has 5 bags of 4 apples."}, {"prompt": "Amy has 3 hats."}]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "my-tasks").mkdir()
+    (folder / "my-tasks" / "test.jsonl").write_text('{"question": "2 + 2? ", "answer": "4"}\n')
+    (folder / "my-tasks" / "mine.yaml").write_text(
+        "task: mine\ndataset_path: json\n"
+        f"dataset_kwargs: {{data_files: {{test: {folder / 'my-tasks' / 'test.jsonl'}}}}}\n"
+        "test_split: test\noutput_type: generate_until\n"
+        'doc_to_text: "{{question}}"\ndoc_to_target: "{{answer}}"\n'
+        "generation_kwargs: {max_gen_toks: 16, until: []}\n"
+        "metric_list: [{metric: exact_match}]\n"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "path", [path for path in PAGES if any(not mark for mark, _ in commands(path))], ids=str
+)
+def test_commands_run(
+    path: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One after the other, and answer rightly; of a task two questions will do, of a trace the
+    text is looked at too."""
+    furnish(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    questions = run.questions_of
+    for module in (run, measure):
+        monkeypatch.setattr(
+            module, "questions_of", lambda *named, **more: questions(*named, **more)[:2]
+        )
+    for mark, (program, *words) in commands(path):
+        if mark or program != "outpace":
+            continue
+        printed = told(words, capsys)
+        if not any(word.endswith("?") for word in words):
+            continue
+        if words[0] == "trace":
+            words = words[: words.index("--png")] if "--png" in words else words
+            printed = told(["generate", *words[1:]], capsys)
+        assert is_right(" ".join(words), printed), words
+
+
+def told(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command prints; it must succeed."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    shown = capsys.readouterr()
+    assert not ended.value.code, (words, shown.err)
+    return shown.out
+
+
+def test_marked_commands_are_these() -> None:
+    """A command that is not run is listed."""
+    found: dict[str, set[str]] = {mark: set() for mark in MARKED}
+    for path in PAGES:
+        for mark, words in commands(path):
+            if mark:
+                found[mark].add(f"{path.stem}: {' '.join(words[1:3])}")
+    assert found == MARKED
+
+
+@page
+def test_commands_are_accepted(path: Path) -> None:
+    """Those that are not run too: every `outpace` has such a command, flags and method, every
+    `make` such a target, every `pip` such an extra."""
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for _, (program, *words) in commands(path):
+        match program:
+            case "make":
+                assert set(words) <= set(targets)
+            case "pip":
+                assert set(re.findall(r"\[(\w+)\]", words[-1])) <= extras()
+            case "python":
+                assert words[0] == "-m" and find_spec(words[1])
+            case "outpace":
+                check(words)
+            case _:
+                assert program in ("curl", "mkdir")
+
+
+def check(words: list[str]) -> None:
+    """Parse a command as it will be, down to its method, racers and recipe."""
+    command = typer.main.get_command(build(named(words)))
+    while hasattr(command, "commands") and words:
+        name, *words = words
+        command = command.commands[name]
+    given = command.make_context(command.name, words).params
+    for entry in given.get("entry") or ():
+        parse_entry(entry)
+    for entry in given.get("entries") or ():
+        assert parse_entries(entry)
+    if method := given.get("method"):
+        fields = METHODS[method].__dataclass_fields__
+        parse_method(method, {k: v for k, v in given.items() if k in fields and v is not None})
+    if "recipe" in given:
+        recipe.load(given["recipe"], given["overrides"] or ())
+
+
+def test_extras_that_are_named_exist() -> None:
+    """In pages and in what the program says."""
+    texts = [path.read_text() for path in (*PAGES, *(ROOT / "src").rglob("*.py"))]
+    named_extras = {name for text in texts for name in re.findall(r"outpace\[(\w+)\]", text)}
+    assert named_extras and named_extras <= extras()
+
+
+@pytest.mark.parametrize("name", ["own_method", "own_diffusion"])
+def test_page_on_methods_shows_the_example(name: str) -> None:
+    """Word for word."""
+    code = (ROOT / "examples" / f"{name}.py").read_text()
+    body = code[code.index("@dataclass") : code.index("\n\n\ndef main")]
+    assert any(body in block for block in blocks(ROOT / "docs" / "adding-a-method.md", "python"))
+
+
+def test_recipe_shown_is_one(tmp_path: Path) -> None:
+    """Its sections and keys are known, and so is the one that is shown apart."""
+    shown = "\n".join(blocks(ROOT / "docs" / "training.md", "toml"))
+    (tmp_path / "shown.toml").write_text(shown)
+    read = recipe.load(tmp_path / "shown.toml")
+    assert read.objective and read.held_out
+
+
+def test_data_shown_is_read(tmp_path: Path) -> None:
+    """Both kinds of lines, and to the same tokens."""
+    (shown,) = blocks(ROOT / "docs" / "training.md", "json")
+    (tmp_path / "shown.jsonl").write_text(shown)
+    tokenizer = load_tokenizer(VOCABULARY)
+    assert tokenizer is not None
+    examples = Examples(Data(path=str(tmp_path / "shown.jsonl")), tokenizer)
+    assert examples[0] == examples[1]
+
+
+@page
+def test_links_lead_somewhere(path: Path) -> None:
+    """To a file of the repository, and to a heading in it."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        file = path.parent / name if name else path
+        assert file.exists(), target
+        assert not anchor or anchor in headings(file), target

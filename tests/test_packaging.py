@@ -1,0 +1,81 @@
+"""What is handed out: a wheel with the zoo, and a source distribution that tests itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import HeaderParser
+from pathlib import Path
+
+import pytest
+
+from shown import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both; the wheel is made from the source distribution."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> dict[str, bytes | int]:
+    """Sizes of the files of the wheel, and the text of its metadata."""
+    (path,) = built.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        sizes: dict[str, bytes | int] = {f.filename: f.file_size for f in archive.infolist()}
+        (name,) = (name for name in sizes if name.endswith(".dist-info/METADATA"))
+        return {**sizes, "metadata": archive.read(name), "wheel": path.stat().st_size}
+
+
+def test_the_wheel_has_the_zoo_once(wheel: dict[str, bytes | int]) -> None:
+    """Seven models and one vocabulary, with what else the package reads; no tests."""
+    assert sum(name.endswith(".safetensors") for name in wheel) == 7
+    assert [name for name in wheel if name.endswith("tokenizer.json")] == [
+        "outpace/zoo/vocabulary/tokenizer.json"
+    ]
+    for name in ("py.typed", "server/playground.html", "evaluation/protocols/apd.toml"):
+        assert f"outpace/{name}" in wheel
+    assert not [name for name in wheel if name.startswith("test")]
+    size = wheel["wheel"]
+    assert isinstance(size, int) and size < 24 * 2**20
+
+
+def test_metadata_say_what_it_is(wheel: dict[str, bytes | int]) -> None:
+    """Pythons, extras by what they give, and the page for the index."""
+    text = wheel["metadata"]
+    assert isinstance(text, bytes)
+    message = HeaderParser().parsestr(text.decode())
+    kinds = message.get_all("Classifier") or []
+    assert {f"Programming Language :: Python :: 3.{n}" for n in (11, 12, 13, 14)} <= set(kinds)
+    extras = {"train", "plot", "evaluate", "load", "serve", "constrain", "docs", "dev"}
+    assert extras <= set(message.get_all("Provides-Extra") or [])
+    assert message["Description-Content-Type"] == "text/markdown"
+
+
+def test_the_source_distribution_tests_itself(built: Path, tmp_path: Path) -> None:
+    """It has tests, helpers and golden data, and what they look at; some of them are run."""
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (root,) = tmp_path.iterdir()
+    ours = {p.relative_to(ROOT) for kind in ("py", "json", "safetensors", "toml", "md")
+            for folder in ("tests", "benchmarks", "examples", "recipes", "docs", "src/outpace")
+            for p in (ROOT / folder).rglob(f"*.{kind}")}  # fmt: skip
+    theirs = {p.relative_to(root) for p in root.rglob("*") if p.is_file()}
+    assert not ours - theirs
+    some = ["tests/decoding", "tests/golden/test_apd.py", "tests/test_public.py"]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *some],
+        cwd=root, env={"PYTHONPATH": str(root / "src"), "PATH": ""},
+        capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr

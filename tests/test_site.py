@@ -1,0 +1,98 @@
+"""The documentation as a site: it builds strictly, its links hold, and it fetches nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from shown import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+class Page(HTMLParser):
+    """What a page links to, what it loads, and its anchors."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(path.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.anchors |= {value for key in ("id", "name") if (value := given.get(key))}
+        if tag == "a" and (href := given.get("href")):
+            self.links.append(href)
+        elif tag == "link" and given.get("rel") in ("stylesheet", "icon", "preload", "preconnect"):
+            self.loads.append(given.get("href") or "")
+        elif source := given.get("src"):
+            self.loads.append(source)
+
+
+@pytest.fixture(scope="module")
+def site() -> dict[Path, Page]:
+    """Its pages, built."""
+    built = subprocess.run(
+        [sys.executable, ROOT / "docs" / "site.py"], capture_output=True, text=True, timeout=300
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return {path: Page(path) for path in (ROOT / "build" / "site").rglob("*.html")}
+
+
+def test_every_page_is_there(site: dict[Path, Page]) -> None:
+    """Also in the navigation, which is on each of them."""
+    names = {path.stem for path in site}
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"start"}
+    assert pages | {"index", "about", "contributing", "changelog"} <= names
+    start = next(page for path, page in site.items() if path.stem == "index")
+    linked = {Path(urlsplit(link).path).stem for link in start.links}
+    assert pages <= linked
+
+
+def test_links_hold(site: dict[Path, Page]) -> None:
+    """To a page or file of the site, and to an anchor in it."""
+    for path, page in site.items():
+        for link in (*page.links, *page.loads):
+            parts = urlsplit(link)
+            if parts.scheme or path.stem == "404" or link.startswith("#__"):
+                continue
+            file = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            file = file / "index.html" if file.is_dir() else file
+            assert file.is_file(), (path.name, link)
+            if parts.fragment and file in site:
+                assert unquote(parts.fragment) in site[file].anchors, (path.name, link)
+
+
+def test_nothing_is_fetched(site: dict[Path, Page]) -> None:
+    """No font, script, style or picture of another host."""
+    for page in site.values():
+        assert not [load for load in page.loads if urlsplit(load).netloc]
+    for path in (ROOT / "build" / "site").rglob("*.css"):
+        assert not re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", path.read_text("utf-8"))
+
+
+def test_the_reference_has_the_docstrings(site: dict[Path, Page]) -> None:
+    """Public names, with their methods."""
+    reference = next(page for path, page in site.items() if path.stem == "api")
+    for name in (
+        "LLM.generate",
+        "AsyncLLM.stream",
+        "Output.pieces",
+        "methods.APD",
+        "decoding.Forward",
+    ):
+        assert f"outpace.{name}" in reference.anchors
+
+
+def test_scripts_are_its_own(site: dict[Path, Page]) -> None:
+    """Also those that a page would load later, such as of a search that works on files."""
+    for path in site:
+        assert not re.findall(r"https?://[^\s\"']+\.m?js\b|unpkg\.com", path.read_text("utf-8"))
