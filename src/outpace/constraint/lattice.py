@@ -5,7 +5,7 @@ Shapes: h holes, V tokens, C classes of tokens, B bundles of classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,12 @@ from torch import Tensor
 from outpace.constraint.automaton import HOLE, Automaton
 from outpace.constraint.reach import Moves, Reach
 from outpace.constraint.vocabulary import Ids
-from outpace.decoding.sampling import Cut, Sample, noise_of
+from outpace.decoding.sampling import Cut, Sample, Sampling, noise_of
 
 Weights = NDArray[np.floating[Any]]
+
+FEW = 4
+"""Holes that are looked at before all others."""
 
 LOWEST = -1e38
 """Stands for the logarithm of nothing where a difference is taken."""
@@ -46,13 +49,27 @@ def completed(
     if sampling.temperature:
         turns = [-1 - 3 * read.step - turn for turn in range(3)]
         luck = fractions(noise_of([sampling] * 3, turns, [slots] * 3)).reshape(3, -1)
-        cut = Cut.of([sampling], [slots], law.device)(law, slice(0, len(law)))
-        whole = not sampling.cuts or possible(steps, rows, Law(automaton, cut, None))
-        law = cut if whole else law / sampling.temperature
+        law = drawn(
+            law, slots, sampling, lambda cut: possible(steps, rows, Law(automaton, cut, None))
+        )
     each = Law(automaton, law, luck)
     taken = path(steps, rows, each)
     chosen = [each.token(row, taken[place - reach.first]) for place, row in holes.items()]
     return torch.tensor(chosen[: len(places)], device=logits.device)
+
+
+def drawn(
+    law: Tensor, slots: Sequence[int], sampling: Sampling, fits: Callable[[Tensor], bool]
+) -> Tensor:
+    """Logarithms `[h, V]` of what tokens are drawn by: cut, or where nothing then `fits`, not.
+
+    The first few holes mostly say so.
+    """
+    for count in (FEW, len(law)):
+        cut = Cut.of([sampling], [slots[:count]], law.device)(law[:count], slice(0, count))
+        if sampling.cuts and not fits(cut):
+            return law / sampling.temperature
+    return cut
 
 
 def fractions(keys: Tensor) -> Weights:
@@ -111,9 +128,11 @@ class Law:
 
 
 def possible(steps: Sequence[Moves], rows: Sequence[int | None], law: Law) -> bool:
-    """Whether anything fits: mostly not of what is left of laws, as is seen after a few steps."""
+    """Whether anything fits, as far as there are holes in `law`: mostly not where it is cut."""
     reached, left = np.ones(1, dtype=bool), law.sums > -np.inf
     for step, row in zip(steps, rows, strict=True):
+        if row is not None and row >= len(left):
+            return True
         live = (
             reached[step.owners] if row is None else reached[step.owners] & left[row][step.bundles]
         )
