@@ -16,7 +16,7 @@ FUNCTION, MEDIAN = 60, 8
 BUDGET = {
     "": 1950,
     "attention": 1000,
-    "cli": 1500,
+    "cli": 2150,
     "constraint": 1850,
     "decoding": 1550,
     "engine": 1850,

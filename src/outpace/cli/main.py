@@ -1,83 +1,23 @@
-"""The command line: its commands, and one line for whatever a user did wrong."""
+"""The entry of the command line: one line for whatever a user did wrong."""
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated, NoReturn, cast
+from collections.abc import Sequence
+from typing import NoReturn
 
-from typer import Argument, BadParameter, Option, Typer
-from typer.main import get_command
-
-from outpace.cli.answer import generate, trace
-from outpace.cli.benchmark import benchmark_serve
-from outpace.cli.lists import methods, models
-from outpace.cli.measure import evaluate_command, race
-from outpace.cli.options import named, requested_method, spread, with_method
-from outpace.cli.report import report
-from outpace.cli.serve import serve
-
-# Typer offers the last of these by name and the whole of them to nobody.
-UsageError = cast(type[BadParameter], BadParameter.__mro__[1])
 INTERRUPTED = 130
-
-
-def train_command(
-    recipe: Annotated[Path, Argument(help="TOML file of a training.")],
-    overrides: Annotated[list[str] | None, Argument(help="key=value, dotted.")] = None,
-    processes: Annotated[int, Option(help="Processes that share each step.")] = 1,
-) -> None:
-    """Train what a recipe says; a run that was stopped goes on from its last checkpoint."""
-    try:
-        from outpace.training.recipe import train
-    except ImportError as error:
-        raise ValueError(f"{error}; training needs: pip install 'outpace[train]'") from error
-    train(recipe, overrides or [], processes)
-
-
-COMMANDS: dict[str, Callable[..., None]] = {
-    "generate": generate,
-    "race": race,
-    "trace": trace,
-    "evaluate": evaluate_command,
-    "report": report,
-    "serve": serve,
-    "train": train_command,
-    "models": models,
-    "methods": methods,
-}
-BENCHMARKS: dict[str, Callable[..., None]] = {"serve": benchmark_serve}
-"""Commands of the group `benchmark`."""
-
-
-def build(method: str | None = None) -> Typer:
-    """The application, where commands that decode take the flags of `method`."""
-    app = Typer(
-        help="Parallel decoding of language models: several tokens per forward pass.",
-        add_completion=False,
-    )
-    group = Typer(help="Measure for comparison.")
-    app.add_typer(group, name="benchmark")
-    for name, function in COMMANDS.items():
-        flat = spread(function)
-        decodes = "method" in inspect.signature(flat).parameters
-        app.command(name)(with_method(flat, method) if decodes else flat)
-    for name, function in BENCHMARKS.items():
-        group.command(name)(with_method(spread(function), method, requested_method))
-    return app
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run a command; bad input is one line on standard error and exit status 2."""
     words = list(sys.argv[1:] if args is None else args) or ["--help"]
     try:
-        status = get_command(build(named(words))).main(words, standalone_mode=False)
+        from outpace.cli.app import run  # here, so that Ctrl-C meanwhile is one line as well
+
+        status = run(words)
     except KeyboardInterrupt:
         status = INTERRUPTED
-    except UsageError as error:
-        fail(error.format_message())
     except (ValueError, OSError) as error:
         fail(str(error))
     if status == INTERRUPTED:
