@@ -22,7 +22,7 @@ from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_model, load_tokenizer, resolve, save_model
 from outpace.models.norm import freeze
 from outpace.models.transformer import Transformer
-from outpace.training import checkpoint, lora, report
+from outpace.training import checkpoint, interrupt, lora, report
 from outpace.training.data import Data, Examples
 from outpace.training.folder import alone, writing
 from outpace.training.lora import LoRA
@@ -171,16 +171,28 @@ class Trainer:
         begun = checkpoint.restore(folder, self.model, self.optimizers, say)
         size = sum(parameter.numel() for parameter in self.model.parameters())
         log = Report(self.out, self.accelerator, begun, steps, self.settings, size)
-        for step in range(begun.step, steps):
-            log.add(*self.update(step, steps))
-            if (step + 1) % self.loop.log_every == 0 or step + 1 == steps:
-                log.write(step + 1, self.optim.rate(step, steps))
-            if (step + 1) % self.loop.save_every == 0 or step + 1 == steps:
-                progress = checkpoint.Progress(step + 1, log.pending())
-                if self.accelerator.is_main_process:
-                    checkpoint.save(folder, self.model, self.optimizers, progress)
-                self.accelerator.wait_for_everyone()
+        with interrupt.held(say) as pressed:
+            for step in range(begun.step, steps):
+                log.add(*self.update(step, steps))
+                if (step + 1) % self.loop.log_every == 0 or step + 1 == steps:
+                    log.write(step + 1, self.optim.rate(step, steps))
+                stopped = self.anywhere(pressed())
+                if stopped or (step + 1) % self.loop.save_every == 0 or step + 1 == steps:
+                    progress = checkpoint.Progress(step + 1, log.pending())
+                    if self.accelerator.is_main_process:
+                        checkpoint.save(folder, self.model, self.optimizers, progress)
+                    self.accelerator.wait_for_everyone()
+                if stopped and step + 1 < steps:
+                    say(f"stopped after step {step + 1}; the same command goes on from {folder}")
+                    raise KeyboardInterrupt
         return log.loss
+
+    def anywhere(self, pressed: bool) -> bool:
+        """Whether any process was interrupted, so that all stop after the same step."""
+        if self.accelerator.num_processes == 1:
+            return pressed
+        mine = torch.tensor(float(pressed), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(mine, reduction="sum") > 0)
 
     def export(self, folder: str | Path) -> None:
         """Write the model in its published format, with its tokenizer (a draft has none)."""
