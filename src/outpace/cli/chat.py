@@ -56,7 +56,9 @@ def chat(
     if llm.text.tokenizer is None or llm.text.tokenizer.chat_template is None:
         raise ValueError(f"{llm.name} has no chat template: use outpace generate")
     options = choice.options() | ending.options() | dressing.options()
-    talk = Conversation(llm, dressing.messages(llm), options)
+    first = dressing.messages(llm)
+    llm.prepare([*first, {"role": "user", "content": "-"}], **options)  # refuses what never can be
+    talk = Conversation(llm, first, options)
     for line in lines():
         try:
             if not talk.take(line):
