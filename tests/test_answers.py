@@ -52,7 +52,7 @@ def test_answers_are_those_of_generate_and_train(llm: LLM, tmp_path: Path) -> No
         prompts(tmp_path / "prompts.jsonl"),
         target,
         batch=4,
-        progress=lambda done, total: seen.append((done, total)),
+        progress=lambda done, total, tokens: seen.append((done, total)),
         max_tokens=96,
     )
     assert count == 9 and seen == [(done, 9) for done in range(10)]
@@ -78,7 +78,7 @@ def test_a_killed_run_goes_on(
     options = {"batch": 2, "max_tokens": 48, "temperature": 3.0, "seed": 5}
     answer_file(llm, prompts(source), whole, **options)
 
-    def kill(done: int, total: int) -> None:
+    def kill(done: int, total: int, tokens: int) -> None:
         if done == 4:
             raise KeyboardInterrupt
 

@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
+import torch
 
 from outpace import LLM
 from outpace.methods import (
@@ -201,7 +202,9 @@ def test_penalties_of_methods_with_an_order(method: Method) -> None:
         *(("min_p", value) for value in (-0.1, 1.1, math.nan, "a", True)),
         *(("ignore_eos", value) for value in (1, "yes", None)),
         *(("template", value) for value in (1, [1], None)),
-        ("method", "apd"),
+        *(("method", value) for value in ("apd", "x", 3, ("apd",), ("apd", 3), {"apd": {}})),
+        ("method", ("speculative", {"draft": "tiny-aux", "ratio": 1})),
+        *(("seed", value) for value in ([1, 2], 1.5, "1", True)),
         ("max_tokens", 1.5),
     ],
 )
@@ -222,3 +225,76 @@ def test_the_least_length_lies_below_the_most(llm: LLM) -> None:
     """Both are named."""
     with pytest.raises(ValueError, match="min_tokens=9 is more than max_tokens=8"):
         llm.generate(QUESTION, min_tokens=9, max_tokens=8)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Speculative(draft="tiny-aux", tokens=3),
+        ("speculative", {"draft": "tiny-aux", "tokens": 3}),
+        ["speculative", {"draft": "tiny-aux", "tokens": np.int64(3)}],
+    ],
+    ids=["method", "pair", "list"],
+)
+def test_a_method_by_its_name(llm: LLM, method: Any) -> None:
+    """With options by theirs, of a request and of a model."""
+    (output,) = llm.generate(QUESTION, method=method, max_tokens=24)
+    assert {step.model for step in output.steps} == {"target", "draft"}
+    known = LLM("tiny-ar", method)
+    assert known.method == Speculative(draft="tiny-aux", tokens=3)
+    assert repr(known) == f"LLM('tiny-ar', {known.method!r})"
+    (plain,) = llm.generate(QUESTION, method="autoregressive", max_tokens=24)
+    assert plain.ids == output.ids
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("x", "unknown method 'x'; known are apd, autoregressive"),
+        (("autoregressive", {"x": 1}), "method 'autoregressive' has no option x; it has none"),
+        (("apd", {"ratios": 1}), "method 'apd' has no option ratios; known are coupling, "),
+        ("apd", "method 'apd' needs verifier"),
+        (("apd", {"verifier": "tiny-aux", "ratio": "a"}), "ratio must be a number"),
+    ],
+)
+def test_what_names_no_method_is_refused(method: Any, says: str) -> None:
+    """With what there is, also where a model is loaded with it."""
+    with pytest.raises(ValueError, match=says):
+        LLM("tiny-dream", method)
+
+
+def test_several_answers_are_those_of_the_next_seeds(llm: LLM) -> None:
+    """For each prompt a list."""
+    options: Options = {"temperature": 2.0, "max_tokens": 12}
+    several = llm.generate([QUESTION, "hi"], n=3, seed=5, **options)
+    assert [len(outputs) for outputs in several] == [3, 3]
+    for prompt, outputs in zip((QUESTION, "hi"), several, strict=True):
+        for seed, output in enumerate(outputs, 5):
+            (alone,) = llm.generate(prompt, seed=seed, **options)
+            assert alone.ids == output.ids
+    assert len({tuple(output.ids) for output in several[0]}) > 1
+    ((one,),) = llm.generate(QUESTION, n=np.int64(1), seed=np.int64(5), **options)  # type: ignore[misc, call-overload]
+    assert one.ids == several[0][0].ids
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, "2", True])
+def test_a_number_of_answers_is_one(llm: LLM, n: Any) -> None:
+    """From 1 on."""
+    with pytest.raises(ValueError, match="n must be a whole number from 1 on"):
+        llm.generate(QUESTION, n=n)
+    with pytest.raises(ValueError, match="seed must be a whole number"):
+        llm.generate(QUESTION, n=2, seed=[n])  # type: ignore[call-overload]
+
+
+def test_no_prompt_has_no_answer(llm: LLM) -> None:
+    """As an empty list of them."""
+    assert llm.generate([]) == [] == llm.generate([], n=2)
+
+
+def test_tokens_may_stand_in_an_array_or_a_set(llm: LLM) -> None:
+    """Of numpy or PyTorch as well."""
+    (free,) = llm.generate(QUESTION)
+    end = free.ids[9]
+    for stop_ids in (np.array([end]), torch.tensor([end]), {end}, (np.int32(end),), np.int64(end)):
+        (cut,) = llm.generate(QUESTION, stop_ids=stop_ids)  # type: ignore[call-overload]
+        assert cut.ids == free.ids[: free.ids.index(end)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +31,8 @@ def import_order(name: str) -> tuple[bool, bool, str]:
 
 @pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
 def test_public_names_are_listed_and_sorted(module: ModuleType) -> None:
-    """`__all__` is exactly what the module offers."""
+    """`__all__` is exactly what the module offers, once each name was used."""
+    assert all(hasattr(module, name) for name in module.__all__)
     offered = {
         name
         for name, value in vars(module).items()
@@ -38,7 +41,75 @@ def test_public_names_are_listed_and_sorted(module: ModuleType) -> None:
     listed = [name for name in module.__all__ if not name.startswith("_")]
     assert set(listed) == offered
     assert module.__all__ == sorted(module.__all__, key=import_order)
-    assert all(hasattr(module, name) for name in module.__all__)
+
+
+@pytest.mark.parametrize(
+    "command", ["import outpace", "from outpace.cli.main import main; main(['--help'])"]
+)
+def test_what_takes_seconds_is_not_loaded_for_nothing(command: str) -> None:
+    """PyTorch and transformers, for a name and for the list of commands.
+
+    Either of the two takes more than the limit.
+    """
+    code = f"""
+import atexit, sys, time
+@atexit.register
+def tell():
+    heavy = {{"torch", "transformers", "numpy"}} & set(sys.modules)
+    print(sorted(heavy), time.process_time(), file=sys.stderr)
+{command}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded, seconds = done.stderr.rsplit(maxsplit=1)
+    assert loaded == "[]" and float(seconds) < 2
+
+
+def test_names_are_known_before_they_are_used() -> None:
+    """And others are not."""
+    code = "import outpace; print(set(outpace.__all__) <= set(dir(outpace))); outpace.LLMs"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "True\n"
+    assert "AttributeError: module 'outpace' has no attribute 'LLMs'" in done.stderr
+
+
+PROGRAM = """
+from collections.abc import Mapping
+
+import numpy as np
+from outpace import LLM, AsyncLLM, Output, __version__
+from outpace.decoding import {decoding}
+from outpace.methods import {methods}
+
+used: tuple[object, ...] = (AsyncLLM, __version__, {decoding}, {methods})
+by_name: Mapping[str, type[Method]] = METHODS
+llm = LLM("tiny-dream", ("apd", {{"verifier": "tiny-aux"}}), max_length=64, cache_gib=0.5)
+one: list[Output] = llm.generate("hi", method="left_to_right", stop_ids=np.array([1]), min_p=0.1)
+several: list[list[Output]] = llm.generate(["hi", "you"], n=2, template={{"x": True}})
+text: str = "".join(llm.stream([{{"role": "user", "content": "hi"}}], method=LeftToRight()))
+rates: list[float] = [output.tokens_per_forward for outputs in several for output in outputs]
+
+
+async def ask() -> float:
+    served = AsyncLLM(llm)
+    async for piece in served.stream("hi", seed=1, logit_bias={{1: 2.0}}):
+        print(piece.upper())
+    return (await served.generate("hi")).tokens_per_second
+"""
+
+
+@pytest.mark.slow
+def test_a_user_s_program_is_typed(tmp_path: Path) -> None:
+    """With every public name, as strictly as there is; and a wrong name is found."""
+    program = PROGRAM.format(
+        decoding=", ".join(outpace.decoding.__all__), methods=", ".join(outpace.methods.__all__)
+    )
+    (tmp_path / "right.py").write_text(program)
+    (tmp_path / "wrong.py").write_text("import outpace\noutpace.LLMs\n")
+    command = [sys.executable, "-m", "mypy", "--strict", f"--cache-dir={tmp_path}", "."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    found = [line for line in done.stdout.splitlines() if "error:" in line]
+    assert len(found) == 1, done.stdout
+    assert found[0].startswith("wrong.py:2: ") and 'no attribute "LLMs"' in found[0]
 
 
 def test_version_is_public() -> None:

@@ -241,7 +241,8 @@ MESSAGE = {"role": "user", "content": "hi"}
         (torch.tensor([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
         ([np.array([1]), "hi"], [np.array([1]), "hi"]),
         (None, [None]),
-        ([], [[]]),
+        ([], []),
+        (np.zeros(0, int), []),
         (5, [5]),
     ],
 )
@@ -565,3 +566,21 @@ def test_variables_of_a_template_are_those_it_reads() -> None:
     tokenizer.chat_template = "{% if %}"
     with pytest.raises(ValueError, match="the chat template of broken fails"):
         Text("broken", tokenizer).encode("a", template={"x": 1})
+
+
+# Parts of messages.
+
+
+def test_parts_of_text_are_joined(text: Text) -> None:
+    """As OpenAI's clients write them."""
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    assert text.encode([{"role": "user", "content": parts}]) == text.encode("hi")
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "image_url"}, {"type": "text"}, {"type": "text", "text": 3}, "hi", None]
+)
+def test_other_parts_are_refused(part: Any) -> None:
+    """Before a tokenizer is looked at."""
+    with pytest.raises(ValueError, match="is no chat message's text"):
+        Text("tiny", None).encode([{"role": "user", "content": [part]}])

@@ -1,8 +1,29 @@
-"""Parallel decoding of language models: several tokens per forward pass."""
+"""Parallel decoding of language models: several tokens per forward pass.
 
-from outpace.async_llm import AsyncLLM
-from outpace.llm import LLM
-from outpace.output import Output
+What needs PyTorch, which takes seconds to load, is imported when its name is first used.
+"""
+
+import importlib
+import typing
+
 from outpace.version import __version__
 
 __all__ = ["LLM", "AsyncLLM", "Output", "__version__"]
+
+if typing.TYPE_CHECKING:
+    from outpace.async_llm import AsyncLLM
+    from outpace.llm import LLM
+    from outpace.output import Output
+else:
+    _HOMES = {"AsyncLLM": "async_llm", "LLM": "llm", "Output": "output"}
+
+    def __getattr__(name: str) -> object:
+        """A name that was not used yet."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        """All names, used or not."""
+        return sorted({*globals(), *__all__})

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 from outpace.jsonl import Record, parse, read_records
 from outpace.llm import LLM
-from outpace.options import Options
+from outpace.options import Options, seeded
 from outpace.output import Output
 from outpace.text import Message, Prompt, checked_prompt
 
@@ -45,7 +45,7 @@ def answer_file(
     target: str | Path,
     *,
     batch: int = 64,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int, int], None] = lambda done, total, tokens: None,
     **options: Unpack[Options],
 ) -> int:
     """Answer the prompts of a file; how many were answered now.
@@ -55,29 +55,26 @@ def answer_file(
     the number of its prompt's line. Answers of an earlier run are kept and not asked for again, so
     a run that was killed goes on. The prompt of line n has the seed `seed + n`.
 
-    `progress` is called with the number of answers and of prompts. Raises `ValueError` that names
-    the line for one that is no prompt or has no room, and where `target` holds other answers or
-    another run writes to it.
+    `progress` is called with the number of answers, of prompts, and of tokens that were made now.
+    Raises `ValueError` that names the line for one that is no prompt or has no room, and where
+    `target` holds other answers or another run writes to it.
     """
     source, target = Path(source), Path(target)
     if source.resolve() == target.resolve():
         raise ValueError(f"{source} is both input and output; give another output")
     prompts = read_prompts(source)
-    seed = options.pop("seed", 0)
-    if not isinstance(seed, int):
-        raise ValueError(f"seed must be a whole number, not {seed!r}")
+    options = seeded(options, 0)
+    tokens = 0
     with appended(target) as file:
         done = answered(file, prompts)
         todo = [line for line in range(1, len(prompts) + 1) if line not in done]
-        requests = (
-            (f"{source}:{line}", prompts[line - 1], Options(**options, seed=seed + line))
-            for line in todo
-        )
-        progress(len(done), len(prompts))
+        requests = ((f"{source}:{line}", prompts[line - 1], seeded(options, line)) for line in todo)
+        progress(len(done), len(prompts), tokens)
         for count, (number, output) in enumerate(answers(llm, requests, batch=batch), 1):
             line = todo[number]
             append(file, {"line": line, **example(prompts[line - 1], output)})
-            progress(len(done) + count, len(prompts))
+            tokens += len(output.ids)
+            progress(len(done) + count, len(prompts), tokens)
     return len(todo)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from threading import Lock
-from typing import Unpack
+from typing import Unpack, overload
 
 import torch
 
@@ -19,11 +20,12 @@ from outpace.engine.pairing import Pairing, check_kinds
 from outpace.engine.runner import Runner
 from outpace.methods import METHODS, Method
 from outpace.methods.method import check_type
+from outpace.methods.options import Named, method_of
 from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES
 from outpace.models.load import DTYPES, load_config, load_draft, load_model, load_tokenizer
 from outpace.models.transformer import Stack, Transformer
-from outpace.options import Chosen, Options
+from outpace.options import Chosen, Options, seeded
 from outpace.output import Answer, Output
 from outpace.text import Detokenizer, Prompt, Text, as_many
 
@@ -68,18 +70,19 @@ class LLM:
     """A target model with a decoding method, ready for many prompts at once.
 
     `model` is a checkpoint folder, a hub name, or a model of the zoo; `adapter` a folder or
-    hub name of a low-rank adapter that is merged into it. Without `method` it decodes with the one
-    of its family. `dtype` is float32 on the CPU and bfloat16 elsewhere unless given; `cache_gib` is
-    memory for keys and values of each model (2 GiB on the CPU and half of what is free on a GPU by
-    default); `max_length` limits prompt and answer together; `mask_id` names the mask token where
-    `config.json` does not; `prefix_cache` lets causal models find what they computed for prompts
-    that began alike. Raises `ValueError` for what cannot be loaded or does not fit together.
+    hub name of a low-rank adapter that is merged into it. `method` is a `Method`, its name, or
+    `(name, options)`; without one it decodes as its family does. `dtype` is float32 on the CPU and
+    bfloat16 elsewhere unless given; `cache_gib` is memory for keys and values of each model (2 GiB
+    on the CPU and half of what is free on a GPU by default); `max_length` limits prompt and answer
+    together; `mask_id` names the mask token where `config.json` does not; `prefix_cache` lets
+    causal models find what they computed for prompts that began alike. Raises `ValueError` for what
+    cannot be loaded or does not fit together.
     """
 
     def __init__(
         self,
         model: str | Path,
-        method: Method | None = None,
+        method: Named | None = None,
         *,
         adapter: str | Path | None = None,
         device: str | torch.device | None = None,
@@ -122,9 +125,12 @@ class LLM:
         self.config = self.target.config
         self.eos = frozenset(self.config.eos) | self.text.eos
         native = METHODS[FAMILIES[self.config.family].method]
-        self.method = native() if method is None else method
+        self.method = native() if method is None else method_of(method)
         self.compiler = Compiler(self.text.tokenizer, self.config.mask_id)
         self.pair(self.method)
+
+    def __repr__(self) -> str:
+        return f"LLM({self.name!r}, {self.method!r})"
 
     def add(self, name: str, model: Stack, vocab: int | None) -> Runner:
         """Let the engine run a model, of which `vocab` tokens are known."""
@@ -280,16 +286,37 @@ class LLM:
             for answer in waiting.values():
                 self.driver.cancel(answer.job)
 
+    @overload
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]
-    ) -> list[Output]:
+        self, prompts: Prompt | Sequence[Prompt], *, n: None = None, **options: Unpack[Options]
+    ) -> list[Output]: ...
+
+    @overload
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], *, n: int, **options: Unpack[Options]
+    ) -> list[list[Output]]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        n: int | None = None,
+        **options: Unpack[Options],
+    ) -> list[Output] | list[list[Output]]:
         """Answer one prompt or many, together; outputs in the order of the prompts.
 
         A prompt is a string (a user's message; continued as it stands with `raw`), a list of
-        token ids, or a list of chat messages. Raises `ValueError` for bad input before any work.
+        token ids, or a list of chat messages. With `n` each has a list of so many outputs, of the
+        seeds `seed`, `seed + 1` and so on. Raises `ValueError` for bad input before any work.
         """
-        outputs = dict(self.serve((prompt, options) for prompt in as_many(prompts)))
-        return [outputs[number] for number in sorted(outputs)]
+        if n is not None and not (is_whole(n) and n >= 1):
+            raise ValueError(f"n must be a whole number from 1 on, not {n!r}")
+        each = [options] if n is None else [seeded(options, number) for number in range(n)]
+        served = self.serve((prompt, chosen) for prompt in as_many(prompts) for chosen in each)
+        outputs = [output for _, output in sorted(served, key=itemgetter(0))]
+        if n is None:
+            return outputs
+        return [outputs[begin : begin + n] for begin in range(0, len(outputs), n)]
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Answer one prompt piece by piece, a piece for each forward that brought text."""

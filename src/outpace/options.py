@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
+
+from numpy import ndarray
+from torch import Tensor
 
 from outpace.constraint.compiler import Rule, rule_of
 from outpace.decoding import Processor, Sampling
@@ -13,6 +16,7 @@ from outpace.decoding.processor import Bias, NotBefore, Penalties
 from outpace.decoding.sampling import is_number, is_whole
 from outpace.methods import Method
 from outpace.methods.method import check_type
+from outpace.methods.options import Named, method_of
 
 MOST = 1e4
 """What penalties and biases lie within, so that logits stay numbers."""
@@ -21,9 +25,9 @@ MOST = 1e4
 class Options(TypedDict, total=False):
     """What a request may choose.
 
-    `method` replaces that of the `LLM`; `max_tokens` is 256 at most unless given; sampling options
-    (`temperature`, `top_p`, `top_k`, `min_p`) default to those of the method, and else of the
-    model's family.
+    `method` replaces that of the `LLM`: a `Method`, its name, or `(name, options)`. `max_tokens` is
+    256 at most unless given; sampling options (`temperature`, `top_p`, `top_k`, `min_p`) default to
+    those of the method, and else of the model's family.
 
     `stop` ends the text before any of these strings, and the tokens `stop_ids` end it as
     end-of-sequence does. `ignore_eos` goes on behind end-of-sequence, which then is a token of the
@@ -41,7 +45,7 @@ class Options(TypedDict, total=False):
     (Lark) says what the answer must be as a whole; see docs/constraints.md.
     """
 
-    method: Method | None
+    method: Named | None
     max_tokens: int | None
     temperature: float | None
     top_p: float | None
@@ -49,7 +53,7 @@ class Options(TypedDict, total=False):
     min_p: float | None
     seed: int
     stop: str | Sequence[str]
-    stop_ids: Sequence[int]
+    stop_ids: Sequence[int] | Set[int] | ndarray | Tensor
     ignore_eos: bool
     min_tokens: int
     presence_penalty: float
@@ -77,7 +81,7 @@ class Chosen:
     min_p: float | None = None
     seed: int = 0
     stop: str | Sequence[str] = ()
-    stop_ids: Sequence[int] = ()
+    stop_ids: Sequence[int] | Set[int] | ndarray | Tensor = ()
     ignore_eos: bool = False
     min_tokens: int = 0
     presence_penalty: float = 0.0
@@ -98,13 +102,10 @@ class Chosen:
         known = [option.name for option in fields(cls)]
         if unknown := sorted(set(options) - set(known)):
             raise ValueError(f"unknown option {unknown[0]!r}; known are {', '.join(known)}")
-        return cls(**options)
+        method = options.get("method")
+        return cls(**{**options, "method": None if method is None else method_of(method)})
 
     def __post_init__(self) -> None:
-        if not (self.method is None or isinstance(self.method, Method)):
-            raise ValueError(
-                f"method must be a Method, such as Autoregressive(), not {self.method!r}"
-            )
         check_type("max_tokens", self.max_tokens, int | None)
         for name in ("ignore_eos", "raw", "logprobs"):
             check_type(name, getattr(self, name), bool)
@@ -148,7 +149,10 @@ class Chosen:
 
     def ends(self, eos: frozenset[int], vocab: int) -> frozenset[int]:
         """Tokens that end the answer, where `eos` are those of the model."""
-        listed = list(self.stop_ids) if isinstance(self.stop_ids, Sequence) else [self.stop_ids]
+        given: Any = self.stop_ids
+        if isinstance(given, ndarray | Tensor):
+            given = given.tolist()
+        listed = list(given) if isinstance(given, Sequence | Set) else [given]
         check_tokens("stop_ids", listed, vocab)
         return frozenset(map(int, listed)) | (frozenset() if self.ignore_eos else eos)
 
@@ -197,3 +201,11 @@ def check_tokens(name: str, tokens: Sequence[object], vocab: int) -> None:
     for token in tokens:
         if not (is_whole(token) and 0 <= int(token) < vocab):  # type: ignore[call-overload]
             raise ValueError(f"{name} holds {token!r}, which is no token from 0 to {vocab - 1}")
+
+
+def seeded(options: Options, further: int) -> Options:
+    """Options of a seed so much further on; `ValueError` for one that is no whole number."""
+    seed: object = options.get("seed", 0)
+    if not is_whole(seed):
+        raise ValueError(f"seed must be a whole number, not {seed!r}")
+    return {**options, "seed": cast(int, seed) + further}

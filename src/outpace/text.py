@@ -197,9 +197,9 @@ def as_many(prompts: Any) -> list[Any]:
     """One prompt or many as a list of prompts; the rows of a table of token ids are many."""
     if isinstance(prompts, ndarray | Tensor):
         prompts = prompts.tolist()
-    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence) or not prompts:
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
         return [prompts]
-    many = isinstance(prompts[0], Sequence | ndarray | Tensor)
+    many = not prompts or isinstance(prompts[0], Sequence | ndarray | Tensor)
     return list(prompts) if many else [prompts]
 
 
@@ -211,7 +211,9 @@ def token_id(token: Any) -> int:
 
 
 def checked_message(message: Any) -> Message:
-    """A chat message; `ValueError` where its role or its content is no text."""
+    """A chat message, parts of text joined; `ValueError` where role or content is no text."""
+    if isinstance(message, dict) and isinstance(message.get("content"), list):
+        message = {**message, "content": "".join(map(part_text, message["content"]))}
     if not isinstance(message, dict) or not all(
         isinstance(message.get(key), str) for key in ("role", "content")
     ):
@@ -221,6 +223,14 @@ def checked_message(message: Any) -> Message:
     for key in ("role", "content"):
         checked_text(message[key])
     return message
+
+
+def part_text(part: Any) -> str:
+    """Text of a part of a message, as OpenAI's clients write them; `ValueError` for another."""
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+    raise ValueError(f"{brief(part)} is no chat message's text: give {{'type': 'text', 'text': …}}")
 
 
 def checked_text(text: str) -> str:

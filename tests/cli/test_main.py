@@ -1,15 +1,23 @@
 """Commands as a user types them, on the models of the zoo."""
 
+import importlib
+import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+import outpace as package
+from outpace.cli.app import BENCHMARKS, COMMANDS
 from outpace.cli.flags import Loading
-from outpace.cli.main import BENCHMARKS, COMMANDS, main
+from outpace.cli.main import main
+from outpace.methods import METHODS
+from outpace.methods.options import options_of
+from outpace.models.load import ZOO
 
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
 
@@ -271,6 +279,43 @@ def test_models_and_methods_are_listed(outpace):
         (("evaluate", "tiny-aux", "--data", "absent.jsonl"), "absent.jsonl"),
         (("evaluate", "tiny-aux", "--task", "gsm8k"), "--data"),
         (("race", "x", "--entry", "tiny-aux"), "MODEL METHOD"),
+        (("race", "x", "--entry", "tiny-ar autoregressive x=1"), "no option x; it has none"),
+        (("race", "x", "--entry", "tiny-ar autoregressive x"), "'x' is no option of autoregr"),
+        (("generate", "tiny-aux", "x", "--n", "0"), "--n must be at least 1, not 0"),
+        (("generate", "tiny-aux", "--n", "2", "--input", "a", "--output", "b"), "--n, --logprobs"),
+        (("generate", "tiny-aux", "--system", "s", "--input", "a", "--output", "b"), "--system"),
+        (("generate", "tiny-aux", "x", "--stop-id", "a"), "--stop-id"),
+        (("generate", "tiny-aux", "x", "--stop-id", "-1"), "stop_ids holds -1"),
+        (("generate", "tiny-aux", "x", "--stop-id", "9999999"), "stop_ids holds 9999999"),
+        (("generate", "tiny-aux", "x", "--min-tokens", "-1"), "min_tokens"),
+        (("generate", "tiny-aux", "x", "--min-tokens", "9", "--max-tokens", "8"), "min_tokens=9"),
+        (("generate", "tiny-aux", "x", "--min-p", "2"), "min_p"),
+        (("generate", "tiny-aux", "x", "--top-k", "0"), "top_k"),
+        (("generate", "tiny-aux", "x", "--presence-penalty", "nan"), "presence_penalty"),
+        (("generate", "tiny-aux", "x", "--frequency-penalty", "1e9"), "frequency_penalty"),
+        (("generate", "tiny-aux", "x", "--repetition-penalty", "0"), "repetition_penalty"),
+        (("generate", "tiny-aux", "x", "--logit-bias", "3"), "--logit-bias takes TOKEN=NUMBER"),
+        (("generate", "tiny-aux", "x", "--logit-bias", "a=3"), "--logit-bias takes TOKEN=NUMBER"),
+        (("generate", "tiny-aux", "x", "--logit-bias", "3=inf"), "logit_bias of token 3"),
+        (("generate", "tiny-aux", "x", "--logit-bias", "-3=1"), "logit_bias holds -3"),
+        (("generate", "tiny-aux", "x", "--template", "x"), "--template takes NAME=VALUE"),
+        (("generate", "tiny-aux", "x", "--template", "x=1"), "has no variable 'x'"),
+        (("generate", "tiny-aux", "x", "--system", "s"), "leaves system prompts out"),
+        (("generate", "tiny-aux", "x", "--system", "s", "--raw"), "give it or --raw"),
+        (("generate", "tiny-aux", "x", "--mask-id", "-1"), "mask_id is -1"),
+        (("generate", "tiny-aux", "x", "--mask-id", "99999"), "mask token 99999 lies outside"),
+        (("generate", "tiny-aux", "x", "--max-length", "0"), "max_length is 0"),
+        (("generate", "tiny-aux", "x", "--cache-gib", "0"), "cache_gib must be a positive number"),
+        (("generate", "tiny-aux", "x", "--cache-gib", "nan"), "cache_gib must be"),
+        (
+            ("generate", "tiny-llada", "x", "--method", "diffusion", "--presence-penalty", "1"),
+            "presence_penalty needs",
+        ),
+        (("evaluate", "tiny-aux", "--tasks", "x", "--min-p", "0.1"), "min_p: tasks of"),
+        (("chat", "no-such-model"), "no-such-model"),
+        (("chat", "tiny-aux", "--temperature", "nan"), "temperature must be 0 or lie between"),
+        (("chat", "tiny-aux", "--stop", ""), "a stop string is empty"),
+        (("generat",), "Did you mean 'generate'?"),
         (("race", "x", "--entry", "tiny-dream apd verifier=tiny-aux size=3"), "size"),
         (("train", "no-such.toml"), "no-such.toml"),
         (("train", "tiny-ar", "steps=1.5"), "steps must be a whole number, not 1.5"),
@@ -352,7 +397,7 @@ def test_an_interrupt_is_one_line_and_status_130(outpace, monkeypatch, place):
     if place == "inside":
         monkeypatch.setattr(Loading, "open", interrupt)
     else:
-        monkeypatch.setattr("outpace.cli.main.build", interrupt)
+        monkeypatch.setattr("outpace.cli.app.build", interrupt)
     assert outpace("generate", "tiny-aux", "x") == (130, "", "outpace: interrupted\n")
 
 
@@ -376,10 +421,162 @@ def test_an_error_of_several_lines_is_put_on_one(outpace, monkeypatch):
     assert outpace("generate", "tiny-aux", "x")[2] == "outpace: one two three\n"
 
 
-def test_no_command_is_a_question_for_help(outpace):
+@pytest.mark.parametrize("words", [(), ("-h",), ("--help",), ("generate", "-h")])
+def test_no_command_is_a_question_for_help(outpace, words):
     """It is answered."""
-    status, out, err = outpace()
-    assert status == 0 and "evaluate" in out and not err
+    status, out, err = outpace(*words)
+    assert status == 0 and "Usage: outpace" in out and not err
+    assert "--help" in out and "<bool>" not in out
+
+
+def test_the_help_lists_all_commands_with_their_first_sentence(outpace):
+    """As each tells it of itself."""
+    _, out, _ = outpace("--help")
+    for name, place in COMMANDS.items():
+        module, _, function = place.partition(":")
+        about = getattr(importlib.import_module(module), function).__doc__.split()
+        assert re.search(rf"│ {name}\s+{re.escape(about[0])} {re.escape(about[1])}", out)
+
+
+def test_the_version_is_told(outpace):
+    """And nothing else."""
+    assert outpace("--version") == (0, f"outpace {package.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [
+        ("outpace gen", "generate"),
+        ("outpace benchmark s", "serve"),
+        ("outpace generate --min-", "--min-tokens"),
+        ("outpace generate --method ap", "apd"),
+        ("outpace generate --method apd --veri", "--verifier"),
+        ("outpace generate tiny-dr", "tiny-dream"),
+    ],
+)
+def test_a_shell_completes_words(words, known):
+    """Commands, flags, flags of a method, methods and models."""
+    environment = {
+        **os.environ,
+        "_OUTPACE_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    command = [sys.executable, "-m", "outpace"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert known in done.stdout.split(), done.stderr
+
+
+def test_standard_input_may_be_the_prompt(outpace, monkeypatch):
+    """But for the end of its last line."""
+    args = ("generate", "tiny-aux", "--max-tokens", "96")
+    _, typed, _ = outpace(*args, STORY)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{STORY}\n"))
+    status, read, _ = outpace(*args, "-")
+    assert status == 0 and read.partition("tokens in")[0] == typed.partition("tokens in")[0]
+    for held in (io.StringIO(""), io.TextIOWrapper(io.BytesIO(b"\xff"), "utf-8")):
+        monkeypatch.setattr("sys.stdin", held)
+        status, _, err = outpace(*args, "-")
+        assert status == 2 and ("empty" in err or "standard input is not UTF-8" in err)
+
+
+def test_several_answers_and_what_is_known_of_their_tokens(outpace):
+    """Each with its seed, its log-probabilities and its figures."""
+    args = ("generate", "tiny-aux", STORY, "--max-tokens", "4", "--temperature", "1")
+    status, out, _ = outpace(*args, "--n", "2", "--seed", "3", "--logprobs")
+    assert status == 0 and out.count("tokens in 4 forwards") == 2
+    assert out.startswith("seed 3\n") and "\nseed 4\n" in out
+    assert len(re.findall(r"^ +-?\d+\.\d{4} +\d+  '", out, re.MULTILINE)) == 8
+
+
+def test_flags_of_a_request_reach_it(outpace):
+    """Where an answer ends, what is banned, what is less likely."""
+    args = ("generate", "tiny-aux", STORY, "--max-tokens", "96")
+    _, free, _ = outpace(*args, "--logprobs")
+    tokens = re.findall(r"^ +-?\d+\.\d{4} +(\d+)", free, re.MULTILINE)
+    assert "(stop)" in free
+    for flags, says in (
+        (("--stop-id", tokens[7]), f"{tokens.index(tokens[7])} tokens in"),
+        (("--ignore-eos",), "96 tokens in"),
+        (("--min-tokens", "96"), "(length)"),
+    ):
+        assert says in outpace(*args, *flags)[1]
+    for flags in (("--logit-bias", f"{tokens[0]}=-9999"), ("--repetition-penalty", "9")):
+        assert outpace(*args, *flags)[1].partition("tokens in")[0] != free.partition("\n ")[0]
+
+
+def test_a_template_has_its_variables(outpace, tmp_path):
+    """Truth values, numbers and text; a system prompt stands in front."""
+    folder = tmp_path / "model"
+    shutil.copytree(ZOO / "tiny-aux", folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"
+        "{% if flag is false %}{{ number + 1 }}{{ name }}{% endif %}"
+    )
+    args = ("trace", str(folder), "hi", "--max-tokens", "1", "--system", "be")
+    status, out, err = outpace(
+        *args, "--template", "flag=False", "--template", "number=2", "--template", "name=x"
+    )
+    llm = Loading().open(str(folder), None)
+    assert status == 0, err
+    rows = len(llm.text.marked("systembeuserhi3x"))
+    assert re.search(rf"target\s+{rows} ", out)
+
+
+def test_a_model_is_loaded_as_the_flags_say(outpace, monkeypatch):
+    """Length, mask and memory."""
+    told = {}
+
+    class Told:
+        def __init__(self, model, method, **options):
+            told.update(options)
+            raise ValueError("told")
+
+    monkeypatch.setattr("outpace.cli.flags.LLM", Told)
+    outpace(
+        *("generate", "tiny-ar", "x", "--mask-id", "0", "--max-length", "64"),
+        *("--cache-gib", "0.5"),
+    )
+    assert told["mask_id"] == 0 and told["max_length"] == 64 and told["cache_gib"] == 0.5
+
+
+def test_a_file_of_prompts_ends_with_count_and_speed(outpace, tmp_path, monkeypatch):
+    """And says where it is meanwhile, where no bar can be seen."""
+    monkeypatch.setattr("outpace.cli.terminal.EVERY", 0.0)
+    source, target = tmp_path / "prompts.jsonl", tmp_path / "data.jsonl"
+    source.write_text(f"{json.dumps({'prompt': STORY})}\n" * 3)
+    args = ("generate", "tiny-aux", "--input", str(source), "--output", str(target))
+    status, out, err = outpace(*args, "--batch", "1")
+    assert status == 0 and "answers: 2 of 3\n" in err
+    assert re.fullmatch(
+        rf"3 answers in {re.escape(str(target))}: \d+ tokens in [\d.]+ s, "
+        r"\d+ tokens per second\n",
+        out,
+    )
+
+
+def test_help_does_not_contradict_itself(outpace):
+    """A default is told once."""
+    for words, says in (
+        (("generate",), "256, or what fits"),
+        (("race",), "[default: 128]"),
+        (("evaluate",), "by protocol"),
+    ):
+        text = " ".join(outpace(*words, "--help")[1].replace("│", " ").split())
+        (told,) = re.findall(r"--max-tokens <int> (.*?) --temperature", text)
+        assert says in told and told.count("default") == 1 and "256" not in told.replace(says, "")
+
+
+def test_the_list_of_methods_is_whole_at_any_width(outpace, monkeypatch):
+    """Each option with what it may be."""
+    for columns in ("60", "80", "120"):
+        monkeypatch.setenv("COLUMNS", columns)
+        _, out, _ = outpace("methods")
+        assert "…" not in out
+        for name, kind in METHODS.items():
+            assert re.search(rf"^{name}$", out, re.MULTILINE)
+            for option in options_of(kind):
+                assert f"--{option.replace('_', '-')} " in out
 
 
 def test_text_is_shown_as_it_is(outpace):
@@ -393,21 +590,23 @@ def test_the_command_line_is_frozen(outpace):
     """A new flag is a decision: it is added here and to the documentation."""
     assert {name: flags(outpace(name, "--help")[1]) for name in COMMANDS} == {
         "generate": SAMPLING
-        | {"--method", "--input", "--output", "--batch", "--stop", "--raw"}
+        | ENDING
+        | DRESSING
+        | {"--method", "--input", "--output", "--batch", "--raw", "--n", "--logprobs"}
         | {"--schema", "--regex", "--choices"}
-        | {"--adapter", "--dtype", "--device", "--help"},
-        "race": {
-            *("--entry", "--limit", "--max-tokens", "--temperature", "--seed"),
-            *("--dtype", "--device", "--json", "--help"),
-        },
-        "trace": SAMPLING
-        | {"--method", "--raw", "--png"}
-        | {"--adapter", "--dtype", "--device", "--help"},
+        | LOADING,
+        "chat": SAMPLING | ENDING | DRESSING | {"--method"} | LOADING,
+        "race": SAMPLING
+        | ENDING
+        | {"--entry", "--limit", "--dtype", "--device", "--json", "--help"},
+        "trace": SAMPLING | ENDING | DRESSING | {"--method", "--raw", "--png"} | LOADING,
         "evaluate": SAMPLING
-        | {"--method", "--task", "--data", "--limit", "--batch", "--prefix-cache"}
+        | ENDING
+        | DRESSING
+        | {"--method", "--task", "--data", "--limit", "--batch", "--no-prefix-cache"}
         | {"--protocol", "--shots", "--num-shots", "--samples", "--judge"}
-        | {"--tasks", "--include", "--chat", "--system", "--draws"}
-        | {"--adapter", "--dtype", "--device", "--json", "--help"},
+        | {"--tasks", "--include", "--chat", "--draws", "--json"}
+        | LOADING,
         "report": {"--png", "--help"},
         "tune": SAMPLING
         | {"--method", "--max-loss", "--against", "--by", "--trials", "--limit", "--batch"}
@@ -427,7 +626,7 @@ def test_the_command_line_is_frozen(outpace):
             "--max-waiting",
         }
         | {"--api-key", "--api-key-file", "--insecure", "--drain-seconds", "--step-seconds"}
-        | {"--adapter", "--dtype", "--device", "--help"},
+        | LOADING,
         "train": {"--processes", "--plan", "--help"},
         "models": {"--help"},
         "methods": {"--help"},
@@ -447,7 +646,15 @@ def test_the_command_line_is_frozen(outpace):
     }
 
 
-SAMPLING = {"--max-tokens", "--temperature", "--top-p", "--top-k", "--seed"}
+SAMPLING = {
+    *("--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed"),
+    *("--presence-penalty", "--frequency-penalty", "--repetition-penalty", "--logit-bias"),
+}
+ENDING = {"--stop", "--stop-id", "--ignore-eos", "--min-tokens"}
+DRESSING = {"--system", "--template"}
+LOADING = {
+    *("--adapter", "--dtype", "--device", "--max-length", "--mask-id", "--cache-gib", "--help"),
+}
 
 
 def flags(text):

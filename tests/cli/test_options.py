@@ -2,7 +2,8 @@
 
 import pytest
 
-from outpace.cli.options import named, parse_method
+from outpace.cli.app import named
+from outpace.cli.options import parse_method
 from outpace.methods import APD, DFlash, LeftToRight, Speculative
 
 
@@ -49,3 +50,4 @@ def test_the_method_is_found_wherever_it_stands():
     assert named(["generate", "--method=apd"]) == "apd"
     assert named(["generate", "m", "p"]) is None
     assert named(["generate", "--method"]) is None
+    assert named([]) is None

@@ -342,3 +342,34 @@ def test_unknown_rotary_scaling_is_refused(folder: Path) -> None:
 def test_end_of_sequence_is_read(field: object, eos: tuple[int, ...]) -> None:
     """None, one id or a list of them."""
     assert translate(published(eos_token_id=field)).eos == eos
+
+
+def generates(folder: Path, content: str) -> Path:
+    """A checkpoint with a `generation_config.json`."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(published(eos_token_id=3)))
+    (folder / "generation_config.json").write_text(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("content", "eos"),
+    [
+        ('{"eos_token_id": 7}', (3, 7)),
+        ('{"eos_token_id": [7, 3, 9]}', (3, 7, 9)),
+        ('{"eos_token_id": null, "temperature": 0.6}', (3,)),
+        ("{}", (3,)),
+    ],
+)
+def test_what_only_the_generation_names_ends_an_answer(
+    tmp_path: Path, content: str, eos: tuple[int, ...]
+) -> None:
+    """Beside what the model's configuration names."""
+    assert load_config(generates(tmp_path / "model", content)).eos == eos
+
+
+@pytest.mark.parametrize("content", ['{"eos_token_id": "x"}', '{"eos_token_id": -1}', "{", "[]"])
+def test_a_broken_generation_config_is_named(tmp_path: Path, content: str) -> None:
+    """By its file."""
+    with pytest.raises(ValueError, match="generation_config.json"):
+        load_config(generates(tmp_path / "model", content))

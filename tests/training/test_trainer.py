@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -138,3 +141,40 @@ def moments(out: Path) -> dict[str, float]:
     tensors = load_file(checkpoints(out / "checkpoints")[-1] / checkpoint.OPTIMIZER)
     kept = ("exp_avg", "momentum_buffer")
     return {name: float(t.norm()) for name, t in tensors.items() if name.endswith(kept)}
+
+
+def interrupted_run(tmp_path: Path, *more: str) -> tuple[int, str]:
+    """Status and output of a training that gets Ctrl-C after its third step."""
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    words = ("train", str(tmp_path / "recipe.toml"), f"out={tmp_path / 'out'}", *more)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "outpace", *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    path = tmp_path / "out" / "metrics.jsonl"
+    while not (path.exists() and len(path.read_text().splitlines()) >= 3):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    return process.returncode, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--processes", "2")], ids=["one", "two"])
+def test_ctrl_c_ends_a_run_after_a_checkpoint(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """It says where, and the same command goes on."""
+    status, said = interrupted_run(tmp_path, "steps=5000", "save_every=5000", *more)
+    assert status == 130 and said.endswith("outpace: interrupted\n") and "Traceback" not in said
+    (kept,) = checkpoints(tmp_path / "out" / "checkpoints")
+    step = int(kept.name.removeprefix("step-"))
+    assert f"stopped after step {step}; the same command goes on from" in said
+    assert len(metrics(tmp_path / "out")) == step >= 3
+    train(
+        tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}", f"steps={step + 1}", "save_every=1"]
+    )
+    assert len(metrics(tmp_path / "out")) == step + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -9,21 +10,45 @@ from typer import Argument, Option
 
 from outpace.answers import answer_file
 from outpace.cli.draw import bars, console, show_pieces, show_trace, statistics
-from outpace.cli.flags import CHOICE, LOADING, RULE, Batch, Choice, Loading, ModelName, Raw, Rule
+from outpace.cli.flags import (
+    CHOICE,
+    DRESSING,
+    ENDING,
+    LOADING,
+    RULE,
+    Batch,
+    Choice,
+    Dressing,
+    Ending,
+    Loading,
+    ModelName,
+    Raw,
+    Rule,
+    typed,
+)
 from outpace.cli.output import replaced
+from outpace.cli.terminal import piped, waiting
+from outpace.llm import LLM
 from outpace.methods import Method
 from outpace.options import Options
+from outpace.output import Output
+from outpace.text import Prompt
 
 
 def generate(
     model: ModelName,
-    prompt: Annotated[str | None, Argument(help="What to answer.")] = None,
+    prompt: Annotated[str | None, Argument(help="What to answer; - for standard input.")] = None,
     method: Method | None = None,
     input: Annotated[Path | None, Option(help="JSON lines to answer instead.")] = None,
     output: Annotated[Path | None, Option(help="Where their answers go.")] = None,
     batch: Batch = 64,
+    n: Annotated[int, Option("--n", help="Answers, of the seeds from --seed on.")] = 1,
+    logprobs: Annotated[
+        bool, Option("--logprobs", help="Show the log-probability of each token.")
+    ] = False,
     choice: Choice = CHOICE,
-    stop: Annotated[list[str] | None, Option(help="End before this text.")] = None,
+    ending: Ending = ENDING,
+    dressing: Dressing = DRESSING,
     raw: Raw = False,
     rule: Rule = RULE,
     loading: Loading = LOADING,
@@ -35,32 +60,67 @@ def generate(
     """
     if (prompt is None) == (input is None) or (input is None) != (output is None):
         raise ValueError("give a prompt, or --input and --output")
+    if input is not None and (n != 1 or logprobs or dressing.system is not None):
+        raise ValueError("--n, --logprobs and --system go with a prompt, not with --input")
+    if n < 1:
+        raise ValueError(f"--n must be at least 1, not {n}")
+    text = None if prompt is None else typed(prompt)
+    options = choice.options() | ending.options() | dressing.options() | rule.options()
     llm = loading.open(model, method)
-    options = choice.options() | rule.options() | Options(stop=stop or (), raw=raw)
-    if input is not None and output is not None:
-        with bars() as shown:
-            bar = shown.add_task("answers")
-            answer_file(
-                llm,
-                input,
-                output,
-                batch=batch,
-                progress=lambda done, total: shown.update(bar, completed=done, total=total),
-                **options,
-            )
+    options |= Options(raw=raw, logprobs=logprobs)
+    if text is not None:
+        show_answers(llm, dressing.prompt(llm, text, raw=raw), n, options)
+    elif input is not None and output is not None:
+        answer_lines(llm, input, output, batch, options)
+
+
+def show_answers(llm: LLM, prompt: Prompt, n: int, options: Options) -> None:
+    """One answer as it comes, or several once they are there, each with its figures."""
+    if n == 1:
+        stream = llm.stream(prompt, **options)
+        show_pieces(console, stream)
+        assert stream.output is not None
+        show_figures(llm, stream.output)
         return
-    assert prompt is not None
-    stream = llm.stream(prompt, **options)
-    show_pieces(console, stream)
-    assert stream.output is not None
-    console.print(statistics(stream.output), style="dim")
+    with waiting(f"{n} answers"):
+        (outputs,) = llm.generate(prompt, n=n, **options)
+    for seed, output in enumerate(outputs, options.get("seed", 0)):
+        console.print(f"seed {seed}", style="bold underline")
+        console.print(output.text, soft_wrap=True)
+        show_figures(llm, output)
+
+
+def show_figures(llm: LLM, output: Output) -> None:
+    """Log-probabilities, where they were asked for, and statistics."""
+    for token, logprob in zip(output.ids, output.logprobs or (), strict=False):
+        console.print(f"{logprob:9.4f}  {token:6}  {llm.text.decode([token])!r}", soft_wrap=True)
+    console.print(statistics(output), style="dim", soft_wrap=True)
+
+
+def answer_lines(llm: LLM, source: Path, target: Path, batch: int, options: Options) -> None:
+    """Answer a file, with a bar, and tell how many and how fast."""
+    began, written = time.perf_counter(), 0
+    with bars() as shown:
+        bar = shown.add_task("answers")
+
+        def progress(done: int, total: int, tokens: int) -> None:
+            nonlocal written
+            written = tokens
+            shown.update(bar, completed=done, total=total)
+
+        count = answer_file(llm, source, target, batch=batch, progress=progress, **options)
+    seconds = time.perf_counter() - began
+    speed = f"{written} tokens in {seconds:.1f} s, {written / seconds:.0f} tokens per second"
+    console.print(f"{count} answers in {target}: {speed}", style="dim", soft_wrap=True)
 
 
 def trace(
     model: ModelName,
-    prompt: Annotated[str, Argument(help="What to answer.")],
+    prompt: Annotated[str, Argument(help="What to answer; - for standard input.")],
     method: Method | None = None,
     choice: Choice = CHOICE,
+    ending: Ending = ENDING,
+    dressing: Dressing = DRESSING,
     raw: Raw = False,
     loading: Loading = LOADING,
     png: Annotated[Path | None, Option(help="Draw slots by forwards to this file.")] = None,
@@ -68,11 +128,14 @@ def trace(
     """Answer a prompt and print every forward: model, rows, kept tokens, canvas with holes."""
     if png is not None:
         from outpace.cli.picture import draw_slots
+    options = choice.options() | ending.options() | dressing.options() | Options(raw=raw)
     with replaced(png) as picture:
+        text = typed(prompt)
         llm = loading.open(model, method)
-        (output,) = llm.generate(prompt, **choice.options() | Options(raw=raw))
-        show_trace(console, llm, output, width=max(console.width - 44, 20))
-        console.print(statistics(output), style="dim")
+        (output,) = llm.generate(dressing.prompt(llm, text, raw=raw), **options)
+        wide = console if console.is_terminal else piped()
+        show_trace(wide, llm, output, width=max(wide.width - 44, 20))
+        console.print(statistics(output), style="dim", soft_wrap=True)
         if picture is not None:
             counted = f"{len(output.ids)} tokens in {output.forwards} forwards of {llm.name}"
             draw_slots(output, f"{counted}\n{llm.method}", picture)

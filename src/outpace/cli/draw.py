@@ -6,27 +6,19 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from outpace.cli.terminal import bars as bars
+from outpace.cli.terminal import console as console
 from outpace.evaluation.report import Report
 from outpace.llm import LLM
 from outpace.output import Output
 from outpace.trace import FILLED, FULL, HOLE, KEPT, STATES, block_edges, is_scattered, slot_states
 
-console = Console(highlight=False, markup=False, emoji=False)
-"""Prompts and answers are shown as they are."""
-
 COLOURS = ("bright_cyan", "bright_yellow", "bright_magenta", "bright_green", "bright_blue")
 CELLS = (" ", "░", "█", "▒", "·")
 STYLES = ("", "dim", "bold bright_green", "bright_blue", "dim")
-
-
-def bars() -> Progress:
-    """Progress bars, gone once they are full."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
 
 
 def colour(step: int) -> str:
@@ -34,10 +26,15 @@ def colour(step: int) -> str:
     return COLOURS[step % len(COLOURS)]
 
 
+def coloured(pieces: Iterable[str]) -> Iterator[Text]:
+    """Pieces, a colour each."""
+    return (Text(piece, style=colour(step)) for step, piece in enumerate(pieces))
+
+
 def show_pieces(console: Console, pieces: Iterable[str]) -> None:
     """Print pieces as they come, a colour each."""
-    for step, piece in enumerate(pieces):
-        console.print(Text(piece, style=colour(step)), end="")
+    for piece in coloured(pieces):
+        console.print(piece, end="", soft_wrap=True)
     console.print()
 
 

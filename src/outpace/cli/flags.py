@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,21 +12,72 @@ from typing import Annotated, Any, cast
 import torch
 from typer import Argument, Option
 
+from outpace.cli.terminal import waiting
 from outpace.llm import LLM
-from outpace.methods import Method
+from outpace.methods.options import Named
+from outpace.models.load import zoo_names
 from outpace.options import Options
+from outpace.text import Message, Prompt
 
-ModelName = Annotated[str, Argument(help="Folder, hub name, or model of the zoo.")]
-MaxTokens = Annotated[int | None, Option(help="Most tokens of an answer; 256 unless given.")]
-Temperature = Annotated[float | None, Option(help="0 is greedy; default by method or family.")]
-TopP = Annotated[float | None, Option(help="Mass of the nucleus; default by method or family.")]
-TopK = Annotated[int | None, Option(help="Sample from the k most probable tokens.")]
+
+def like(incomplete: str) -> list[str]:
+    """Models of the zoo whose names begin so."""
+    return [name for name in zoo_names() if name.startswith(incomplete)]
+
+
+ModelName = Annotated[
+    str, Argument(help="Folder, hub name, or model of the zoo.", autocompletion=like)
+]
+MaxTokens = Annotated[
+    int | None, Option(help="Most tokens of an answer.", show_default="256, or what fits")
+]
+Temperature = Annotated[
+    float | None, Option(help="0 is greedy.", show_default="by method or family")
+]
+TopP = Annotated[
+    float | None, Option(help="Mass of the nucleus.", show_default="by method or family")
+]
+TopK = Annotated[int | None, Option(help="Draw from the k most probable tokens.")]
+MinP = Annotated[
+    float | None, Option(help="Draw from tokens with this share of the best one's probability.")
+]
+Penalty = Annotated[float | None, Option(help="From logits of tokens that the answer has, once.")]
+PenaltyEach = Annotated[float | None, Option(help="The same, for each time.")]
+Repetition = Annotated[
+    float | None, Option(help="Above 1, tokens of prompt and answer are less probable.")
+]
+Bias = Annotated[
+    list[str] | None, Option(metavar="TOKEN=NUMBER", help="Added to the logit of a token id.")
+]
 Seed = Annotated[int, Option(help="Same seed, same text.")]
+Stop = Annotated[list[str] | None, Option(help="End before this text.")]
+StopId = Annotated[list[int] | None, Option(help="End at this token id.")]
+IgnoreEos = Annotated[bool, Option("--ignore-eos", help="Go on behind end-of-sequence.")]
+MinTokens = Annotated[int | None, Option(help="No end before so many tokens.")]
+System = Annotated[str | None, Option(help="System prompt.")]
+Template = Annotated[
+    list[str] | None, Option(metavar="NAME=VALUE", help="Variable of the chat template.")
+]
 Raw = Annotated[bool, Option("--raw", help="Continue the text, without chat template.")]
-PrefixCache = Annotated[bool, Option(help="Keep what prompts that begin alike share.")]
-Dtype = Annotated[str | None, Option(help="float32, bfloat16 or float16.")]
-Device = Annotated[str | None, Option(help="cpu or cuda; cuda where there is one.")]
+NoPrefixCache = Annotated[
+    bool, Option("--no-prefix-cache", help="Compute anew what prompts that begin alike share.")
+]
+Dtype = Annotated[
+    str | None,
+    Option(help="float32, bfloat16 or float16.", show_default="float32 on a CPU, else bfloat16"),
+]
+Device = Annotated[str | None, Option(help="cpu or cuda.", show_default="cuda where there is one")]
 AdapterName = Annotated[str | None, Option(help="Folder or hub name of a LoRA to merge.")]
+MaxLength = Annotated[
+    int | None, Option(help="Most tokens of prompt and answer.", show_default="the model's")
+]
+MaskId = Annotated[
+    int | None, Option(help="Token id of a hole.", show_default="that of config.json")
+]
+CacheGib = Annotated[
+    float | None,
+    Option(help="GiB for keys and values.", show_default="2, or half of a GPU's free memory"),
+]
 Limit = Annotated[int, Option(help="Number of problems.")]
 Batch = Annotated[int, Option(help="Requests that run at a time.")]
 JsonPath = Annotated[Path | None, Option("--json", help="Write the figures here.")]
@@ -38,6 +90,12 @@ SMALL = 20_000_000
 """Parameters below which one thread is fastest, since more only wait for each other."""
 
 
+def given(group: Any) -> Options:
+    """The flags of a group that were given, as a request takes them."""
+    known = asdict(group).items()
+    return cast(Options, {k: v for k, v in known if v is not None and v is not False and v != []})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """How tokens are chosen, and how many."""
@@ -46,11 +104,72 @@ class Choice:
     temperature: Temperature = None
     top_p: TopP = None
     top_k: TopK = None
+    min_p: MinP = None
     seed: Seed = 0
+    presence_penalty: Penalty = None
+    frequency_penalty: PenaltyEach = None
+    repetition_penalty: Repetition = None
+    logit_bias: Bias = None
 
     def options(self) -> Options:
         """As a request takes them."""
-        return cast(Options, asdict(self))
+        options = given(self)
+        if self.logit_bias:
+            options["logit_bias"] = dict(map(bias, self.logit_bias))
+        return options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """When an answer ends."""
+
+    stop: Stop = None
+    stop_id: StopId = None
+    ignore_eos: IgnoreEos = False
+    min_tokens: MinTokens = None
+
+    def options(self) -> Options:
+        """As a request takes them."""
+        options: Any = given(self)
+        if self.stop_id:
+            options["stop_ids"] = options.pop("stop_id")
+        return cast(Options, options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dressing:
+    """What stands around a prompt."""
+
+    system: System = None
+    template: Template = None
+
+    def options(self) -> Options:
+        """As a request takes them."""
+        return Options(template=dict(map(variable, self.template or ())))
+
+    def messages(self, llm: LLM) -> list[Message]:
+        """The system prompt as the first message, where there is one.
+
+        Raises `ValueError` where the chat template of the model leaves it out.
+        """
+        if self.system is None:
+            return []
+        first = [{"role": "system", "content": self.system}]
+        asked = [*first, {"role": "user", "content": "-"}]
+        if llm.text.tokenizer is not None and self.system.strip() not in llm.text.render(asked, {}):
+            raise ValueError(
+                f"--system {self.system!r}: the chat template of {llm.name} leaves system prompts "
+                "out; put it into the prompt"
+            )
+        return first
+
+    def prompt(self, llm: LLM, text: str, *, raw: bool = False) -> Prompt:
+        """A text as it is asked."""
+        if self.system is None:
+            return text
+        if raw:
+            raise ValueError("--system needs the chat template: give it or --raw")
+        return [*self.messages(llm), {"role": "user", "content": text}]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +184,45 @@ class Rule:
         """As a request takes them. Raises `ValueError` for a file that is no JSON."""
         schema = None if self.schema is None else read_json(self.schema)
         return Options(schema=schema, regex=self.regex, choices=self.choices or None)
+
+
+def bias(text: str) -> tuple[int, float]:
+    """Token id and number of a bias."""
+    token, _, number = text.partition("=")
+    try:
+        return int(token), float(number)
+    except ValueError:
+        raise ValueError(
+            f"--logit-bias takes TOKEN=NUMBER, such as 13=-2.5, not {text!r}"
+        ) from None
+
+
+WORDS = {"true": True, "false": False, "none": None, "null": None}
+
+
+def variable(text: str) -> tuple[str, Any]:
+    """Name and value of a variable: a truth value, a number or whatever JSON says, else text."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ValueError(
+            f"--template takes NAME=VALUE, such as enable_thinking=false, not {text!r}"
+        )
+    if value.lower() in WORDS:
+        return name, WORDS[value.lower()]
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
+
+
+def typed(prompt: str) -> str:
+    """A prompt; `-` stands for what comes on standard input, but for the end of its last line."""
+    if prompt != "-":
+        return prompt
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is not UTF-8: {error}") from error
 
 
 def read_json(path: Path) -> Any:
@@ -82,15 +240,19 @@ class Loading:
     adapter: AdapterName = None
     dtype: Dtype = None
     device: Device = None
+    max_length: MaxLength = None
+    mask_id: MaskId = None
+    cache_gib: CacheGib = None
 
-    def open(self, model: str, method: Method | None, *, prefix_cache: bool = True) -> LLM:
+    def open(self, model: str, method: Named | None, *, prefix_cache: bool = True) -> LLM:
         """A model ready to decode."""
-        llm = LLM(model, method, prefix_cache=prefix_cache, **asdict(self))
+        with waiting(f"loading {model}"):
+            llm = LLM(model, method, prefix_cache=prefix_cache, **asdict(self))
         if llm.device.type == "cpu" and llm.target.parameters < SMALL:
             torch.set_num_threads(1)
         return llm
 
-    def open_all(self, pairs: Iterable[tuple[str, Method]]) -> dict[str, LLM]:
+    def open_all(self, pairs: Iterable[tuple[str, Named]]) -> dict[str, LLM]:
         """Models by name, each once, that pair with all of their methods."""
         llms: dict[str, LLM] = {}
         for model, method in pairs:
@@ -102,5 +264,7 @@ class Loading:
 
 
 CHOICE = Choice()
+DRESSING = Dressing()
+ENDING = Ending()
 LOADING = Loading()
 RULE = Rule()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from math import prod
 
 from rich.table import Table
 from safetensors import safe_open
 
 from outpace.cli.draw import console
-from outpace.cli.options import flag
+from outpace.cli.options import about, flag
 from outpace.decoding.target import plural
 from outpace.methods import METHODS
+from outpace.methods.options import options_of
 from outpace.models.families import FAMILIES
 from outpace.models.load import ZOO, load_config, zoo_names
 
@@ -43,12 +43,9 @@ def described(name: str) -> tuple[str, str, str]:
 
 def methods() -> None:
     """The decoding methods and their options."""
-    table = Table(header_style="bold")
-    for column in ("method", "decodes", "options", "about"):
-        table.add_column(column)
     for name, kind in METHODS.items():
-        options = ", ".join(f"--{flag(option.name)}" for option in fields(kind))
-        about = (kind.__doc__ or "").splitlines()[0]
-        kinds = plural(kind.decodes)
-        table.add_row(name, kinds, options or "—", about)
-    console.print(table)
+        console.print(name, style="bold")
+        console.print(f"  {(kind.__doc__ or '').splitlines()[0]}")
+        console.print(f"  decodes {plural(kind.decodes)}", style="dim")
+        for option in options_of(kind).values():
+            console.print(f"  --{flag(option.name):<18} {about(option)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,20 +13,21 @@ from typer import Argument, Option
 from outpace.cli.asking import ASKING, Asking
 from outpace.cli.draw import bars, console, report_table, show_pieces
 from outpace.cli.flags import (
-    CHOICE,
+    ENDING,
     LOADING,
     Batch,
     Choice,
     Device,
+    Dressing,
     Dtype,
+    Ending,
     JsonPath,
     Limit,
     Loading,
-    MaxTokens,
     ModelName,
-    PrefixCache,
-    Seed,
-    Temperature,
+    NoPrefixCache,
+    Template,
+    typed,
 )
 from outpace.cli.options import parse_method, split_entry
 from outpace.cli.output import replaced
@@ -51,18 +52,24 @@ RACE = (
     "tiny-d2f d2f add=0.5 confidence=0.98",
 )
 
+MEANING = (
+    "Tokens per forward: what a pass of the model brings. Per second: what that is worth here."
+)
+
+RACING = Choice(max_tokens=128, temperature=0.0)
+
 
 def race(
     prompt: Annotated[
-        str | None, Argument(help="What to answer; story problems where none is given.")
+        str | None,
+        Argument(help="What to answer, - for standard input; story problems where none is given."),
     ] = None,
     entry: Annotated[
         list[str] | None, Option(help="'MODEL METHOD option=value …', once for each racer.")
     ] = None,
     limit: Limit = 25,
-    max_tokens: MaxTokens = 128,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
+    choice: Choice = RACING,
+    ending: Ending = ENDING,
     dtype: Dtype = None,
     device: Device = None,
     json_path: JsonPath = None,
@@ -71,15 +78,17 @@ def race(
 
     Without a prompt they solve held-out story problems, so that the table has an accuracy.
     """
+    options = choice.options() | ending.options()
+    prompt = None if prompt is None else typed(prompt)
     with replaced(json_path) as file:
         racers = line_up(entry or RACE, Loading(dtype=dtype, device=device))
-        options: Options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
         reports = compete(racers, prompt, limit, options)
         console.print()
         console.print(report_table(reports, scored=prompt is None))
         if prompt is None:
             told = f"{limit} held-out story problems (not GSM8K), one at a time"
             console.print(told, style="dim")
+        console.print(MEANING, style="dim")
         write_json(file, [report for _, report in reports])
 
 
@@ -149,16 +158,37 @@ def run(
 HARNESS = Tasks()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Questioned(Choice):
+    """How tokens of answers are chosen where a protocol has a say."""
+
+    max_tokens: Annotated[
+        int | None, Option(help="Most tokens of an answer.", show_default="by protocol")
+    ] = None
+    temperature: Annotated[
+        float | None, Option(help="0 is greedy.", show_default="by protocol, method or family")
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Option(help="Mass of the nucleus.", show_default="by protocol, method or family"),
+    ] = None
+
+
+QUESTIONED = Questioned()
+
+
 def evaluate_command(
     model: ModelName,
     method: Method | None = None,
     asking: Asking = ASKING,
     limit: Limit = 100,
     batch: Batch = 1,
-    choice: Choice = CHOICE,
+    choice: Questioned = QUESTIONED,
+    ending: Ending = ENDING,
+    template: Template = None,
     loading: Loading = LOADING,
     harness: Tasks = HARNESS,
-    prefix_cache: PrefixCache = True,
+    no_prefix_cache: NoPrefixCache = False,
     samples: Annotated[
         Path | None, Option(help="Add each answer to this file; a killed run goes on from it.")
     ] = None,
@@ -170,14 +200,17 @@ def evaluate_command(
     takes their place. Beside the figures of --json stand all answers, in a file of JSON lines.
     """
     at_least_one(limit=limit)
+    asked_for = choice.options() | ending.options()
+    if template:
+        asked_for |= Dressing(template=template).options()
     if harness.tasks is not None:
         if replace(asking, num_shots=None) != ASKING:
             raise ValueError("--tasks bring their own questions: leave --task, --data … out")
         with replaced(json_path) as file:
-            llm = loading.open(model, method, prefix_cache=prefix_cache)
+            llm = loading.open(model, method, prefix_cache=not no_prefix_cache)
             results, report = harness.run(
                 llm,
-                choice=choice,
+                options=asked_for,
                 batch=batch,
                 shots=asking.num_shots,
                 limit=limit,
@@ -189,9 +222,9 @@ def evaluate_command(
     if harness != HARNESS:
         raise ValueError("--include, --chat, --system and --draws go with --tasks")
     asked, questions = asking.setting(), asking.questions(limit)
-    options = asked.options(choice.options() | Options(method=method))
+    options = asked.options(asked_for | Options(method=method))
     with replaced(json_path) as file, replaced(beside(json_path)) as answers:
-        llm = loading.open(model, options["method"], prefix_cache=prefix_cache)
+        llm = loading.open(model, options["method"], prefix_cache=not no_prefix_cache)
         named = {"task": asked.task, "protocol": asking.protocol}
         report = run(llm, questions, named, batch, options, samples)
         console.print(report_table([(f"{llm.name} {report.method}", report)], scored=True))

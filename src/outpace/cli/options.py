@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from typer import Option
 
 from outpace.benchmark.entry import Entry, swept, word
 from outpace.methods import METHODS, Method
 from outpace.methods.options import Option as Described
-from outpace.methods.options import find_method, options_of
+from outpace.methods.options import find_method, make_method, options_of
 
 
 def parse_method(name: str, values: Mapping[str, str]) -> Method:
@@ -20,38 +21,35 @@ def parse_method(name: str, values: Mapping[str, str]) -> Method:
 
     Raises `ValueError` for an unknown option, a missing one, or a value of another type.
     """
-    kind = with_options(name, values)
-    return kind(**{option: parse(kind, option, text) for option, text in values.items()})
+    return make_method(name, parsed(name, values), spelling=lambda option: f"--{flag(option)}")
 
 
-def with_options(name: str, given: Collection[str]) -> type[Method]:
-    """A method that has these options and needs no other; `ValueError` for none such."""
-    kind = find_method(name)
-    known = options_of(kind)
-    if unknown := sorted(set(given) - set(known)):
-        raise ValueError(
-            f"{name} has no option {', '.join(unknown)}; known are {', '.join(sorted(known))}"
-        )
-    needed = {option.name for option in known.values() if option.needed}
-    if missing := sorted(needed - set(given)):
-        raise ValueError(f"{name} needs {', '.join(f'--{flag(option)}' for option in missing)}")
-    return kind
+def parse_words(text: str) -> Method:
+    """A method from `NAME option=value …`; raises as `parse_method` does."""
+    return parse_method(*split_words(text))
+
+
+def split_words(text: str) -> tuple[str, dict[str, str]]:
+    """Name and options of a method, as texts."""
+    name, *options = text.split()
+    if wrong := [option for option in options if "=" not in option]:
+        raise ValueError(f"{wrong[0]!r} is no option of {name}: write option=value")
+    return name, dict(option.split("=", 1) for option in options)
+
+
+def split_entry(text: str) -> tuple[str, str, dict[str, str]]:
+    """Model, method and options of an entry, as texts."""
+    model, _, method = text.strip().partition(" ")
+    if not method:
+        raise ValueError(f"{text!r} is no entry: write 'MODEL METHOD option=value …'")
+    return model, *split_words(method)
 
 
 def parse_entries(text: str) -> list[Entry]:
     """Entries from `MODEL METHOD option=value …`, where commas part the values of a sweep."""
     model, name, options = split_entry(text)
-    kind = with_options(name, options)
-    values = {o: [parse(kind, o, each) for each in t.split(",")] for o, t in options.items()}
+    values = {o: [parsed(name, {o: each})[o] for each in t.split(",")] for o, t in options.items()}
     return swept(model, name, values)
-
-
-def split_entry(text: str) -> tuple[str, str, dict[str, str]]:
-    """Model, method and options of an entry, as texts."""
-    model, *rest = text.split()
-    if not rest or not all("=" in option for option in rest[1:]):
-        raise ValueError(f"{text!r} is no entry: write 'MODEL METHOD option=value …'")
-    return model, rest[0], dict(option.split("=", 1) for option in rest[1:])
 
 
 def flags_of(method: Method) -> list[str]:
@@ -69,9 +67,17 @@ def requested_method(name: str, values: Mapping[str, str]) -> dict[str, Any]:
 
     What is missing is the server's to say.
     """
+    return {"method": name, "options": parsed(name, values)}
+
+
+def parsed(name: str, values: Mapping[str, str]) -> dict[str, Any]:
+    """Options of a method from texts; what it does not have stays as it is."""
     kind = find_method(name)
-    options = {option: parse(kind, option, text) for option, text in values.items()}
-    return {"method": name, "options": options}
+    known = options_of(kind)
+    return {
+        option: parse(kind, option, text) if option in known else text
+        for option, text in values.items()
+    }
 
 
 def parse(kind: type[Method], option: str, text: str) -> Any:
@@ -99,27 +105,25 @@ def flag(option: str) -> str:
     return option.replace("_", "-")
 
 
-def named(args: Sequence[str]) -> str | None:
-    """Value of `--method` in a list of arguments."""
-    for arg, after in zip(args, [*args[1:], None], strict=True):
-        if arg.startswith("--method="):
-            return arg.partition("=")[2]
-        if arg == "--method":
-            return after
-    return None
+def like(incomplete: str) -> list[str]:
+    """Methods whose names begin so."""
+    return [name for name in METHODS if name.startswith(incomplete)]
 
 
-def with_method(
-    function: Callable[..., None],
-    name: str | None,
-    make: Callable[[str, Mapping[str, str]], Any] = parse_method,
-) -> Callable[..., None]:
-    """A command whose parameter `method` is made of `--method` and the flags of that method."""
+NAME = Annotated[str | None, Option("--method", help=f"{', '.join(METHODS)}.", autocompletion=like)]
+
+
+def with_method(function: Callable[..., None], name: str | None) -> Callable[..., None]:
+    """A command whose parameter `method` is made of `--method` and the flags of that method.
+
+    One that wants no `Method` gets what a request to a server says of it.
+    """
     kind = None if name is None else find_method(name)
     own = [parameter(kind, each) for each in options_of(kind).values()] if kind else []
-    known = inspect.signature(function, eval_str=True).parameters.values()
-    choice = Annotated[str | None, Option("--method", help=f"{', '.join(METHODS)}.")]
-    shared = [p.replace(annotation=choice) if p.name == "method" else p for p in known]
+    known = inspect.signature(function, eval_str=True).parameters
+    wants = get_args(known["method"].annotation)
+    make: Callable[..., Any] = parse_method if Method in wants else requested_method
+    shared = [p.replace(annotation=NAME) if p.name == "method" else p for p in known.values()]
 
     def command(**given: Any) -> None:
         values = {p.name: given.pop(p.name) for p in own}
@@ -155,10 +159,20 @@ def spread(function: Callable[..., None]) -> Callable[..., None]:
 def members(group: inspect.Parameter) -> list[inspect.Parameter]:
     """A flag for each field of a group, with what its default has there."""
     hints = get_type_hints(type(group.default), include_extras=True)
+    usual = {f.name: getattr(group.default, f.name) for f in fields(group.default)}
     return [
-        group.replace(name=f.name, default=getattr(group.default, f.name), annotation=hints[f.name])
-        for f in fields(group.default)
+        group.replace(name=name, default=value, annotation=shown(hints[name], value))
+        for name, value in usual.items()
     ]
+
+
+def shown(hint: Any, usual: object) -> Any:
+    """The annotation of a flag, whose default in words gives way to one that its group has."""
+    kind, flagged = get_args(hint)
+    if usual is not None and isinstance(flagged.show_default, str):
+        flagged = copy(flagged)
+        flagged.show_default = True
+    return Annotated[kind, flagged]
 
 
 def dressed(
@@ -175,13 +189,10 @@ def dressed(
 
 def parameter(kind: type[Method], described: Described) -> inspect.Parameter:
     """An option of a method as a flag."""
-    plain, words = described.kind, words_of(described)
-    choices = " or ".join(words if plain is str and words else [plain.__name__, *words])
-    default = "needed" if described.needed else f"by default {described.default}"
     flagged = Option(
         f"--{flag(described.name)}",
-        metavar=plain.__name__.upper(),
-        help="; ".join(filter(None, (described.meaning, choices, default.lower()))),
+        metavar=described.kind.__name__.upper(),
+        help=about(described),
         rich_help_panel=f"Options of {kind.__name__}",
     )
     return inspect.Parameter(
@@ -190,3 +201,11 @@ def parameter(kind: type[Method], described: Described) -> inspect.Parameter:
         default=None,
         annotation=Annotated[str | None, flagged],
     )
+
+
+def about(described: Described) -> str:
+    """What an option may be, and what it is where it is not given."""
+    plain, words = described.kind, words_of(described)
+    choices = " or ".join(words if plain is str and words else [plain.__name__, *words])
+    default = "needed" if described.needed else f"by default {described.default}".lower()
+    return "; ".join(filter(None, (described.meaning, choices, default)))

@@ -45,7 +45,7 @@ def serve(
     named += map(pair, models or ())
     if config is not None and named:
         raise ValueError("give models on the command line or in --config, not both")
-    if not named and (method or further or any(vars(loading).values())):
+    if not named and (method or further or loading != LOADING):
         raise ValueError("--method, --further and how to load are said of a model: name one")
     if len(dict(named)) < len(named):
         raise ValueError(f"a name was given twice: {', '.join(name for name, _ in named)}")

@@ -11,9 +11,9 @@ from rich.table import Table
 from typer import Option
 
 from outpace.cli.draw import console
-from outpace.cli.flags import Choice
 from outpace.evaluation.report import Report
 from outpace.llm import LLM
+from outpace.options import Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Tasks:
         self,
         llm: LLM,
         *,
-        choice: Choice,
+        options: Options,
         batch: int,
         shots: int | None,
         limit: int,
@@ -44,13 +44,13 @@ class Tasks:
         from outpace.evaluation.harness import Harness, key, run_tasks
 
         assert self.tasks is not None
-        if (choice.temperature, choice.top_p, choice.top_k) != (None, None, None):
-            raise ValueError("tasks of lm-evaluation-harness bring their own sampling")
+        if own := [name for name in options if name not in ("max_tokens", "seed")]:
+            raise ValueError(f"{own[0]}: tasks of lm-evaluation-harness bring their own sampling")
         harness = Harness(
             llm,
             batch_size=batch,
-            max_tokens=choice.max_tokens or 256,
-            seed=choice.seed,
+            max_tokens=options.get("max_tokens") or 256,
+            seed=options.get("seed", 0),
             draws=self.draws,
             samples=samples,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from rich.table import Table
-from typer import Argument, Context, Option
+from typer import Argument, Context, Option, Typer
 
 from outpace import recipes
 from outpace.cli.draw import console
@@ -17,7 +17,10 @@ def train_command(
     processes: Annotated[int, Option(help="Processes that share each step.")] = 1,
     plan: Annotated[bool, Option("--plan", help="Say what it needs, and train nothing.")] = False,
 ) -> None:
-    """Train what a recipe says; a run that was stopped goes on from its last checkpoint."""
+    """Train what a recipe says; a run that was stopped goes on from its last checkpoint.
+
+    Ctrl-C ends it after the step that runs, with a checkpoint; a second one ends it at once.
+    """
     try:
         from outpace.training.plan import plan as planned
         from outpace.training.recipe import load, train
@@ -30,6 +33,14 @@ def train_command(
     for name, text in planned(load(recipe, overrides or []), processes).described():
         table.add_row(name, text)
     console.print(table)
+
+
+def recipes_group() -> Typer:
+    """The recipes that ship inside the package; `show NAME` prints one."""
+    app = Typer(add_completion=False, invoke_without_command=True)
+    app.callback()(list_recipes)
+    app.command("show")(show_recipe)
+    return app
 
 
 def list_recipes(context: Context) -> None:

@@ -27,7 +27,7 @@ from outpace.cli.flags import (
     Loading,
     ModelName,
 )
-from outpace.cli.options import flags_of, given, parse_entries, with_options
+from outpace.cli.options import flags_of, given, parse_entries
 from outpace.cli.output import replaced
 from outpace.cli.sides import list_names, results_table
 from outpace.evaluation.compare import fronts
@@ -35,6 +35,7 @@ from outpace.evaluation.samples import kept
 from outpace.llm import LLM
 from outpace.methods import Method
 from outpace.methods.method import at_least_one
+from outpace.methods.options import make_method
 from outpace.provenance import provenance
 
 if TYPE_CHECKING:
@@ -104,10 +105,10 @@ def tune(
     if png is not None:
         from outpace.benchmark.picture import draw_front
     name, fixed = method["method"], dict(method["options"])
-    kind = with_options(name, fixed)
-    space_of(kind, fixed)
+    plain = make_method(name, fixed)
+    space_of(type(plain), fixed)
     with replaced(json_path) as file, replaced(png) as picture:
-        side = against(model, kind(**fixed), goal, asking, limit, batch, choice, loading)
+        side = against(model, plain, goal, asking, limit, batch, choice, loading)
         aim: dict[str, Any] = {
             "max_loss": goal.max_loss,
             "by": goal.speed(side.llm),
@@ -115,7 +116,9 @@ def tune(
         }
         header = {"tuned": name, "fixed": fixed, **aim, **side.header(1)}
         with kept(samples, header) as records:
-            search = Search(side=side, name=name, kind=kind, fixed=fixed, samples=records, **aim)
+            search = Search(
+                side=side, name=name, kind=type(plain), fixed=fixed, samples=records, **aim
+            )
             run(search, goal.trials)
         found = [search.reference, *results_of(search.trials)]
         final = finals(search)

@@ -13,7 +13,8 @@ from outpace.evaluation.question import Question
 from outpace.evaluation.scoring import NEEDED, SCORERS
 from outpace.evaluation.tasks import TASKS
 from outpace.jsonl import Record
-from outpace.methods import METHODS, Method
+from outpace.methods import Method
+from outpace.methods.options import make_method
 from outpace.options import Options
 from outpace.text import Prompt
 
@@ -154,13 +155,8 @@ def method_of(name: str, options: Mapping[str, Any]) -> Method:
 
     Raises `ValueError` for an unknown method or option, or a bad value.
     """
-    if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}; known are {', '.join(METHODS)}")
     values = {option: None if value == "none" else value for option, value in options.items()}
-    try:
-        return METHODS[name](**values)
-    except TypeError as error:
-        raise ValueError(f"{name}: {error}") from error
+    return make_method(name, values)
 
 
 def filled(template: str, line: Record) -> str:

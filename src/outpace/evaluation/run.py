@@ -13,7 +13,7 @@ from outpace.evaluation.report import Report
 from outpace.evaluation.samples import digest, kept, written
 from outpace.jsonl import Record
 from outpace.llm import LLM
-from outpace.options import Options
+from outpace.options import Chosen, Options
 
 IDENTITY = ("task", "protocol", "questions", "model", "method", "batch")
 """What a run must share with an earlier one to go on with it, beside its options."""
@@ -46,7 +46,7 @@ def evaluate(
     """
     if not questions:
         raise ValueError("there is no question to evaluate on")
-    method = options.get("method") or llm.method
+    method = Chosen.of(options).method or llm.method
     report = Report(
         task=task,
         protocol=protocol,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -9,6 +10,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from outpace.methods import METHODS, Method
 from outpace.methods.meanings import MEANINGS
 from outpace.methods.method import Among, Within
+
+Named = Method | str | tuple[str, Mapping[str, Any]]
+"""A method, its name, or its name and options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,39 @@ def find_method(name: str) -> type[Method]:
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; known are {', '.join(METHODS)}")
     return METHODS[name]
+
+
+def method_of(given: Named) -> Method:
+    """A method from what names it. Raises `ValueError` as `make_method` does."""
+    if isinstance(given, Method):
+        return given
+    pair = (given, {}) if isinstance(given, str) else given
+    match pair:
+        case [str(name), Mapping() as options]:
+            return make_method(name, options)
+    raise ValueError(
+        f"method must be a Method such as Autoregressive(), a name such as 'autoregressive', or a "
+        f"name and a mapping of options, not {given!r}"
+    )
+
+
+def make_method(
+    name: str, options: Mapping[str, Any], spelling: Callable[[str], str] = str
+) -> Method:
+    """A method by its name, with options by theirs, which messages have in some `spelling`.
+
+    Raises `ValueError` for an unknown method, an option that it does not have, one that it needs,
+    and a value that it does not take.
+    """
+    kind = find_method(name)
+    known = options_of(kind)
+    if unknown := [option for option in options if option not in known]:
+        has = f"known are {', '.join(sorted(known))}" if known else "it has none"
+        raise ValueError(f"method {name!r} has no option {unknown[0]}; {has}")
+    needed = [option.name for option in known.values() if option.needed]
+    if missing := [spelling(option) for option in needed if option not in options]:
+        raise ValueError(f"method {name!r} needs {', '.join(missing)}")
+    return kind(**options)
 
 
 def options_of(method: type[Method]) -> dict[str, Option]:

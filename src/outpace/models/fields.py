@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outpace.decoding.sampling import is_whole
+
 Given = Mapping[str, Any]
 """A published configuration, or a part of one."""
 
@@ -110,8 +112,8 @@ def brief(value: Any) -> str:
 
 def count(value: Any, most: int = LARGE) -> int:
     """A size."""
-    if type(value) is int and 0 < value <= most:
-        return value
+    if is_whole(value) and 0 < value <= most:
+        return int(value)
     raise ValueError(f"a whole number from 1 to {most}")
 
 
@@ -136,8 +138,8 @@ def flag(value: Any) -> bool:
 
 def index(value: Any) -> int:
     """Number of a token or of a layer."""
-    if type(value) is int and 0 <= value < LARGE:
-        return value
+    if is_whole(value) and 0 <= value < LARGE:
+        return int(value)
     raise ValueError(f"a whole number from 0 to {LARGE - 1}")
 
 

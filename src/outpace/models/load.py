@@ -19,7 +19,7 @@ from outpace.models.adapter import Adapter
 from outpace.models.config import ModelConfig
 from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES, Family
-from outpace.models.fields import brief, checked, count, index, line, read_json
+from outpace.models.fields import brief, checked, count, index, indices, line, read_json
 from outpace.models.transformer import Stack, Transformer
 from outpace.models.weights import Weights, fill
 from outpace.models.weights import save_model as save_model
@@ -28,7 +28,7 @@ ZOO = Path(__file__).parent.parent / "zoo"
 VOCABULARY = ZOO / "vocabulary"
 """Tokenizer of every model of the zoo."""
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
-CONFIG = "config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZERS = {"tokenizer.json": PreTrainedTokenizerFast, "vocab.json": Qwen2TokenizerFast}
 PARTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TABLES = 2**27
@@ -78,9 +78,24 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
 
 
 def load_config(name: str | Path, **changes: Any) -> ModelConfig:
-    """Configuration of a checkpoint, with fields of its `config.json` changed on request."""
-    path = resolve(name) / CONFIG
-    return translate({**published(path), **changes}, path)
+    """Configuration of a checkpoint, with fields of its `config.json` changed on request.
+
+    What ends an answer stands in `generation_config.json` as well.
+    """
+    folder = resolve(name)
+    config = translate({**published(folder / CONFIG), **changes}, folder / CONFIG)
+    ends = dict.fromkeys((*config.eos, *generation_ends(folder)))
+    return replace(config, eos=tuple(ends))
+
+
+def generation_ends(folder: Path) -> tuple[int, ...]:
+    """Tokens that end an answer where a checkpoint's `generation_config.json` names some."""
+    path = folder / GENERATION
+    given = read_json(path).get("eos_token_id") if path.is_file() else None
+    try:
+        return () if given is None else checked("eos_token_id", given, indices)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def published(path: Path) -> dict[str, Any]:
@@ -148,8 +163,8 @@ def load_draft(
 def limited(config: ModelConfig, max_length: int | None) -> ModelConfig:
     """A configuration for no more positions than this; `ValueError` for too many to tabulate."""
     if max_length is not None:
-        checked("max_length", max_length, count)
-        config = replace(config, max_length=min(max_length, config.max_length))
+        most = checked("max_length", max_length, count)
+        config = replace(config, max_length=min(most, config.max_length))
     if config.max_length * config.head_dim > TABLES:
         raise ValueError(
             f"rotary tables of {config.max_length} positions, as config.json wants them, take "

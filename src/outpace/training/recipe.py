@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import reprlib
+import signal
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from outpace.models.draft import FeatureDraft
@@ -183,7 +185,13 @@ def launch(path: str | Path, overrides: Sequence[str], processes: int) -> None:
     if not torch.accelerator.is_available():
         # Threads of several processes would wait for one another at every operation.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    elastic_launch(config, sys.executable)("-m", "outpace.training.recipe", str(path), *overrides)
+    started = elastic_launch(config, sys.executable)
+    try:
+        started("-m", "outpace.training.recipe", str(path), *overrides)
+    except SignalException as error:
+        if error.sigval is not signal.SIGINT:
+            raise
+        raise KeyboardInterrupt from error
 
 
 def build(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
@@ -242,7 +250,10 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
-    train(arguments.recipe, arguments.overrides, arguments.processes)
+    try:
+        train(arguments.recipe, arguments.overrides, arguments.processes)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":

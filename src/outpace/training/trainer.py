@@ -23,7 +23,7 @@ from outpace.models.draft import FeatureDraft
 from outpace.models.load import load_model, load_tokenizer, save_model, tokenizer_folder
 from outpace.models.norm import freeze
 from outpace.models.transformer import Transformer
-from outpace.training import checkpoint, lora, report, trackers
+from outpace.training import checkpoint, interrupt, lora, report, trackers
 from outpace.training.data import Data, Examples
 from outpace.training.decoder import Decoder
 from outpace.training.folder import alone, writing
@@ -140,7 +140,8 @@ class Trainer:
         begun = checkpoint.restore(folder, self.model, self.optimizers, say)
         size = sum(parameter.numel() for parameter in self.model.parameters())
         trackers.begin(self.accelerator, self.out, self.settings, begun.step)
-        with Report(self.out, self.accelerator, begun, steps, self.settings, size) as log:
+        recorded = Report(self.out, self.accelerator, begun, steps, self.settings, size)
+        with recorded as log, interrupt.held(say) as pressed:
             if not begun.step:
                 self.look(0, steps, log)
             for step in range(begun.step, steps):
@@ -148,12 +149,23 @@ class Trainer:
                 if (step + 1) % self.loop.log_every == 0 or step + 1 == steps:
                     log.write(step + 1, self.optim.rate(step, steps))
                 self.look(step + 1, steps, log)
-                if (step + 1) % self.loop.save_every == 0 or step + 1 == steps:
+                stopped = self.anywhere(pressed())
+                if stopped or (step + 1) % self.loop.save_every == 0 or step + 1 == steps:
                     progress = checkpoint.Progress(step + 1, log.pending())
                     if self.accelerator.is_main_process:
                         checkpoint.save(folder, self.model, self.optimizers, progress)
                     self.accelerator.wait_for_everyone()
+                if stopped and step + 1 < steps:
+                    say(f"stopped after step {step + 1}; the same command goes on from {folder}")
+                    raise KeyboardInterrupt
         return log.loss
+
+    def anywhere(self, pressed: bool) -> bool:
+        """Whether any process was interrupted, so that all stop after the same step."""
+        if self.accelerator.num_processes == 1:
+            return pressed
+        mine = torch.tensor(float(pressed), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(mine, reduction="sum") > 0)
 
     def look(self, step: int, steps: int, log: Report) -> None:
         """Look at the held-out examples, where it is their turn."""

@@ -1,0 +1,207 @@
+"""A conversation in the terminal: `chat`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from outpace.cli.draw import coloured, console, statistics
+from outpace.cli.flags import (
+    CHOICE,
+    DRESSING,
+    ENDING,
+    LOADING,
+    Choice,
+    Dressing,
+    Ending,
+    Loading,
+    ModelName,
+)
+from outpace.cli.options import parse_words
+from outpace.cli.terminal import errors
+from outpace.engine.job import DecodingError
+from outpace.llm import LLM, Stream
+from outpace.methods import METHODS, Method
+from outpace.options import Options
+from outpace.output import Output
+from outpace.text import Message
+
+HELP = """\
+/method NAME option=value …   decode by another method from now on; alone, say which there are
+/race NAME option=value …     answer the last message again by another method, side by side
+/reset                        forget what was said
+/help                         show this
+/exit                         end, as Ctrl-D does; Ctrl-C ends an answer"""
+
+
+def chat(
+    model: ModelName,
+    method: Method | None = None,
+    choice: Choice = CHOICE,
+    ending: Ending = ENDING,
+    dressing: Dressing = DRESSING,
+    loading: Loading = LOADING,
+) -> None:
+    """A conversation in the terminal, coloured by forward pass; methods change as it goes on.
+
+    /help shows how. Ctrl-C ends an answer, a second one or Ctrl-D the conversation. Without a
+    terminal every line of standard input is a message.
+    """
+    llm = loading.open(model, method)
+    if llm.text.tokenizer is None or llm.text.tokenizer.chat_template is None:
+        raise ValueError(f"{llm.name} has no chat template: use outpace generate")
+    options = choice.options() | ending.options() | dressing.options()
+    first = dressing.messages(llm)
+    llm.prepare([*first, {"role": "user", "content": "-"}], **options)  # refuses what never can be
+    talk = Conversation(llm, first, options)
+    for line in lines():
+        try:
+            if not talk.take(line):
+                break
+        except (ValueError, DecodingError) as error:
+            errors.print(" ".join(str(error).split()), style="red", soft_wrap=True)
+
+
+def lines() -> Iterator[str]:
+    """What is typed, line by line, with a prompt and a history where there is a terminal."""
+    typed = sys.stdin.isatty()
+    if typed:
+        import readline  # noqa: F401  # `input` edits lines with it
+    while True:
+        try:
+            yield input("> " if typed else "")
+        except EOFError:
+            if typed:
+                console.print()
+            return
+        except UnicodeDecodeError as error:
+            raise ValueError(f"standard input is not UTF-8: {error}") from error
+
+
+@dataclass(slots=True)
+class Turn:
+    """An answer on its way: what was asked, by which method, what came."""
+
+    asked: list[Message]
+    title: str
+    method: Method
+    text: Text = field(default_factory=Text)
+    output: Output | None = None
+
+    def run(self, llm: LLM, options: Options, show: Callable[[Text], None]) -> None:
+        """Answer, and show each piece; Ctrl-C ends it, and what is there stays."""
+        asked: Options = {**options, "method": self.method}
+        stream = llm.stream(self.asked, **asked)
+        try:
+            self.follow(stream, show)
+        except KeyboardInterrupt:
+            stream.close()
+            self.follow(stream, show)
+        self.output = stream.output
+
+    def follow(self, stream: Stream, show: Callable[[Text], None]) -> None:
+        """Take what comes, to its end."""
+        for piece in coloured(stream):
+            self.text.append_text(piece)
+            show(piece)
+
+    @property
+    def figures(self) -> str:
+        """How fast it was, as far as it is known."""
+        return "" if self.output is None else statistics(self.output)
+
+
+class Conversation:
+    """What was said, and how the next answer is decoded."""
+
+    def __init__(self, llm: LLM, first: list[Message], options: Options) -> None:
+        self.llm, self.options = llm, options
+        self.first = first
+        self.said = list(first)
+        self.method = llm.method
+        self.title = type(llm.method).__name__
+        self.last: Turn | None = None
+
+    def take(self, line: str) -> bool:
+        """Do what a line says; False where it ends the conversation."""
+        word, _, rest = line.strip().partition(" ")
+        match word:
+            case "":
+                pass
+            case "/exit":
+                return False
+            case "/help":
+                console.print(HELP)
+            case "/reset":
+                self.said, self.last = list(self.first), None
+            case "/method":
+                self.choose(rest)
+            case "/race":
+                self.race(rest)
+            case _ if word.startswith("/"):
+                raise ValueError(f"there is no {word}; /help shows what there is")
+            case _:
+                self.answer(line)
+        return True
+
+    def answer(self, message: str) -> None:
+        """Answer a message, and keep both."""
+        asked = [*self.said, {"role": "user", "content": message}]
+        turn = Turn(asked, self.title, self.method)
+        try:
+            turn.run(
+                self.llm,
+                self.options,
+                lambda piece: console.print(piece, end="", soft_wrap=True),
+            )
+        finally:
+            console.print()
+        console.print(turn.figures, style="dim", soft_wrap=True)
+        if turn.text.plain:
+            self.last = turn
+            self.said = [*asked, {"role": "assistant", "content": turn.text.plain}]
+
+    def choose(self, words: str) -> None:
+        """Decode by another method; without words, say what there is."""
+        if words:
+            self.title, self.method = words, self.named(words)
+            return
+        known = [name for name, kind in METHODS.items() if self.llm.config.kind in kind.decodes]
+        console.print(f"{self.method}\nmethods of {self.llm.name}: {', '.join(known)}")
+
+    def named(self, words: str) -> Method:
+        """A method that decodes this model; `ValueError` for another."""
+        method = parse_words(words)
+        self.llm.pair(method)
+        return method
+
+    def race(self, words: str) -> None:
+        """Answer the last message again, and show both answers side by side."""
+        if self.last is None:
+            raise ValueError("there is no answer yet to race against")
+        if not words:
+            raise ValueError("name a method to race with, such as /race autoregressive")
+        other = Turn(self.last.asked, words, self.named(words))
+        first = self.last
+        with Live(beside(first, other), console=console, auto_refresh=False) as live:
+            other.run(
+                self.llm,
+                self.options,
+                lambda _: live.update(beside(first, other), refresh=True),
+            )
+            live.update(beside(first, other), refresh=True)
+
+
+def beside(*turns: Turn) -> Table:
+    """Answers side by side, their figures below."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True)
+    for turn in turns:
+        table.add_column(turn.title, ratio=1, header_style="bold underline", overflow="fold")
+    table.add_row(*(turn.text for turn in turns))
+    table.add_row(*(Text(turn.figures, style="dim") for turn in turns))
+    return table

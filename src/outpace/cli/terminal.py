@@ -1,0 +1,78 @@
+"""The terminal: what is written to it, and signs of life while somebody waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+"""Prompts and answers are shown as they are."""
+
+console = Console(**PLAIN)
+
+errors = Console(stderr=True, **PLAIN)
+"""For what is no result."""
+
+EVERY = 10.0
+"""Seconds between lines about a wait, where no bar can be seen."""
+
+
+def piped() -> Console:
+    """What holds long lines, where nobody reads them at a terminal."""
+    return Console(width=200, **PLAIN)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """A spinner with what is done meanwhile, where there is a terminal."""
+    if not errors.is_terminal:
+        yield
+        return
+    with errors.status(Text(what)):
+        yield
+
+
+class Bars(Progress):
+    """Progress bars, gone once they are full; without a terminal a line now and then."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        super().__init__(*columns, TimeRemainingColumn(), console=errors, transient=True)
+        self.told = time.monotonic()
+
+    def start(self) -> None:
+        """Show them, where they can be seen."""
+        if errors.is_terminal:
+            super().start()
+
+    def stop(self) -> None:
+        """Take them away."""
+        if errors.is_terminal:
+            super().stop()
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """Move a bar, or write where it stands."""
+        super().update(task_id, **changes)
+        if errors.is_terminal or time.monotonic() - self.told < EVERY:
+            return
+        self.told = time.monotonic()
+        task = self.tasks[self.task_ids.index(task_id)]
+        errors.print(f"{task.description}: {task.completed:g} of {task.total:g}", soft_wrap=True)
+
+
+def bars() -> Progress:
+    """Progress bars on standard error."""
+    return Bars()

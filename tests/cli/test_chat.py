@@ -1,0 +1,245 @@
+"""A conversation, typed at a terminal and read from a pipe."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from outpace import LLM
+from outpace.cli.chat import Conversation
+from outpace.cli.main import main
+from outpace.methods import Autoregressive, WeDLM
+from outpace.options import Options
+from outpace.output import Output
+
+STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A conversation from lines in a pipe: exit status, output, errors."""
+
+    def run(model: str, *lines: str, flags: tuple[str, ...] = ()) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        with pytest.raises(SystemExit) as ended:
+            main(["chat", model, *flags])
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """A causal model that fills masks."""
+    return LLM("tiny-wedlm")
+
+
+def conversation(llm: LLM, **options: Any) -> Conversation:
+    """One that has just begun."""
+    return Conversation(llm, [], {"max_tokens": 64, **options})
+
+
+def test_each_answer_has_its_figures(chat: Run) -> None:
+    """Tokens per forward and per second."""
+    status, out, err = chat("tiny-aux", STORY, "", "And now?", flags=("--max-tokens", "96"))
+    assert (status, err) == (0, "")
+    assert "#### 26\n" in out
+    assert len(re.findall(r"[\d.]+ tokens per forward, \d+ tokens per second", out)) == 2
+
+
+def test_the_model_sees_what_was_said(llm: LLM) -> None:
+    """And computes it once."""
+    talk = conversation(llm, min_tokens=8)
+    talk.take("/method autoregressive")
+    saved = llm.engine.saved.slots
+    for message in (STORY, "Why?"):
+        assert talk.take(message)
+    roles = ["user", "assistant", "user", "assistant"]
+    assert [message["role"] for message in talk.said] == roles
+    assert llm.engine.saved.slots - saved >= 48
+    asked: Options = {"method": "autoregressive", "max_tokens": 64, "min_tokens": 8}
+    (alone,) = llm.generate(talk.said[:3], **asked)
+    assert talk.said[3]["content"] == alone.text
+    talk.take("/reset")
+    assert talk.said == [] and talk.last is None
+
+
+def test_another_method_decodes_what_follows(llm: LLM) -> None:
+    """And what there is can be asked for."""
+    talk = conversation(llm)
+    talk.take("/method autoregressive")
+    talk.take(STORY)
+    assert talk.method == Autoregressive()
+    assert talk.last is not None and isinstance(talk.last.output, Output)
+    assert talk.last.output.tokens_per_forward <= 1
+
+
+def test_a_race_answers_the_same_again(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside it, and the conversation stays as it was."""
+    talk = conversation(llm)
+    talk.take(STORY)
+    said = list(talk.said)
+    capsys.readouterr()
+    talk.take("/race wedlm verify=true entropy=0.8")
+    shown = capsys.readouterr().out
+    assert re.search(r"^WeDLM +wedlm verify=true entropy=0.8 *$", shown, re.MULTILINE)
+    assert shown.count("####") == 2
+    assert talk.said == said and isinstance(talk.method, WeDLM)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("/nonsense", "there is no /nonsense; /help shows what there is"),
+        ("/method nonsense", "unknown method 'nonsense'; known are apd"),
+        ("/method wedlm x=1", "method 'wedlm' has no option x; known are"),
+        ("/method wedlm x", "'x' is no option of wedlm: write option=value"),
+        ("/method wedlm entropy=a", "entropy takes float"),
+        ("/method left_to_right", "decodes diffusion models"),
+        ("/method speculative draft=nowhere", "nowhere"),
+        ("/race autoregressive", "there is no answer yet to race against"),
+        ("x " * 600, "slots"),
+        ("\udcff", "not UTF-8"),
+    ],
+)
+def test_what_cannot_be_is_said_and_the_talk_goes_on(chat: Run, line: str, says: str) -> None:
+    """In a line on standard error; nothing of it stays."""
+    status, out, err = chat("tiny-aux", line, STORY, flags=("--max-tokens", "96"))
+    assert status == 0 and "#### 26\n" in out
+    assert says in err and err.count("\n") == 1
+
+
+def test_a_race_needs_a_method(chat: Run) -> None:
+    """It says so."""
+    _, _, err = chat("tiny-aux", STORY, "/race", flags=("--max-tokens", "8"))
+    assert "name a method to race with" in err
+
+
+def test_exit_ends_it_and_help_shows_what_there_is(chat: Run) -> None:
+    """What follows is not read."""
+    status, out, err = chat("tiny-wedlm", "/help", "/method", "/exit", STORY)
+    assert (status, err) == (0, "")
+    for word in ("/method", "/race", "/reset", "/help", "/exit", "Ctrl-C"):
+        assert word in out
+    assert "methods of tiny-wedlm: autoregressive, dflash, speculative, wedlm\n" in out
+    assert "tokens per" not in out
+
+
+def test_ctrl_c_ends_an_answer_and_keeps_what_is_there(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left behind in the engine; the next answer comes."""
+    talk = conversation(llm, ignore_eos=True)
+    talk.take("/method autoregressive")
+    step, count = llm.driver.step, 0
+
+    def interrupted() -> bool:
+        nonlocal count
+        count += 1
+        if count == 9:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(llm.driver, "step", interrupted)
+    talk.take(STORY)
+    assert talk.last is not None and talk.last.output is not None
+    assert talk.last.output.finish_reason == "cancelled"
+    assert talk.said[1]["content"] == talk.last.output.text == talk.last.text.plain != ""
+    assert not llm.engine.running and not llm.driver.inbox
+    talk.take(STORY)
+    assert talk.last.output.finish_reason == "length"
+
+
+def test_a_model_without_a_template_is_refused(chat: Run, tmp_path: Any) -> None:
+    """With the command that does without."""
+    status, _, err = chat("tiny-dflash", STORY)
+    assert status == 2 and err.startswith("outpace: ") and err.count("\n") == 1
+
+
+@contextmanager
+def terminal(*words: str) -> Iterator[Callable[[str, str], str]]:
+    """A command at a terminal; what is called types keys and returns what is shown until a word."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "outpace", *words]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        preexec_fn=lambda: control(theirs),
+    )
+    os.close(theirs)
+
+    def talk(keys: str, until: str) -> str:
+        os.write(ours, keys.encode())
+        shown, ends = "", time.monotonic() + 120
+        while until not in shown and time.monotonic() < ends:
+            if select.select([ours], [], [], 1.0)[0]:
+                try:
+                    shown += os.read(ours, 4096).decode(errors="replace")
+                except OSError:  # nobody has the other end open any more
+                    break
+        return shown
+
+    try:
+        yield talk
+        process.wait(60)
+    finally:
+        process.kill()
+        os.close(ours)
+
+
+def control(terminal: int) -> None:
+    """Make it the terminal of this process, so that its Ctrl-C comes."""
+    import fcntl
+    import termios
+
+    os.setsid()
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+
+@pytest.mark.slow
+def test_a_conversation_at_a_terminal() -> None:
+    """Spinner, prompt, colours; Ctrl-C ends an answer, and then the talk."""
+    with terminal("chat", "tiny-aux", "--ignore-eos", "--max-tokens", "400") as talk:
+        begun = talk("", "> ")
+        assert "loading PyTorch" in begun and "loading tiny-aux" in begun
+        shown = talk(f"{STORY}\r", "\x1b[96m")
+        shown += talk("\x03", "(cancelled)")
+        assert "tokens per forward" in shown and "Traceback" not in shown
+        assert "> " in talk("", "> ")
+        assert "outpace: interrupted" in talk("\x03", "interrupted")
+
+
+@pytest.mark.slow
+def test_ctrl_d_ends_a_conversation() -> None:
+    """Without a word."""
+    with terminal("chat", "tiny-aux") as talk:
+        talk("", "> ")
+        shown = talk("\x04", "never")
+        assert "outpace" not in shown and "Traceback" not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.3, 0.8, 1.5, 2.5])
+def test_ctrl_c_while_it_loads_is_one_line(seconds: float) -> None:
+    """At whatever moment."""
+    with terminal("generate", "tiny-aux", STORY, "--ignore-eos", "--max-tokens", "400") as talk:
+        time.sleep(seconds)
+        shown = talk("\x03", "never")
+        assert "outpace: interrupted" in shown and "Traceback" not in shown
