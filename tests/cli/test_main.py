@@ -374,19 +374,19 @@ def test_the_command_line_is_frozen(outpace):
         "generate": SAMPLING
         | {"--method", "--input", "--output", "--batch", "--stop", "--raw"}
         | {"--schema", "--regex", "--choices"}
-        | {"--adapter", "--dtype", "--device", "--help"},
+        | {"--adapter", "--dtype", "--quantize", "--device", "--help"},
         "race": {
             *("--entry", "--limit", "--max-tokens", "--temperature", "--seed"),
             *("--dtype", "--device", "--json", "--help"),
         },
         "trace": SAMPLING
         | {"--method", "--raw", "--png"}
-        | {"--adapter", "--dtype", "--device", "--help"},
+        | {"--adapter", "--dtype", "--quantize", "--device", "--help"},
         "evaluate": SAMPLING
         | {"--method", "--task", "--data", "--limit", "--batch", "--prefix-cache"}
         | {"--protocol", "--shots", "--num-shots", "--samples"}
         | {"--tasks", "--include", "--chat", "--system", "--draws"}
-        | {"--adapter", "--dtype", "--device", "--json", "--help"},
+        | {"--adapter", "--dtype", "--quantize", "--device", "--json", "--help"},
         "report": {"--png", "--help"},
         "serve": {
             "--model",
@@ -398,7 +398,7 @@ def test_the_command_line_is_frozen(outpace):
             "--max-waiting",
         }
         | {"--api-key", "--api-key-file", "--insecure", "--drain-seconds", "--step-seconds"}
-        | {"--adapter", "--dtype", "--device", "--help"},
+        | {"--adapter", "--dtype", "--quantize", "--device", "--help"},
         "train": {"--processes", "--help"},
         "models": {"--help"},
         "methods": {"--help"},

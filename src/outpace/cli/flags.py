@@ -10,8 +10,9 @@ from typing import Annotated, Any, cast
 import torch
 from typer import Argument, Option
 
-from outpace.llm import LLM
+from outpace.llm import LLM, resolve_device
 from outpace.methods import Method
+from outpace.models.load import load_config
 from outpace.options import Options
 
 ModelName = Annotated[str, Argument(help="Folder, hub name, or model of the zoo.")]
@@ -23,6 +24,7 @@ Seed = Annotated[int, Option(help="Same seed, same text.")]
 Raw = Annotated[bool, Option("--raw", help="Continue the text, without chat template.")]
 PrefixCache = Annotated[bool, Option(help="Keep what prompts that begin alike share.")]
 Dtype = Annotated[str | None, Option(help="float32, bfloat16 or float16.")]
+Quantize = Annotated[str | None, Option(help="int8, on a CPU.")]
 Device = Annotated[str | None, Option(help="cpu or cuda; cuda where there is one.")]
 AdapterName = Annotated[str | None, Option(help="Folder or hub name of a LoRA to merge.")]
 Limit = Annotated[int, Option(help="Number of problems.")]
@@ -80,14 +82,15 @@ class Loading:
 
     adapter: AdapterName = None
     dtype: Dtype = None
+    quantize: Quantize = None
     device: Device = None
 
     def open(self, model: str, method: Method | None, *, prefix_cache: bool = True) -> LLM:
         """A model ready to decode."""
-        llm = LLM(model, method, prefix_cache=prefix_cache, **asdict(self))
-        if llm.device.type == "cpu" and llm.target.parameters < SMALL:
-            torch.set_num_threads(1)
-        return llm
+        on_cpu = resolve_device(self.device).type == "cpu"
+        if on_cpu and load_config(model).parameters < SMALL:
+            torch.set_num_threads(1)  # before layouts are tried
+        return LLM(model, method, prefix_cache=prefix_cache, **asdict(self))
 
 
 CHOICE = Choice()
