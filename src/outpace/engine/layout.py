@@ -22,7 +22,7 @@ from outpace.models.int8 import is_quantised
 from outpace.models.norm import DirectNorm
 from outpace.models.transformer import MLP, Attention, Block, Stack, Transformer
 
-SMALL = 2**14
+SMALL = 2**16
 """Elements below which a product costs less than its call, so that nothing is tried."""
 
 LARGE = 2**18
@@ -74,14 +74,15 @@ def choose(weight: Tensor) -> tuple[str, str]:
     Roundings of a layout are its own. Where they are coarse there is one for any number of rows, so
     that a row's numbers do not change with its company.
     """
-    if weight.numel() < SMALL:
-        return "columns", "columns"
-    if weight.dtype != torch.float32 or weight.numel() >= LARGE:
+    exact, size = weight.dtype == torch.float32, weight.numel()
+    if size < SMALL:
+        usual = "columns" if exact else "rows"
+        return usual, usual
+    if not exact or size >= LARGE:
         every = quickest(weight, ("blocks", "rows"), ROWS)
         return every, every
-    more = quickest(weight, ("blocks", "columns"), ROWS[1:])
-    one = quickest(weight, (more, *{"blocks", "columns"} - {more}), ROWS[:1])
-    return one, more
+    one = quickest(weight, ("columns", "blocks"), ROWS[:1])
+    return one, quickest(weight, ("blocks", "columns"), ROWS[1:])
 
 
 class DirectLinear(nn.Linear):
