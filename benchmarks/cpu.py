@@ -94,12 +94,16 @@ def with_transformers(folder: Path, given: Sequence[int], dtype: str) -> Step:
     @torch.inference_mode()
     def feed(ids: Sequence[int]) -> list[int]:
         logits = model(torch.tensor([list(ids)]), past_key_values=cache, use_cache=True).logits
-        cache.crop(PROMPT)
         tokens: list[int] = logits[0].argmax(-1).tolist()
         return tokens
 
+    def step(rows: Sequence[int]) -> list[int]:
+        tokens = feed(rows)
+        cache.crop(-len(rows))
+        return tokens
+
     feed(given)
-    return feed
+    return step
 
 
 def sides(folder: Path, given: Sequence[int], wanted: Sequence[str]) -> Iterator[tuple[str, Step]]:
@@ -177,6 +181,8 @@ def projected(rows: Sequence[Row]) -> list[Row]:
     found = []
     for row in (row for row in rows if row["side"] in OURS):
         for name, (tokens, share) in kept.items():
+            if tokens / share > ROWS[-1]:
+                continue  # of more rows than were measured
             each = cost(row, tokens / share) / tokens
             where = {"shape": row["shape"], "threads": row["threads"], "side": row["side"]}
             found.append(
