@@ -118,8 +118,8 @@ def test_odd_batches_are_refused_or_served(llm: LLM) -> None:
     assert only_value_errors(lambda value: list(llm.serve([([1], {})], batch=value))) > 10
 
 
-LOADING = ["model", "method", "adapter", "device", "dtype", "max_length", "mask_id", "cache_gib"]
-LOADING += ["max_rows", "max_sequences", "prefix_cache"]
+LOADING = ["model", "method", "adapter", "device", "dtype", "quantize", "max_length", "mask_id"]
+LOADING += ["cache_gib", "max_rows", "max_sequences", "prefix_cache"]
 
 
 @pytest.mark.parametrize("argument", LOADING)

@@ -23,6 +23,7 @@ from outpace.methods.method import check_type
 from outpace.methods.options import Named, method_of
 from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES
+from outpace.models.int8 import check
 from outpace.models.load import DTYPES, load_config, load_draft, load_model, load_tokenizer
 from outpace.models.transformer import Stack, Transformer
 from outpace.options import Chosen, Options, seeded
@@ -72,11 +73,12 @@ class LLM:
     `model` is a checkpoint folder, a hub name, or a model of the zoo; `adapter` a folder or
     hub name of a low-rank adapter that is merged into it. `method` is a `Method`, its name, or
     `(name, options)`; without one it decodes as its family does. `dtype` is float32 on the CPU and
-    bfloat16 elsewhere unless given; `cache_gib` is memory for keys and values of each model (2 GiB
-    on the CPU and half of what is free on a GPU by default); `max_length` limits prompt and answer
-    together; `mask_id` names the mask token where `config.json` does not; `prefix_cache` lets
-    causal models find what they computed for prompts that began alike. Raises `ValueError` for what
-    cannot be loaded or does not fit together.
+    bfloat16 elsewhere unless given; `quantize` keeps matrices in `int8`, those of further models
+    too, on a CPU. `cache_gib` is memory for keys and values of each model (2 GiB on the CPU and
+    half of what is free on a GPU by default); `max_length` limits prompt and answer together;
+    `mask_id` names the mask token where `config.json` does not; `prefix_cache` lets causal models
+    find what they computed for prompts that began alike. Raises `ValueError` for what cannot be
+    loaded or does not fit together.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class LLM:
         adapter: str | Path | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
+        quantize: str | None = None,
         max_length: int | None = None,
         mask_id: int | None = None,
         cache_gib: float | None = None,
@@ -100,6 +103,8 @@ class LLM:
             raise ValueError(f"cache_gib must be a positive number, not {cache_gib}")
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
+        check(quantize, self.device)
+        self.quantize = quantize
         self.max_length = max_length
         self.cache_gib = cache_gib
         self.prefix_cache = prefix_cache
@@ -119,6 +124,7 @@ class LLM:
                 max_length=max_length,
                 adapter=adapter,
                 mask_id=mask_id,
+                quantize=quantize,
             ),
             self.text.size,
         )
@@ -149,7 +155,13 @@ class LLM:
             return self.add(name, self.load_draft(name), self.target.vocab)
         text = Text(name, load_tokenizer(name))
         self.text.agrees(text, self.config.vocab, config.vocab)
-        model = load_model(name, dtype=self.dtype, device=self.device, max_length=self.max_length)
+        model = load_model(
+            name,
+            dtype=self.dtype,
+            device=self.device,
+            max_length=self.max_length,
+            quantize=self.quantize,
+        )
         return self.add(name, model, text.size)
 
     def load_draft(self, name: str) -> FeatureDraft:
@@ -157,7 +169,8 @@ class LLM:
         target = self.target.model
         assert isinstance(target, Transformer)
         try:
-            return load_draft(name, target, max_length=self.max_length)
+            length = self.max_length
+            return load_draft(name, target, max_length=length, quantize=self.quantize)
         except ValueError as error:
             raise ValueError(f"{name} cannot draft for {self.name}: {error}") from error
 

@@ -47,9 +47,11 @@ SMOKES = [
     ("constraints", "--rounds 1 --tokens 40 --batch 2 --methods autoregressive --vocabulary 1500"),
     ("dflash_curve", "--limit 2 --batch 1 2"),
     ("forward_cost", "--rounds 1 --tokens 4 --batch 2"),
+    ("cpu", "--rounds 1 --shapes tiny --counts 1 --sides outpace transformers"),
     ("gpu", "--cpu-smoke"),
     ("host_time", "--rounds 1 --tokens 4 --batch 1 2"),
     ("methods", "--limit 1 --max-tokens 16"),
+    ("quality", "--limit 2 --mixed 12 --max-tokens 12"),
     ("orders", "--limit 1 --max-tokens 32 --settings half,one,factor"),
     (
         "serve",
@@ -57,7 +59,7 @@ SMOKES = [
     ),
     ("wedlm_official", "--rounds 1 --tokens 8"),
 ]
-LONG = ("forward_cost", "gpu", "serve", "wedlm_official")
+LONG = ("cpu", "forward_cost", "gpu", "quality", "serve", "wedlm_official")
 
 
 @pytest.mark.parametrize(

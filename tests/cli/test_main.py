@@ -611,11 +611,12 @@ def test_the_command_line_is_frozen(outpace):
         "tune": SAMPLING
         | {"--method", "--max-loss", "--against", "--by", "--trials", "--limit", "--batch"}
         | {"--task", "--protocol", "--data", "--shots", "--num-shots", "--samples", "--png"}
-        | {"--adapter", "--dtype", "--device", "--json", "--help"},
+        | {"--json"}
+        | LOADING,
         "reproduce": {
             *("--scale", "--out", "--data", "--shots", "--limit", "--rounds"),
-            *("--adapter", "--dtype", "--device", "--help"),
-        },
+        }
+        | LOADING,
         "serve": {
             "--model",
             "--config",
@@ -636,8 +637,8 @@ def test_the_command_line_is_frozen(outpace):
             *("--batch", "--prompt-length", "--max-tokens", "--ignore-eos", "--temperature"),
             *("--seed", "--rounds", "--limit", "--samples", "--json", "--png", "--help"),
             *("--task", "--protocol", "--data", "--shots", "--num-shots"),
-            *("--adapter", "--dtype", "--device"),
-        },
+        }
+        | LOADING,
         "serve": {
             *("--model", "--method", "--endpoint", "--prompts", "--max-tokens", "--temperature"),
             *("--ignore-eos", "--seed", "--concurrency", "--rate", "--requests", "--warmup"),
@@ -653,7 +654,8 @@ SAMPLING = {
 ENDING = {"--stop", "--stop-id", "--ignore-eos", "--min-tokens"}
 DRESSING = {"--system", "--template"}
 LOADING = {
-    *("--adapter", "--dtype", "--device", "--max-length", "--mask-id", "--cache-gib", "--help"),
+    *("--adapter", "--dtype", "--quantize", "--device", "--max-length", "--mask-id"),
+    *("--cache-gib", "--help"),
 }
 
 

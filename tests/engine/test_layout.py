@@ -12,18 +12,19 @@ from safetensors.torch import load_file
 
 from helpers import published, whole
 from outpace.decoding import Kind
-from outpace.engine import layout
+from outpace.engine import layout, quickest
 from outpace.engine.layout import (
     LARGE,
-    MEDIUM,
     PIECE,
+    SMALL,
     FixedLinear,
     OwnHead,
     become,
+    choose,
     lay_out,
-    packs,
     undo,
 )
+from outpace.engine.quickest import ROWS, packs
 from outpace.models.config import ModelConfig
 from outpace.models.load import save_model
 from outpace.models.norm import DirectNorm
@@ -67,26 +68,101 @@ def test_results_stay(bidirectional: bool, rows: int) -> None:
     torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.skipif(not packs(), reason="this build of PyTorch has no oneDNN")
+def fake(monkeypatch: pytest.MonkeyPatch, **best: str) -> None:
+    """Let one layout be the quickest for one row, and one for more."""
+
+    def seconds(shape, dtype, layouts, threads):
+        one, more = best.get("one", best["more"]), best["more"]
+        return {
+            name: {count: 1.0 if name == (one if count == 1 else more) else 2.0 for count in ROWS}
+            for name in layouts
+        }
+
+    monkeypatch.setattr(quickest, "seconds", seconds)
+
+
+@pytest.mark.skipif(not packs(torch.float32), reason="this build of PyTorch has no oneDNN")
 @pytest.mark.parametrize("bidirectional", [True, False])
-def test_matrices_are_packed_by_size(bidirectional: bool) -> None:
-    """Large ones only, medium ones beside a copy by column; small ones are stored by column."""
+@pytest.mark.parametrize("one", ["blocks", "columns"])
+@pytest.mark.parametrize("more", ["blocks", "columns"])
+def test_the_quickest_layout_is_taken(
+    bidirectional: bool, one: str, more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small matrices are not tried, medium ones may have two layouts, and large ones have one."""
+    fake(monkeypatch, one=one, more=more)
     laid_out = model(bidirectional=bidirectional)
     sizes = {name: m.weight.numel() for name, m in laid_out.named_modules() if is_linear(m)}
     lay_out(laid_out)
     fixed = {name: m for name, m in laid_out.named_modules() if isinstance(m, FixedLinear)}
     assert fixed.keys() == sizes.keys()
     for name, size in sizes.items():
-        assert (fixed[name].packed is None) == (size < MEDIUM)
-        assert (fixed[name].columns is None) == (size >= LARGE)
-    assert min(sizes.values()) < MEDIUM and max(sizes.values()) >= LARGE
+        found = fixed[name].one.is_mkldnn, fixed[name].more.is_mkldnn
+        if size >= LARGE:
+            assert found == (True, True)  # columns are not tried
+        elif size >= SMALL:
+            assert found == (one == "blocks", more == "blocks")
+    assert max(sizes.values()) >= LARGE > min(sizes.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chance_chooses_no_layout(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual one is left for one that takes less than seven tenths of the time, summed up."""
+    times = {"blocks": dict.fromkeys(ROWS, 1.0), "rows": dict.fromkeys(ROWS, 0.75)}
+    monkeypatch.setattr(quickest, "seconds", lambda *_: times)
+    weight = torch.ones(LARGE // 512, 512, dtype=dtype)
+    assert choose(weight) == ("blocks", "blocks")
+    times["rows"] = dict.fromkeys(ROWS, 0.75) | {1: 0.3}
+    assert choose(weight) == ("rows", "rows")  # one for all numbers of rows
+
+
+def test_layouts_are_tried_once_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """For each shape, dtype and number of threads."""
+    weight = torch.ones(384, 208)
+    with caplog.at_level("INFO", "outpace"):
+        chosen = [choose(weight) for _ in range(3)]
+    (line,) = [r.message for r in caplog.records if "384 x 208" in r.message]
+    assert "blocks" in line and "columns" in line and "(1, 4, 16, 64)" in line
+    assert len(set(chosen)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fault", [AttributeError("no such operator"), RuntimeError("no avx512")])
+def test_without_blocks_models_keep_their_layout(
+    dtype: torch.dtype, fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a processor or a build of PyTorch without them; what comes out is the same."""
+
+    def missing(weight: torch.Tensor) -> torch.Tensor:
+        raise fault
+
+    monkeypatch.setattr(quickest, "blocked", missing)
+    quickest.packs.cache_clear()
+    plain = model(bidirectional=False, tied=True).to(dtype)
+    laid_out = copy.deepcopy(plain)
+    lay_out(laid_out)
+    quickest.packs.cache_clear()
+    assert not any(isinstance(m, FixedLinear | OwnHead) for m in laid_out.modules())
+    before, after = (whole(m, [3, 1, 4], causal=True) for m in (plain, laid_out))
+    torch.testing.assert_close(after, before, atol=1e-3, rtol=2e-2)
+
+
+@pytest.mark.skipif(not packs(torch.bfloat16), reason="this processor has no blocks of bfloat16")
+@pytest.mark.parametrize("shape", [(192, 192), (1152, 896), (896, 4864)])
+def test_a_row_of_bfloat16_does_not_change_with_its_company(shape: tuple[int, int]) -> None:
+    """Bit by bit in blocks, as far as 64 rows."""
+    torch.manual_seed(0)
+    weight, x = (torch.randn(n, shape[1]).bfloat16() for n in (shape[0], 64))
+    blocks = quickest.blocked(weight)
+    whole = quickest.product(x, blocks, None)
+    for rows in (1, 2, 3, 4, 7, 15, 16, 17, 33):
+        assert torch.equal(quickest.product(x[:rows], blocks, None), whole[:rows]), rows
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_tied_head(bidirectional: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large one of a causal model lies by column; all but huge ones have a copy for many rows."""
-    monkeypatch.setattr(layout, "HUGE", 192 * 3072)
+    monkeypatch.setattr(layout, "HUGE", 4 * 192 * 3072)
     for vocab in (1024, 2048, 3072):
         laid_out = model(bidirectional=bidirectional, vocab=vocab, tied=True)
         before, hidden = laid_out.embedding.weight.clone(), torch.randn(rows, 192)
@@ -95,7 +171,7 @@ def test_a_tied_head(bidirectional: bool, rows: int, monkeypatch: pytest.MonkeyP
         after = laid_out.embedding.weight
         assert torch.equal(before, after)
         assert (after.stride(0) == 1) == (vocab > 1024 and not bidirectional)
-        assert isinstance(laid_out, OwnHead) == (vocab < 3072 and packs())
+        assert isinstance(laid_out, OwnHead) == (vocab < 3072 and packs(torch.float32))
         assert dict(laid_out.named_parameters()).keys() == names
         torch.testing.assert_close(laid_out.head(hidden), hidden @ before.T, atol=1e-4, rtol=1e-4)
 

@@ -25,7 +25,8 @@ class Dense:
     """Plans the calls of a pass: one for sequences that lie alike in memory, or one for each.
 
     `keys` and `values` have `[S, K, D]` per layer, `heads` is H, and `sights` say what layers
-    see, where they differ.
+    see, where they differ. In `double` precision what becomes of a row is the same, to the last bit
+    of float32, whatever else a call attends for.
     """
 
     def __init__(
@@ -34,8 +35,12 @@ class Dense:
         values: Sequence[Tensor],
         heads: int,
         sights: Sequence[Sight] = (),
+        *,
+        double: bool = False,
     ) -> None:
         self.keys, self.values = keys, values
+        self.double = double
+        self.like = keys[0].new_empty(0, dtype=torch.float64) if double else keys[0]
         self.sharing = heads // keys[0].shape[1]
         self.sights = sights or [Sight()] * len(keys)
         self.together = keys[0].device.type == "cpu"
@@ -56,7 +61,9 @@ class Dense:
                 out[call.rows] = call(q, keys, values)
             return out
 
-        return attend
+        if not self.double:
+            return attend
+        return lambda layer, q, k, v: attend(layer, q.double(), k, v).to(v.dtype)
 
     def calls(self, spans: Sequence[Span], sight: Sight) -> list[Alone | Together]:
         """Few calls that attend with all rows."""
@@ -73,9 +80,9 @@ class Dense:
             near, far = neighbours(group, stride)
             alone += far
             calls += [
-                Together.of(some, total, stride, sight, self.keys[0], self.sharing) for some in near
+                Together.of(some, total, stride, sight, self.like, self.sharing) for some in near
             ]
-        return calls + [Alone.of(span, sight, self.keys[0]) for span in alone]
+        return calls + [Alone.of(span, sight, self.like) for span in alone]
 
 
 def neighbours(group: list[Span], stride: int) -> tuple[list[list[Span]], list[Span]]:
@@ -132,8 +139,7 @@ class Alone:
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attend; a single row lets the heads that share a key head be rows of one product."""
-        k = keys[None, self.slots].transpose(1, 2)
-        v = values[None, self.slots].transpose(1, 2)
+        k, v = alike(q, keys[None, self.slots], values[None, self.slots])
         rows = q[self.rows]
         n, heads, size = rows.shape
         if n == 1:
@@ -213,12 +219,9 @@ class Together:
         )
         if self.places is not None:
             own = own.new_zeros(count, *own.shape[1:]).index_copy_(0, self.places, own)
-        got = F.scaled_dot_product_attention(
-            own.transpose(1, 2).reshape(count, kv_heads, -1, size),
-            self.view(keys).transpose(1, 2),
-            self.view(values).transpose(1, 2),
-            attn_mask=self.bias,
-        )
+        k, v = alike(q, self.view(keys), self.view(values))
+        grouped = own.transpose(1, 2).reshape(count, kv_heads, -1, size)
+        got = F.scaled_dot_product_attention(grouped, k, v, attn_mask=self.bias)
         got = got.view(count, kv_heads, n, -1, size).transpose(1, 2)
         return (got if self.places is None else got[self.places]).reshape(-1, *q.shape[1:])
 
@@ -228,6 +231,13 @@ class Together:
         strides = (self.stride * x.stride(0), *x.stride())
         begin = x.storage_offset() + self.first * x.stride(0)
         return x.as_strided((count, seen, *x.shape[1:]), strides, begin)
+
+
+def alike(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values `[B, slots, K, D]` as `[B, K, slots, D]`, in the dtype of the queries."""
+    if q.dtype != keys.dtype:
+        keys, values = keys.to(q.dtype), values.to(q.dtype)
+    return keys.transpose(1, 2), values.transpose(1, 2)
 
 
 def together(

@@ -13,9 +13,10 @@ import torch
 from typer import Argument, Option
 
 from outpace.cli.terminal import waiting
-from outpace.llm import LLM
+from outpace.llm import LLM, resolve_device
+from outpace.methods import Method
 from outpace.methods.options import Named
-from outpace.models.load import zoo_names
+from outpace.models.load import load_config, zoo_names
 from outpace.options import Options
 from outpace.text import Message, Prompt
 
@@ -59,6 +60,7 @@ Template = Annotated[
     list[str] | None, Option(metavar="NAME=VALUE", help="Variable of the chat template.")
 ]
 Raw = Annotated[bool, Option("--raw", help="Continue the text, without chat template.")]
+Quantize = Annotated[str | None, Option(help="int8, on a CPU.")]
 NoPrefixCache = Annotated[
     bool, Option("--no-prefix-cache", help="Compute anew what prompts that begin alike share.")
 ]
@@ -239,6 +241,7 @@ class Loading:
 
     adapter: AdapterName = None
     dtype: Dtype = None
+    quantize: Quantize = None
     device: Device = None
     max_length: MaxLength = None
     mask_id: MaskId = None
@@ -246,13 +249,13 @@ class Loading:
 
     def open(self, model: str, method: Named | None, *, prefix_cache: bool = True) -> LLM:
         """A model ready to decode."""
+        on_cpu = resolve_device(self.device).type == "cpu"
         with waiting(f"loading {model}"):
-            llm = LLM(model, method, prefix_cache=prefix_cache, **asdict(self))
-        if llm.device.type == "cpu" and llm.target.parameters < SMALL:
-            torch.set_num_threads(1)
-        return llm
+            if on_cpu and load_config(model).parameters < SMALL:
+                torch.set_num_threads(1)  # before layouts are tried
+            return LLM(model, method, prefix_cache=prefix_cache, **asdict(self))
 
-    def open_all(self, pairs: Iterable[tuple[str, Named]]) -> dict[str, LLM]:
+    def open_all(self, pairs: Iterable[tuple[str, Method]]) -> dict[str, LLM]:
         """Models by name, each once, that pair with all of their methods."""
         llms: dict[str, LLM] = {}
         for model, method in pairs:

@@ -1,9 +1,10 @@
 """How a model lies in a CPU's memory while it decodes; names, values and results stay as they are.
 
-Which layout of a matrix is fast depends on the rows that a product has: one where a causal model
-decodes a single sequence, more where it verifies drafts or has company, dozens where a diffusion
-model shows its masks. A matrix of middling size is kept in two layouts. The other modules lose the
-machinery of hooks, whose calls cost as much as a small product.
+Which layout of a matrix is fast depends on its size, on the processor, and on the rows that a
+product has: one where a causal model decodes a single sequence, more where it verifies drafts or
+has company, dozens where a diffusion model shows its masks. So it is tried (`quickest.py`). A
+matrix of middling size may be kept in two layouts. The other modules lose the machinery of hooks,
+whose calls cost as much as a small product.
 
 Modules are not replaced but change their class, so that every parameter stays where it is, under
 its name; `undo` gives them their own class back.
@@ -16,54 +17,72 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outpace.decoding import Kind
+from outpace.engine.quickest import LAYOUTS, ROWS, by_column, packs, product, quickest
+from outpace.models.int8 import is_quantised
 from outpace.models.norm import DirectNorm
 from outpace.models.transformer import MLP, Attention, Block, Stack, Transformer
 
-MEDIUM, LARGE = 2**16, 2**18
-"""Elements from which on a packed product of many rows, and of one row, is worth its call."""
+SMALL = 2**16
+"""Elements below which a product costs less than its call, so that nothing is tried."""
 
-HUGE = 2**24
-"""Elements of an embedding of which there is no second copy that is packed."""
+LARGE = 2**18
+"""Elements from which on one row has no layout of its own, which would double the memory."""
+
+HUGE = 2**26
+"""Bytes of an embedding of which there is no second copy that is packed."""
 
 PIECE = 256
 """Rows that an MLP takes at a time: what lies between its matrices stays in the cache."""
 
 
 class FixedLinear(nn.Linear):
-    """A linear layer for inference, whose float32 weight lies as is best for its size.
+    """A linear layer for inference, whose weight lies as is quickest on this machine.
 
-    That is packed into oneDNN's blocks if it is large, stored by column if it is small, and in
-    between both: a single row then goes to the columns.
+    In float32 a single row may go to a copy of its own.
     """
 
-    columns: Tensor | None
-    packed: Tensor | None
+    one: Tensor
+    more: Tensor
     added: Tensor | None
 
     def lay_out(self) -> None:
         """Store the weight anew."""
-        weight, size = self.weight.detach(), self.weight.numel()
-        self.columns = by_column(weight) if size < LARGE else None
-        self.packed = (
-            torch.ops.mkldnn._reorder_linear_weight(weight, 32) if size >= MEDIUM else None
-        )
+        weight = self.weight.detach()
+        one, more = choose(weight)
+        self.more = LAYOUTS[more](weight)
+        self.one = self.more if one == more else LAYOUTS[one](weight)
         self.added = None if self.bias is None else self.bias.detach()
-        kept = self.columns if self.packed is None else self.packed
-        assert kept is not None
-        self.weight = nn.Parameter(kept, requires_grad=False)
+        self.weight = nn.Parameter(self.more, requires_grad=False)
 
     def undo(self) -> None:
         """Store the weight row by row again."""
-        weight = self.weight.detach()
-        dense = weight.to_dense() if weight.is_mkldnn else weight.contiguous()
-        self.weight = nn.Parameter(dense, requires_grad=False)
-        del self.columns, self.packed, self.added
+        self.weight = nn.Parameter(self.dense(), requires_grad=False)
+        del self.one, self.more, self.added
+
+    def dense(self) -> Tensor:
+        """The weight row by row."""
+        return self.more.to_dense() if self.more.is_mkldnn else self.more.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map rows `x [T, in]`."""
-        if self.columns is not None and (self.packed is None or x.shape[0] == 1):
-            return F.linear(x, self.columns, self.added)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.added, "none", [], "")
+        return product(x, self.one if x.shape[0] == 1 else self.more, self.added)
+
+
+def choose(weight: Tensor) -> tuple[str, str]:
+    """Names of the layouts for a single row and for more.
+
+    Roundings of a layout are its own. Where they are coarse there is one for any number of rows, so
+    that a row's numbers do not change with its company.
+    """
+    exact, size = weight.dtype == torch.float32, weight.numel()
+    if size < SMALL:
+        usual = "columns" if exact else "rows"
+        return usual, usual
+    if not exact or size >= LARGE:
+        every = quickest(weight, ("blocks", "rows"), ROWS)
+        return every, every
+    one = quickest(weight, ("columns", "blocks"), ROWS[:1])
+    return one, quickest(weight, ("blocks", "columns"), ROWS[1:])
 
 
 class DirectLinear(nn.Linear):
@@ -111,7 +130,7 @@ class OwnHead(Transformer):
         head.weight = nn.Parameter(weight, requires_grad=False)
         head.lay_out()
         if not weight.is_contiguous():
-            head.columns = weight
+            head.one = weight
         self.own = (head,)
 
     def undo(self) -> None:
@@ -134,31 +153,30 @@ LAID_OUT = {*DIRECT.values(), FixedLinear, OwnHead}
 
 
 def lay_out(model: Stack) -> None:
-    """Choose the layout of every matrix, where that is known to help.
-
-    With 4 to 100 rows, packed blocks take 0.45 to 0.85 of the time, and with one row no more. Small
-    ones lose that to the call, and are best stored by column. All of this is measured with weights
-    that the last pass has left outside of the processor's nearest caches.
-    """
+    """Choose the layout of every matrix; those of 8 bits have theirs."""
     weight = model.norm.weight
     if weight.device.type != "cpu":
         return
-    fast = weight.dtype == torch.float32 and packs()
+    fast = packs(weight.dtype)
     for module in model.modules():
         kind = DIRECT.get(type(module))
         if kind is DirectLinear and fast:
             kind = FixedLinear
         if kind is not None:
             become(module, kind)
-    if isinstance(model, Transformer) and model.config.tied:
+    if isinstance(model, Transformer) and model.config.tied and not is_quantised(model):
         lay_out_head(model, fast)
 
 
 def lay_out_head(model: Transformer, fast: bool) -> None:
     """The layout of an embedding that is the head as well."""
     weight = model.embedding.weight
-    own = fast and MEDIUM <= weight.numel() < HUGE
-    if weight.numel() >= (LARGE if own else MEDIUM) and model.config.kind is not Kind.DIFFUSION:
+    if weight.numel() < SMALL:
+        return
+    exact = weight.dtype == torch.float32
+    own = fast and (weight.nbytes < HUGE or not exact)
+    single = exact and weight.numel() >= LARGE if own else True
+    if single and model.config.kind is not Kind.DIFFUSION:
         # One row passes in two thirds of the time; looking a row up gets dearer, but costs nothing
         # beside the product.
         weight.data = by_column(weight.data)
@@ -181,14 +199,5 @@ def undo(model: Stack) -> None:
         if type(module) in LAID_OUT:
             module.__class__ = type(module).__bases__[0]
     for parameter in model.parameters():
-        parameter.data = parameter.data.contiguous()
-
-
-def by_column(weight: Tensor) -> Tensor:
-    """The same matrix, stored column by column."""
-    return weight.t().contiguous().t()
-
-
-def packs() -> bool:
-    """Whether this build of PyTorch has oneDNN's packed products."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        if not parameter.is_mkldnn:  # a matrix of 8 bits
+            parameter.data = parameter.data.contiguous()

@@ -18,6 +18,7 @@ from outpace.engine.layout import lay_out
 from outpace.engine.pack import Buffer, Packed, pack
 from outpace.engine.prefix import Prefix
 from outpace.engine.readout import Part, collect
+from outpace.models.int8 import is_quantised
 from outpace.models.transformer import Stack
 
 
@@ -49,8 +50,11 @@ class Runner:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         lay_out(model)
         self.cache = Cache(model.config, slots, dtype=weight.dtype, device=self.device)
+        # A difference in the last bit, as calls of other sizes make it, may be one of a whole code.
+        double = is_quantised(model)
+        keys, values = self.cache.keys, self.cache.values
         self.backend: Backend = Dense(
-            self.cache.keys, self.cache.values, self.config.heads, self.config.sights
+            keys, values, self.config.heads, self.config.sights, double=double
         )
         self.buffer = Buffer(self.device, len(self.cache))
         self.prefix: Prefix | None = None

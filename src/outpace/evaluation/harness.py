@@ -43,7 +43,7 @@ from outpace.methods import METHODS
 from outpace.options import Options
 from outpace.output import Output
 
-LOADING = ("adapter", "device", "dtype", "max_length", "mask_id")
+LOADING = ("adapter", "device", "dtype", "quantize", "max_length", "mask_id")
 """Arguments of `LLM` that the harness may give."""
 
 REPORTED = ("results", "groups", "n-shot", "n-samples")

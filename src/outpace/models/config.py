@@ -113,6 +113,13 @@ class ModelConfig:
             raise ValueError(f"config.json of a {self.kind.value} must name its mask_token_id")
 
     @property
+    def parameters(self) -> int:
+        """Elements of all matrices."""
+        width, shared = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer = self.dim * (2 * width + 2 * shared + 3 * self.mlp)
+        return self.layers * layer + self.vocab * self.dim * (1 if self.tied else 2)
+
+    @property
     def feature_size(self) -> int:
         """Width of the features of one position that a draft reads; 0 for other models."""
         return len(self.feature_layers) * self.dim

@@ -20,6 +20,7 @@ from outpace.models.config import ModelConfig
 from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES, Family
 from outpace.models.fields import brief, checked, count, index, indices, line, read_json
+from outpace.models.int8 import check, exact
 from outpace.models.transformer import Stack, Transformer
 from outpace.models.weights import Weights, fill
 from outpace.models.weights import save_model as save_model
@@ -122,12 +123,14 @@ def load_model(
     max_length: int | None = None,
     adapter: str | Path | None = None,
     mask_id: int | None = None,
+    quantize: str | None = None,
 ) -> Transformer:
     """Load a model in its published format, with an adapter merged into it where one is named.
 
-    `max_length` limits its rotary tables, `mask_id` is its mask token, whatever `config.json` says.
-    Raises `ValueError` naming file and tensor where one is missing or has another shape, and for a
-    draft, which is nothing without its target.
+    `max_length` limits its rotary tables, `mask_id` is its mask token, whatever `config.json` says;
+    `quantize` keeps its matrices in `int8`, on a CPU that multiplies them. Raises `ValueError`
+    naming file and tensor where one is missing or has another shape, and for a draft, which is
+    nothing without its target.
     """
     folder = resolve(name)
     config = limited(load_config(folder), max_length)
@@ -139,11 +142,15 @@ def load_model(
     if mask_id is not None:
         config = config.with_mask(checked("mask_id", mask_id, index))
     update = None if adapter is None else load_adapter(adapter)
-    return filled(lambda: Transformer(config), config, folder, dtype, device, update)
+    return filled(lambda: Transformer(config), config, folder, dtype, device, update, quantize)
 
 
 def load_draft(
-    name: str | Path, target: Transformer, *, max_length: int | None = None
+    name: str | Path,
+    target: Transformer,
+    *,
+    max_length: int | None = None,
+    quantize: str | None = None,
 ) -> FeatureDraft:
     """Load a draft that reads the features of `target`, in the target's dtype and beside it.
 
@@ -156,8 +163,15 @@ def load_draft(
             f"{str(name)!r} is no draft that reads features: its architecture is "
             f"{config.architecture}"
         )
-    weight = target.embedding.weight
-    return filled(lambda: FeatureDraft(config, target), config, folder, weight.dtype, weight.device)
+    like = target.norm.weight
+    return filled(
+        lambda: FeatureDraft(config, target),
+        config,
+        folder,
+        like.dtype,
+        like.device,
+        quantize=quantize,
+    )
 
 
 def limited(config: ModelConfig, max_length: int | None) -> ModelConfig:
@@ -183,8 +197,10 @@ def filled(
     dtype: torch.dtype,
     device: torch.device | str,
     adapter: Adapter | None = None,
+    quantize: str | None = None,
 ) -> Model:
     """A model of a configuration with the weights of a folder."""
+    check(quantize, device)
     with ExitStack() as stack:
         weights = Weights(folder, stack)
         weights.check_depth(config)
@@ -193,7 +209,8 @@ def filled(
                 model = make()
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from error
-        fill(model, weights, dtype, device, adapter)
+        small = quantize is not None and exact()
+        fill(model, weights, dtype, device, adapter, quantize=small)
     return model
 
 

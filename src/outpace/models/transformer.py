@@ -222,13 +222,21 @@ class Stack(nn.Module, ABC):
         )
 
 
+class Embedding(nn.Embedding):
+    """Rows of tokens, and the head of a model whose head is tied to it."""
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits `[..., vocab]` of hidden states `[..., dim]`."""
+        return F.linear(hidden, self.weight)
+
+
 class Transformer(Stack):
     """A decoder of any family: ids and positions in, hidden states out."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab, config.dim)
+        self.embedding = Embedding(config.vocab, config.dim)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.unembedding: nn.Module | None = None
@@ -244,6 +252,6 @@ class Transformer(Stack):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[..., vocab]` of hidden states `[..., dim]`."""
         if self.unembedding is None:
-            return F.linear(hidden, self.embedding.weight)
+            return self.embedding.head(hidden)
         logits: Tensor = self.unembedding(hidden)
         return logits

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.models.adapter import Adapter
 from outpace.models.config import ModelConfig
@@ -19,6 +19,7 @@ from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES
 from outpace.models.families.family import part_sizes
 from outpace.models.fields import line, read_json
+from outpace.models.int8 import quantise
 from outpace.models.transformer import Stack, Transformer
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -63,7 +64,9 @@ class Weights:
             raise ValueError(
                 f"{path}: tensor {name!r} has shape {found}, but config.json means {shape}"
             )
-        tensor: Tensor = opened.get_tensor(name)
+        # Pages of the file that were read stay in memory for as long as it is open.
+        with safe_open(path, framework="pt") as again:
+            tensor: Tensor = again.get_tensor(name)
         return tensor
 
     def check_depth(self, config: ModelConfig) -> None:
@@ -135,8 +138,13 @@ def fill(
     dtype: torch.dtype,
     device: torch.device | str,
     adapter: Adapter | None = None,
+    *,
+    quantize: bool = False,
 ) -> None:
-    """Give a model without memory its parameters, with an adapter's updates added."""
+    """Give a model without memory its parameters, with an adapter's updates added.
+
+    To `quantize` is done matrix by matrix, so that no two are in memory in full.
+    """
     wanted = {
         name: sources(model.config, name, parameter.shape[0])
         for name, parameter in model.named_parameters()
@@ -145,24 +153,45 @@ def fill(
     weights.check_names(model.config, names)
     if adapter is not None:
         adapter.check(names)
-    state: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        parts = []
-        for source, size in wanted[name]:
-            part = weights.tensor(source, (size, *parameter.shape[1:]))
-            if adapter is not None:
-                part = adapter.merge(source, part)
-            parts.append(part.to(device, dtype))
-            if not finite(parts[-1]):
-                raise ValueError(
-                    f"{weights.find(source)[0]}: tensor {source!r} has NaN or infinite values in "
-                    f"{dtype}; choose a wider dtype or a whole checkpoint"
-                )
-        state[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
-    model.load_state_dict(state, strict=True, assign=True)
+    for prefix, module in list(model.named_modules()):
+        for name, parameter in list(module.named_parameters(prefix, recurse=False)):
+            kept = None if quantize and parameter.dim() == 2 else dtype
+            row = tuple(parameter.shape[1:])
+            parts = [
+                part(weights, source, (size, *row), kept, device, adapter)
+                for source, size in wanted[name]
+            ]
+            whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+            own = nn.Parameter(whole, requires_grad=False)
+            module.register_parameter(name.rpartition(".")[2], own)
+        if quantize:
+            quantise(module, dtype)
     rotary = torch.float32 if model.config.rope.float32 else dtype
     model.cos, model.sin = (table.to(device, rotary) for table in model.rotary())
-    model.eval().requires_grad_(False)
+    model.eval()
+
+
+def part(
+    weights: Weights,
+    source: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    adapter: Adapter | None,
+) -> Tensor:
+    """One published tensor in a dtype, by default its own as far as it is no wider than float32."""
+    found = weights.tensor(source, shape)
+    if adapter is not None:
+        found = adapter.merge(source, found)
+    if dtype is None:
+        dtype = torch.float32 if found.dtype == torch.float64 else found.dtype
+    found = found.to(device, dtype)
+    if not finite(found):
+        raise ValueError(
+            f"{weights.find(source)[0]}: tensor {source!r} has NaN or infinite values in "
+            f"{dtype}; choose a wider dtype or a whole checkpoint"
+        )
+    return found
 
 
 def finite(tensor: Tensor) -> bool:
@@ -178,12 +207,11 @@ def save_model(model: Stack, folder: str | Path, *, dtype: torch.dtype = torch.b
     program could load, and where the files cannot be written.
     """
     folder = Path(folder)
-    given = dict(model.named_parameters())
+    given = model.state_dict()
     check_whole(model, given)
     tensors: dict[str, Tensor] = {}
     for name, parameter in given.items():
-        dense = parameter.detach()
-        dense = (dense.to_dense() if dense.is_mkldnn else dense).to("cpu", dtype)
+        dense = (parameter.to_dense() if parameter.is_mkldnn else parameter).to("cpu", dtype)
         names, sizes = zip(*sources(model.config, name, dense.shape[0]), strict=True)
         parts = zip(names, dense.split(sizes), strict=True)
         tensors |= {source: part.contiguous() for source, part in parts}

@@ -98,6 +98,7 @@ class Entry(Strict):
     adapter: str | None = None
     device: str | None = None
     dtype: str | None = None
+    quantize: str | None = None
     max_length: Positive | None = None
     mask_id: Annotated[int, Field(ge=0)] | None = None
     cache_gib: Annotated[float, Field(gt=0)] | None = None
@@ -107,7 +108,7 @@ class Entry(Strict):
 
     def loading(self) -> dict[str, Any]:
         """What `LLM` is told."""
-        names = ("adapter", "device", "dtype", "max_length", "mask_id", "cache_gib")
+        names = ("adapter", "device", "dtype", "quantize", "max_length", "mask_id", "cache_gib")
         return self.model_dump(include={*names, "max_rows", "max_sequences", "prefix_cache"})
 
 

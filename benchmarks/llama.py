@@ -1,0 +1,119 @@
+"""llama.cpp beside us: a checkpoint in its format, and a step of its decoder.
+
+Needs `gguf` to write and `llama-cpp-python` to run, neither of which the package needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+FORMATS = {"f32": "F32", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
+"""What all matrices are kept in."""
+
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""Their names of the tensors of a Qwen2 model."""
+
+CONTEXT = 512
+
+
+def available() -> str | None:
+    """Why llama.cpp cannot be measured here; None where it can."""
+    try:
+        import gguf  # noqa: F401
+        import llama_cpp  # noqa: F401
+    except (ImportError, OSError, RuntimeError) as error:
+        return str(error)
+    return None
+
+
+def named(name: str) -> str:
+    """A published tensor as they call it."""
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        _, _, layer, rest = stem.split(".", 3)
+        return f"blk.{layer}.{NAMES[rest]}.{kind}"
+    return f"{NAMES[stem]}.{kind}"
+
+
+def tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of a checkpoint in float32, by their names."""
+    with safe_open(folder / "model.safetensors", framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118 - a safetensors file is no mapping
+            yield named(name), opened.get_tensor(name).float().numpy()
+
+
+def write(folder: Path, kind: str, path: Path) -> Path:
+    """A Qwen2 checkpoint with tied embeddings as a GGUF file, whose tokens have made-up names."""
+    import gguf
+
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, "qwen2")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    tokens = [f"t{index}" for index in range(config["vocab_size"])]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * len(tokens))
+    writer.add_token_merges(["t 0"])
+    matrix = gguf.GGMLQuantizationType[FORMATS[kind]]
+    for name, tensor in tensors(folder):
+        if tensor.ndim == 1 or kind == "f32":
+            writer.add_tensor(name, tensor)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(tensor, matrix), raw_dtype=matrix)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def stepper(path: Path, prompt: Sequence[int], most: int) -> Callable[[Sequence[int]], Any]:
+    """What feeds rows behind a prompt, at most so many, and reads all of their logits."""
+    import llama_cpp
+
+    model = llama_cpp.Llama(
+        str(path),
+        n_ctx=CONTEXT,
+        n_batch=max(most, len(prompt)),
+        logits_all=True,
+        verbose=False,
+        n_threads=torch.get_num_threads(),
+        n_threads_batch=torch.get_num_threads(),
+    )
+    model.eval(list(prompt))
+
+    def step(rows: Sequence[int]) -> Any:
+        threads = torch.get_num_threads()
+        llama_cpp.llama_set_n_threads(model.ctx, threads, threads)
+        model.n_tokens = len(prompt)
+        model.eval(list(rows))
+        return model.scores[len(prompt) : len(prompt) + len(rows)].argmax(-1)
+
+    return step

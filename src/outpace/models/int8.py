@@ -1,0 +1,197 @@
+"""Matrices of 8 bits: weights with a scale per output, rows with a scale of their own.
+
+A product is a sum of whole numbers, which is the same in any order. So what becomes of a row
+depends neither on the rows beside it nor on how many there are.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.models.transformer import Embedding
+
+LOG = logging.getLogger(__name__)
+
+KNOWN = ("int8",)
+"""What matrices can be quantised to."""
+
+LEVELS, NOUGHT = 127, 128
+"""The largest code of either sign, and the code of a row that stands for nought."""
+
+TINY = 1e-30
+"""What the largest number of a row is at least, so that there is a scale."""
+
+PIECE = 2**22
+"""Elements of a matrix that are in float32 at a time."""
+
+
+def check(quantize: str | None, device: torch.device | str) -> None:
+    """Raise `ValueError` for what matrices cannot be quantised to, and where they cannot be."""
+    if quantize is None:
+        return
+    if quantize not in KNOWN:
+        raise ValueError(f"unknown quantize {quantize!r}; known are {', '.join(KNOWN)}")
+    if (kind := torch.device(device).type) != "cpu":
+        raise ValueError(
+            f"quantize={quantize!r} is for a CPU, not for {kind}: leave it out and choose "
+            "dtype='bfloat16', or device='cpu'"
+        )
+
+
+@cache
+def exact() -> bool:
+    """Whether this machine multiplies 8 bits without a loss, tried on the largest sums.
+
+    Where it does not, a line of the log says so once: processors without VNNI cut such sums.
+    """
+    rows = torch.tensor([[255, 0] * 64, [255] * 128, [0] * 128], dtype=torch.uint8)
+    codes = torch.tensor([[LEVELS] * 128, [-LEVELS] * 128, [LEVELS, -LEVELS] * 64])
+    wanted = (rows.long() - NOUGHT) @ codes.T
+    try:
+        found = product(rows, packed(codes.to(torch.int8)), torch.ones(3), torch.zeros(3).int())
+        if torch.equal(found.long(), wanted):
+            return True
+        reason = "cuts sums of products of 8 bits"
+    except (AttributeError, RuntimeError) as error:
+        reason = f"has no products of 8 bits ({str(error).splitlines()[0]})"
+    LOG.warning("this machine %s: quantize is left out, and models keep their dtype", reason)
+    return False
+
+
+def packed(codes: Tensor) -> Tensor:
+    """A matrix `i8[out, in]` as oneDNN wants it."""
+    matrix: Tensor = torch.ops.onednn.qlinear_prepack(codes, None)
+    return matrix
+
+
+def product(rows: Tensor, matrix: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
+    """`f32[T, out]` of codes `u8[T, in]`, with a scale for each output."""
+    whole: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+        *(rows, 1.0, NOUGHT, matrix, scale, zeros, None),
+        *(1.0, 0, torch.float32, "none", [], ""),
+    )
+    return whole
+
+
+def of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes `u8[T, n]` of rows `x [T, n]`, and the scale `f32[T, 1]` of each.
+
+    A row that holds no finite number has a scale that is none either.
+    """
+    x = x.float()
+    scale = x.abs().amax(-1, keepdim=True).clamp_(min=TINY).div_(LEVELS)
+    return (x / scale).add_(NOUGHT + 0.5).to(torch.uint8), scale
+
+
+def of_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes `i8[out, in]` of a matrix, and the scale `f32[out]` of each of its rows."""
+    codes, scale = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
+    some = max(PIECE // weight.shape[1], 1)
+    for first in range(0, len(weight), some):
+        rows = slice(first, first + some)
+        piece = weight[rows].float()
+        scale[rows] = piece.abs().amax(-1).clamp_(min=TINY).div_(LEVELS)
+        codes[rows] = (piece / scale[rows, None]).round_().to(torch.int8)
+    return codes, scale
+
+
+class Int8Linear(nn.Linear):
+    """A linear layer for inference whose weight has 8 bits."""
+
+    matrix: Tensor
+    scale: Tensor
+    zeros: Tensor
+    added: Tensor | None
+
+    def hold(self, codes: Tensor, scale: Tensor) -> None:
+        """Take a matrix that is quantised already."""
+        self.matrix, self.scale = packed(codes), scale
+        self.zeros = torch.zeros(len(codes), dtype=torch.int32)
+        self.added = None if self.bias is None else self.bias.detach().float()
+        self.weight = nn.Parameter(self.matrix, requires_grad=False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map rows `x [T, in]`."""
+        codes, scale = of_rows(x)
+        out = product(codes, self.matrix, self.scale, self.zeros).mul_(scale)
+        if self.added is not None:
+            out.add_(self.added)
+        return out.to(x.dtype)
+
+    def dense(self) -> Tensor:
+        """The matrix `f32[out, in]` that rows are multiplied by: what becomes of unit rows."""
+        units = torch.full((self.in_features,) * 2, NOUGHT, dtype=torch.uint8)
+        units.fill_diagonal_(NOUGHT + 1)
+        return product(units, self.matrix, self.scale, self.zeros).T.contiguous()
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.dense()
+
+
+class Int8Embedding(Embedding):
+    """An embedding for inference of 8 bits, with a scale for each token."""
+
+    codes: Tensor
+    scale: Tensor
+    dtype: torch.dtype
+
+    def hold(self, codes: Tensor, scale: Tensor) -> None:
+        """Take a table that is quantised already."""
+        self.codes, self.scale = codes, scale
+        self.weight = nn.Parameter(codes, requires_grad=False)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Rows `[T, dim]` of tokens `ids i64[T]`."""
+        return self.rows(ids).to(self.dtype)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows `f32[T, dim]`."""
+        return self.codes[ids].float().mul_(self.scale[ids, None])
+
+    @cached_property
+    def tied(self) -> Int8Linear:
+        """The same matrix as a head, which has a layout of its own."""
+        head = Int8Linear(self.embedding_dim, self.num_embeddings, bias=False, device="meta")
+        head.hold(self.codes, self.scale)
+        return head
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits `[..., vocab]` of hidden states `[..., dim]`."""
+        return self.tied(hidden)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        destination[f"{prefix}weight"] = self.rows(torch.arange(self.num_embeddings))
+
+
+QUANTISED: dict[type[nn.Module], type[Int8Linear] | type[Int8Embedding]] = {
+    nn.Linear: Int8Linear,
+    Embedding: Int8Embedding,
+}
+
+
+def quantise(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give a module that has a matrix one of 8 bits; what it puts out is of a dtype."""
+    kind = QUANTISED.get(type(module))
+    if kind is None:
+        return
+    codes, scale = of_weight(module.get_parameter("weight").detach())
+    module.__class__ = kind
+    assert isinstance(module, Int8Linear | Int8Embedding)
+    if isinstance(module, Int8Embedding):
+        module.dtype = dtype
+    module.hold(codes, scale)
+
+
+def is_quantised(model: nn.Module) -> bool:
+    """Whether matrices of a model have 8 bits."""
+    return any(isinstance(module, Int8Linear) for module in model.modules())

@@ -1,0 +1,140 @@
+"""Models of 8 bits in the engine: the same tokens together and alone, no loss where it verifies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import engine_of, finish, pages_in_use, runner
+from outpace.decoding import Sampling
+from outpace.engine.engine import Engine
+from outpace.methods import APD, METHODS, Autoregressive, DFlash, Method, Speculative, WeDLM
+from outpace.models.int8 import exact, is_quantised, quantise
+from outpace.models.transformer import Stack
+from workload import KINDS, Request, Result, new_models, random_request, result, serve
+
+pytestmark = pytest.mark.skipif(not exact(), reason="this machine has no products of 8 bits")
+
+PROMPT = tuple(range(1, 22))
+
+
+@cache
+def small() -> dict[str, Stack]:
+    """The models of the workload with matrices of 8 bits."""
+    models = new_models()
+    for model in models.values():
+        for module in list(model.modules()):
+            quantise(module, torch.float32)
+    return models
+
+
+def small_engine(**limits: int) -> Engine:
+    """An engine of all of them."""
+    return engine_of(*small().items(), **limits)
+
+
+@cache
+def alone(request: Request) -> Result:
+    """The request with an engine of its own."""
+    engine = small_engine()
+    job = request.submit(engine)
+    finish(engine)
+    return result(job)
+
+
+def test_models_stay_quantised_when_they_are_laid_out() -> None:
+    """Drafts too, which borrow the head of their target."""
+    engine = small_engine()
+    assert all(is_quantised(each.model) for each in engine.runners)
+
+
+def test_a_hundred_mixed_requests_equal_each_alone() -> None:
+    """Of all methods, greedy and sampled, in passes that cut prompts: tokens, ends and traces."""
+    rng = Random(0)
+    batch = [random_request(rng) for _ in range(100)]
+    engine = small_engine(slots=400, max_rows=64)
+    assert serve(engine, batch) == [alone(request) for request in batch]
+    assert pages_in_use(engine) == 0
+    assert {type(request.method) for request in batch} == set(METHODS.values())
+
+
+@pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
+def test_pages_and_cuts_change_nothing(method: Method) -> None:
+    """Rows of a prompt in passes of five, beside another request."""
+    sampling = Sampling(temperature=1.5, top_p=0.9, seed=3)
+    request = Request(method=method, prompt=PROMPT * 3, sampling=sampling)
+    other = Request(method=Autoregressive(), max_tokens=20)
+    assert serve(small_engine(max_rows=5), [request, other]) == [alone(request), alone(other)]
+
+
+@pytest.mark.parametrize("begin", range(0, 18, 3))
+def test_verified_text_is_that_of_the_quantised_model(begin: int) -> None:
+    """Whatever drafts, and however many rows are verified at a time."""
+    prompt = PROMPT[begin : begin + 4]
+    for target, methods in (
+        ("causal", [Speculative(draft="near", tokens=3), WeDLM(entropy=2.0, verify=True)]),
+        ("rich", [DFlash(draft="features", tokens=4)]),
+    ):
+        texts = []
+        for method in (Autoregressive(), *methods):
+            engine = small_engine()
+            request = Named(method=method, prompt=prompt, max_tokens=24, target=target)
+            job = request.submit(engine)
+            finish(engine)
+            texts.append(result(job)[0])
+        assert texts == [texts[0]] * len(texts) and texts[0]
+
+
+def test_attention_is_the_same_in_any_call() -> None:
+    """To the last bit of float32: for rows at once, one by one, and beside other requests."""
+    engine = small_engine()
+    backend = runner(engine, "causal").backend
+    seen: dict[str, list[Tensor]] = {}
+    plan = backend.plan
+
+    def spy(batch):
+        attend = plan(batch)
+
+        def told(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = attend(layer, q, k, v)
+            assert out.dtype == torch.float32
+            seen.setdefault(str(layer), []).append(out)
+            return out
+
+        return told
+
+    backend.plan = spy  # type: ignore[method-assign]
+    whole = Request(method=Autoregressive(), prompt=PROMPT, max_tokens=1)
+    serve(engine, [whole])
+    rows = [torch.cat(each) for each in seen.values()]
+    seen.clear()
+    engine = small_engine(max_rows=2)
+    backend = runner(engine, "causal").backend
+    plan = backend.plan
+    backend.plan = spy  # type: ignore[method-assign]
+    serve(engine, [whole])
+    assert all(map(torch.equal, rows, [torch.cat(each) for each in seen.values()]))
+    assert len(rows) == 2 and len(rows[0]) == len(PROMPT)
+
+
+def test_a_verifier_of_8_bits_checks_a_target_of_8_bits() -> None:
+    """Both are quantised, and both are asked."""
+    _, _, steps = alone(Request(method=APD(verifier="causal", ratio=0.6)))
+    assert {step.model for step in steps} == {"target", "verifier"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(Request):
+    """A request on a target by its name."""
+
+    target: str
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Name of the model in each role."""
+        return {"target": self.target, **self.method.models()}

@@ -1,0 +1,227 @@
+"""Matrices of 8 bits: what they hold, what becomes of a row, and where they cannot be."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from helpers import published, random_model, whole
+from outpace.models import int8
+from outpace.models.int8 import (
+    LEVELS,
+    Int8Embedding,
+    Int8Linear,
+    exact,
+    is_quantised,
+    of_rows,
+    of_weight,
+    quantise,
+)
+from outpace.models.load import load_model, save_model
+from outpace.models.transformer import Embedding
+
+needs_products = pytest.mark.skipif(not exact(), reason="this machine has no products of 8 bits")
+FILE = "model.safetensors"
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """What the machine can do is found out anew, before and after."""
+    exact.cache_clear()
+    yield
+    exact.cache_clear()
+
+
+def linear(*, width: int = 96, out: int = 80, bias: bool = False, seed: int = 0) -> nn.Linear:
+    """A layer of random weights."""
+    torch.manual_seed(seed)
+    return nn.Linear(width, out, bias=bias).requires_grad_(False)
+
+
+def quantised(layer: nn.Linear) -> Int8Linear:
+    """A copy of 8 bits."""
+    own = copy.deepcopy(layer)
+    quantise(own, torch.float32)
+    assert isinstance(own, Int8Linear)
+    return own
+
+
+def literal(x: Tensor, layer: nn.Linear) -> Tensor:
+    """The product in whole numbers, row by row and output by output."""
+    outputs = []
+    for row in x.float():
+        scale = row.abs().max() / LEVELS
+        codes = torch.floor(row / scale + 0.5).long()
+        for weight in layer.weight:
+            own = weight.abs().max() / LEVELS
+            sum_ = int((codes * (weight / own).round().long()).sum())
+            outputs.append(sum_ * own * scale)
+    return torch.stack(outputs).view(len(x), -1)
+
+
+@needs_products
+@pytest.mark.parametrize("width", [32, 48, 96, 97])
+def test_a_product_is_that_of_whole_numbers(width: int) -> None:
+    """With a scale for each row and one for each output, whatever the sizes."""
+    layer = linear(width=width, out=37)
+    x = torch.randn(5, width) * torch.tensor([1, 1e-6, 1e6, 3, 0.1])[:, None]
+    torch.testing.assert_close(quantised(layer)(x), literal(x, layer), rtol=1e-6, atol=0)
+
+
+@needs_products
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_is_near_that_of_the_weights(dtype: torch.dtype) -> None:
+    """Within the error of 8 bits on either side, in the dtype of the rows."""
+    layer, x = linear(width=896, out=640, bias=True), torch.randn(33, 896)
+    found = quantised(layer)(x.to(dtype))
+    assert found.dtype == dtype
+    error = (found.float() - layer(x)).norm() / layer(x).norm()
+    assert 1e-3 < error < 0.015
+
+
+@needs_products
+@pytest.mark.parametrize("shape", [(32, 48), (192, 1024), (4864, 896)])
+def test_a_row_does_not_change_with_its_company(shape: tuple[int, int]) -> None:
+    """Bit by bit, whatever rows are beside it, however large, and however many."""
+    layer = quantised(linear(width=shape[0], out=shape[1]))
+    x = torch.randn(65, shape[0])
+    whole = layer(x)
+    for rows in (1, 2, 3, 4, 7, 16, 17, 31, 64):
+        assert torch.equal(layer(x[:rows]), whole[:rows]), rows
+    loud = torch.cat((x[:1], 1e4 * x[1:]))
+    assert torch.equal(layer(loud)[:1], whole[:1])
+
+
+@needs_products
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_number_stays_in_its_row(value: float) -> None:
+    """And is not hidden there."""
+    layer, x = quantised(linear(bias=True)), torch.randn(3, 96)
+    alone = layer(x[:1])
+    x[1, 5] = value
+    found = layer(x)
+    assert torch.equal(found[:1], alone)
+    assert not found[1].isfinite().any() and found[2].isfinite().all()
+
+
+@needs_products
+def test_small_rows_none_and_nothing() -> None:
+    """Rows of zeros give the bias; there may be no rows at all."""
+    layer = linear(bias=True)
+    own = quantised(layer)
+    found = own(torch.stack((torch.zeros(96), torch.full((96,), 1e-40))))
+    torch.testing.assert_close(found, layer.bias.expand(2, -1), atol=1e-6, rtol=0)
+    assert own(torch.empty(0, 96)).shape == (0, 80)
+
+
+def test_codes_of_rows_and_weights_are_whole_and_bounded() -> None:
+    """Their scales give the numbers back to half a step."""
+    torch.manual_seed(0)
+    for x in (torch.randn(9, 64), torch.zeros(2, 64), torch.full((1, 64), -3.0)):
+        codes, scale = of_rows(x)
+        assert codes.dtype == torch.uint8 and int(codes.min()) >= 1
+        assert bool(((codes.float() - 128) * scale - x).abs().le(scale * 0.5001).all())
+        codes, own = of_weight(x)
+        assert codes.dtype == torch.int8 and int(codes.min()) >= -LEVELS
+        assert bool((codes * own[:, None] - x).abs().le(own[:, None] * 0.5001).all())
+
+
+@needs_products
+def test_an_embedding_and_its_head_are_one_matrix() -> None:
+    """Looked up row by row, and multiplied by."""
+    table = Embedding(50, 32).requires_grad_(False)
+    own = copy.deepcopy(table)
+    quantise(own, torch.bfloat16)
+    assert isinstance(own, Int8Embedding)
+    ids = torch.tensor([3, 49, 0])
+    assert own(ids).dtype == torch.bfloat16
+    torch.testing.assert_close(own.rows(ids), table(ids), atol=0.02, rtol=0)
+    torch.testing.assert_close(own.tied.dense(), own.rows(torch.arange(50)), rtol=0, atol=1e-7)
+    assert own.head(torch.ones(2, 32)).shape == (2, 50)
+
+
+@needs_products
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_is_loaded_quantised_and_can_be_saved(
+    tied: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """All of its matrices; saved is what it multiplies by, which quantises to the same."""
+    plain = random_model(published(tie_word_embeddings=tied))
+    save_model(plain, tmp_path / "plain", dtype=torch.float32)
+    small = load_model(tmp_path / "plain", quantize="int8", dtype=dtype)
+    assert is_quantised(small) and not is_quantised(plain)
+    kinds = {type(module) for module in small.modules()}
+    assert nn.Linear not in kinds and Embedding not in kinds
+    logits = whole(small, [1, 2, 3, 4], causal=True)
+    expected = whole(plain, [1, 2, 3, 4], causal=True)
+    assert 1e-4 < (logits - expected).norm() / expected.norm() < 0.12
+    save_model(small, tmp_path / "small", dtype=torch.float32)
+    before, after = (load_file(tmp_path / name / FILE) for name in ("plain", "small"))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        step = tensor.abs().max() / LEVELS
+        assert (after[name] - tensor).abs().max() <= step, name
+    again = load_model(tmp_path / "small", quantize="int8", dtype=dtype)
+    for name, tensor in again.state_dict().items():
+        torch.testing.assert_close(tensor, small.state_dict()[name], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [AttributeError("no such operator"), RuntimeError("not built with oneDNN"), None],
+)
+def test_where_there_are_no_products_models_keep_their_numbers(
+    fault: Exception | None,
+    fresh: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No operator, or one that cuts sums, as without VNNI; the log says so once."""
+
+    def other(rows: Tensor, matrix: Tensor, *_: Tensor) -> Tensor:
+        if fault is not None:
+            raise fault
+        return ((rows.float() - 128) @ torch.zeros(128, 3)).clamp(-32768, 32767)
+
+    monkeypatch.setattr(int8, "product", other)
+    plain = random_model(published())
+    save_model(plain, tmp_path, dtype=torch.float32)
+    loaded = [load_model(tmp_path, quantize="int8") for _ in range(2)]
+    assert not any(is_quantised(model) for model in loaded)
+    assert torch.equal(whole(loaded[1], [1, 2], causal=True), whole(plain, [1, 2], causal=True))
+    (line,) = [record.message for record in caplog.records]
+    assert "quantize is left out" in line and (fault is None or str(fault) in line)
+
+
+@pytest.mark.parametrize("value", ["int4", "INT8", "", 8, ["int8"]])
+def test_unknown_ways_are_refused(value: object, tmp_path: Path) -> None:
+    """With those that are known."""
+    save_model(random_model(published()), tmp_path)
+    with pytest.raises(ValueError, match="unknown quantize .*; known are int8"):
+        load_model(tmp_path, quantize=value)  # type: ignore[arg-type]
+
+
+def test_other_devices_are_refused(tmp_path: Path) -> None:
+    """With what fits there."""
+    save_model(random_model(published()), tmp_path)
+    with pytest.raises(ValueError, match="is for a CPU, not for meta: .* dtype='bfloat16'"):
+        load_model(tmp_path, quantize="int8", device="meta")
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e300])
+def test_weights_that_are_no_numbers_are_refused(value: float, tmp_path: Path) -> None:
+    """Before they become codes."""
+    save_model(random_model(published()), tmp_path)
+    tensors = {name: each.double() for name, each in load_file(tmp_path / FILE).items()}
+    tensors["model.layers.1.mlp.down_proj.weight"][2, 3] = value
+    save_file(tensors, tmp_path / FILE)
+    with pytest.raises(ValueError, match=r"down_proj\.weight' has NaN or infinite values"):
+        load_model(tmp_path, quantize="int8")
