@@ -142,14 +142,11 @@ def dense(*, causal: bool, sights: Sequence[Sight] = ()) -> Attend:
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        places = torch.arange(q.shape[1])
-        before = places[:, None] - places
-        mask = before >= 0 if causal else before > -len(places)
+        shown: dict[str, Any] = {"is_causal": causal}
         if sights and (window := sights[layer].window) is not None:
-            mask &= before < window
-        out = F.scaled_dot_product_attention(
-            q[None], k[None], v[None], attn_mask=mask, enable_gqa=True
-        )
+            before = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
+            shown = {"attn_mask": (before >= 0) & (before < window)}
+        out = F.scaled_dot_product_attention(q[None], k[None], v[None], **shown, enable_gqa=True)
         return out[0].transpose(0, 1)
 
     return attend

@@ -207,7 +207,7 @@ def test_commands_are_accepted(path: Path) -> None:
             case "pip":
                 assert set(re.findall(r"\[(\w+)\]", words[-1])) <= extras()
             case "python":
-                assert words[0] == "-m" and find_spec(words[1])
+                assert words[0] == "-c" or (words[0] == "-m" and find_spec(words[1]))
             case "outpace":
                 check(words)
             case _:

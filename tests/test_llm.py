@@ -343,10 +343,11 @@ def test_options_that_cannot_be_are_refused(llm: LLM, options: dict, message: st
     assert idle(llm)
 
 
-def test_no_prompt_is_refused(llm: LLM) -> None:
-    """An empty list is an empty prompt."""
+def test_no_prompt_has_no_answer(llm: LLM) -> None:
+    """An empty list is no prompt; an empty one in it is refused."""
+    assert llm.generate([]) == []
     with pytest.raises(ValueError, match="the prompt is empty"):
-        llm.generate([])
+        llm.generate([[]])
 
 
 def test_prompt_longer_than_the_model_is_refused(causal: LLM) -> None:

@@ -87,7 +87,7 @@ TABLE: dict[str, Any] = {
     [
         ({"mini": {"task": "chess", "lines": [LINE]}}, "unknown task 'chess'"),
         ({"mini": {"task": "story", "lines": [{"model": "m"}]}}, "a line needs a method"),
-        ({"mini": {"task": "story", "lines": [{**LINE, "x": 1}]}}, "unexpected keyword"),
+        ({"mini": {"task": "story", "lines": [{**LINE, "x": 1}]}}, "has no option x"),
         ({"mini": {"task": "story", "lines": [LINE], "colour": 1}}, "unknown colour; known are"),
         ({"claims": [{**CLAIM, "trend": "soars"}]}, "unknown trend 'soars'"),
         ({"claims": [{**CLAIM, "trend": "higher"}]}, "needs another line"),

@@ -637,7 +637,7 @@ def test_the_command_line_is_frozen(outpace):
         "methods": {
             *("--batch", "--prompt-length", "--max-tokens", "--ignore-eos", "--temperature"),
             *("--seed", "--rounds", "--limit", "--samples", "--json", "--png", "--help"),
-            *("--task", "--protocol", "--data", "--shots", "--num-shots"),
+            *("--task", "--protocol", "--data", "--judge", "--shots", "--num-shots"),
         }
         | LOADING,
         "serve": {

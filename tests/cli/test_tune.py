@@ -58,7 +58,7 @@ def test_tune_prints_a_command_line_that_is_one(outpace, tmp_path):
     ("words", "says"),
     [
         ((), "say with --method what is to be tuned"),
-        (("--method", "apd"), "apd needs --verifier"),
+        (("--method", "apd"), "'apd' needs --verifier"),
         (("--method", "autoregressive"), "Autoregressive has no option to tune"),
         (("--method", "left_to_right", "--max-loss", "-1"), "max_loss must lie between 0 and 100"),
         (("--method", "left_to_right", "--max-loss", "nan"), "max_loss must lie between 0 and 100"),

@@ -70,7 +70,7 @@ def test_expressions_by_value(reference: str, answer: str, right: str) -> None:
 def test_expressions_need_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the message names the extra that brings it."""
     monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
-    with pytest.raises(ValueError, match=r"pip install 'outpace\[eval\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'outpace\[evaluate\]'"):
         SCORERS["equal"]("\\boxed{1}", "\\boxed{1}")
 
 

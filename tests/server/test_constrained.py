@@ -174,7 +174,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("structured_outputs.regex", {"structured_outputs": {"regex": r"\bfoo"}}),
     ("guided_choice", {"guided_choice": ["x" * 200_000]}),
     ("guided_choice", {"guided_choice": ["x" * 600], "max_tokens": 2}),
-    ("guided_choice", {"guided_choice": [f"{n}" for n in range(4096)]}),
+    ("guided_choice", {"guided_choice": [f"{n:08}" for n in range(70_000)]}),
     (AT, formatted({"type": "teapot"})),
     (AT, formatted({"type": "has no variable x"})),
     (AT, formatted({"type": "a prompt of 5 tokens"})),

@@ -41,7 +41,7 @@ def test_the_official_client_answers_rightly(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Word for word, but for where the server is."""
-    (code,) = blocks(PAGE, "py")
+    code = "".join(blocks(PAGE, "py"))
 
     def here(base_url: str, api_key: str) -> openai.OpenAI:
         assert base_url == "http://127.0.0.1:8000/v1"

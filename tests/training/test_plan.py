@@ -12,7 +12,7 @@ import torch
 
 from outpace import recipes
 from outpace.models import weights
-from outpace.models.load import ZOO, load_config, load_model
+from outpace.models.load import VOCABULARY, load_config, load_model
 from outpace.training.plan import plan, total
 from outpace.training.recipe import load
 
@@ -82,7 +82,7 @@ def checkpoint(folder: Path, config: dict[str, Any]) -> str:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(ZOO / "tiny-ar" / name, folder / name)
+        shutil.copyfile(VOCABULARY / name, folder / name)
     return str(folder)
 
 

@@ -27,7 +27,7 @@ from outpace.cli.flags import (
     Loading,
     ModelName,
 )
-from outpace.cli.options import flags_of, given, parse_entries
+from outpace.cli.options import flag, flags_of, given, parse_entries
 from outpace.cli.output import replaced
 from outpace.cli.sides import list_names, results_table
 from outpace.evaluation.compare import fronts
@@ -105,7 +105,7 @@ def tune(
     if png is not None:
         from outpace.benchmark.picture import draw_front
     name, fixed = method["method"], dict(method["options"])
-    plain = make_method(name, fixed)
+    plain = make_method(name, fixed, spelling=lambda option: f"--{flag(option)}")
     space_of(type(plain), fixed)
     with replaced(json_path) as file, replaced(png) as picture:
         side = against(model, plain, goal, asking, limit, batch, choice, loading)
