@@ -45,7 +45,7 @@ def test_the_official_client_answers_rightly(
 
     def here(base_url: str, api_key: str) -> openai.OpenAI:
         assert base_url == "http://127.0.0.1:8000/v1"
-        inside = "http://testserver/v1"
+        inside = f"{client.base_url}/v1"
         return kind(base_url=inside, api_key=api_key, http_client=client, max_retries=0)
 
     kind = openai.OpenAI
