@@ -9,8 +9,10 @@ import pytest
 from source import MODULES
 
 SHARED = {"version", "provenance"}
-BELOW_OUTPUT = {"attention", "decoding", "engine", "methods", "models", "text"}
-BELOW_LLM = {"constraint", "driver", "options", "output", *BELOW_OUTPUT}
+BELOW_OUTPUT = {
+    *("attention", "constraint", "decoding", "engine", "layout", "methods", "models", "text"),
+}
+BELOW_LLM = {"driver", "options", "output", *BELOW_OUTPUT}
 
 FLOORS: dict[str, set[str]] = {
     "attention": {"models"},
@@ -25,13 +27,14 @@ FLOORS: dict[str, set[str]] = {
     "methods": {"decoding"},
     "engine": {"attention", "decoding", "methods", "models"},
     "training": {"attention", "decoding", "models", "zoo", *SHARED},
+    "layout": {"constraint", "text"},
     "driver": {"engine"},
     "options": {"constraint", "decoding", "methods"},
     "output": BELOW_OUTPUT,
     "llm": BELOW_LLM,
     "worker": set(),
     "async_llm": {"decoding", "engine", "llm", "options", "output", "text", "worker"},
-    "__init__": {"async_llm", "llm", "output", "version"},
+    "__init__": {"async_llm", "constraint", "llm", "output", "version"},
     "trace": {"decoding", "output"},
     "answers": {"jsonl", "llm", "options", "output", "text"},
     "evaluation": {"answers", "jsonl", "llm", "zoo", *BELOW_LLM, *SHARED},

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from outpace.decoding import Request, Step
 from outpace.decoding.request import FinishReason
-from outpace.engine.job import Job
+from outpace.engine.job import DecodingError, Job
+from outpace.layout import Layout
 from outpace.text import Detokenizer
 
 
@@ -26,6 +27,8 @@ class Output:
         seconds: from the first forward to the last.
         logprobs: where they were asked for, the log-probability of each token, under the model's
             own distribution (temperature 1) in the forward that chose it.
+        holes: the text of each hole of a cloze, which `text` and `ids` have whole.
+        given: tokens of `ids` that nobody had to choose.
     """
 
     text: str
@@ -35,6 +38,8 @@ class Output:
     prompt_tokens: int
     seconds: float
     logprobs: list[float] | None = None
+    holes: tuple[str, ...] | None = None
+    given: int = 0
 
     @property
     def forwards(self) -> int:
@@ -43,13 +48,13 @@ class Output:
 
     @property
     def tokens_per_forward(self) -> float:
-        """Output tokens for each forward pass of the target model."""
-        return len(self.ids) / self.forwards if self.forwards else 0.0
+        """Chosen tokens for each forward pass of the target model."""
+        return (len(self.ids) - self.given) / self.forwards if self.forwards else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Output tokens for each second that the request ran."""
-        return len(self.ids) / self.seconds if self.seconds else 0.0
+        """Chosen tokens for each second that the request ran."""
+        return (len(self.ids) - self.given) / self.seconds if self.seconds else 0.0
 
 
 class Piece(NamedTuple):
@@ -74,11 +79,13 @@ class Answer:
 
     Text is decoded by the thread that drives. Another one may take `pieces`, which there are where
     somebody `streams`, and the `output` once the job is over. `told` is called when tokens came.
+    `layout` is that of a cloze.
     """
 
     detokenizer: Detokenizer
     streams: bool = False
     told: Callable[[], None] | None = None
+    layout: Layout | None = None
     pieces: deque[Piece] = field(default_factory=deque)
     job: Job = field(init=False)
 
@@ -106,6 +113,8 @@ class Answer:
             raise self.job.error
         request, detokenizer = self.job.request, self.detokenizer
         assert request.finish_reason is not None
+        if self.layout is not None:
+            return self.filled(self.layout)
         self.push(request)
         detokenizer.take(final=True)
         return Output(
@@ -116,6 +125,31 @@ class Answer:
             prompt_tokens=len(request.prompt),
             seconds=self.job.ended - self.job.began,
             logprobs=request.scores[: len(detokenizer.ids)] if request.logprobs else None,
+        )
+
+    def filled(self, layout: Layout) -> Output:
+        """What became of a cloze; `DecodingError` where a hole was left."""
+        request = self.job.request
+        if len(request) < request.limit:
+            raise DecodingError(
+                f"{self.job.method!r} left the cloze open from slot {len(request)} on "
+                f"({request.finish_reason})"
+            )
+        filled, tokens = layout.read(request.tokens), request.tokens
+        lead = len(request.prompt) - layout.lead
+        scores = None
+        if request.logprobs:
+            scores = [0.0] * layout.lead + [request.scores[place] for place in filled.kept]
+        return Output(
+            text=filled.text,
+            ids=request.prompt[lead:] + [tokens[place] for place in filled.kept],
+            finish_reason=request.finish_reason,
+            steps=request.trace,
+            prompt_tokens=lead,
+            seconds=self.job.ended - self.job.began,
+            logprobs=scores,
+            holes=filled.holes,
+            given=filled.given,
         )
 
 

@@ -51,6 +51,10 @@ class Automaton:
         self.table[self.left[self.table] == NEVER] = -1
         self.table[self.accepts, last] = end
         self.table[end] = end
+        self.list_entries()
+
+    def list_entries(self) -> None:
+        """The entries of the table, and the pairs of states that they connect."""
         self.froms, self.kinds = np.nonzero(self.table >= 0)
         self.tos = self.table[self.froms, self.kinds].astype(np.int64)
         self.pairs = np.unique(np.stack((self.froms, self.tos)), axis=1)
@@ -72,6 +76,15 @@ class Automaton:
     def shortest(self) -> int:
         """Tokens of the shortest answer."""
         return int(self.left[0])
+
+    @property
+    def far(self) -> int:
+        """More places than these to an end make no difference."""
+        return int(self.left[self.left < len(self.left)].max())
+
+    def finishes(self, room: int) -> Flags:
+        """From which states `[S]` an answer can be finished in so many places."""
+        return self.left <= room
 
     def walk(self, tokens: Sequence[int], state: int = 0) -> list[int]:
         """The states behind each token; as many as are part of an answer."""

@@ -17,11 +17,15 @@ from outpace.constraint.pattern import LONGEST, TooLarge, Unsupported
 from outpace.constraint.regular import Language
 from outpace.constraint.schema import pattern_of
 from outpace.constraint.vocabulary import Vocabulary, bytes_of
+from outpace.constraint.whole import Padded, Whole
 from outpace.decoding import Constraint
 
 Rule = tuple[str, str]
 """Which option it is (`schema`, `regex`, `choices`, `grammar`), and its text; JSON of the first
 and the third."""
+
+WHOLE = {"hole": Whole, "padded hole": Padded}
+"""Rules that are not of an answer but of a hole in it, and their automata."""
 
 MEMORY = 60_000_000
 """Entries of the tables of all automata that are kept."""
@@ -101,7 +105,8 @@ class Compiler:
         try:
             pattern = text_pattern(name, source)
             dfa = Dfa.of(pattern, marked=name == "schema")
-            automaton = Automaton(dfa, self.vocabulary(size), ends)
+            make = WHOLE.get(name, Automaton)
+            automaton = make(dfa, self.vocabulary(size), ends)
             if automaton.shortest == NEVER:
                 raise ValueError("no text of its tokens fulfils it")
             return Language(automaton)
@@ -129,7 +134,7 @@ HERE = "by methods that fill holes in any order; one that commits from left to r
 def text_pattern(name: str, source: str) -> str:
     """A rule as a regular expression."""
     match name:
-        case "regex":
+        case "regex" | "hole" | "padded hole":
             return source
         case "choices":
             return "|".join(map(literal, json.loads(source)))

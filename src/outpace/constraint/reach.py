@@ -61,7 +61,7 @@ class Reach:
     def tail(self, place: int) -> Flags:
         """States `[S]` from which an answer can be finished, given what is known from there on."""
         if place >= self.bound:
-            return self.automaton.left <= self.room - place
+            return self.automaton.finishes(self.room - place)
         while len(self.tails) < self.bound - place:
             at = self.bound - len(self.tails) - 1
             states = self.tails[-1] if self.tails else self.tail(self.bound)

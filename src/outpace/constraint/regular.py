@@ -28,7 +28,7 @@ class Masks:
         self.automaton = automaton
         self.known: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
         self.most = max(MEMORY // len(automaton.classes), 16)
-        self.far = int(automaton.left[automaton.left < len(automaton.left)].max())
+        self.far = automaton.far
 
     def banned(self, state: int, left: int) -> Tensor:
         """`bool[V]`; `left` counts the places behind this one."""
@@ -36,7 +36,7 @@ class Masks:
         found = self.known.pop(key, None)
         if found is None:
             targets = self.automaton.table[state]
-            allowed = (targets >= 0) & (self.automaton.left[targets] <= left)
+            allowed = (targets >= 0) & self.automaton.finishes(left)[targets]
             found = self.of(allowed)
             if len(self.known) >= self.most:
                 self.known.popitem(last=False)
