@@ -372,7 +372,7 @@ def test_the_command_line_is_frozen(outpace):
     """A new flag is a decision: it is added here and to the documentation."""
     assert {name: flags(outpace(name, "--help")[1]) for name in COMMANDS} == {
         "generate": SAMPLING
-        | {"--method", "--input", "--output", "--batch", "--stop", "--raw"}
+        | {"--method", "--input", "--output", "--batch", "--stop", "--raw", "--fill"}
         | {"--schema", "--regex", "--choices"}
         | {"--adapter", "--dtype", "--device", "--help"},
         "race": {

@@ -8,9 +8,21 @@ from typing import Annotated
 from typer import Argument, Option
 
 from outpace.answers import answer_file
-from outpace.cli.draw import bars, console, show_pieces, show_trace, statistics
-from outpace.cli.flags import CHOICE, LOADING, RULE, Batch, Choice, Loading, ModelName, Raw, Rule
+from outpace.cli.draw import bars, console, show_filled, show_pieces, show_trace, statistics
+from outpace.cli.flags import (
+    CHOICE,
+    LOADING,
+    RULE,
+    Batch,
+    Choice,
+    ClozeText,
+    Loading,
+    ModelName,
+    Raw,
+    Rule,
+)
 from outpace.cli.output import replaced
+from outpace.layout import cloze_of
 from outpace.methods import Method
 from outpace.options import Options
 
@@ -18,6 +30,7 @@ from outpace.options import Options
 def generate(
     model: ModelName,
     prompt: Annotated[str | None, Argument(help="What to answer.")] = None,
+    fill: ClozeText = None,
     method: Method | None = None,
     input: Annotated[Path | None, Option(help="JSON lines to answer instead.")] = None,
     output: Annotated[Path | None, Option(help="Where their answers go.")] = None,
@@ -32,7 +45,20 @@ def generate(
 
     Lines of the file are JSON with prompt or messages. Their answers are appended to the output as
     training data; given again, the same command goes on where it was stopped.
+
+    With `--fill` a text is completed: {{8}} is a hole of 8 tokens, {{..8}} of up to 8, {{8:[0-9]+}}
+    one whose text is of a regular expression. The prompt, if there is one, is what it answers.
     """
+    if fill is not None:
+        if input is not None or output is not None:
+            raise ValueError("--fill takes a text, and no --input or --output")
+        cloze = cloze_of(fill)
+        llm = loading.open(model, method)
+        options = choice.options() | rule.options() | Options(stop=stop or (), raw=raw)
+        filled = llm.fill(cloze, prompt=prompt, **options)
+        show_filled(console, cloze, filled)
+        console.print(statistics(filled), style="dim")
+        return
     if (prompt is None) == (input is None) or (input is None) != (output is None):
         raise ValueError("give a prompt, or --input and --output")
     llm = loading.open(model, method)

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from outpace.constraint.cloze import Parts
 from outpace.evaluation.report import Report
 from outpace.llm import LLM
 from outpace.output import Output
@@ -39,6 +40,18 @@ def show_pieces(console: Console, pieces: Iterable[str]) -> None:
     for step, piece in enumerate(pieces):
         console.print(Text(piece, style=colour(step)), end="")
     console.print()
+
+
+def show_filled(console: Console, cloze: Parts, output: Output) -> None:
+    """Print a text whose holes were filled, a colour each."""
+    line, holes = Text(), enumerate(output.holes or ())
+    for part in cloze:
+        if isinstance(part, str):
+            line.append(part)
+        else:
+            number, text = next(holes)
+            line.append(text, style=colour(number))
+    console.print(line)
 
 
 def statistics(output: Output) -> str:
