@@ -302,14 +302,15 @@ class LLM:
         return [outputs[number] for number in sorted(outputs)]
 
     def fill(
-        self, cloze: Parts, *, prompt: Prompt | None = None, **options: Unpack[Options]
+        self, parts: Parts, *, prompt: Prompt | None = None, **options: Unpack[Options]
     ) -> Output:
         """Fill the holes of a text, of which each token sees what stands left and right of it.
 
         The text stands alone, or is the answer to a `prompt`. Raises `ValueError` for bad input,
         and for methods that see nothing behind a hole.
         """
-        ((_, output),) = self.serve([(prompt, {**options, "cloze": cloze})])
+        options["cloze"] = parts
+        ((_, output),) = self.serve([(prompt, options)])
         return output
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:

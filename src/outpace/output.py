@@ -130,6 +130,7 @@ class Answer:
     def filled(self, layout: Layout) -> Output:
         """What became of a cloze; `DecodingError` where a hole was left."""
         request = self.job.request
+        assert request.finish_reason is not None
         if len(request) < request.limit:
             raise DecodingError(
                 f"{self.job.method!r} left the cloze open from slot {len(request)} on "
