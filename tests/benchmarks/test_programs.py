@@ -52,6 +52,7 @@ SMOKES = [
     ("dflash_curve", "--limit 2 --batch 1 2"),
     ("forward_cost", "--rounds 1 --tokens 4 --batch 2"),
     ("gpu", "--cpu-smoke"),
+    ("infilling", "--limit 1 --only tiny-wedlm"),
     ("host_time", "--rounds 1 --tokens 4 --batch 1 2"),
     ("methods", "--limit 1 --max-tokens 16"),
     ("orders", "--limit 1 --max-tokens 32 --settings half,one,factor"),
