@@ -27,7 +27,6 @@ from outpace.decoding import Decoding, Forward, Request
 from outpace.driver import Driver
 from outpace.engine.engine import Engine
 from outpace.engine.job import DecodingError
-from outpace.llm import Stream
 from outpace.methods import (
     APD,
     D2F,
@@ -42,6 +41,7 @@ from outpace.methods import (
     WeDLM,
 )
 from outpace.models.load import save_model
+from outpace.stream import Stream
 
 LIMIT = 120
 """Seconds after which threads are thought to wait for each other."""

@@ -198,6 +198,7 @@ BAD: list[tuple[Any, str]] = [
         ["a", Hole(4, regex="[0-9]")],
         "hole 1: it has 4 tokens, but its regex has texts of 1 tokens and none of 4",
     ),
+    (["a", Hole(2, regex="")], "its regex has texts of 0 tokens and none of 2"),
     (["\ud800", Hole(2)], "is not UTF-8"),
 ]
 

@@ -14,18 +14,20 @@ from source import MODULES, ROOT, modules
 FILE, METHOD, FAMILY = 350, 200, 80
 FUNCTION, MEDIAN = 60, 8
 BUDGET = {
-    "": 2150,
-    "attention": 1000,
-    "cli": 1500,
-    "constraint": 2100,
-    "decoding": 1580,
+    "": 2350,
+    "attention": 600,
+    "benchmark": 1200,
+    "cli": 2950,
+    "constraint": 2400,
+    "decoding": 1600,
     "engine": 1850,
     "evaluation": 2200,
     "load": 800,
-    "methods": 1250,
-    "models": 2300,
-    "server": 2400,
-    "training": 3050,
+    "methods": 1350,
+    "models": 2500,
+    "recipes": 50,
+    "server": 2600,
+    "training": 4000,
     "zoo": 450,
 }
 """Lines that a package may have; whoever needs more changes its line here, and says why."""

@@ -13,7 +13,7 @@ import torch
 
 from outpace.constraint.cloze import Parts
 from outpace.constraint.compiler import Compiler
-from outpace.decoding import Constraint, Kind, Processor, Request
+from outpace.decoding import Kind, Processor, Request
 from outpace.decoding.sampling import is_whole
 from outpace.driver import Driver
 from outpace.engine.cache import cache_slots
@@ -31,43 +31,10 @@ from outpace.models.load import DTYPES, load_config, load_draft, load_model, loa
 from outpace.models.transformer import Stack, Transformer
 from outpace.options import Chosen, Options, seeded
 from outpace.output import Answer, Output
+from outpace.stream import Stream
 from outpace.text import Detokenizer, Prompt, Text, as_many
 
 DEFAULT_MAX_TOKENS = 256
-
-
-class Stream(Iterator[str]):
-    """Pieces of one answer, one for each forward that committed text; then `output` is set.
-
-    Closing it, or leaving it to the garbage collector, cancels the request.
-    """
-
-    def __init__(self, driver: Driver, answer: Answer) -> None:
-        self.driver = driver
-        self.answer = answer
-        self.output: Output | None = None
-
-    def __next__(self) -> str:
-        """The next piece; raises what the method raised."""
-        while self.output is None:
-            over = self.answer.job.over  # read first: the last piece comes before it
-            if self.answer.pieces:
-                if text := self.answer.pieces.popleft().text:
-                    return text
-            elif over:
-                self.output = self.answer.output()
-            else:
-                self.driver.step()
-        raise StopIteration
-
-    def close(self) -> None:
-        """Cancel what is left of the request."""
-        self.driver.cancel(self.answer.job)
-
-    def __del__(self) -> None:
-        # The collector may run in any thread, also in the one that drives.
-        if self.output is None:
-            self.driver.drop(self.answer.job)
 
 
 class LLM:
@@ -238,12 +205,9 @@ class LLM:
 
         ends = chosen.ends(self.eos, pairing.vocab)
         processors: list[Processor] = [*chosen.processors(method, len(ids), ends, pairing.vocab)]
-        constraint: Constraint | None
         if layout is None:
             slots = range(len(ids), len(ids) + int(max_tokens))
-            constraint = chosen.constraint(
-                self.compiler, method, slots, ends, pairing.vocab, wait=wait
-            )
+            constraint = chosen.constraint(self.compiler, method, slots, ends, pairing.vocab, wait)
         else:
             constraint = layout.constraint(self.compiler, method.sequential, pairing.vocab)
         if constraint is not None:
@@ -353,8 +317,7 @@ class LLM:
         The text stands alone, or is the answer to a `prompt`. Raises `ValueError` for bad input,
         and for methods that see nothing behind a hole.
         """
-        options["cloze"] = parts
-        ((_, output),) = self.serve([(prompt, options)])
+        ((_, output),) = self.serve([(prompt, {**options, "cloze": parts})])
         return output
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:

@@ -196,7 +196,6 @@ class Chosen:
         slots: range,
         ends: frozenset[int],
         vocab: int,
-        *,
         wait: bool,
     ) -> Constraint | None:
         """What an answer of some slots that `ends` so must be, if it is constrained.

@@ -17,7 +17,7 @@ from outpace.cli.flags import Loading
 from outpace.cli.main import main
 from outpace.methods import METHODS
 from outpace.methods.options import options_of
-from outpace.models.load import ZOO
+from outpace.models.load import VOCABULARY, ZOO
 
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
 
@@ -521,6 +521,7 @@ def test_a_template_has_its_variables(outpace, tmp_path):
     """Truth values, numbers and text; a system prompt stands in front."""
     folder = tmp_path / "model"
     shutil.copytree(ZOO / "tiny-aux", folder)
+    shutil.copytree(VOCABULARY, folder, dirs_exist_ok=True)
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"
         "{% if flag is false %}{{ number + 1 }}{{ name }}{% endif %}"
@@ -623,7 +624,7 @@ def test_the_command_line_is_frozen(outpace):
         "tune": SAMPLING
         | {"--method", "--max-loss", "--against", "--by", "--trials", "--limit", "--batch"}
         | {"--task", "--protocol", "--data", "--shots", "--num-shots", "--samples", "--png"}
-        | {"--json"}
+        | {"--json", "--judge"}
         | LOADING,
         "reproduce": {
             *("--scale", "--out", "--data", "--shots", "--limit", "--rounds"),

@@ -252,6 +252,22 @@ def test_tokens_that_are_not_the_cloze_are_not_committed() -> None:
     assert request.finish_reason == "stop"
 
 
+@pytest.mark.parametrize("case", cases(80, seed=6), ids=str)
+def test_tokens_that_must_come_next_are_in_all_contents_of_the_hole(case: Case) -> None:
+    """That a text ends in, without padding; behind the last hole nothing is forced."""
+    pattern, padded, canvas = case
+    made = cloze((pattern, padded, [HOLE] * len(canvas)), both=False)
+    whole = contents(pattern, padded, len(canvas))
+    for filling in whole[:3]:
+        for known in range(len(canvas)):
+            behind = {each[known:] for each in whole if each[:known] == filling[:known]}
+            forced = tuple(made.forced([0] * BEGIN + list(filling[:known])))
+            assert all(each[: len(forced)] == forced for each in behind) and EOS not in forced
+            alone = {each[0] for each in behind}
+            assert forced or len(alone) > 1 or alone == {EOS} or known == len(canvas) - 1
+    assert made.forced([0] * (BEGIN + len(canvas) + 1)) == []
+
+
 def test_a_hole_that_is_too_long_for_its_regex_is_refused() -> None:
     """Before all of its places are looked at."""
     with pytest.raises(TooLarge, match="too large for 1000000000 tokens"):

@@ -25,10 +25,11 @@ from outpace.cli.flags import (
 from outpace.cli.options import parse_words
 from outpace.cli.terminal import errors
 from outpace.engine.job import DecodingError
-from outpace.llm import LLM, Stream
+from outpace.llm import LLM
 from outpace.methods import METHODS, Method
 from outpace.options import Options
 from outpace.output import Output
+from outpace.stream import Stream
 from outpace.text import Message
 
 HELP = """\
