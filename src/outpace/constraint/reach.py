@@ -81,6 +81,7 @@ class Sets:
 
     def __init__(self, automaton: Automaton) -> None:
         self.automaton = automaton
+        self.far = automaton.far
         self.forget()
 
     def forget(self) -> None:
@@ -112,7 +113,7 @@ class Sets:
 
     def within(self, left: int) -> States:
         """States from which an answer can be finished with so many tokens."""
-        left = min(left, self.automaton.far)
+        left = min(left, self.far)
         if left not in self.near:
             self.near[left] = self.of(self.automaton.finishes(left))
         return self.near[left]
