@@ -67,7 +67,7 @@ def only_value_errors(call: Callable[[Any], object]) -> int:
 OPTIONS = ["method", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "raw"]
 OPTIONS += ["logprobs", "min_p", "stop_ids", "ignore_eos", "min_tokens", "presence_penalty"]
 OPTIONS += ["frequency_penalty", "repetition_penalty", "logit_bias", "template"]
-OPTIONS += ["schema", "regex", "choices", "grammar"]
+OPTIONS += ["schema", "regex", "choices", "grammar", "cloze"]
 
 
 @pytest.mark.parametrize("entry", ["generate", "stream", "submit", "serve"])

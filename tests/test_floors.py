@@ -9,8 +9,10 @@ import pytest
 from source import MODULES
 
 SHARED = {"version", "provenance"}
-BELOW_OUTPUT = {"attention", "decoding", "engine", "methods", "models", "text"}
-BELOW_LLM = {"constraint", "driver", "options", "output", *BELOW_OUTPUT}
+BELOW_OUTPUT = {
+    *("attention", "constraint", "decoding", "engine", "layout", "methods", "models", "text"),
+}
+BELOW_LLM = {"driver", "options", "output", *BELOW_OUTPUT}
 
 FLOORS: dict[str, set[str]] = {
     "attention": {"models"},
@@ -29,6 +31,7 @@ FLOORS: dict[str, set[str]] = {
         *("attention", "decoding", "evaluation", "llm", "models", "recipes", "zoo"),
         *SHARED,
     },
+    "layout": {"constraint", "text"},
     "driver": {"engine"},
     "options": {"constraint", "decoding", "methods"},
     "display": set(),
@@ -37,7 +40,7 @@ FLOORS: dict[str, set[str]] = {
     "llm": {"stream", *BELOW_LLM},
     "worker": set(),
     "async_llm": {"constraint", "decoding", "engine", "llm", "options", "output", "text", "worker"},
-    "__init__": {"async_llm", "llm", "output", "version"},
+    "__init__": {"async_llm", "constraint", "llm", "output", "version"},
     "trace": {"decoding", "output"},
     "answers": {"jsonl", "llm", "options", "output", "text"},
     "evaluation": {"answers", "jsonl", "llm", "zoo", *BELOW_LLM, *SHARED},

@@ -8,14 +8,20 @@ import typing
 
 from outpace.version import __version__
 
-__all__ = ["LLM", "AsyncLLM", "Output", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "Hole", "Output", "__version__"]
 
 if typing.TYPE_CHECKING:
     from outpace.async_llm import AsyncLLM
+    from outpace.constraint.cloze import Hole
     from outpace.llm import LLM
     from outpace.output import Output
 else:
-    _HOMES = {"AsyncLLM": "async_llm", "LLM": "llm", "Output": "output"}
+    _HOMES = {
+        "AsyncLLM": "async_llm",
+        "Hole": "constraint.cloze",
+        "LLM": "llm",
+        "Output": "output",
+    }
 
     def __getattr__(name: str) -> object:
         """A name that was not used yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
@@ -10,14 +11,16 @@ from typing import Unpack, overload
 
 import torch
 
+from outpace.constraint.cloze import Parts
 from outpace.constraint.compiler import Compiler
-from outpace.decoding import Constraint, Kind, Processor, Request
+from outpace.decoding import Kind, Processor, Request
 from outpace.decoding.sampling import is_whole
 from outpace.driver import Driver
 from outpace.engine.cache import cache_slots
 from outpace.engine.engine import Engine
 from outpace.engine.pairing import Pairing, check_kinds
 from outpace.engine.runner import Runner
+from outpace.layout import Layout
 from outpace.methods import METHODS, Method
 from outpace.methods.method import check_type
 from outpace.methods.options import Named, method_of
@@ -174,7 +177,7 @@ class LLM:
 
     def prepare(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None,
         *,
         streams: bool = False,
         told: Callable[[], None] | None = None,
@@ -183,18 +186,18 @@ class LLM:
     ) -> Answer:
         """A request that is ready to be submitted. Raises `ValueError` for bad input.
 
-        `streams` and `told` are those of an `Answer`. Unless it shall `wait`, a constraint that was
-        not read yet is an `Unread`.
+        `streams` and `told` are those of an `Answer`. Only a cloze needs no prompt. Unless it shall
+        `wait`, a constraint of a whole answer that was not read yet is an `Unread`.
         """
         chosen = Chosen.of(options)
-        ids = self.text.encode(prompt, raw=chosen.raw, template=chosen.template)
         method = self.method if chosen.method is None else chosen.method
+        ids, layout = self.laid_out(prompt, chosen, method)
         pairing = self.pair(method)
-        max_tokens = chosen.max_tokens
+        max_tokens = chosen.max_tokens if layout is None else layout.size
         if max_tokens is None:
             length = min(runner.config.max_length for runner in pairing.runners.values())
             max_tokens = max(min(DEFAULT_MAX_TOKENS, length - method.slots(len(ids), 0)), 1)
-        answer = Answer(Detokenizer(self.text, chosen.stop), streams, told)
+        answer = Answer(Detokenizer(self.text, chosen.stop), streams, told, layout)
 
         def listen(request: Request) -> None:
             if answer.push(request):
@@ -202,17 +205,12 @@ class LLM:
 
         ends = chosen.ends(self.eos, pairing.vocab)
         processors: list[Processor] = [*chosen.processors(method, len(ids), ends, pairing.vocab)]
-        constraint: Constraint | None = None
-        if rule := chosen.rule:
-            constraint = self.compiler.constraint(
-                rule,
-                sequential=method.sequential,
-                begin=len(ids),
-                limit=len(ids) + int(max_tokens),
-                size=pairing.vocab,
-                ends=ends,
-                wait=wait,
-            )
+        if layout is None:
+            slots = range(len(ids), len(ids) + int(max_tokens))
+            constraint = chosen.constraint(self.compiler, method, slots, ends, pairing.vocab, wait)
+        else:
+            constraint = layout.constraint(self.compiler, method.sequential, pairing.vocab)
+        if constraint is not None:
             processors.append(constraint)
         answer.job = self.engine.job(
             method,
@@ -220,22 +218,35 @@ class LLM:
             pairing=pairing,
             max_tokens=int(max_tokens),
             sampling=chosen.sampling(self.usual(method)),
-            eos=ends,
+            eos=ends if layout is None else frozenset(),
             logprobs=chosen.logprobs,
             processors=tuple(processors),
             constraint=constraint,
+            given=None if layout is None else layout.given,
             listener=listen,
         )
         return answer
 
-    def submit(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
+    def laid_out(
+        self, prompt: Prompt | None, chosen: Chosen, method: Method
+    ) -> tuple[list[int], Layout | None]:
+        """Tokens in front of what is to be decoded; of a cloze, where all of it stands."""
+        encode = partial(self.text.encode, raw=chosen.raw, template=chosen.template)
+        if chosen.cloze is None:
+            return encode(prompt), None
+        chosen.check_sight(method)
+        front = None if prompt is None else encode(prompt)
+        layout = Layout.of(chosen.cloze, self.text, front, self.eos)
+        return layout.prompt, layout
+
+    def submit(self, prompt: Prompt | None, **options: Unpack[Options]) -> Answer:
         """Queue a prompt; `driver.step()` moves it on. Raises `ValueError` for bad input."""
         answer = self.prepare(prompt, **options)
         self.driver.submit(answer.job)
         return answer
 
     def serve(
-        self, requests: Iterable[tuple[Prompt, Options]], *, batch: int | None = None
+        self, requests: Iterable[tuple[Prompt | None, Options]], *, batch: int | None = None
     ) -> Iterator[tuple[int, Output]]:
         """Answer requests, `batch` of them at a time, and give each with its number as it ends.
 
@@ -247,7 +258,7 @@ class LLM:
         return self.answers(requests, batch)
 
     def answers(
-        self, requests: Iterable[tuple[Prompt, Options]], batch: int | None
+        self, requests: Iterable[tuple[Prompt | None, Options]], batch: int | None
     ) -> Iterator[tuple[int, Output]]:
         """The one loop that drives the engine for many requests."""
         waiting: dict[int, Answer] = {}
@@ -297,6 +308,17 @@ class LLM:
         if n is None:
             return outputs
         return [outputs[begin : begin + n] for begin in range(0, len(outputs), n)]
+
+    def fill(
+        self, parts: Parts, *, prompt: Prompt | None = None, **options: Unpack[Options]
+    ) -> Output:
+        """Fill the holes of a text, of which each token sees what stands left and right of it.
+
+        The text stands alone, or is the answer to a `prompt`. Raises `ValueError` for bad input,
+        and for methods that see nothing behind a hole.
+        """
+        ((_, output),) = self.serve([(prompt, {**options, "cloze": parts})])
+        return output
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Answer one prompt piece by piece, a piece for each forward that brought text."""

@@ -10,11 +10,12 @@ from typing import Any, TypedDict, cast
 from numpy import ndarray
 from torch import Tensor
 
-from outpace.constraint.compiler import Rule, rule_of
-from outpace.decoding import Processor, Sampling
+from outpace.constraint.cloze import Parts, checked_cloze
+from outpace.constraint.compiler import Compiler, Rule, rule_of
+from outpace.decoding import CAUSAL_KINDS, Constraint, Processor, Sampling
 from outpace.decoding.processor import Bias, NotBefore, Penalties
 from outpace.decoding.sampling import is_number, is_whole
-from outpace.methods import Method
+from outpace.methods import METHODS, Method
 from outpace.methods.method import check_type
 from outpace.methods.options import Named, method_of
 
@@ -42,7 +43,8 @@ class Options(TypedDict, total=False):
     that template, such as `enable_thinking`. `logprobs` asks for the log-probability of each token.
 
     One of `schema` (a JSON schema or a pydantic model), `regex`, `choices` (strings) and `grammar`
-    (Lark) says what the answer must be as a whole; see docs/constraints.md.
+    (Lark) says what the answer must be as a whole; see docs/constraints.md. `cloze` (text and
+    `Hole`s) is an answer of which only the holes are left to fill; see docs/fill.md.
     """
 
     method: Named | None
@@ -67,6 +69,7 @@ class Options(TypedDict, total=False):
     regex: str | None
     choices: Sequence[str] | None
     grammar: str | None
+    cloze: Parts | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +98,7 @@ class Chosen:
     regex: str | None = None
     choices: Sequence[str] | None = None
     grammar: str | None = None
+    cloze: Parts | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Chosen:
@@ -135,11 +139,18 @@ class Chosen:
 
     def check_rule(self) -> None:
         """Raise `ValueError` for options that would cut a constrained answer, or prolong it."""
-        if self.rule is None:
+        rule = self.rule
+        what = rule[0] if rule else None
+        names: tuple[str, ...] = ("stop", "ignore_eos", "min_tokens")
+        if self.cloze is not None:
+            checked_cloze(self.cloze)
+            what = "cloze"
+            names += ("stop_ids", "max_tokens", "schema", "regex", "choices", "grammar")
+        if what is None:
             return
-        for name in ("stop", "ignore_eos", "min_tokens"):
+        for name in names:
             if getattr(self, name) not in (None, (), [], False, 0):
-                raise ValueError(f"{name} would break the {self.rule[0]} of an answer: give one")
+                raise ValueError(f"{name} would break the {what} of an answer: give one")
 
     def sampling(self, usual: Mapping[str, float]) -> Sampling:
         """How tokens are drawn; what is not chosen is as `usual`."""
@@ -177,6 +188,41 @@ class Chosen:
             yield Bias({int(token): float(bias) for token, bias in self.logit_bias.items()})
         if self.min_tokens and ends:
             yield NotBefore(ends, begin + self.min_tokens)
+
+    def constraint(
+        self,
+        compiler: Compiler,
+        method: Method,
+        slots: range,
+        ends: frozenset[int],
+        vocab: int,
+        wait: bool,
+    ) -> Constraint | None:
+        """What an answer of some slots that `ends` so must be, if it is constrained.
+
+        Raises as `compiler` does: `ValueError` where there is no such answer, and unless it shall
+        `wait`, `Unread`.
+        """
+        if self.rule is None:
+            return None
+        return compiler.constraint(
+            self.rule,
+            sequential=method.sequential,
+            begin=slots.start,
+            limit=slots.stop,
+            size=vocab,
+            ends=ends,
+            wait=wait,
+        )
+
+    def check_sight(self, method: Method) -> None:
+        """Raise `ValueError` for a cloze where a method sees nothing behind a hole."""
+        if not method.sees_ahead:
+            able = (kind.__name__ for kind in METHODS.values() if kind.decodes != CAUSAL_KINDS)
+            raise ValueError(
+                f"{method!r} sees nothing behind a hole and cannot fill a cloze; "
+                f"these do, unverified: {', '.join(able)}"
+            )
 
     def check_order(self, method: Method) -> None:
         """Raise `ValueError` for penalties of a method that fills holes in any order."""

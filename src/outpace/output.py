@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from outpace.decoding import Request, Step
 from outpace.decoding.request import FinishReason
 from outpace.display import coloured
-from outpace.engine.job import Job
+from outpace.engine.job import DecodingError, Job
+from outpace.layout import Layout
 from outpace.text import Detokenizer, Text
 
 
@@ -28,7 +29,10 @@ class Output:
         seconds: from the first forward to the last.
         logprobs: where they were asked for, the log-probability of each token, under the model's
             own distribution (temperature 1) in the forward that chose it.
-        speech: what its tokens say; None where nobody knows, as in a copy from another process.
+        speech: what its tokens say; None where nobody knows, as in a copy from another process,
+            and for a cloze.
+        holes: the text of each hole of a cloze, which `text` and `ids` have whole.
+        given: tokens of `ids` that nobody had to choose.
 
     A notebook shows it coloured by forward, with its figures.
     """
@@ -41,6 +45,8 @@ class Output:
     seconds: float
     logprobs: list[float] | None = None
     speech: Text | None = field(default=None, repr=False, compare=False)
+    holes: tuple[str, ...] | None = None
+    given: int = 0
 
     @property
     def forwards(self) -> int:
@@ -49,13 +55,13 @@ class Output:
 
     @property
     def tokens_per_forward(self) -> float:
-        """Output tokens for each forward pass of the target model."""
-        return len(self.ids) / self.forwards if self.forwards else 0.0
+        """Chosen tokens for each forward pass of the target model."""
+        return (len(self.ids) - self.given) / self.forwards if self.forwards else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Output tokens for each second that the request ran."""
-        return len(self.ids) / self.seconds if self.seconds else 0.0
+        """Chosen tokens for each second that the request ran."""
+        return (len(self.ids) - self.given) / self.seconds if self.seconds else 0.0
 
     @property
     def figures(self) -> str:
@@ -116,11 +122,13 @@ class Answer:
 
     Text is decoded by the thread that drives. Another one may take `pieces`, which there are where
     somebody `streams`, and the `output` once the job is over. `told` is called when tokens came.
+    `layout` is that of a cloze.
     """
 
     detokenizer: Detokenizer
     streams: bool = False
     told: Callable[[], None] | None = None
+    layout: Layout | None = None
     pieces: deque[Piece] = field(default_factory=deque)
     job: Job = field(init=False)
 
@@ -148,6 +156,8 @@ class Answer:
             raise self.job.error
         request, detokenizer = self.job.request, self.detokenizer
         assert request.finish_reason is not None
+        if self.layout is not None:
+            return self.filled(self.layout)
         self.push(request)
         detokenizer.take(final=True)
         return Output(
@@ -159,6 +169,32 @@ class Answer:
             seconds=self.job.ended - self.job.began,
             logprobs=request.scores[: len(detokenizer.ids)] if request.logprobs else None,
             speech=detokenizer.speech,
+        )
+
+    def filled(self, layout: Layout) -> Output:
+        """What became of a cloze; `DecodingError` where a hole was left."""
+        request = self.job.request
+        assert request.finish_reason is not None
+        if len(request) < request.limit:
+            raise DecodingError(
+                f"{self.job.method!r} left the cloze open from slot {len(request)} on "
+                f"({request.finish_reason})"
+            )
+        filled, tokens = layout.read(request.tokens), request.tokens
+        lead = len(request.prompt) - layout.lead
+        scores = None
+        if request.logprobs:
+            scores = [0.0] * layout.lead + [request.scores[place] for place in filled.kept]
+        return Output(
+            text=filled.text,
+            ids=request.prompt[lead:] + [tokens[place] for place in filled.kept],
+            finish_reason=request.finish_reason,
+            steps=request.trace,
+            prompt_tokens=lead,
+            seconds=self.job.ended - self.job.began,
+            logprobs=scores,
+            holes=filled.holes,
+            given=filled.given,
         )
 
 

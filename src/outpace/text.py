@@ -56,7 +56,7 @@ class Text:
         return frozenset((self.tokenizer.eos_token_id,))
 
     def encode(
-        self, prompt: Prompt, *, raw: bool = False, template: Mapping[str, Any] | None = None
+        self, prompt: Prompt | None, *, raw: bool = False, template: Mapping[str, Any] | None = None
     ) -> list[int]:
         """Token ids of a prompt; a string is a user's message unless `raw`.
 

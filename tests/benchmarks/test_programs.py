@@ -49,6 +49,7 @@ SMOKES = [
     ("forward_cost", "--rounds 1 --tokens 4 --batch 2"),
     ("cpu", "--rounds 1 --shapes tiny --counts 1 --sides outpace transformers"),
     ("gpu", "--cpu-smoke"),
+    ("infilling", "--limit 1 --only tiny-wedlm"),
     ("host_time", "--rounds 1 --tokens 4 --batch 1 2"),
     ("methods", "--limit 1 --max-tokens 16"),
     ("quality", "--limit 2 --mixed 12 --max-tokens 12"),

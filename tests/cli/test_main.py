@@ -63,6 +63,18 @@ def test_generate_takes_what_the_answer_must_be(outpace, tmp_path):
         assert status == 0 and out[0] in known and out[1] == "\n"
 
 
+def test_generate_fills_the_holes_of_a_text(outpace):
+    """Alone, or as the answer to a prompt."""
+    for prompt in ((), (STORY,)):
+        args = ("generate", "tiny-dream", *prompt, "--fill", "Tom has {{2}} or {{..9:[0-9]+}}.")
+        status, out, _ = outpace(*args)
+        assert status == 0 and re.match(r"(?s)Tom has .* or [0-9]+\.\n", out)
+    status, _, err = outpace("generate", "tiny-dream", "--fill", "Tom has {{two}}")
+    assert status == 2 and "'{{two}}' is no hole: write {{8}}, {{..8}} or {{8:regex}}" in err
+    status, _, err = outpace("generate", "tiny-ar", "--fill", "Tom has {{2}}")
+    assert status == 2 and "Autoregressive() sees nothing behind a hole" in err
+
+
 def test_same_seed_same_text(outpace):
     args = ("generate", "tiny-dream", STORY, "--max-tokens", "24", "--temperature", "4")
     texts = [outpace(*args, "--seed", s)[1].partition("24 tokens")[0] for s in ("1", "1", "2")]
@@ -593,7 +605,7 @@ def test_the_command_line_is_frozen(outpace):
         "generate": SAMPLING
         | ENDING
         | DRESSING
-        | {"--method", "--input", "--output", "--batch", "--raw", "--n", "--logprobs"}
+        | {"--method", "--input", "--output", "--batch", "--raw", "--n", "--logprobs", "--fill"}
         | {"--schema", "--regex", "--choices"}
         | LOADING,
         "chat": SAMPLING | ENDING | DRESSING | {"--method"} | LOADING,

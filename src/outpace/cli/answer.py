@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from outpace.answers import answer_file
-from outpace.cli.draw import bars, console, show_pieces, show_trace, statistics
+from outpace.cli.draw import bars, console, show_filled, show_pieces, show_trace, statistics
 from outpace.cli.flags import (
     CHOICE,
     DRESSING,
@@ -18,6 +18,7 @@ from outpace.cli.flags import (
     RULE,
     Batch,
     Choice,
+    ClozeText,
     Dressing,
     Ending,
     Loading,
@@ -28,6 +29,7 @@ from outpace.cli.flags import (
 )
 from outpace.cli.output import replaced
 from outpace.cli.terminal import piped, waiting
+from outpace.layout import cloze_of
 from outpace.llm import LLM
 from outpace.methods import Method
 from outpace.options import Options
@@ -38,6 +40,7 @@ from outpace.text import Prompt
 def generate(
     model: ModelName,
     prompt: Annotated[str | None, Argument(help="What to answer; - for standard input.")] = None,
+    fill: ClozeText = None,
     method: Method | None = None,
     input: Annotated[Path | None, Option(help="JSON lines to answer instead.")] = None,
     output: Annotated[Path | None, Option(help="Where their answers go.")] = None,
@@ -57,19 +60,33 @@ def generate(
 
     Lines of the file are JSON with prompt or messages. Their answers are appended to the output as
     training data; given again, the same command goes on where it was stopped.
+
+    With `--fill` a text is completed: {{8}} is a hole of 8 tokens, {{..8}} of up to 8, {{8:[0-9]+}}
+    one whose text is of a regular expression. The prompt, if there is one, is what it answers.
     """
-    if (prompt is None) == (input is None) or (input is None) != (output is None):
+    if fill is not None and (input is not None or output is not None or n != 1):
+        raise ValueError("--fill takes a text, and no --input, --output or --n")
+    asked = prompt is not None or fill is not None
+    if asked == (input is not None) or (input is None) != (output is None):
         raise ValueError("give a prompt, or --input and --output")
     if input is not None and (n != 1 or logprobs or dressing.system is not None):
         raise ValueError("--n, --logprobs and --system go with a prompt, not with --input")
     if n < 1:
         raise ValueError(f"--n must be at least 1, not {n}")
+    if prompt is None and dressing.system is not None:
+        raise ValueError("--system goes with a prompt")
     text = None if prompt is None else typed(prompt)
+    cloze = None if fill is None else cloze_of(fill)
     options = choice.options() | ending.options() | dressing.options() | rule.options()
     llm = loading.open(model, method)
     options |= Options(raw=raw, logprobs=logprobs)
-    if text is not None:
-        show_answers(llm, dressing.prompt(llm, text, raw=raw), n, options)
+    question = None if text is None else dressing.prompt(llm, text, raw=raw)
+    if cloze is not None:
+        filled = llm.fill(cloze, prompt=question, **options)
+        show_filled(console, cloze, filled)
+        show_figures(llm, filled)
+    elif question is not None:
+        show_answers(llm, question, n, options)
     elif input is not None and output is not None:
         answer_lines(llm, input, output, batch, options)
 

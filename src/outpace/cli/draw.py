@@ -11,6 +11,7 @@ from rich.text import Text
 
 from outpace.cli.terminal import bars as bars
 from outpace.cli.terminal import console as console
+from outpace.constraint.cloze import Parts
 from outpace.evaluation.report import Report
 from outpace.llm import LLM
 from outpace.output import Output
@@ -36,6 +37,18 @@ def show_pieces(console: Console, pieces: Iterable[str]) -> None:
     for piece in coloured(pieces):
         console.print(piece, end="", soft_wrap=True)
     console.print()
+
+
+def show_filled(console: Console, cloze: Parts, output: Output) -> None:
+    """Print a text whose holes were filled, a colour each."""
+    line, holes = Text(), enumerate(output.holes or ())
+    for part in cloze:
+        if isinstance(part, str):
+            line.append(part)
+        else:
+            number, text = next(holes)
+            line.append(text, style=colour(number))
+    console.print(line, soft_wrap=True)
 
 
 def statistics(output: Output) -> str:

@@ -88,6 +88,8 @@ SchemaPath = Annotated[Path | None, Option(help="JSON schema that the answer ful
 Regex = Annotated[str | None, Option(help="Regular expression of the whole answer.")]
 Choices = Annotated[list[str] | None, Option(help="One of these is the answer; give several.")]
 
+ClozeText = Annotated[str | None, Option("--fill", help="Text with holes: {{8}}, {{..8}}.")]
+
 SMALL = 20_000_000
 """Parameters below which one thread is fastest, since more only wait for each other."""
 

@@ -59,13 +59,17 @@ class Automaton:
         for tokens, froms, tos in moves:
             self.table[froms[:, None], self.classes[tokens[examples[tokens]]]] = tos[:, None]
         self.table[self.left[self.table] == NEVER] = -1
-        self.table[self.accepts, last] = end
-        self.table[end] = end
+        self.pad()
         self.order = self.classes.argsort(kind="stable")
         self.bounds = self.classes[self.order].searchsorted(np.arange(last + 2))
         self.some = np.flatnonzero(np.diff(self.bounds))
         self.pairs, self.bundles, self.members, self.inside = bundled(self.table)
         self.own = Spans(self.pairs[0], end + 1)
+
+    def pad(self) -> None:
+        """Let end-of-sequence follow whole texts, and anything follow that."""
+        self.table[self.accepts, -1] = self.end
+        self.table[self.end] = self.end
 
     @property
     def end(self) -> int:
@@ -76,6 +80,15 @@ class Automaton:
     def shortest(self) -> int:
         """Tokens of the shortest answer."""
         return int(self.left[0])
+
+    @property
+    def far(self) -> int:
+        """More places than these to an end make no difference."""
+        return int(self.left[self.left < NEVER].max())
+
+    def finishes(self, room: int) -> Flags:
+        """From which states `[S]` an answer can be finished in so many places."""
+        return self.left <= room
 
     def walk(self, tokens: Sequence[int], state: int = 0) -> list[int]:
         """The states behind each token; as many as are part of an answer."""

@@ -18,6 +18,7 @@ from outpace.constraint.pattern import LONGEST, TooLarge, Unsupported
 from outpace.constraint.regular import Language
 from outpace.constraint.schema import pattern_of
 from outpace.constraint.vocabulary import Vocabulary, bytes_of
+from outpace.constraint.whole import Padded, Whole
 from outpace.decoding import Constraint
 
 Rule = tuple[str, str]
@@ -29,6 +30,9 @@ DIGITS = 40
 
 DEEPEST = 100
 """Lists and mappings of a schema within one another."""
+
+WHOLE = {"hole": Whole, "padded hole": Padded}
+"""Rules that are not of an answer but of a hole in it, and their automata."""
 
 MEMORY = 60_000_000
 """Entries of the tables of all automata that are kept."""
@@ -92,6 +96,8 @@ class Compiler:
             try:
                 found = self.found(key) or self.compiled(rule, sequential, size, ends)
             except ValueError as error:
+                if rule[0] in WHOLE:
+                    raise  # its cloze says which hole it is
                 raise ValueError(f"{rule[0]}: {error}") from error
             with self.lock:
                 self.known[key] = found
@@ -125,7 +131,8 @@ class Compiler:
         if name == "grammar":
             return Grammar.of(name, source, self.tokenizer, size, ends)
         try:
-            automaton = Automaton(bytewise(name, source), self.vocabulary(size), ends)
+            make = WHOLE.get(name, Automaton)
+            automaton = make(bytewise(name, source), self.vocabulary(size), ends)
             if automaton.shortest == NEVER:
                 raise ValueError("no text of its tokens fulfils it")
             return Language(automaton)
@@ -161,7 +168,7 @@ HERE = "by methods that fill holes in any order; one that commits from left to r
 def bytewise(name: str, source: str) -> Dfa:
     """A rule as an automaton over bytes."""
     match name:
-        case "regex":
+        case "regex" | "hole" | "padded hole":
             return Dfa.of(source)
         case "choices":
             return Dfa.among(json.loads(source))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.constraint.automaton import HOLE, NEVER, Automaton
+from outpace.constraint.automaton import HOLE, Automaton
 from outpace.constraint.dfa import Flags
 from outpace.constraint.vocabulary import Ids
 
@@ -81,7 +81,7 @@ class Sets:
 
     def __init__(self, automaton: Automaton) -> None:
         self.automaton = automaton
-        self.far = int(automaton.left[automaton.left < NEVER].max())
+        self.far = automaton.far
         self.forget()
 
     def forget(self) -> None:
@@ -115,7 +115,7 @@ class Sets:
         """States from which an answer can be finished with so many tokens."""
         left = min(left, self.far)
         if left not in self.near:
-            self.near[left] = self.of(self.automaton.left <= left)
+            self.near[left] = self.of(self.automaton.finishes(left))
         return self.near[left]
 
     def after(self, states: States, kind: int) -> States:

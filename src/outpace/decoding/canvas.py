@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from outpace.decoding.forward import IntArray, Prediction
 from outpace.decoding.request import Request
@@ -15,18 +15,22 @@ class Canvas:
     Attributes:
         ids: what a model is fed: a token, or the mask where there is a hole.
         holes: slots of the holes, in order. A mask token in a prompt is a token, not a hole.
+        given: tokens of slots that become no holes when they are appended.
     """
 
-    def __init__(self, ids: Iterable[int], mask_id: int) -> None:
+    def __init__(
+        self, ids: Iterable[int], mask_id: int, given: Mapping[int, int] | None = None
+    ) -> None:
         self.ids = list(ids)
         self.mask_id = mask_id
         self.holes: list[int] = []
+        self.given = given or {}
         self.logprobs = [0.0] * len(self.ids)
 
     @classmethod
     def of(cls, request: Request) -> Canvas:
         """What a request has so far, without holes; the request shows what becomes of it."""
-        canvas = cls(request.ids, request.target.mask_id)
+        canvas = cls(request.ids, request.target.mask_id, request.given)
         request.canvas = canvas.ids
         return canvas
 
@@ -39,9 +43,10 @@ class Canvas:
         return self.holes[0] if self.holes else len(self.ids)
 
     def extend(self, count: int) -> None:
-        """Append holes."""
-        self.holes.extend(range(len(self.ids), len(self.ids) + count))
-        self.ids.extend([self.mask_id] * count)
+        """Append slots: holes, but for tokens that are given."""
+        slots = range(len(self.ids), len(self.ids) + count)
+        self.holes.extend(slot for slot in slots if slot not in self.given)
+        self.ids.extend(self.given.get(slot, self.mask_id) for slot in slots)
         self.logprobs.extend([0.0] * count)
 
     def take(
@@ -76,11 +81,14 @@ class Canvas:
         """Commit what stands before the first hole; False once the request has ended.
 
         `slots` are those filled last. Where one of them ended the answer, what lies behind it is
-        dropped: it can be part of no output.
+        dropped: it can be part of no output. Where the canvas ends, given tokens are appended.
         """
         if ends := [slot for slot in slots if self.ids[slot] in request.eos]:
             self.cut(min(ends) + 1)
-        return self.commit(request)
+        alive = self.commit(request)
+        if given := request.ids[len(self) :]:
+            self.extend(len(given))
+        return alive
 
     def commit(self, request: Request, end: int | None = None) -> bool:
         """Commit the tokens below slot `end`, which is that of the first hole by default.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Literal
@@ -53,6 +53,7 @@ class Request:
         canvas: what a method that fills out of order has so far, slot by slot, for those who watch;
             holes are the mask.
         constraint: what the answer must be as a whole.
+        given: tokens that stand in slots of the answer from the beginning.
         pace: what requests of the same method share.
         finish_reason: why it has ended; None while it goes on.
         ids: prompt and committed tokens.
@@ -67,6 +68,7 @@ class Request:
     processors: tuple[Processor, ...] = ()
     canvas: Sequence[int] = ()
     constraint: Constraint | None = None
+    given: Mapping[int, int] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     finish_reason: FinishReason | None = None
     trace: list[Step] = field(default_factory=list)
@@ -89,11 +91,20 @@ class Request:
         """Committed output, without prompt and end-of-sequence."""
         return self.ids[len(self.prompt) :]
 
+    def ahead(self, end: int) -> list[int]:
+        """What is shown from the first slot that is not committed up to slot `end`.
+
+        Masks, and tokens that are given.
+        """
+        slots = range(len(self.ids), end)
+        return [self.given.get(slot, self.target.mask_id) for slot in slots]
+
     def commit(self, tokens: Iterable[int], logprobs: Iterable[float] | None = None) -> bool:
         """Make tokens output, up to an end-of-sequence or the limit; False once it has ended.
 
-        `logprobs` has an entry for each token, and may have more. Raises `ValueError` for tokens
-        that are no part of an answer as it is constrained.
+        Tokens that are given behind them become output as well. `logprobs` has an entry for each
+        token, and may have more. Raises `ValueError` for tokens that are no part of an answer as it
+        is constrained.
         """
         scores = repeat(None) if logprobs is None else logprobs
         for token, score in zip(tokens, scores, strict=False):
@@ -102,14 +113,20 @@ class Request:
             if token in self.eos:
                 self.finish_reason = "stop"
                 break
-            self.ids.append(token)
-            if score is not None:
-                self.scores.append(score)
-            if len(self.ids) == self.limit:
-                self.finish_reason = "length"
+            self.append(token, score)
+        while self.finish_reason is None and (slot := len(self.ids)) in self.given:
+            self.append(self.given[slot], 0.0 if self.logprobs else None)
         if self.constraint is not None:
             self.constraint.check(self)
         return self.finish_reason is None
+
+    def append(self, token: int, score: float | None) -> None:
+        """Make a token output."""
+        self.ids.append(token)
+        if score is not None:
+            self.scores.append(score)
+        if len(self.ids) == self.limit:
+            self.finish_reason = "length"
 
     @property
     def joint(self) -> Joint | None:

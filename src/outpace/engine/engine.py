@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from operator import attrgetter
 
@@ -60,6 +60,7 @@ class Engine:
         logprobs: bool = False,
         processors: tuple[Processor, ...] = (),
         constraint: Constraint | None = None,
+        given: Mapping[int, int] | None = None,
         listener: Listener | None = None,
     ) -> Job:
         """A request that is ready to enter, from any thread.
@@ -76,6 +77,7 @@ class Engine:
             logprobs=logprobs,
             processors=processors,
             constraint=constraint,
+            given=given or {},
         )
         if method.adaptive:
             names = (runner.name for runner in pairing.runners.values())

@@ -59,7 +59,7 @@ class APD(Method):
             n = len(request)
             end = min(n + (self.lookahead or request.max_tokens), request.limit)
             guess = yield Forward(
-                ids=request.ids[start:] + [request.target.mask_id] * (end - n),
+                ids=request.ids[start:] + request.ahead(end),
                 start=start,
                 pattern=FULL,
                 predict=range(n, end),

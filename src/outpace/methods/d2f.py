@@ -60,7 +60,9 @@ class D2F(Method):
                 canvas.extend(min(self.block, limit - len(canvas)))
                 edges.append(len(canvas))
             if not canvas.holes:
-                break
+                if len(canvas) == limit:
+                    break
+                continue  # a block of nothing but tokens that are given
             # The row before the first hole may be the one that predicts it; full blocks behind
             # the last hole are seen by nobody.
             start = min(edges[0], canvas.filled - 1)

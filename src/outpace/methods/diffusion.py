@@ -98,7 +98,7 @@ class Diffusion(Method):
         scores = tuple(score for score in get_args(Rank) if score == order)
         canvas = Canvas.of(request)
         canvas.extend(request.max_tokens)
-        for step, (begin, end, count, share) in enumerate(self.plan(request)):
+        for step, (begin, end, count, share) in enumerate(self.plan(request, canvas)):
             holes = canvas.within(begin, end)
             if not holes or (count == 0 and order != "origin"):
                 continue
@@ -111,13 +111,14 @@ class Diffusion(Method):
                 return
         canvas.commit(request, len(canvas))
 
-    def plan(self, request: Request) -> Iterator[tuple[int, int, int, float]]:
+    def plan(self, request: Request, canvas: Canvas) -> Iterator[tuple[int, int, int, float]]:
         """Edges of the block of each step, how many holes it fills, and its share of those left."""
         edges = blocks(len(request), request.limit, self.size(request))
         eps = request.target.eps if self.eps is None else self.eps
         for begin, end in edges:
-            steps = self.steps // len(edges) if self.steps else end - begin
-            for count, share in schedule(end - begin, steps, eps):
+            holes = len(canvas.within(begin, end))
+            steps = self.steps // len(edges) if self.steps else holes
+            for count, share in schedule(holes, steps, eps) if holes else ():
                 yield begin, end, count, share
 
     def choose(

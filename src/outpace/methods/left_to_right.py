@@ -40,7 +40,7 @@ class LeftToRight(Method):
             n = len(request)
             end = min(n + (self.lookahead or request.max_tokens), request.limit)
             out = yield Forward(
-                ids=request.ids[start:] + [request.target.mask_id] * (end - n),
+                ids=request.ids[start:] + request.ahead(end),
                 start=start,
                 pattern=FULL,
                 predict=range(n, min(n + self.tokens, end)),

@@ -51,6 +51,11 @@ class Method(ABC):
         return True
 
     @property
+    def sees_ahead(self) -> bool:
+        """Whether holes see tokens that stand behind them."""
+        return Kind.DIFFUSION in self.decodes or not self.sequential
+
+    @property
     def adaptive(self) -> bool:
         """Whether it wants `request.pace` to know what passes take."""
         return False

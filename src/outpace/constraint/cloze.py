@@ -1,0 +1,176 @@
+"""Text with holes: what may stand in each hole, and nothing else anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from reprlib import repr as brief
+from typing import Any
+
+from torch import Tensor
+
+from outpace.constraint.automaton import Automaton
+from outpace.constraint.compiler import Compiler
+from outpace.constraint.regular import Language, Regular
+from outpace.decoding import Request
+from outpace.decoding.processor import NEVER
+from outpace.decoding.sampling import Sample, is_whole
+
+ANYTHING = r"[\s\S]*"
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A place in a text that is filled by exactly `tokens` tokens, or by `up_to` so many.
+
+    `regex` is what its text must be as a whole. Raises `ValueError` for values that mean nothing.
+    """
+
+    tokens: int | None = None
+    up_to: int | None = None
+    regex: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.tokens is None) == (self.up_to is None):
+            raise ValueError(f"a hole has either tokens or up_to, and one of them, not {self}")
+        for name in ("tokens", "up_to"):
+            value = getattr(self, name)
+            if value is not None and not (is_whole(value) and value >= 1):
+                raise ValueError(
+                    f"{name} of a hole must be a whole number from 1 on, not {value!r}"
+                )
+        if self.regex is not None and not isinstance(self.regex, str):
+            raise ValueError(f"regex of a hole must be a string, not {self.regex!r}")
+
+    @property
+    def size(self) -> int:
+        """Slots that it takes."""
+        return int(self.tokens or self.up_to or 0)
+
+    def language(self, compiler: Compiler, size: int, ends: frozenset[int]) -> Language:
+        """What may stand in it, of tokens below `size`; `ends` pad what is shorter.
+
+        Raises `ValueError` where nothing does.
+        """
+        kind = "padded hole" if self.tokens is None else "hole"
+        regex = ANYTHING if self.regex is None else self.regex
+        read = compiler.read((kind, regex), False, size, ends)
+        assert isinstance(read, Language)
+        if not read.automaton.finishes(self.size)[0]:
+            raise ValueError(f"it has {self.size} tokens, but {lengths(read.automaton, self.size)}")
+        return read
+
+
+Parts = Sequence[str | Hole]
+"""A cloze as it is given: text with holes in it."""
+
+
+def lengths(automaton: Automaton, room: int) -> str:
+    """In words, how many tokens the texts have of which none takes as many as `room`."""
+    if automaton.shortest > room:
+        return f"the shortest text of its regex takes {automaton.shortest}"
+    longest = max(count for count in range(room) if automaton.finishes(count)[0])
+    return f"its regex has texts of {longest} tokens and none of {room}"
+
+
+def checked_cloze(cloze: Any) -> list[str | Hole]:
+    """Text and holes; `ValueError` for what is neither, and where there is no hole."""
+    if isinstance(cloze, str | bytes) or not isinstance(cloze, Sequence):
+        raise ValueError(f"a cloze is a list of text and holes, not {brief(cloze)}")
+    for part in cloze:
+        if not isinstance(part, str | Hole):
+            raise ValueError(f"a cloze is a list of text and holes; {brief(part)} is neither")
+    if not any(isinstance(part, Hole) for part in cloze):
+        raise ValueError("a cloze without a hole has nothing to fill: give Hole(8) somewhere")
+    return [part for part in cloze if part != ""]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cloze:
+    """Holds an answer to tokens that are given and to what may stand in the holes between them.
+
+    Each of `holes` is bound by what is filled in itself: no text outside can break it.
+    """
+
+    holes: Sequence[Regular]
+    given: Mapping[int, int]
+
+    @classmethod
+    def of(
+        cls,
+        compiler: Compiler,
+        holes: Mapping[int, Hole],
+        given: Mapping[int, int],
+        *,
+        size: int,
+        ends: frozenset[int],
+        sequential: bool,
+    ) -> Cloze:
+        """Of `holes` by their first slots, and tokens `given` by their slots.
+
+        Raises `ValueError` that names the hole where nothing can fill it.
+        """
+        mask_id = -1 if compiler.mask_id is None else compiler.mask_id
+        made = []
+        for number, (begin, hole) in enumerate(holes.items(), 1):
+            try:
+                language = hole.language(compiler, size, ends)
+            except ValueError as error:
+                raise ValueError(f"hole {number}: {error}") from error
+            made.append(
+                language.constraint(
+                    begin=begin, limit=begin + hole.size, mask_id=mask_id, both=not sequential
+                )
+            )
+        return cls(made, given)
+
+    def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
+        """Ban tokens in `logits f32[r, V]`: all but one where it is given."""
+        for hole in self.holes:
+            if rows := rows_of(hole, slots):
+                own = logits[rows]
+                hole(own, [slots[row] for row in rows], text)
+                logits[rows] = own
+        for row, slot in enumerate(slots):
+            if (token := self.given.get(slot)) is not None:
+                logits[row] = NEVER
+                logits[row, token] = 0
+
+    def together(
+        self, logits: Tensor, tokens: Tensor, slots: Sequence[int], read: Sample
+    ) -> Tensor:
+        """Tokens `[r]` that fit together, hole by hole."""
+        result = tokens.clone()
+        for hole in self.holes:
+            if rows := rows_of(hole, slots):
+                own = [slots[row] for row in rows]
+                result[rows] = hole.together(logits[rows], tokens[rows], own, read)
+        return result
+
+    def forced(self, ids: Sequence[int]) -> list[int]:
+        """Tokens that must come next, as far as the end of the hole that a text ends in."""
+        inside = (hole for hole in self.holes if hole.begin <= len(ids) < hole.limit)
+        return next((hole.forced(ids) for hole in inside), [])
+
+    def check(self, request: Request) -> None:
+        """Raise `ValueError` where what was committed is not the text, or does not fit a hole."""
+        end = len(request)
+        wrong = [s for s, token in self.given.items() if s < end and request.ids[s] != token]
+        for hole in self.holes:
+            tokens = request.ids[hole.begin : hole.limit]
+            states = hole.walk(tokens)
+            whole = len(tokens) < hole.limit - hole.begin or (
+                len(states) == len(tokens) and hole.automaton.accepts[states[-1]]
+            )
+            if len(states) < len(tokens) or not whole:
+                wrong.append(hole.begin + min(len(states), len(tokens) - 1))
+        if wrong:
+            slot = min(wrong)
+            raise ValueError(f"token {request.ids[slot]} at slot {slot} is no part of the cloze")
+        if request.finish_reason == "length":
+            request.finish_reason = "stop"
+
+
+def rows_of(hole: Regular, slots: Sequence[int]) -> list[int]:
+    """Rows of the slots that lie in a hole."""
+    return [row for row, slot in enumerate(slots) if hole.begin <= slot < hole.limit]

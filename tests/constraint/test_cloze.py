@@ -1,0 +1,274 @@
+"""Holes of a cloze against enumeration: what they may take, what is best, and what is drawn."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from itertools import product
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from enumeration import EOS, HOLE, PATTERNS, SIZE, TEXTS, allowed, law, random_logits
+from helpers import chi_square, diffusion_model, engine_of, finish, masked_model, runner
+from outpace.constraint.automaton import Automaton
+from outpace.constraint.cloze import Cloze
+from outpace.constraint.dfa import Dfa
+from outpace.constraint.pattern import TooLarge
+from outpace.constraint.regular import Language
+from outpace.constraint.vocabulary import Vocabulary
+from outpace.constraint.whole import Padded, Whole
+from outpace.decoding import Request, Sampling
+from outpace.decoding.joint import Joint
+from outpace.decoding.processor import NEVER
+from outpace.decoding.sampling import Sample
+from outpace.engine.job import Job
+from outpace.engine.pairing import Pairing
+from outpace.methods import D2F, Diffusion, FastDLLM, LeftToRight, Method, WeDLM
+
+BEGIN = 2
+LIKELY = 1e-4
+Case = tuple[str, bool, list[int]]
+"""A pattern, whether what is left over is padded, and the slots of the hole."""
+
+
+@cache
+def language(pattern: str, padded: bool) -> Language:
+    """What a hole of a pattern may hold, in the tokens of the enumeration."""
+    texts = [text.encode() for text in TEXTS] + [None, None]
+    kind: type[Automaton] = Padded if padded else Whole
+    return Language(kind(Dfa.of(pattern), Vocabulary(texts), frozenset({EOS})))
+
+
+@cache
+def contents(pattern: str, padded: bool, room: int) -> list[tuple[int, ...]]:
+    """All that may stand in so many slots."""
+    match = re.compile(pattern).fullmatch
+    return [
+        (*tokens, *[EOS] * (room - count))
+        for count in (range(room + 1) if padded else [room])
+        for tokens in product(range(len(TEXTS)), repeat=count)
+        if match("".join(TEXTS[token] for token in tokens))
+    ]
+
+
+def completions(case: Case) -> list[tuple[int, ...]]:
+    """What a hole with some of its slots filled may become."""
+    pattern, padded, canvas = case
+    return [
+        whole
+        for whole in contents(pattern, padded, len(canvas))
+        if all(known in (HOLE, token) for known, token in zip(canvas, whole, strict=True))
+    ]
+
+
+def cloze(case: Case, *, both: bool = True) -> Cloze:
+    """One hole behind two tokens, and a token behind it."""
+    pattern, padded, canvas = case
+    end = BEGIN + len(canvas)
+    hole = language(pattern, padded).constraint(begin=BEGIN, limit=end, mask_id=HOLE, both=both)
+    return Cloze([hole], {end: 2})
+
+
+def cases(count: int, seed: int) -> list[Case]:
+    """Holes of up to five slots, some of them filled."""
+    rng, found = Random(seed), list[Case]()
+    while len(found) < count:
+        pattern, padded, room = rng.choice(PATTERNS), rng.random() < 0.5, rng.randint(1, 5)
+        if whole := contents(pattern, padded, room):
+            canvas = [HOLE if rng.random() < 0.6 else token for token in rng.choice(whole)]
+            found.append((pattern, padded, canvas))
+    return found
+
+
+def places_of(case: Case) -> list[int]:
+    """Places of the slots that are not filled."""
+    return [place for place, token in enumerate(case[2]) if token == HOLE]
+
+
+def free(made: Cloze, text: list[int], slot: int) -> set[int]:
+    """Tokens that are not banned in a slot."""
+    row = torch.zeros(1, SIZE)
+    made(row, [slot], text)
+    return {token for token in range(SIZE) if row[0, token] > NEVER / 2}
+
+
+@pytest.mark.parametrize("case", cases(120, seed=0), ids=str)
+def test_the_tokens_that_a_slot_may_take(case: Case) -> None:
+    """Are those of all contents of the hole; behind it stands what is given."""
+    text = [0] * BEGIN + case[2] + [2]
+    for place in places_of(case):
+        assert free(cloze(case), text, BEGIN + place) == allowed(completions(case), place)
+    assert free(cloze(case), text, BEGIN + len(case[2])) == {2}
+
+
+@pytest.mark.parametrize("case", cases(80, seed=1), ids=str)
+def test_the_tokens_behind_what_is_known(case: Case) -> None:
+    """Where a method goes from left to right, what stands behind in the hole is only proposed."""
+    pattern, padded, canvas = case
+    text = [0] * BEGIN + canvas + [2]
+    for place in range(len(canvas)):
+        front = (pattern, padded, [*canvas[:place], *[HOLE] * (len(canvas) - place)])
+        found = free(cloze(case, both=False), text, BEGIN + place)
+        assert found == allowed(completions(front), place)
+
+
+def filled(case: Case, places: list[int], logits: Tensor, **sampling: Any) -> tuple[int, ...]:
+    """Tokens that are read for some slots of a hole."""
+    made, text = cloze(case), [0] * BEGIN + case[2] + [2]
+    slots = [BEGIN + place for place in places]
+    read = Sample(sampling=Sampling(**sampling), joint=Joint(made, text))
+    reader = Sample.group([read], [slots], torch.device("cpu"))
+    logits = logits.clone()
+    made(logits, slots, text)
+    return tuple(reader(logits, slice(0, len(slots))).tokens.tolist())
+
+
+@pytest.mark.parametrize("case", cases(120, seed=2), ids=str)
+def test_greedy_slots_take_the_most_probable_contents(case: Case) -> None:
+    """Of those that are predicted; the others need one as well."""
+    rng = Random(len(case[2]))
+    holes = places_of(case)
+    if not holes:
+        return
+    places = holes[: rng.randint(1, len(holes))]
+    logits = random_logits(len(places), seed=len(case[0]))
+    best = law(completions(case), dict(zip(places, logits, strict=True)))
+    assert best[filled(case, places, logits)] == pytest.approx(max(best.values()))
+
+
+DRAWN: list[Case] = [
+    ("(a|b)*abb", False, [HOLE] * 4),
+    ("(ab)*c?", True, [HOLE] * 4),
+    ("a{3}|b{5}", True, [HOLE] * 5),
+    ("[ab]{2,4}", False, [HOLE, 1, HOLE]),
+]
+
+
+@pytest.mark.parametrize("case", DRAWN, ids=str)
+def test_draws_have_the_law_of_what_fits(case: Case) -> None:
+    """Exactly."""
+    places = places_of(case)
+    logits = random_logits(len(places), seed=5)
+    expected = law(completions(case), dict(zip(places, logits / 0.9, strict=True)))
+    names = {filling: number for number, filling in enumerate(expected)}
+    found = [names[filled(case, places, logits, temperature=0.9, seed=n)] for n in range(1500)]
+    drawn = chi_square(torch.tensor(found), torch.tensor([*expected.values()]))
+    assert drawn > LIKELY
+
+
+METHODS: list[Method] = [
+    Diffusion(),
+    Diffusion(steps=3),
+    Diffusion(steps=10, block=3, order="random", eps=0.0),
+    Diffusion(block=7, steps=6, canvas=True, order="origin"),
+    FastDLLM(block=4, threshold=0.3),
+    FastDLLM(block=12, cache=None, factor=1.0),
+    FastDLLM(block=5, cache="prefix", threshold=0.01),
+    D2F(block=3, confidence=0.4),
+    D2F(block=1, confidence=0.4),
+    D2F(block=2, add=0.0, activate=0.5, confidence=0.3),
+    LeftToRight(tokens=1, window=2, lookahead=3),
+    LeftToRight(tokens=4),
+    WeDLM(window=3),
+    WeDLM(window=2, eager=False, block=True, entropy=1.5),
+    WeDLM(window=4, clip=True, confidence=0.3),
+]
+GIVEN = {6: 0, 7: 3, 8: 3, 9: 3, 10: 2, 14: 1}
+HOLES = {3: 3, 11: 3, 15: 2}
+"""Tokens behind a prompt of three, and the first slots and sizes of the holes."""
+
+
+def jobs_of(method: Method, temperature: float) -> list[tuple[tuple[Case, ...], Job]]:
+    """Clozes of three holes, decoded together by a model of random weights."""
+    make = masked_model if isinstance(method, WeDLM) else diffusion_model
+    engine = engine_of(("target", make(seed=3, vocab_size=SIZE, mask_token_id=HOLE)))
+    pairing = Pairing.of({"target": runner(engine, "target")})
+    rng, jobs = Random(4), []
+    for seed in range(12):
+        chosen: list[Case] = []
+        for room in HOLES.values():
+            some = [(p, padded) for p in PATTERNS for padded in (True, False)]
+            pattern, padded = rng.choice([each for each in some if contents(*each, room)])
+            chosen.append((pattern, padded, [HOLE] * room))
+        holes = [
+            language(case[0], case[1]).constraint(
+                begin=begin, limit=begin + size, mask_id=HOLE, both=not method.sequential
+            )
+            for case, (begin, size) in zip(chosen, HOLES.items(), strict=True)
+        ]
+        made = Cloze(holes, GIVEN)
+        job = engine.job(
+            method,
+            [seed % 6, 1, 2],
+            pairing=pairing,
+            max_tokens=14,
+            sampling=Sampling(temperature=temperature, seed=seed),
+            eos=frozenset(),
+            logprobs=seed % 2 == 0,
+            processors=(made,),
+            constraint=made,
+            given=GIVEN,
+        )
+        jobs.append((tuple(chosen), engine.enter(job)))
+    finish(engine)
+    return jobs
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_every_method_keeps_what_is_given_and_fills_each_hole(
+    method: Method, temperature: float
+) -> None:
+    """By what may stand there; what is given is never shown as a hole."""
+    for chosen, job in jobs_of(method, temperature):
+        if job.error is not None:
+            raise job.error
+        request = job.request
+        assert len(request) == 17 and request.finish_reason == "stop"
+        assert {slot: request.ids[slot] for slot in GIVEN} == GIVEN
+        for case, (begin, size) in zip(chosen, HOLES.items(), strict=True):
+            assert tuple(request.ids[begin : begin + size]) in contents(case[0], case[1], size)
+        shown = {slot for step in request.trace for run in step.holes for slot in run}
+        assert shown.isdisjoint(GIVEN) and request.trace[0].holes
+        assert len(request.scores) == (14 if request.logprobs else 0)
+
+
+def test_tokens_that_are_not_the_cloze_are_not_committed() -> None:
+    """Neither where a token is given nor where a hole holds other text."""
+    for tokens, slot in (([0, 0, 0, 5], 5), ([0, 1], 3), ([0, 0, 5, 2], 4)):
+        made = cloze(("a{3}", False, [HOLE] * 3))
+        request = Request(prompt=[0, 0], max_tokens=4, constraint=made)
+        with pytest.raises(ValueError, match=f"at slot {slot} is no part of the cloze"):
+            request.commit(tokens)
+    made = cloze(("a{2,3}", False, [HOLE] * 2))
+    request = Request(prompt=[0, 0], max_tokens=3, constraint=made, given={4: 2}, logprobs=True)
+    assert request.commit([0], [-1.0]) and request.ahead(5) == [-1, 2]
+    assert not request.commit([5], [-2.0])
+    assert (request.tokens, request.scores) == ([0, 5, 2], [-1.0, -2.0, 0.0])
+    assert request.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("case", cases(80, seed=6), ids=str)
+def test_tokens_that_must_come_next_are_in_all_contents_of_the_hole(case: Case) -> None:
+    """That a text ends in, without padding; behind the last hole nothing is forced."""
+    pattern, padded, canvas = case
+    made = cloze((pattern, padded, [HOLE] * len(canvas)), both=False)
+    whole = contents(pattern, padded, len(canvas))
+    for filling in whole[:3]:
+        for known in range(len(canvas)):
+            behind = {each[known:] for each in whole if each[:known] == filling[:known]}
+            forced = tuple(made.forced([0] * BEGIN + list(filling[:known])))
+            assert all(each[: len(forced)] == forced for each in behind) and EOS not in forced
+            alone = {each[0] for each in behind}
+            assert forced or len(alone) > 1 or alone == {EOS} or known == len(canvas) - 1
+    assert made.forced([0] * (BEGIN + len(canvas) + 1)) == []
+
+
+def test_a_hole_that_is_too_long_for_its_regex_is_refused() -> None:
+    """Before all of its places are looked at."""
+    with pytest.raises(TooLarge, match="too large for 1000000000 tokens"):
+        language("a*", False).automaton.finishes(10**9)
