@@ -6,6 +6,7 @@ A command that is not run here has a mark behind it, or above it for all that fo
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
@@ -17,12 +18,10 @@ from typing import Any
 
 import pytest
 
-from outpace.cli import measure
 from outpace.cli.app import build
 from outpace.cli.main import main
 from outpace.cli.measure import parse_entry
 from outpace.cli.options import parse_entries, parse_method
-from outpace.evaluation import run
 from outpace.methods import METHODS
 from outpace.models.load import VOCABULARY, load_tokenizer
 from outpace.training import recipe
@@ -38,6 +37,8 @@ MARKED = {
         "README: generate Dream-org/Dream-v0-Instruct-7B",
         "README: generate Qwen/Qwen3-0.6B",
         "README: generate tencent/WeDLM-8B-Instruct",
+        "chat: chat Dream-org/Dream-v0-Instruct-7B",
+        "chat: chat Qwen/Qwen3-0.6B",
         "evaluation: -m outpace.evaluation.harness",
         "evaluation: evaluate Dream-org/Dream-v0-Base-7B",
         "evaluation: evaluate tiny-ar",
@@ -47,6 +48,8 @@ MARKED = {
         "start: generate GSAI-ML/LLaDA-8B-Instruct",
         "start: generate Qwen/Qwen3-8B",
         "start: generate tencent/WeDLM-8B-Instruct",
+        "training: train qwen2.5-0.5b-dream",
+        "training: train qwen3-4b-dflash",
     },
     "long": {
         "README: train tiny-aux",
@@ -80,6 +83,13 @@ MARKED = {
 }
 """Commands that are not run, by their mark: page and first words. The server's are asked in
 `tests/server/test_docs.py`."""
+
+BRIEF = {
+    "benchmark": ["--limit", "2", "--rounds", "2"],
+    "evaluate": ["--limit", "2"],
+    "race": ["--limit", "2"],
+}
+"""What is added to a command so that it ends soon."""
 
 page = pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 
@@ -132,6 +142,7 @@ def furnish(folder: Path) -> None:
     """What the commands of the pages read, beside what those before them write."""
     lines = [{"prompt": "Tom has 5 bags of 4 apples."}, {"prompt": "Amy has 3 hats."}]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "mine.jsonl").write_text("\n".join(blocks(ROOT / "docs/evaluation.md", "json")))
     (folder / "my-tasks").mkdir()
     (folder / "my-tasks" / "test.jsonl").write_text('{"question": "2 + 2? ", "answer": "4"}\n')
     (folder / "my-tasks" / "mine.yaml").write_text(
@@ -154,16 +165,11 @@ def test_commands_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One after the other, and answer rightly; of a task two questions will do, of a trace the
-    text is looked at too."""
+    """One after the other, and answer rightly; of a trace the text is looked at too."""
     furnish(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    questions = run.questions_of
-    for module in (run, measure):
-        monkeypatch.setattr(
-            module, "questions_of", lambda *named, **more: questions(*named, **more)[:2]
-        )
+    monkeypatch.setattr("sys.stdin", io.StringIO("Tom has 3 apples and buys 4 more.\n"))
     for mark, (program, *words) in commands(path):
         if mark or program != "outpace":
             continue
@@ -179,7 +185,7 @@ def test_commands_run(
 def told(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """What a command prints; it must succeed."""
     with pytest.raises(SystemExit) as ended:
-        main(words)
+        main([*words, *BRIEF.get(words[0], ())])
     shown = capsys.readouterr()
     assert not ended.value.code, (words, shown.err)
     return shown.out

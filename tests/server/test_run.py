@@ -113,9 +113,10 @@ LONG = chat(max_tokens=400, ignore_eos=True, model="tiny-ar")
 
 
 def test_log_names_models_and_address(zoo: Process) -> None:
-    """A line each."""
-    assert len(zoo.log) == 7
-    assert zoo.log[0].startswith("tiny-ar: ")
+    """A line each; before them stands which layouts were quickest."""
+    told = [line for line in zoo.log if not line.startswith("torch.")]
+    assert len(told) == 7
+    assert told[0].startswith("tiny-ar: ")
     assert httpx2.get(f"{zoo.url}/ready").status_code == 200
 
 
@@ -355,10 +356,11 @@ def test_documented_requests_are_answered(zoo: Process) -> None:
 
 def test_documented_client_works(zoo: Process, capsys: pytest.CaptureFixture[str]) -> None:
     """As it stands on the page, but for the port."""
-    (code,) = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    exec(compile(code.replace(ADDRESS, zoo.url), "server.md", "exec"), {})
+    blocks = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    for code in blocks:
+        exec(compile(code.replace(ADDRESS, zoo.url), "server.md", "exec"), {})
     printed = capsys.readouterr().out
-    assert printed.count(ANSWER) == 2
+    assert len(blocks) == 2 and printed.count(ANSWER) == 2
 
 
 def test_answer_is_right(zoo: Process) -> None:
