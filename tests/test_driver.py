@@ -180,8 +180,9 @@ def ring_of(stream: Stream) -> None:
 def test_threads_get_the_tokens_of_one(
     folders: dict[str, str], methods: dict, name: str, threads: int, odd: bool
 ) -> None:
-    """Two hundred requests each, of all methods, greedy and sampled."""
-    numbers = [list(range(200 * n, 200 * n + 200)) for n in range(threads)]
+    """Four hundred requests, of all methods, greedy and sampled."""
+    each = 400 // threads
+    numbers = [list(range(each * n, each * n + each)) for n in range(threads)]
     llm = llm_of(folders, name)
     found = together(
         *(lambda own=own: answers(llm, own, methods[name], odd=odd) for own in numbers)
