@@ -609,9 +609,7 @@ def test_the_command_line_is_frozen(outpace):
         | {"--schema", "--regex", "--choices"}
         | LOADING,
         "chat": SAMPLING | ENDING | DRESSING | {"--method"} | LOADING,
-        "race": SAMPLING
-        | ENDING
-        | {"--entry", "--limit", "--dtype", "--device", "--json", "--help"},
+        "race": SAMPLING | ENDING | {"--entry", "--limit", "--template", "--json"} | LOADING,
         "trace": SAMPLING | ENDING | DRESSING | {"--method", "--raw", "--png"} | LOADING,
         "evaluate": SAMPLING
         | ENDING

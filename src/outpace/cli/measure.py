@@ -17,9 +17,7 @@ from outpace.cli.flags import (
     LOADING,
     Batch,
     Choice,
-    Device,
     Dressing,
-    Dtype,
     Ending,
     JsonPath,
     Limit,
@@ -29,7 +27,7 @@ from outpace.cli.flags import (
     Template,
     typed,
 )
-from outpace.cli.options import parse_method, split_entry
+from outpace.cli.options import entry_of, parse_method, split_entry
 from outpace.cli.output import replaced
 from outpace.cli.tasks import Tasks, show
 from outpace.evaluation.question import Question
@@ -70,18 +68,18 @@ def race(
     limit: Limit = 25,
     choice: Choice = RACING,
     ending: Ending = ENDING,
-    dtype: Dtype = None,
-    device: Device = None,
+    template: Template = None,
+    loading: Loading = LOADING,
     json_path: JsonPath = None,
 ) -> None:
     """Several methods on the same prompts: answers coloured by forward, then one table.
 
     Without a prompt they solve held-out story problems, so that the table has an accuracy.
     """
-    options = choice.options() | ending.options()
+    options = choice.options() | ending.options() | Dressing(template=template).options()
     prompt = None if prompt is None else typed(prompt)
     with replaced(json_path) as file:
-        racers = line_up(entry or RACE, Loading(dtype=dtype, device=device))
+        racers = line_up(entry or RACE, loading)
         reports = compete(racers, prompt, limit, options)
         console.print()
         console.print(report_table(reports, scored=prompt is None))
@@ -227,7 +225,7 @@ def evaluate_command(
         llm = loading.open(model, options["method"], prefix_cache=not no_prefix_cache)
         named = {"task": asked.task, "protocol": asking.protocol}
         report = run(llm, questions, named, batch, options, samples)
-        console.print(report_table([(f"{llm.name} {report.method}", report)], scored=True))
+        console.print(report_table([(entry_of(llm.name, llm.method), report)], scored=True))
         write_json(file, [report])
         if answers is not None:
             lines = (json.dumps(line, default=str) for line in judged(questions, report))

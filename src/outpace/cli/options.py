@@ -52,14 +52,24 @@ def parse_entries(text: str) -> list[Entry]:
     return swept(model, name, values)
 
 
-def flags_of(method: Method) -> list[str]:
-    """A method as words of a command line, without the options that it has anyway."""
+def texts_of(method: Method) -> tuple[str, dict[str, str]]:
+    """Name and options of a method as texts, without the options that it has anyway."""
     name = next(name for name, kind in METHODS.items() if kind is type(method))
-    words = ["--method", name]
-    for option in options_of(type(method)).values():
-        if (value := getattr(method, option.name)) != option.default:
-            words += [f"--{flag(option.name)}", word(value)]
-    return words
+    values = {o.name: (getattr(method, o.name), o) for o in options_of(type(method)).values()}
+    return name, {n: word(value) for n, (value, o) in values.items() if value != o.default}
+
+
+def flags_of(method: Method) -> list[str]:
+    """A method as words of a command line."""
+    name, texts = texts_of(method)
+    flags = ((f"--{flag(option)}", text) for option, text in texts.items())
+    return ["--method", name, *(word for pair in flags for word in pair)]
+
+
+def entry_of(model: str, method: Method) -> str:
+    """Model and method as `MODEL METHOD option=value …`, which `split_entry` takes."""
+    name, texts = texts_of(method)
+    return " ".join([model, name, *(f"{option}={text}" for option, text in texts.items())])
 
 
 def requested_method(name: str, values: Mapping[str, str]) -> dict[str, Any]:
