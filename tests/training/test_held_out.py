@@ -132,6 +132,7 @@ def test_a_model_without_a_name_is_not_decoded(tmp_path: Path) -> None:
     assert math.isfinite(looks(tmp_path)[-1]["tokens_per_forward"])
 
 
+@pytest.mark.slow
 def test_recipes_name_what_is_held_out(tmp_path: Path) -> None:
     """Two processes share the examples, and find what one does."""
     recipe = tmp_path / "recipe.toml"

@@ -122,9 +122,8 @@ def test_a_killed_run_goes_on_to_the_same_metrics(tmp_path: Path) -> None:
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "killed")
 
 
-def test_two_processes_train_like_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_train_like_one(tmp_path: Path) -> None:
     """To the same losses, by gradients of the same size."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     recipe, options = tmp_path / "recipe.toml", ["steps=3", "clip=0"]
     recipe.write_text(RECIPE)
     for name, processes in (("pair", 2), ("one", 1)):
