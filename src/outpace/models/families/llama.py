@@ -12,7 +12,7 @@ LLAMA = Family(
     checkpoints=(
         "meta-llama/Meta-Llama-3-8B",
         "meta-llama/Llama-3.1-8B-Instruct",
-        "meta-llama/Llama-3.2-1B-Instruct",
+        "meta-llama/Llama-3.2-1B",
     ),
     fields={**DECODER, **BIASED, "mlp_bias": field("mlp_bias", flag, False)},
     names=HUGGING_FACE_NAMES,
