@@ -140,8 +140,10 @@ def trained_pair(name: str = "pair_b") -> tuple[Transformer, FeatureDraft]:
 def dense(*, causal: bool, sights: Sequence[Sight] = ()) -> Attend:
     """Attention of all rows to one another, without a cache."""
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        if sinks is not None:
+            return beside(q, k, v, sinks, sights[layer].window or len(q[0])).transpose(0, 1)
         shown: dict[str, Any] = {"is_causal": causal}
         if sights and (window := sights[layer].window) is not None:
             before = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
@@ -150,6 +152,16 @@ def dense(*, causal: bool, sights: Sequence[Sight] = ()) -> Attend:
         return out[0].transpose(0, 1)
 
     return attend
+
+
+def beside(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int) -> Tensor:
+    """Causal attention of rows `[H, n, D]`, each beside a sink: a key of its own, without value."""
+    k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
+    before = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
+    hidden = (before < 0) | (before >= window)
+    scores = (q @ k.transpose(1, 2) * q.shape[-1] ** -0.5).masked_fill(hidden, -torch.inf)
+    share = torch.sigmoid(scores.logsumexp(-1, keepdim=True) - sinks[:, None, None])
+    return scores.softmax(-1) @ v * share
 
 
 def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:

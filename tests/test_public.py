@@ -165,7 +165,9 @@ def test_every_family_has_its_row_in_the_docs() -> None:
         assert "draft" in kind or method == f"`{METHODS[family.method].__name__}`"
 
 
-FAMILY_NAMES = re.compile("dream|llada|llama|mistral|olmo|qwen|sdar|wedlm", re.IGNORECASE)
+FAMILY_NAMES = re.compile(
+    "dream|gemma|gpt.oss|llada|llama|mistral|olmo|qwen|sdar|wedlm", re.IGNORECASE
+)
 ELSEWHERE = {
     "cli/measure.py": "names of published checkpoints in examples",
     "evaluation/protocol.py": "a paper that has the name of its models",

@@ -15,7 +15,7 @@ FILE, METHOD, FAMILY = 350, 200, 80
 FUNCTION, MEDIAN = 60, 8
 BUDGET = {
     "": 2350,
-    "attention": 600,
+    "attention": 680,
     "benchmark": 1200,
     "cli": 2950,
     "constraint": 2400,
@@ -24,7 +24,7 @@ BUDGET = {
     "evaluation": 2200,
     "load": 800,
     "methods": 1350,
-    "models": 2500,
+    "models": 3100,
     "recipes": 50,
     "server": 2600,
     "training": 4000,

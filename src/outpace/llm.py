@@ -18,7 +18,7 @@ from outpace.decoding.sampling import is_whole
 from outpace.driver import Driver
 from outpace.engine.cache import cache_slots
 from outpace.engine.engine import Engine
-from outpace.engine.pairing import Pairing, check_kinds
+from outpace.engine.pairing import Pairing, check_kinds, named
 from outpace.engine.runner import Runner
 from outpace.layout import Layout
 from outpace.methods import METHODS, Method
@@ -160,7 +160,7 @@ class LLM:
         """
         if not isinstance(method, Method):
             raise ValueError(f"method must be a Method, such as Autoregressive(), not {method!r}")
-        models = {role: str(name) for role, name in method.models().items()}
+        models = named(method, self.name)
         key = (type(method), *models.items())
         if key not in self.pairings:
             with self.loading:

@@ -241,6 +241,8 @@ def test_models_and_methods_are_listed(outpace):
     _, out, _ = outpace("models")
     assert "tiny-dream" in out and "DreamModel" in out
     assert re.search(r"tiny-dflash\s+│ dflash\s+│ 0.94M", out)
+    assert "z-lab/Qwen3-8B-DFlash-b16 for Qwen/Qwen3-8B\n" in out
+    assert "z-lab/Qwen3.5-4B-DFlash for Qwen/Qwen3.5-4B, which does not load" in out
     _, out, _ = outpace("methods")
     assert "autoregressive" in out and "--lookahead" in out
 

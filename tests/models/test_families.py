@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -18,6 +22,8 @@ from transformers import (
     MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -65,10 +71,24 @@ YARN = {
     "rope_theta": 10_000.0,
 }
 FOUR = {**SIZES, "num_hidden_layers": 4}
+KINDS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
+GEMMA = {**SIZES, **KINDS, "head_dim": 16}
+OSS = {
+    **SIZES,
+    **KINDS,
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 MANY = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 12}
 EIGHT = {"num_experts_per_tok": 3, "num_local_experts": 8}
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
+
+PLAIN = {"rope_type": "default", "rope_theta": 500_000.0}
+LOCAL = {"rope_type": "default", "rope_theta": 10_000.0}
 
 MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES, tie_word_embeddings=False)),
@@ -86,7 +106,31 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "mistral-window": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=7)),
     "mixtral": (MixtralForCausalLM, MixtralConfig(**SIZES, **EIGHT)),
     "mixtral-window": (MixtralForCausalLM, MixtralConfig(**SIZES, **EIGHT, sliding_window=5)),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**GEMMA, query_pre_attn_scalar=16)),
+    "gemma3-scaled": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(
+            **GEMMA,
+            query_pre_attn_scalar=21,
+            tie_word_embeddings=False,
+            rope_parameters={
+                "full_attention": {**PLAIN, "rope_type": "linear", "factor": 8.0},
+                "sliding_attention": LOCAL,
+            },
+        ),
+    ),
+    "gpt_oss": (
+        GptOssForCausalLM,
+        GptOssConfig(**OSS, rope_parameters={**YARN, "truncate": False}),
+    ),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config(**SIZES)),
+    "olmo3": (Olmo3ForCausalLM, Olmo3Config(**FOUR, sliding_window=7)),
+    "olmo3-yarn": (
+        Olmo3ForCausalLM,
+        Olmo3Config(
+            **SIZES, **KINDS, rope_parameters={"full_attention": YARN, "sliding_attention": PLAIN}
+        ),
+    ),
     "phi3": (Phi3ForCausalLM, Phi3Config(**SIZES, **TOKENS)),
     "phi3-window": (Phi3ForCausalLM, Phi3Config(**SIZES, **TOKENS, sliding_window=9)),
     "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, **MANY, norm_topk_prob=True)),
@@ -105,7 +149,7 @@ def random_weights(name: str) -> PreTrainedModel:
     torch.manual_seed(0)
     model = kind(config).eval()
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 0.5, std=0.2)
+        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() >= 2 else 0.5, std=0.2)
     model.tie_weights()
     return model
 
@@ -143,7 +187,7 @@ def test_greedy_text_equals_that_of_transformers(name: str, tmp_path: Path) -> N
         assert list(output.ids) == whole[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("name", ["qwen2-tied", "qwen3", "llama", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["qwen2-tied", "qwen3", "mixtral", "gemma3", "gpt_oss"])
 def test_shards_are_read_as_one(name: str, tmp_path: Path) -> None:
     """A checkpoint cut into many files by `max_shard_size`."""
     theirs = random_weights(name)

@@ -72,6 +72,7 @@ LLAMA3 = {
 EXTRA = {"rms_norm_eps": 1e-6, "eos_token_id": 1, "hidden_act": "silu", "head_dim": 8}
 STATED = {"rope_theta": 1e4, "tie_word_embeddings": False, **EXTRA}
 MIXED = {"num_experts": 4, "num_experts_per_tok": 2}
+THREE = {"num_hidden_layers": 3, "sliding_window": 4}
 CONFIGS = {
     "dream": published("DreamModel", mask_token_id=MASK, **EXTRA),
     "llada": LLADA,
@@ -83,7 +84,24 @@ CONFIGS = {
     "qwen3_moe": published("Qwen3MoeForCausalLM", **MIXED, moe_intermediate_size=16, **EXTRA),
     "mistral": published("MistralForCausalLM", sliding_window=4, **STATED),
     "mixtral": published("MixtralForCausalLM", **MIXED, **STATED),
+    "gemma3": published(
+        "Gemma3ForCausalLM",
+        **THREE,
+        **{name: STATED[name] for name in ("rms_norm_eps", "tie_word_embeddings", "head_dim")},
+        hidden_activation="gelu_pytorch_tanh",
+        query_pre_attn_scalar=12,
+        rope_local_base_freq=1e3,
+    ),
+    "gpt_oss": published(
+        "GptOssForCausalLM",
+        **THREE,
+        **STATED,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        rope_scaling=YARN,
+    ),
     "olmo2": published("Olmo2ForCausalLM", **STATED),
+    "olmo3": published("Olmo3ForCausalLM", **THREE, **STATED, rope_scaling=YARN),
     "phi3": published("Phi3ForCausalLM", sliding_window=4, **STATED),
     "smollm3": published("SmolLM3ForCausalLM", no_rope_layers=[1, 0], **STATED),
     "wedlm": published("WeDLMForCausalLM", mask_token_id=MASK, attention_bias=True, **EXTRA),

@@ -20,19 +20,25 @@ QUANTISED = {
 }
 
 
+YARN = {"factor": 4.0, "original_max_position_embeddings": 4096}
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_published_configuration_is_understood(name: str) -> None:
     """Every field of it is known, and sizes and masks are its own."""
     published = CONFIGS[name]
     config = translate(published)
     assert config.dim == published.get("hidden_size", published.get("d_model"))
-    assert config.head_dim in (64, 128)
+    assert config.head_dim in (64, 128, 256)
     nested = published.get("dflash_config", {})
     masks = {"WeDLM-7B": 151665, "WeDLM-8B": 151665}
     mask = nested.get("mask_token_id", published.get("mask_token_id", masks.get(name)))
     assert config.mask_id == mask
-    sliding = published.get("layer_types", []).count("sliding_attention")
-    assert sum(sight.window == 4096 for sight in config.sights) == sliding
+    every = published.get("sliding_window_pattern", config.layers + 1)
+    usual = ["sliding_attention"] * (config.layers - config.layers // every)
+    listed = published.get("layer_types", usual if config.sights else [])
+    windows = [sight.window for sight in config.sights if sight.window is not None]
+    assert windows == [published.get("sliding_window")] * listed.count("sliding_attention")
 
 
 @pytest.mark.parametrize("method", QUANTISED)
@@ -61,6 +67,18 @@ def test_quantised_checkpoint_is_refused(name: str, method: str) -> None:
         ("Llama-3.2-1B", {"head_dim": None, "hidden_size": 2050}, "hidden size of 2050"),
         ("Llama-3.2-1B", {"rope_theta": 1.0}, "rope_theta is 1.0, but must be above 1"),
         ("LLaDA-8B-Instruct", {"layer_norm_type": None}, "'layer_norm_type' is missing"),
+        ("gemma-3-1b-it", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, whi"),
+        ("gemma-3-1b-it", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0, w"),
+        ("gemma-3-1b-it", {"use_bidirectional_attention": True}, "use_bidirectional_attention is"),
+        ("gemma-3-1b-it", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu', but only"),
+        ("gemma-3-1b-it", {"rope_local_base_freq": None}, "'rope_local_base_freq' is missing"),
+        ("gemma-3-1b-it", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0, but must be"),
+        ("gemma-3-1b-it", {"rope_parameters": {"full_attention": {}}}, "say different things"),
+        ("gpt-oss-20b", {"swiglu_limit": 6.0}, "swiglu_limit is 6.0, but only 7.0"),
+        ("gpt-oss-20b", {"experts_per_token": 2}, "experts_per_token is 2, but only 4"),
+        ("gpt-oss-20b", {"num_local_experts": 2}, "4 of 2 experts"),
+        ("Olmo-3-7B-Think", {"sliding_window": None}, "'sliding_window' is missing"),
+        ("Olmo-3-7B-Think", {"rope_local_base_freq": 1e4}, "rope_local_base_freq is 10000.0"),
         ("Qwen3.5-4B-DFlash", {"layer_types": None}, "says of which layers"),
         ("Qwen3.5-4B-DFlash", {"sliding_window": None}, "'sliding_window' is missing"),
         ("Qwen3.5-4B-DFlash", {"rope_theta": 5.0}, "rope_theta is 5.0 in one place and 10000000"),
@@ -85,6 +103,7 @@ def test_other_models_of_a_format_are_refused(
         ({"type": "linear", "factor": 2.0, "mscale": 1.0}, "mscale is 1.0, which is not supported"),
         ({"type": "linear", "factor": 2.0, "truncate": False}, "truncate is False, but only True"),
         ({"type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"type": "yarn", **YARN, "truncate": 0}, "truncate is 0, but must be true or false"),
     ],
 )
 def test_scaling_is_understood_or_refused(scaling: dict[str, Any], message: str) -> None:

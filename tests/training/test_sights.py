@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from helpers import MASK, causal_model, diffusion_model, masked_model
+from helpers import (
+    MASK,
+    causal_model,
+    diffusion_model,
+    masked_model,
+    published,
+    random_model,
+    whole,
+)
 from literal import Memory
 from outpace.attention.ranges import HullAttention, RangesAttention, dense, narrowed
 from outpace.decoding import Forward
@@ -68,6 +77,30 @@ def test_packed_texts(sights: tuple[Sight, ...]) -> None:
         same(states, *decoded(model, (part, slice(None), 0, "causal")))
     plain = hidden_states(causal_model(), pack(parts))
     assert not torch.allclose(torch.cat(ours), plain, atol=0.1), "and they hide something"
+
+
+SLIDES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
+SLIDES |= {"rms_norm_eps": 1e-6, "head_dim": 8}
+GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 12}
+GEMMA |= {"rope_local_base_freq": 1e2}
+SINKS = {"num_local_experts": 3, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [("Gemma3ForCausalLM", GEMMA), ("GptOssForCausalLM", SINKS), ("Olmo3ForCausalLM", {})],
+)
+def test_published_models_see_as_they_decode(architecture: str, fields: dict[str, Any]) -> None:
+    """Windows, angles and sinks of packed texts; and all that is used is trained."""
+    model = random_model(published(architecture, **SLIDES, **fields)).requires_grad_(True)
+    parts = [SFT().rows(example(2, n, n), np.random.default_rng(0)) for n in (3, 9)]
+    hidden = hidden_states(model, pack(parts))
+    for part, states in zip(parts, hidden.split([5, 11]), strict=True):
+        expected = whole(model, part.ids.tolist(), causal=True)
+        torch.testing.assert_close(model.head(states), expected, atol=2e-4, rtol=2e-4)
+    model.head(hidden).logsumexp(-1).square().sum().backward()
+    unused = [name for name, each in model.named_parameters() if each.grad is None]
+    assert all(".experts." in name for name in unused)
 
 
 @slides

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from outpace.attention.batch import Batch, Span
+from outpace.attention.sinks import attention
 from outpace.models.config import Sight
 from outpace.models.transformer import Attend
 
@@ -49,21 +49,23 @@ class Dense:
         """What is the same in every layer is done here, once per pass."""
         calls = {sight: self.calls(batch.spans, sight) for sight in set(self.sights)}
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(
+            layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+        ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
             keys.index_copy_(0, batch.write, k)
             values.index_copy_(0, batch.write, v)
             own = calls[self.sights[layer]]
             if len(own) == 1 and own[0].in_order:
-                return own[0](q, keys, values)
+                return own[0](q, keys, values, sinks)
             out = torch.empty_like(q)
             for call in own:
-                out[call.rows] = call(q, keys, values)
+                out[call.rows] = call(q, keys, values, sinks)
             return out
 
         if not self.double:
             return attend
-        return lambda layer, q, k, v: attend(layer, q.double(), k, v).to(v.dtype)
+        return lambda layer, q, k, v, sinks=None: attend(layer, q.double(), k, v, sinks).to(v.dtype)
 
     def calls(self, spans: Sequence[Span], sight: Sight) -> list[Alone | Together]:
         """Few calls that attend with all rows."""
@@ -137,23 +139,20 @@ class Alone:
         """Whether its rows, if they are all that there are, stand in their order."""
         return True
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(
+        self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attend; a single row lets the heads that share a key head be rows of one product."""
         k, v = alike(q, keys[None, self.slots], values[None, self.slots])
         rows = q[self.rows]
         n, heads, size = rows.shape
         if n == 1:
             grouped = rows.view(1, k.shape[1], -1, size)
-            got = F.scaled_dot_product_attention(grouped, k, v, attn_mask=self.bias)
-            return got.view(1, heads, size)
-        got = F.scaled_dot_product_attention(
-            rows[None].transpose(1, 2),
-            k,
-            v,
-            attn_mask=self.bias,
-            is_causal=self.causal,
-            enable_gqa=heads != k.shape[1],
-        )
+            own = of_groups(sinks, k.shape[1], 1)
+            return attention(grouped, k, v, self.bias, sinks=own).view(1, heads, size)
+        own = None if sinks is None else sinks.view(1, -1, 1, 1)
+        together = rows[None].transpose(1, 2)
+        got = attention(together, k, v, self.bias, causal=self.causal, sinks=own)
         return got.transpose(1, 2)[0]
 
 
@@ -210,7 +209,9 @@ class Together:
             bias=together(spans, places, (count, rows, seen), sight, like, sharing),
         )
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(
+        self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attend with all their rows at once."""
         count, n, seen = self.shape
         size, kv_heads = q.shape[-1], keys.shape[1]
@@ -221,7 +222,7 @@ class Together:
             own = own.new_zeros(count, *own.shape[1:]).index_copy_(0, self.places, own)
         k, v = alike(q, self.view(keys), self.view(values))
         grouped = own.transpose(1, 2).reshape(count, kv_heads, -1, size)
-        got = F.scaled_dot_product_attention(grouped, k, v, attn_mask=self.bias)
+        got = attention(grouped, k, v, self.bias, sinks=of_groups(sinks, kv_heads, n))
         got = got.view(count, kv_heads, n, -1, size).transpose(1, 2)
         return (got if self.places is None else got[self.places]).reshape(-1, *q.shape[1:])
 
@@ -231,6 +232,13 @@ class Together:
         strides = (self.stride * x.stride(0), *x.stride())
         begin = x.storage_offset() + self.first * x.stride(0)
         return x.as_strided((count, seen, *x.shape[1:]), strides, begin)
+
+
+def of_groups(sinks: Tensor | None, kv_heads: int, rows: int) -> Tensor | None:
+    """Sinks `[H]` of rows whose heads lie side by side behind each key head, `[1, K, n, 1]`."""
+    if sinks is None:
+        return None
+    return sinks.view(kv_heads, 1, -1).repeat(1, rows, 1).view(1, kv_heads, -1, 1)
 
 
 def alike(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

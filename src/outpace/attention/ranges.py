@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outpace.attention.sinks import attention
+
 Span = tuple[int, int]
 HOST = torch.device("cpu")
 
@@ -110,7 +112,7 @@ class Piece:
     causal: bool
     mask: Tensor | None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend the documents' rows `q [n, H, D]` over their keys."""
         heads, shared = q.shape[1], q.shape[1] // k.shape[1]
         if shared > 1:
@@ -119,23 +121,26 @@ class Piece:
             tensor.view(self.count, -1, heads, tensor.shape[-1]).transpose(1, 2)
             for tensor in (q, k, v)
         )
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, is_causal=self.causal)
+        own = None if sinks is None else sinks.view(1, -1, 1, 1)
+        out = attention(q, k, v, self.mask, causal=self.causal, sinks=own)
         return out.transpose(1, 2).flatten(0, 1)
 
 
 class TrainingAttention:
     """Attention in the precision that suits the device."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend `q [T, H, D]` over `k, v [keys, K, D]`."""
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Attend `q [T, H, D]` over `k, v [keys, K, D]`, beside `sinks [H]`."""
         kind = q.device.type
         if kind == "cpu" and torch.is_autocast_enabled(kind):
             # The CPU's attention is several times slower in bfloat16 than in float32.
             with torch.autocast(kind, enabled=False):
-                return self.attend(q.float(), k.float(), v.float())
-        return self.attend(q, k, v)
+                return self.attend(q.float(), k.float(), v.float(), sinks)
+        return self.attend(q, k, v, sinks)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """The same for every layer."""
         raise NotImplementedError
 
@@ -148,10 +153,10 @@ class RangesAttention(TrainingAttention):
         self.pieces = [merge(list(run), device) for _, run in groupby(pieces(ranges), key=kind)]
         self.rows = [piece.count * piece.length for piece in self.pieces]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """Attend `q [T, H, D]` over `k, v [T, K, D]` of the same rows."""
         cut = (tensor.split(self.rows) for tensor in (q, k, v))
-        return torch.cat([p.attend(*qkv) for p, *qkv in zip(self.pieces, *cut, strict=True)])
+        return torch.cat([p.attend(*qkv, sinks) for p, *qkv in zip(self.pieces, *cut, strict=True)])
 
 
 class HullAttention(TrainingAttention):
@@ -173,11 +178,13 @@ class HullAttention(TrainingAttention):
             mask = seen(part, keys).to(device)
             self.pieces.append(Piece(count=1, length=len(part), causal=False, mask=mask))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """Attend `q [T, H, D]` over `k, v [keys, K, D]`."""
         return torch.cat(
             [
-                piece.attend(rows, *(torch.cat([x[hull] for hull in hulls]) for x in (k, v)))
+                piece.attend(
+                    rows, *(torch.cat([x[hull] for hull in hulls]) for x in (k, v)), sinks=sinks
+                )
                 for rows, hulls, piece in zip(
                     q.split(self.runs), self.hulls, self.pieces, strict=True
                 )

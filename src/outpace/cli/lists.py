@@ -13,6 +13,7 @@ from outpace.decoding.target import plural
 from outpace.methods import METHODS
 from outpace.methods.options import options_of
 from outpace.models.families import FAMILIES
+from outpace.models.families.drafts import DRAFTS
 from outpace.models.load import ZOO, load_config, zoo_names
 
 
@@ -24,12 +25,23 @@ def models() -> None:
     for name in zoo_names():
         table.add_row(name, *described(name))
     console.print(table)
-    table = Table(header_style="bold")
-    for column in ("family", "architectures", "about"):
-        table.add_column(column)
     for family in FAMILIES.values():
-        table.add_row(family.name, ", ".join(family.architectures), family.about)
-    console.print(table)
+        console.print(family.name, style="bold")
+        console.print(f"  {family.about}")
+        read = f"{', '.join(family.architectures)}, compared with {family.compared}"
+        console.print(f"  {read}", style="dim")
+        console.print(f"  such as {', '.join(family.checkpoints)}", highlight=False)
+    for method, targets in DRAFTS.items():
+        console.print(f"drafts of {method}", style="bold")
+        for target, drafts in targets.items():
+            remark = "" if loads(target) else ", which does not load"
+            console.print(f"  {', '.join(drafts)} for {target}{remark}", highlight=False)
+
+
+def loads(name: str) -> bool:
+    """Whether a checkpoint is of the zoo, or one that a family says it reads."""
+    read = {known for family in FAMILIES.values() for known in family.checkpoints}
+    return name in read or name in zoo_names()
 
 
 def described(name: str) -> tuple[str, str, str]:

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from outpace.decoding import Kind
 from outpace.engine.quickest import LAYOUTS, ROWS, by_column, packs, product, quickest
 from outpace.models.int8 import is_quantised
+from outpace.models.norm import DIRECT as NORMS
 from outpace.models.norm import DirectNorm
 from outpace.models.transformer import MLP, Attention, Block, Stack, Transformer
 
@@ -104,8 +104,8 @@ class DirectMLP(MLP):
         """Map rows `x [T, dim]`."""
         if len(x) > PIECE:
             return torch.cat([self(piece) for piece in x.split(PIECE)])
-        gate, up = self.gate_up(x).chunk(2, -1)
-        mapped: Tensor = self.down(F.silu(gate).mul_(up))
+        gate, up = self.activate(self.gate_up(x))
+        mapped: Tensor = self.down(gate.mul_(up))
         return mapped
 
 
@@ -143,7 +143,7 @@ class OwnHead(Transformer):
 
 
 DIRECT: dict[type[nn.Module], type[nn.Module]] = {
-    nn.RMSNorm: DirectNorm,
+    **NORMS,
     nn.Linear: DirectLinear,
     Attention: DirectAttention,
     MLP: DirectMLP,

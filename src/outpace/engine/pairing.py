@@ -9,8 +9,9 @@ from outpace.decoding import Kind, Processor, Request, Target
 from outpace.decoding.processor import Shortened
 from outpace.decoding.target import plural
 from outpace.engine.runner import Runner
-from outpace.methods import Method
+from outpace.methods import METHODS, Method
 from outpace.models.config import ModelConfig
+from outpace.models.known import AUTO, draft_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,6 +68,18 @@ class Pairing:
                     f"max_tokens={request.max_tokens} need {slots} slots{extra}, "
                     f"but {runner.name} has {limit}: shorten one of them"
                 )
+
+
+def named(method: Method, target: str) -> dict[str, str]:
+    """Name of the model in each further role; "auto" stands for the draft known for a target.
+
+    Raises `ValueError` where none of those that are known is on this machine.
+    """
+    models = {role: str(name) for role, name in method.models().items()}
+    if models.get("draft") == AUTO:
+        kinds = {each: name for name, each in METHODS.items()}
+        models["draft"] = draft_for(target, kinds.get(type(method), type(method).__name__))
+    return models
 
 
 def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from outpace.decoding.target import Kind, Order
 
@@ -46,8 +46,14 @@ class ModelConfig:
         block, order, eps, drawn, null_prompt: how its authors decode it, see `Target`; the `block`
             of a draft is its trained length, its first token included.
         wide_qk_norm: whether queries, and keys, are normed over all heads at once.
-        norms_after: whether attention and MLP are normed behind and not in front.
+        norms: whether attention and MLP are normed in front, behind, or both ("around").
+        norm_offset: whether the weights of norms are what they add to one.
+        local_rope: rotary embedding of the layers with a window, where it is another than `rope`.
         unrotated: layers without rotary embedding.
+        query_factor: what queries are multiplied by besides 1 / sqrt(head_dim).
+        sinks: whether each head has a score that takes part of the weight and has no value.
+        activation: how gate and up projection meet, by its name in `models/activation.py`.
+        embedding_scale: what the rows of tokens are multiplied by.
         experts, experts_per_row, norm_experts: MLPs of a layer where there are several, how many
             of them a row goes through, and whether their weights add up to one.
         feature_layers: layers of a target whose outputs a draft reads, side by side in this order;
@@ -74,8 +80,14 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     wide_qk_norm: bool = False
-    norms_after: bool = False
+    norms: Literal["before", "after", "around"] = "before"
+    norm_offset: bool = False
+    local_rope: Rope | None = None
     unrotated: tuple[int, ...] = ()
+    query_factor: float = 1.0
+    sinks: bool = False
+    activation: str = "silu"
+    embedding_scale: float = 1.0
     experts: int = 0
     experts_per_row: int = 0
     norm_experts: bool = False
@@ -118,6 +130,18 @@ class ModelConfig:
         width, shared = self.heads * self.head_dim, self.kv_heads * self.head_dim
         layer = self.dim * (2 * width + 2 * shared + 3 * self.mlp)
         return self.layers * layer + self.vocab * self.dim * (1 if self.tied else 2)
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """Rotary embedding of all layers, or of those that see all and of those with a window."""
+        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    def angles_of(self, layer: int) -> slice | None:
+        """Columns of the rotary tables that belong to a layer; None where all of them do."""
+        if self.local_rope is None:
+            return None
+        first = self.head_dim if self.sights and self.sights[layer].window is not None else 0
+        return slice(first, first + self.head_dim)
 
     @property
     def feature_size(self) -> int:

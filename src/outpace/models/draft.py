@@ -35,8 +35,9 @@ class FeatureDraft(Stack):
         return self.lender[0].head(hidden)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Rows `[T, dim]` of tokens `ids i64[T]`, by the target's embedding."""
-        return self.lender[0].embed(ids)
+        """Rows `[T, dim]` of tokens `ids i64[T]`, by the target's embedding, never scaled."""
+        rows: Tensor = self.lender[0].embedding(ids)
+        return rows
 
     def fuse(self, features: Tensor) -> Tensor:
         """Rows `[C, dim]` of hidden states `[C, f]` of the target."""

@@ -19,7 +19,7 @@ class Experts(nn.Module):
 
     def __init__(self, config: ModelConfig, make: Callable[[ModelConfig], nn.Module]) -> None:
         super().__init__()
-        self.router = nn.Linear(config.dim, config.experts, bias=False)
+        self.router = nn.Linear(config.dim, config.experts, bias=config.mlp_bias)
         self.experts = nn.ModuleList(make(config) for _ in range(config.experts))
         self.chosen, self.norms = config.experts_per_row, config.norm_experts
 

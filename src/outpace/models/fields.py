@@ -124,9 +124,9 @@ def few(value: Any) -> int:
 
 def number(value: Any) -> float:
     """A positive number."""
-    if type(value) in (int, float) and 0 < value < 1e30:
+    if type(value) in (int, float) and 0 < value < 1e18:
         return float(value)
-    raise ValueError("a positive, finite number")
+    raise ValueError("a positive number below 1e18")
 
 
 def flag(value: Any) -> bool:

@@ -61,6 +61,17 @@ def resolve(name: str | Path, patterns: Sequence[str] = FILES) -> Path:
         raise ValueError(f"the hub did not give {str(name)!r}: {line(error)}") from error
 
 
+def here(name: str) -> bool:
+    """Whether a checkpoint can be had without a download."""
+    if os.path.isdir(name) or os.path.isfile(ZOO / name / CONFIG):
+        return True
+    try:
+        folder = snapshot_download(name, allow_patterns=FILES, local_files_only=True)
+    except Exception:  # what the hub's library raises where nothing lies in its cache
+        return False
+    return os.path.isfile(Path(folder) / CONFIG)
+
+
 def zoo_names() -> list[str]:
     """Names of the models that ship inside the package."""
     return sorted(path.parent.name for path in ZOO.glob("*/config.json"))
@@ -179,7 +190,7 @@ def limited(config: ModelConfig, max_length: int | None) -> ModelConfig:
     if max_length is not None:
         most = checked("max_length", max_length, count)
         config = replace(config, max_length=min(most, config.max_length))
-    if config.max_length * config.head_dim > TABLES:
+    if config.max_length * config.head_dim * len(config.ropes) > TABLES:
         raise ValueError(
             f"rotary tables of {config.max_length} positions, as config.json wants them, take "
             "more than a GiB; give a max_length that suffices"

@@ -46,8 +46,10 @@ def yarn(
     def pair(turns: float) -> float:
         return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first = max(math.floor(pair(scaling["beta_fast"])), 0)
-    last = min(math.ceil(pair(scaling["beta_slow"])), head_dim - 1)
+    first, last = pair(scaling["beta_fast"]), pair(scaling["beta_slow"])
+    if scaling["truncate"]:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
     steps = torch.arange(head_dim // 2, dtype=torch.float64)
     stretched = ((steps - first) / max(last - first, 0.001)).clamp(0, 1)
     attention = scaling["attention_factor"] or 0.1 * math.log(factor) + 1.0

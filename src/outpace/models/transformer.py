@@ -14,19 +14,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from outpace.models.activation import ACTIVATIONS
 from outpace.models.config import ModelConfig
 from outpace.models.experts import Experts
+from outpace.models.norm import norm
 from outpace.models.rope import rotate, tables
 
 
 class Attend(Protocol):
     """Attention over whatever memory the caller keeps."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """Store `k, v` for this layer and attend with `q [T, H, D]`: `[T, H, D]`.
 
         `k, v` are `[T, K, D]`, or `[C + T, K, D]` where a draft has C rows of context that are
-        only seen; those come first.
+        only seen; those come first. The softmax of each row counts one more score, `sinks [H]`,
+        which has no value.
         """
         ...
 
@@ -46,9 +51,9 @@ class Attention(nn.Module):
         self.wide, self.rotates = config.wide_qk_norm, layer not in config.unrotated
         if config.qk_norm:
             sizes = (self.heads, self.kv_heads) if self.wide else (1, 1)
-            self.q_norm, self.k_norm = (
-                nn.RMSNorm(size * config.head_dim, config.norm_eps) for size in sizes
-            )
+            self.q_norm, self.k_norm = (norm(config, size * config.head_dim) for size in sizes)
+        self.own_angles, self.query_factor = config.angles_of(layer), config.query_factor
+        self.sinks = nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
 
     def forward(
         self,
@@ -70,39 +75,47 @@ class Attention(nn.Module):
             if self.wide:
                 q, k = q.flatten(1), k.flatten(1)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1).view_as(qk)
+        if self.own_angles is not None:
+            cos, sin = cos[..., self.own_angles], sin[..., self.own_angles]
         if self.rotates:
             qk = rotate(qk, cos, sin).to(x.dtype)
         q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
-        attended = attend(self.layer, q[behind:] if behind else q, k, v).flatten(1)
+        if self.query_factor != 1:
+            q = q * self.query_factor
+        more = () if self.sinks is None else (self.sinks,)
+        attended = attend(self.layer, q[behind:] if behind else q, k, v, *more).flatten(1)
         out: Tensor = self.out(attended if wanted is None else attended[wanted])
         return out
 
 
 class MLP(nn.Module):
-    """SwiGLU (Shazeer, 2020) with gate and up projection in one matrix."""
+    """A gated MLP (Shazeer, 2020) with gate and up projection in one matrix."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.gate_up = nn.Linear(config.dim, 2 * config.mlp, bias=config.mlp_bias)
         self.down = nn.Linear(config.mlp, config.dim, bias=config.mlp_bias)
+        self.activate = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """Map rows `x [T, dim]`."""
-        gate, up = self.gate_up(x).chunk(2, -1)
-        mapped: Tensor = self.down(F.silu(gate) * up)
+        gate, up = self.activate(self.gate_up(x))
+        mapped: Tensor = self.down(gate * up)
         return mapped
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP, each normed before (or after) and added after."""
+    """One layer: attention and MLP, each normed before, after or both, and added."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
+        before, after = config.norms != "after", config.norms != "before"
+        self.attention_norm = norm(config) if before else None
         self.attention = Attention(config, layer)
-        self.mlp_norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.attention_after = norm(config) if after else None
+        self.mlp_norm = norm(config) if before else None
         self.mlp = Experts(config, MLP) if config.experts else MLP(config)
-        self.after = config.norms_after
+        self.mlp_after = norm(config) if after else None
 
     def forward(
         self,
@@ -117,18 +130,15 @@ class Block(nn.Module):
 
         Rows `context [C, dim]`, which stand before them, are only seen.
         """
-        y, behind = x if self.after else self.attention_norm(x), 0
+        y, behind = x if self.attention_norm is None else self.attention_norm(x), 0
         if context is not None:
             y, behind = torch.cat((context, y)), context.shape[0]
         attended: Tensor = self.attention(y, cos, sin, attend, wanted, behind)
-        x = x if wanted is None else x[wanted]
-        if self.after:
-            x = x + self.attention_norm(attended)
-            after: Tensor = self.mlp_norm(self.mlp(x))
-            return x + after
-        x = attended + x
-        mapped: Tensor = self.mlp(self.mlp_norm(x))
-        return x + mapped
+        if self.attention_after is not None:
+            attended = self.attention_after(attended)
+        x = attended + (x if wanted is None else x[wanted])
+        mapped: Tensor = self.mlp(x if self.mlp_norm is None else self.mlp_norm(x))
+        return x + (mapped if self.mlp_after is None else self.mlp_after(mapped))
 
 
 Context = tuple[Tensor, Tensor]
@@ -210,11 +220,13 @@ class Stack(nn.Module, ABC):
             self.register_buffer(name, table, persistent=False)
 
     def rotary(self) -> tuple[Tensor, Tensor]:
-        """Rotary tables for every position that the model was made for."""
-        return tables(self.config.rope, self.config.head_dim, self.config.max_length)
+        """Rotary tables for every position that the model was made for, side by side."""
+        size, length = self.config.head_dim, self.config.max_length
+        cos, sin = zip(*(tables(rope, size, length) for rope in self.config.ropes), strict=True)
+        return torch.cat(cos, -1), torch.cat(sin, -1)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine `[T, 1, D]` of rows at `positions i64[T]`."""
+        """Cosine and sine `[T, 1, D]` of rows at `positions i64[T]`, those of all ropes in one."""
         dtype = torch.float32 if self.config.rope.float32 else dtype
         return (
             self.cos.index_select(0, positions).to(dtype).unsqueeze(1),
@@ -238,7 +250,7 @@ class Transformer(Stack):
         self.config = config
         self.embedding = Embedding(config.vocab, config.dim)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
-        self.norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.norm = norm(config)
         self.unembedding: nn.Module | None = None
         if not config.tied:
             self.unembedding = nn.Linear(config.dim, config.vocab, bias=False)
@@ -247,7 +259,9 @@ class Transformer(Stack):
     def embed(self, ids: Tensor) -> Tensor:
         """Rows `[T, dim]` of tokens `ids i64[T]`."""
         rows: Tensor = self.embedding(ids)
-        return rows
+        scale = self.config.embedding_scale
+        # Rounded to the dtype first, as its authors do.
+        return rows if scale == 1 else rows * torch.tensor(scale, dtype=rows.dtype)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[..., vocab]` of hidden states `[..., dim]`."""

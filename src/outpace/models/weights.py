@@ -20,6 +20,8 @@ from outpace.models.families import FAMILIES
 from outpace.models.families.family import part_sizes
 from outpace.models.fields import line, read_json
 from outpace.models.int8 import quantise
+from outpace.models.mxfp4 import BLOCK, dequantised
+from outpace.models.stacks import PACKED, Entry, sizes, stacked
 from outpace.models.transformer import Stack, Transformer
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -35,6 +37,7 @@ class Weights:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
         self.files: dict[str, tuple[Path, Any]] = {}
+        self.stacks: dict[str, int] = {}
         for path in shards(folder):
             try:
                 opened = stack.enter_context(safe_open(path, framework="pt"))
@@ -45,38 +48,66 @@ class Weights:
             for name in opened.keys():  # noqa: SIM118 - a safetensors file is no mapping
                 self.files[name] = path, opened
 
+    def held(self, name: str) -> tuple[str, ...]:
+        """Names of what the files have in place of a tensor: itself, or what it is an entry of."""
+        entry = Entry.of(name)
+        stack = name if entry is None else entry.stack
+        packed = tuple(stack + part for part in PACKED)
+        return packed if entry and stack not in self.files and packed[0] in self.files else (stack,)
+
     def find(self, name: str) -> tuple[Path, Any]:
         """File that has a tensor; `ValueError` if there is none."""
-        if name not in self.files:
-            raise ValueError(f"{self.folder}: no tensor {name!r} in its weights")
-        return self.files[name]
+        if (held := self.held(name)[0]) not in self.files:
+            raise ValueError(f"{self.folder}: no tensor {held!r} in its weights")
+        return self.files[held]
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """One tensor; `ValueError` if it has another shape or other numbers."""
+        if (entry := Entry.of(name)) is None:
+            return self.read(name, shape, FLOATS)
+        if len(self.held(name)) == 1:
+            own = self.read(entry.stack, shape[::-1] if entry.turned else shape, FLOATS, entry)
+            return own.T.contiguous() if entry.turned else own
+        rows, columns = shape
+        blocks, scales = self.held(name)
+        return dequantised(
+            self.read(blocks, (rows, columns // BLOCK, BLOCK // 2), ("U8",), entry),
+            self.read(scales, (rows, columns // BLOCK), ("U8",), entry),
+        )
+
+    def read(
+        self, name: str, shape: tuple[int, ...], kinds: Collection[str], entry: Entry | None = None
+    ) -> Tensor:
+        """One tensor of the files, or an entry of it."""
         path, opened = self.find(name)
         header = opened.get_slice(name)
-        if header.get_dtype() not in FLOATS:
+        if header.get_dtype() not in kinds:
             raise ValueError(
                 f"{path}: tensor {name!r} holds {header.get_dtype()}; what loads is unquantised, "
-                f"in {', '.join(FLOATS)}"
+                f"in {', '.join(kinds)}"
             )
-        if (found := tuple(header.get_shape())) != shape:
+        wanted = shape if entry is None else (self.stacks.get(entry.stack, 0), *shape)
+        if (found := tuple(header.get_shape())) != wanted:
             raise ValueError(
-                f"{path}: tensor {name!r} has shape {found}, but config.json means {shape}"
+                f"{path}: tensor {name!r} has shape {found}, but config.json means {wanted}"
             )
         # Pages of the file that were read stay in memory for as long as it is open.
         with safe_open(path, framework="pt") as again:
-            tensor: Tensor = again.get_tensor(name)
+            tensor: Tensor = (
+                again.get_tensor(name) if entry is None else again.get_slice(name)[entry.number]
+            )
         return tensor
 
     def check_depth(self, config: ModelConfig) -> None:
         """Raise `ValueError` if the last layer is missing, before a model is made of them all."""
-        last = f"blocks.{config.layers - 1}.mlp_norm.weight"
+        last = f"blocks.{config.layers - 1}.attention.out.weight"
         self.find(*FAMILIES[config.family].published(last))
 
     def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
         """Raise `ValueError` for tensors that the model has no use for."""
-        left = {name for name in self.files if name not in wanted and not name.endswith(COMPUTED)}
+        self.stacks = sizes(wanted)
+        known = {held for name in wanted for held in self.held(name)}
+        left = {name for name in self.files if name not in known and not name.endswith(COMPUTED)}
         if config.tied:
             left -= self.copies(config)
         if left:
@@ -215,11 +246,11 @@ def save_model(model: Stack, folder: str | Path, *, dtype: torch.dtype = torch.b
         names, sizes = zip(*sources(model.config, name, dense.shape[0]), strict=True)
         parts = zip(names, dense.split(sizes), strict=True)
         tensors |= {source: part.contiguous() for source, part in parts}
-    kind = {"torch_dtype": str(dtype).removeprefix("torch.")}
-    config = {**model.config.source, **kind}
+    config = {**model.config.source, "torch_dtype": str(dtype).removeprefix("torch.")}
+    config.pop("quantization_config", None)  # what is written has its full bits
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
+        save_file(stacked(tensors), folder / SINGLE, metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder} cannot be written: {error}") from error

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from outpace.engine.pairing import named as models_of
 from outpace.methods import METHODS, Method
 
 Positive = Annotated[int, Field(ge=1)]
@@ -189,7 +190,7 @@ def entry(
     """A model of the command line, with the models that its method names."""
     values: dict[str, Any] = {"path": path, "further": dict(further), **loading}
     if method is not None:
-        roles = {role: str(name) for role, name in method.models().items()}
+        roles = models_of(method, path)
         options = {f.name: getattr(method, f.name) for f in fields(method)}
         named = {role: name_of(name) for role, name in roles.items()}
         options = {k: v for k, v in (options | named).items() if v is not None}

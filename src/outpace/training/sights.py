@@ -33,8 +33,8 @@ def by_layer(config: ModelConfig, plan: Callable[[Sight], Attend]) -> Attend:
         return plan(Sight())
     plans = {sight: plan(sight) for sight in set(config.sights)}
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return plans[config.sights[layer]](layer, q, k, v)
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        return plans[config.sights[layer]](layer, q, k, v, sinks)
 
     return attend
 

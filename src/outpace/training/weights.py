@@ -14,7 +14,7 @@ from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES
 from outpace.models.load import family_of, load_draft, load_model, resolve, translate
 from outpace.models.rope import rotate
-from outpace.models.transformer import Transformer
+from outpace.models.transformer import Attention, Transformer
 
 
 def fresh(config: Mapping[str, Any], seed: int) -> Transformer:
@@ -69,9 +69,12 @@ def look_left(model: Transformer) -> None:
     slot's own row, which predicts it without a shift, now looks at the same slots.
     """
     config = model.config
-    cos, sin = model.cos[1], -model.sin[1]
-    for name, parameter in model.named_parameters():
-        if ".qkv." in name:
+    for attention in model.modules():
+        if not (isinstance(attention, Attention) and attention.rotates):
+            continue
+        own = attention.own_angles or slice(None)
+        cos, sin = model.cos[1, own], -model.sin[1, own]
+        for parameter in attention.qkv.parameters():
             heads = parameter[: config.heads * config.head_dim].unflatten(0, (config.heads, -1))
             heads.copy_(rotate(heads.movedim(1, -1), cos, sin).movedim(-1, 1))
 

@@ -40,6 +40,12 @@ DFLASH = Family(
     name="dflash",
     about="DFlash: a draft that reads the hidden states of its target",
     architectures=("DFlashDraftModel",),
+    checkpoints=(
+        "z-lab/Qwen3-4B-DFlash-b16",
+        "z-lab/Qwen3-8B-DFlash-b16",
+        "z-lab/Qwen3.5-4B-DFlash",
+    ),
+    compared="recorded runs of its authors' code",
     fields={
         **DECODER,
         **BIASED,

@@ -19,6 +19,8 @@ DREAM = Family(
     name="dream",
     about="Dream: a diffusion model adapted from Qwen2.5, bidirectional, shifted",
     architectures=("DreamModel",),
+    checkpoints=("Dream-org/Dream-v0-Base-7B", "Dream-org/Dream-v0-Instruct-7B"),
+    compared="recorded runs of its authors' code",
     fields={
         **DECODER,
         "qkv_bias": True,

@@ -8,11 +8,11 @@ from dataclasses import field as member
 from operator import itemgetter
 
 from outpace.decoding.target import Kind
-from outpace.models.config import ModelConfig, Rope
+from outpace.models.config import ModelConfig
+from outpace.models.families.ropes import STATED_ROPE
 from outpace.models.families.rotary import ROPE
 from outpace.models.families.sights import FULL
 from outpace.models.fields import (
-    Field,
     Given,
     count,
     few,
@@ -31,7 +31,7 @@ from outpace.models.fields import (
 Names = Mapping[str, str | tuple[str, ...]]
 """Our parameter names to published ones; `{}` is a layer, or an expert of a layer behind it.
 
-A tuple is stacked by rows.
+A tuple is stacked by rows. `[{}]` at the end is an entry of a stack, `[{}].T` one that is turned.
 """
 
 HUGGING_FACE_NAMES: Names = {
@@ -65,6 +65,14 @@ HUGGING_FACE_NAMES: Names = {
     "norm.weight": "model.norm.weight",
     "unembedding.weight": "lm_head.weight",
 }
+
+
+NORMS_AFTER: Names = {
+    **HUGGING_FACE_NAMES,
+    "blocks.{}.attention_after.weight": "model.layers.{}.post_attention_layernorm.weight",
+    "blocks.{}.mlp_after.weight": "model.layers.{}.post_feedforward_layernorm.weight",
+}
+"""The same names, but those of norms behind attention and MLP."""
 
 
 def with_experts(module: str, gate: str, up: str, down: str) -> Names:
@@ -102,15 +110,6 @@ def share(ours: Given) -> int:
     return int(size)
 
 
-def stated_rope(given: Given, ours: Given) -> Rope:
-    """Rotary embedding whose base frequency must be given."""
-    parts = [given, *(given.get(name) for name in ROPE.names)]
-    if not any(isinstance(part, Mapping) and part.get("rope_theta") for part in parts):
-        raise ValueError("the field 'rope_theta' is missing")
-    rope: Rope = ROPE.value(given, ours)
-    return rope
-
-
 EOS = field("eos_token_id", indices, ())
 DECODER: Given = {
     "vocab": field("vocab_size", count),
@@ -136,7 +135,7 @@ STATED: Given = {
     "kv_heads": field("num_key_value_heads", few),
     "max_length": field("max_position_embeddings", count),
     "norm_eps": field("rms_norm_eps", number),
-    "rope": Field(ROPE.names, stated_rope),
+    "rope": STATED_ROPE,
     "tied": field("tie_word_embeddings", flag),
 }
 """The same, but fields must be there of which families have different defaults."""
@@ -185,6 +184,10 @@ class Family:
     top_p: float = 1.0
     template: str | None = None
     """Chat template of a tokenizer that comes without one."""
+    checkpoints: tuple[str, ...] = ()
+    """Some that are published in this format, by their names on the hub."""
+    compared: str = "transformers"
+    """What its logits and its text were compared with."""
 
     def config(self, published: Given) -> ModelConfig:
         """A `config.json` as ours; `ValueError` for a field that is wrong, missing or unknown."""

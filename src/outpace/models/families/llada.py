@@ -26,10 +26,8 @@ NAMES: Names = {
 
 STATED = {"block_type": "llama", "block_group_size": 1, "activation_type": "silu", "rope": True}
 STATED |= {"layer_norm_type": "rms", "layer_norm_with_affine": True}
-MORE_IGNORED = """
-    alibi_bias_max attention_layer_norm_with_affine embedding_dropout flash_attention mlp_ratio
-    init_cutoff_factor init_device init_fn init_std precision residual_dropout
-"""
+MORE_IGNORED = """alibi_bias_max attention_layer_norm_with_affine embedding_dropout mlp_ratio
+    flash_attention init_cutoff_factor init_device init_fn init_std precision residual_dropout"""
 
 TEMPLATE = (
     "{% for message in messages %}{% if loop.first %}<|startoftext|>{% endif %}"
@@ -51,6 +49,8 @@ LLADA = Family(
     name="llada",
     about="LLaDA: a diffusion model trained from scratch, bidirectional, not shifted",
     architectures=("LLaDAModelLM",),
+    checkpoints=("GSAI-ML/LLaDA-8B-Base", "GSAI-ML/LLaDA-8B-Instruct", "GSAI-ML/LLaDA-1.5"),
+    compared="recorded runs of its authors' code",
     fields={
         "vocab": field("embedding_size vocab_size", count),
         "dim": field("d_model", count),

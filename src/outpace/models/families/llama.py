@@ -9,6 +9,11 @@ LLAMA = Family(
     name="llama",
     about="Llama 3, 3.1, 3.2: no biases, rotary scaling for long contexts",
     architectures=("LlamaForCausalLM",),
+    checkpoints=(
+        "meta-llama/Meta-Llama-3-8B",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "meta-llama/Llama-3.2-1B",
+    ),
     fields={**DECODER, **BIASED, "mlp_bias": field("mlp_bias", flag, False)},
     names=HUGGING_FACE_NAMES,
 )

@@ -16,6 +16,7 @@ MISTRAL = Family(
     name="mistral",
     about="Mistral: every layer sees the last `sliding_window` tokens, or all",
     architectures=("MistralForCausalLM",),
+    checkpoints=("mistralai/Mistral-7B-Instruct-v0.3", "mistralai/Mistral-Nemo-Instruct-2407"),
     fields={**STATED, "sights": sliding(4096)},
     names=HUGGING_FACE_NAMES,
 )
@@ -24,6 +25,7 @@ MIXTRAL = Family(
     name="mixtral",
     about="Mixtral: a mixture of experts in every layer",
     architectures=("MixtralForCausalLM",),
+    checkpoints=("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x22B-Instruct-v0.1"),
     fields={
         **STATED,
         "sights": sliding(None),

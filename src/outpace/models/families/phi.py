@@ -9,6 +9,7 @@ PHI3 = Family(
     name="phi3",
     about="Phi-3 and Phi-4 (14B): stacked projections, windows in some",
     architectures=("Phi3ForCausalLM",),
+    checkpoints=("microsoft/Phi-3-mini-4k-instruct", "microsoft/phi-4"),
     fields={
         **STATED,
         "sights": sliding(None),

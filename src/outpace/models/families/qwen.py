@@ -21,6 +21,12 @@ QWEN2 = Family(
     name="qwen2",
     about="Qwen2 and Qwen2.5: biases on query, key and value",
     architectures=("Qwen2ForCausalLM",),
+    checkpoints=(
+        "Qwen/Qwen2-0.5B",
+        "Qwen/Qwen2.5-0.5B-Instruct",
+        "Qwen/Qwen2.5-7B-Instruct",
+        "Qwen/Qwen2.5-7B-Instruct-1M",
+    ),
     fields={**DECODER, "qkv_bias": True},
     fixed={**FIXED, "attention_bias": True},
     ignored=QWEN_IGNORED,
@@ -31,6 +37,7 @@ QWEN3 = Family(
     name="qwen3",
     about="Qwen3 (dense): normed queries and keys",
     architectures=("Qwen3ForCausalLM",),
+    checkpoints=("Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B", "Qwen/Qwen3-8B", "Qwen/Qwen3-32B"),
     fields={**DECODER, **BIASED, "head_dim": field("head_dim", few, 128), "qk_norm": True},
     ignored=QWEN_IGNORED,
     names=HUGGING_FACE_NAMES,
@@ -40,6 +47,7 @@ QWEN3_MOE = Family(
     name="qwen3_moe",
     about="Qwen3, mixtures of experts in every layer",
     architectures=("Qwen3MoeForCausalLM",),
+    checkpoints=("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3-235B-A22B"),
     fields={
         **QWEN3.fields,
         "head_dim": DECODER["head_dim"],

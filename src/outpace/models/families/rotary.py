@@ -11,6 +11,7 @@ from outpace.models.fields import (
     checked,
     count,
     field,
+    flag,
     mapping,
     names_of,
     number,
@@ -21,21 +22,20 @@ from outpace.models.fields import (
 
 FACTOR = {"factor": field("factor", number)}
 TRAINED = {"original_max_position_embeddings": field("original_max_position_embeddings", count)}
+STRETCHED = FACTOR | TRAINED
 SCALINGS: dict[str, dict[str, Field]] = {
     "default": {},
     "linear": FACTOR,
-    "llama3": FACTOR
-    | TRAINED
+    "llama3": STRETCHED
     | {name: field(name, number) for name in ("low_freq_factor", "high_freq_factor")},
-    "yarn": FACTOR
-    | TRAINED
+    "yarn": STRETCHED
     | {"beta_fast": field("beta_fast", number, 32.0), "beta_slow": field("beta_slow", number, 1.0)}
-    | {"attention_factor": field("attention_factor", number, None)},
+    | {"attention_factor": field("attention_factor", number, None)}
+    | {"truncate": field("truncate", flag, True)},
 }
 """Scalings and their own fields."""
 
-ANY = ("rope_type", "type", "rope_theta")
-FIXED = {"partial_rotary_factor": 1.0, "truncate": True}
+ANY, FIXED = ("rope_type", "type", "rope_theta"), {"partial_rotary_factor": 1.0, "truncate": True}
 
 
 def base(value: Any) -> float:
@@ -69,11 +69,12 @@ def scaling(given: Given) -> Given | None:
         raise ValueError(f"rope_scaling {kind!r} is not supported; what loads is {known}")
     fields, remedy = SCALINGS[kind], f"what loads is rope_scaling {kind!r} without it"
     refuse_unknown(given, {*ANY, *FIXED, *names_of(fields)}, remedy)
-    refuse_other(given, FIXED, {}, remedy)
+    refuse_other(given, {name: FIXED[name] for name in FIXED.keys() - fields.keys()}, {}, remedy)
     own = taken(fields, given)
     if kind == "llama3" and own["low_freq_factor"] >= own["high_freq_factor"]:
         raise ValueError("low_freq_factor must be below high_freq_factor")
     return None if kind == "default" else {"rope_type": kind, **own}
 
 
-ROPE = Field(("rope_theta", "rope_scaling", "rope_parameters"), rope)
+NAMES = ("rope_theta", "rope_scaling", "rope_parameters")
+ROPE = Field(NAMES, rope)

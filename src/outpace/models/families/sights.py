@@ -11,6 +11,7 @@ from outpace.models.fields import Field, Given, checked, count, field, flag
 EVERY, SLIDING = "full_attention", "sliding_attention"
 KINDS = "layer_types"
 SLIDES = field("use_sliding_window", flag, False)
+PATTERN = field("sliding_window_pattern _sliding_window_pattern", count, None)
 WINDOW, CAUSAL = field("sliding_window", count), field("causal is_causal", flag, None)
 
 
@@ -54,6 +55,18 @@ def sliding(usual: int | None) -> Field:
         return (Sight(window=window, causal=True),) * int(ours["layers"])
 
     return Field(("sliding_window",), value)
+
+
+def alternating(usual: int) -> Field:
+    """Sights where each layer of a number sees all and others slide, or as a checkpoint lists."""
+
+    def value(given: Given, ours: Given) -> tuple[Sight, ...]:
+        every = PATTERN.value(given, ours) or usual
+        layers = range(1, ours["layers"] + 1)
+        listed = given.get(KINDS) or [SLIDING if layer % every else EVERY for layer in layers]
+        return sights({KINDS: listed, "sliding_window": given.get("sliding_window")}, ours)
+
+    return Field((*WINDOW.names, *PATTERN.names, KINDS), value)
 
 
 def checked_window(value: Any) -> int | None:

@@ -33,6 +33,7 @@ SMOLLM3 = Family(
     name="smollm3",
     about="SmolLM3: some layers without rotary embedding",
     architectures=("SmolLM3ForCausalLM",),
+    checkpoints=("HuggingFaceTB/SmolLM3-3B",),
     fields={
         **STATED,
         **BIASED,

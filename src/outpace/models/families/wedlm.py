@@ -23,6 +23,8 @@ WEDLM = Family(
     name="wedlm",
     about="WeDLM: fills masks under causal attention, adapted from Qwen2.5 or Qwen3",
     architectures=("WeDLMForCausalLM",),
+    checkpoints=("tencent/WeDLM-7B-Instruct", "tencent/WeDLM-8B", "tencent/WeDLM-8B-Instruct"),
+    compared="recorded runs of its authors' code",
     fields={
         **DECODER,
         "mask_id": field("mask_token_id", index, mask),

@@ -1,0 +1,56 @@
+"""Attention of heads that may each have a sink: a score with no value behind it (gpt-oss)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+MOST = 2**26
+"""Scores that are in memory at a time, as far as a row has no more."""
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attend with `q [B, H, n, D]` over `k, v [B, K, S, D]`: `[B, H, n, D]`.
+
+    `mask [..., n, S]` is added to the scores, or says which count. `sinks [1, H, n or 1, 1]` are
+    scores of the same softmax, whose weight goes nowhere; PyTorch has no kernel for them.
+    """
+    shared = q.shape[1] // k.shape[1]
+    if sinks is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=shared > 1
+        )
+    if causal:
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, device=q.device).masked_fill_(~mask, -torch.inf)
+    if shared > 1:
+        k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
+    sinks = sinks.expand(*q.shape[:3], 1)
+    few = max(MOST // (q.shape[0] * q.shape[1] * k.shape[2]), 1)
+    parts = []
+    for first in range(0, q.shape[2], few):
+        rows = slice(first, first + few)
+        own = mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
+        parts.append(weights(q[:, :, rows], k, own, sinks[:, :, rows]) @ v)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
+def weights(q: Tensor, k: Tensor, mask: Tensor | None, sinks: Tensor) -> Tensor:
+    """The weight `[B, H, n, S]` of each key, those of the sinks left out."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if mask is not None:
+        scores = scores + mask
+    every = torch.cat((scores, sinks.to(scores.dtype)), -1)
+    return every.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32))[..., :-1].to(
+        q.dtype
+    )

@@ -1,0 +1,33 @@
+"""Published drafts, and the targets that they were made for; written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+DRAFTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "dflash": {
+        "tiny-ar": ("tiny-dflash",),
+        "Qwen/Qwen3-4B": ("z-lab/Qwen3-4B-DFlash-b16",),
+        "Qwen/Qwen3-8B": ("z-lab/Qwen3-8B-DFlash-b16",),
+        "Qwen/Qwen3-Coder-30B-A3B-Instruct": ("z-lab/Qwen3-Coder-30B-A3B-DFlash",),
+        "Qwen/Qwen3-Coder-Next": ("z-lab/Qwen3-Coder-Next-DFlash",),
+        "Qwen/Qwen3.5-4B": ("z-lab/Qwen3.5-4B-DFlash",),
+        "Qwen/Qwen3.5-9B": ("z-lab/Qwen3.5-9B-DFlash",),
+        "Qwen/Qwen3.5-27B": ("z-lab/Qwen3.5-27B-DFlash",),
+        "Qwen/Qwen3.5-35B-A3B": ("z-lab/Qwen3.5-35B-A3B-DFlash",),
+        "Qwen/Qwen3.5-122B-A10B": ("z-lab/Qwen3.5-122B-A10B-DFlash",),
+        "Qwen/Qwen3.6-27B": ("z-lab/Qwen3.6-27B-DFlash",),
+        "Qwen/Qwen3.6-35B-A3B": ("z-lab/Qwen3.6-35B-A3B-DFlash",),
+        "meta-llama/Llama-3.1-8B-Instruct": ("z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",),
+        "moonshotai/Kimi-K2.5": ("z-lab/Kimi-K2.5-DFlash",),
+        "openai/gpt-oss-20b": ("z-lab/gpt-oss-20b-DFlash",),
+        "openai/gpt-oss-120b": ("z-lab/gpt-oss-120b-DFlash",),
+    },
+    "speculative": {
+        "tiny-ar": ("tiny-aux",),
+        "Qwen/Qwen2.5-7B-Instruct": ("Qwen/Qwen2.5-0.5B-Instruct",),
+        "Qwen/Qwen3-8B": ("Qwen/Qwen3-0.6B",),
+        "meta-llama/Llama-3.1-8B-Instruct": ("meta-llama/Llama-3.2-1B-Instruct",),
+    },
+}
+"""Drafts of each method by the names of their targets."""

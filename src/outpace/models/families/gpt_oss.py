@@ -1,0 +1,56 @@
+"""gpt-oss: windows in every other layer, sinks, and experts in four bits or in bfloat16."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+
+from outpace.models.families.family import FIXED, HUGGING_FACE_NAMES, IGNORED, STATED, Family
+from outpace.models.families.sights import alternating
+from outpace.models.fields import Given, few, field, flag
+
+QUANTISED, EXPERTS = "quantization_config", "model.layers.{}.mlp.experts."
+
+
+def flat(published: Given) -> Given:
+    """The fields without those that say of its experts that they have four bits."""
+    said = published.get(QUANTISED)
+    known = isinstance(said, dict) and said.get("quant_method") == "mxfp4"
+    return {name: value for name, value in published.items() if not (known and name == QUANTISED)}
+
+
+GPT_OSS = Family(
+    name="gpt_oss",
+    about="gpt-oss: experts, also in MXFP4, windows in every other layer, sinks",
+    architectures=("GptOssForCausalLM",),
+    checkpoints=("openai/gpt-oss-20b", "openai/gpt-oss-120b"),
+    fields={
+        **STATED,
+        **dict.fromkeys(("qkv_bias", "out_bias"), field("attention_bias", flag, True)),
+        "head_dim": field("head_dim", few),
+        "sights": alternating(2),
+        "sinks": True,
+        "experts": field("num_local_experts", few),
+        "experts_per_row": field("num_experts_per_tok", few),
+        "norm_experts": True,
+        "mlp_bias": True,
+        "activation": "clamped",
+    },
+    fixed={
+        **FIXED,
+        "swiglu_limit": 7.0,
+        "swiglu_alpha": 1.702,
+        "experts_per_token": itemgetter("experts_per_row"),
+    },
+    ignored=IGNORED | {"router_aux_loss_coef", "output_router_logits", "initial_context_length"},
+    flat=flat,
+    names={
+        **HUGGING_FACE_NAMES,
+        "blocks.{}.attention.sinks": "model.layers.{}.self_attn.sinks",
+        "blocks.{}.mlp.router.weight": "model.layers.{}.mlp.router.weight",
+        "blocks.{}.mlp.router.bias": "model.layers.{}.mlp.router.bias",
+        "blocks.{}.mlp.experts.{}.gate_up.weight": EXPERTS + "gate_up_proj[{}].T",
+        "blocks.{}.mlp.experts.{}.gate_up.bias": EXPERTS + "gate_up_proj_bias[{}]",
+        "blocks.{}.mlp.experts.{}.down.weight": EXPERTS + "down_proj[{}].T",
+        "blocks.{}.mlp.experts.{}.down.bias": EXPERTS + "down_proj_bias[{}]",
+    },
+)

@@ -1,0 +1,76 @@
+"""A sink takes part of a row's weight, and is no key."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from outpace.attention import sinks
+from outpace.attention.sinks import attention
+
+HEADS, KEYS, ROWS, SLOTS, SIZE = 4, 2, 5, 7, 8
+MASK = torch.arange(SLOTS) <= torch.arange(ROWS)[:, None] + 2
+BIAS = torch.zeros(ROWS, SLOTS).masked_fill(~MASK, -torch.inf)
+
+
+def rows() -> tuple[torch.Tensor, ...]:
+    """Queries, keys, values and sinks of two sequences."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, HEADS, ROWS, SIZE), torch.randn(2, KEYS, SLOTS, SIZE)
+    return q, k, torch.randn(2, KEYS, SLOTS, SIZE), torch.randn(1, HEADS, 1, 1)
+
+
+def with_a_key(*tensors: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """The same by a key more, whose score is a bias of each head, and whose value is nought."""
+    q, k, v, sink = tensors
+    k, v = (F.pad(x.repeat_interleave(HEADS // KEYS, 1), (0, 0, 0, 1)) for x in (k, v))
+    own = torch.ones(ROWS, SLOTS, dtype=torch.bool) if mask is None else mask
+    bias = torch.zeros(1, HEADS, ROWS, SLOTS).masked_fill(~own, -torch.inf)
+    bias = torch.cat((bias, sink.expand(1, HEADS, ROWS, 1)), -1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+@pytest.mark.parametrize("most", [2**26, 150])
+@pytest.mark.parametrize("mask", [None, MASK, BIAS], ids=["all", "mask", "bias"])
+def test_it_is_a_key_without_a_value(
+    mask: torch.Tensor | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one piece or a few rows at a time."""
+    monkeypatch.setattr(sinks, "MOST", most)
+    q, k, v, sink = rows()
+    found = attention(q, k, v, mask, sinks=sink)
+    torch.testing.assert_close(
+        found, with_a_key(q, k, v, sink, mask=MASK if mask is not None else None)
+    )
+
+
+def test_rows_may_be_causal() -> None:
+    """Each sees the keys up to its own."""
+    q, k, v, sink = rows()
+    k, v = k[:, :, :ROWS], v[:, :, :ROWS]
+    mask = torch.ones(ROWS, ROWS, dtype=torch.bool).tril()
+    torch.testing.assert_close(
+        attention(q, k, v, causal=True, sinks=sink), attention(q, k, v, mask, sinks=sink)
+    )
+
+
+def test_a_sink_below_all_scores_is_none() -> None:
+    """And one above all takes everything."""
+    q, k, v, sink = rows()
+    plain = attention(q, k, v)
+    torch.testing.assert_close(attention(q, k, v, sinks=sink - 1e4), plain)
+    torch.testing.assert_close(attention(q, k, v, sinks=sink + 1e4), torch.zeros_like(plain))
+
+
+def test_half_precision_and_gradients() -> None:
+    """Weights are in float32, and all four are trained."""
+    tensors = [x.clone().requires_grad_() for x in rows()]
+    q, k, v, sink = tensors
+    attention(q, k, v, MASK, sinks=sink).square().sum().backward()
+    assert all(x.grad is not None and bool(x.grad.any()) for x in tensors)
+    half = attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), MASK, sinks=sink.bfloat16())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(
+        half.float(), attention(q, k, v, MASK, sinks=sink), atol=0.05, rtol=0.05
+    )
