@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outpace.models.config import ModelConfig
-from outpace.models.experts import Experts
+from outpace.models.experts import feed_forward
 from outpace.models.rope import rotate, tables
 
 
@@ -101,7 +101,7 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config, layer)
         self.mlp_norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.mlp = Experts(config, MLP) if config.experts else MLP(config)
+        self.mlp = feed_forward(config, layer, MLP)
         self.after = config.norms_after
 
     def forward(

@@ -111,6 +111,11 @@ def stated_rope(given: Given, ours: Given) -> Rope:
     return rope
 
 
+def mask(usual: int) -> Field:
+    """The mask token; where a checkpoint names none, the `usual` one if there is such a token."""
+    return field("mask_token_id", index, lambda ours: usual if ours["vocab"] > usual else None)
+
+
 EOS = field("eos_token_id", indices, ())
 DECODER: Given = {
     "vocab": field("vocab_size", count),
@@ -217,4 +222,7 @@ def part_sizes(config: ModelConfig, name: str) -> tuple[int, ...]:
     if ".qkv." in name:
         kv = config.kv_heads * config.head_dim
         return config.heads * config.head_dim, kv, kv
-    return config.mlp, config.mlp
+    width = config.shared_mlp if ".shared." in name else config.mlp
+    if name.startswith("blocks.") and int(name.split(".")[1]) < config.dense_layers:
+        width = config.dense_mlp
+    return width, width
