@@ -5,7 +5,7 @@ from __future__ import annotations
 from outpace.decoding.target import Kind
 from outpace.models.config import Groups
 from outpace.models.families.family import DECODER, IGNORED, Family, Names, mask
-from outpace.models.families.rotary import partial
+from outpace.models.families.partial import partial
 from outpace.models.fields import Field, Given, count, few, field, group, index, number, words
 
 MASK, BLOCK = 156895, 32

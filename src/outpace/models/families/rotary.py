@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from outpace.models.config import Rope
@@ -75,23 +74,6 @@ def scaling(given: Given) -> Given | None:
     if kind == "llama3" and own["low_freq_factor"] >= own["high_freq_factor"]:
         raise ValueError("low_freq_factor must be below high_freq_factor")
     return None if kind == "default" else {"rope_type": kind, **own}
-
-
-def partial(usual: float) -> Field:
-    """Rotary embedding of a share of each head, which is the `usual` one else."""
-    share = field("partial_rotary_factor", number, usual)
-
-    def value(given: Given, ours: Given) -> Rope:
-        part = share.value(given, ours)
-        size = int(ours["head_dim"] * part)
-        if part > 1 or size < 2 or size % 2:
-            raise ValueError(
-                f"partial_rotary_factor is {part}, but must turn pairs of {ours['head_dim']} "
-                "dimensions"
-            )
-        return replace(rope(given, ours), share=part)
-
-    return Field((*ROPE.names, *share.names), value)
 
 
 ROPE = Field(("rope_theta", "rope_scaling", "rope_parameters"), rope)
