@@ -78,6 +78,15 @@ def masked_model(*, seed: int = 0, **changes: Any) -> Transformer:
     return random_model(published("WeDLMForCausalLM", **fields), seed=seed)
 
 
+def block_model(*, seed: int = 0, shift: int = 0, **changes: Any) -> Transformer:
+    """A tiny block diffusion model, in the format of SDAR, or with a shift of Fast-dLLM v2."""
+    fields = {"mask_token_id": MASK, **changes}
+    if shift:
+        return random_model(published("Fast_dLLM_QwenForCausalLM", bd_size=8, **fields), seed=seed)
+    fields = {"block_size": 4, "head_dim": 8, **fields}
+    return random_model(published("SDARForCausalLM", **fields), seed=seed)
+
+
 def unshifted_model(*, seed: int = 0) -> Transformer:
     """A tiny bidirectional model whose rows predict their own slots, trained for guidance."""
     model = diffusion_model(seed=seed)

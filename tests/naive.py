@@ -228,12 +228,66 @@ def by_block(model: Transformer, canvas: list[int], ends: list[int]) -> Tensor:
     return logits.roll(model.config.shift, 0)
 
 
+def block_diffusion(
+    model: Transformer,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    threshold: float | None = 0.9,
+    budget: float | None = None,
+    steps: int | None = None,
+    order: str = "confidence",
+    part: int | None = None,
+    eos: int | None = None,
+) -> list[int]:
+    """Fill one block after the other; everything before the end of it is computed in every turn."""
+    mask, shift, size = model.config.mask_id, model.config.shift, model.config.block
+    ids, limit = list(prompt), len(prompt) + max_tokens
+    steps = steps or size
+    quotas = [size // steps + (step < size % steps) for step in range(steps)]
+    for begin in range(len(prompt) // size * size, limit, size):
+        end = min(begin + size, limit)
+        ends = [*range(size, end, size), end]
+        ids += [mask] * (end - len(ids))
+        turn = 0
+        while holes := [slot for slot in range(begin, end) if ids[slot] == mask]:
+            if shift and holes[0] == begin:
+                before = by_block(model, ids[:begin] + [0], [*ends[:-1], begin + 1])
+                ids[begin] = int(before[begin].argmax())
+                continue
+            if part:
+                edge = begin + ((holes[0] - begin) // part + 1) * part
+                holes = [slot for slot in holes if slot < edge]
+            logits = by_block(model, ids, ends)[holes]
+            p, best = logits.softmax(-1), logits.softmax(-1).amax(-1)
+            entropy = -(p * (p + 1e-10).log()).sum(-1)
+            ranks = -torch.arange(len(holes)) if order == "left_to_right" else surest(logits, order)
+            first = sorted(range(len(holes)), key=lambda index: -float(ranks[index]))
+            least = max(quotas[min(turn, steps - 1)], 1)
+            sure: list[int] = []
+            if budget is not None:
+                spent = [float(entropy[index]) for index in first]
+                count = 1
+                while (
+                    count < len(first)
+                    and sum(spent[: count + 1]) - max(spent[: count + 1]) <= budget
+                ):
+                    count += 1
+                sure = first[:count]
+            elif threshold is not None:
+                sure = [index for index in first if best[index] > threshold]
+            for index in sure if len(sure) >= min(least, len(first)) else first[:least]:
+                ids[holes[index]] = int(logits[index].argmax())
+            turn += 1
+    return answer(ids, prompt, eos)
+
+
 def d2f(
     model: Transformer,
     prompt: list[int],
     max_tokens: int,
     *,
-    block: int,
+    block: int | None = None,
     add: float = 0.1,
     activate: float = 0.95,
     confidence: float = 0.9,
@@ -247,17 +301,23 @@ def d2f(
     """
     mask = object()  # what is masked; the mask token itself may stand in a prompt
     ids, ends, ended = list(prompt), [len(prompt)], False
-    limit = len(prompt) + (max_tokens // block * block if canvas else max_tokens)
+    if block is None:  # the model's own, counted from slot 0
+        block = model.config.block
+        ends = list(range(0, len(prompt) + 1, block))
+    limit = len(prompt) + max_tokens
+    limit -= (limit - ends[-1]) % block if canvas else 0
     active: set[int] = set()
 
     def filled(index: int) -> float:
+        if not ends[index]:
+            return 1.0
         begin = ends[index - 1] if index else 0
         return sum(token is not mask for token in ids[begin : ends[index]]) / (ends[index] - begin)
 
     while True:
-        if len(ids) < limit and not ended and filled(len(ends) - 1) >= add:
-            ids += [mask] * min(block, limit - len(ids))
-            ends.append(len(ids))
+        if len(ids) < limit and not ended and (not ends[-1] or filled(len(ends) - 1) >= add):
+            ends.append(min(ends[-1] + block, limit))
+            ids += [mask] * (ends[-1] - len(ids))
         active |= {index for index in range(1, len(ends)) if filled(index - 1) >= activate}
         if mask not in ids:
             output = ids[len(prompt) :]

@@ -15,19 +15,19 @@ FILE, METHOD, FAMILY = 350, 200, 80
 FUNCTION, MEDIAN = 60, 8
 BUDGET = {
     "": 2350,
-    "attention": 680,
+    "attention": 700,
     "benchmark": 1200,
     "cli": 2950,
     "constraint": 2400,
     "decoding": 1600,
-    "engine": 1850,
+    "engine": 1900,
     "evaluation": 2200,
     "load": 800,
-    "methods": 1350,
-    "models": 3100,
+    "methods": 1550,
+    "models": 3300,
     "recipes": 50,
     "server": 2600,
-    "training": 4000,
+    "training": 4150,
     "zoo": 450,
 }
 """Lines that a package may have; whoever needs more changes its line here, and says why."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from helpers import (
     VOCAB,
+    block_model,
     causal_model,
     diffusion_model,
     engine_of,
@@ -35,6 +36,7 @@ from outpace.methods import (
     D2F,
     METHODS,
     Autoregressive,
+    BlockDiffusion,
     DFlash,
     Diffusion,
     FastDLLM,
@@ -57,6 +59,8 @@ def new_models() -> dict[str, Stack]:
     return {
         "diffusion": diffusion_model(seed=1),
         "unshifted": unshifted_model(seed=2),
+        "blocks": block_model(seed=1),
+        "shifted blocks": block_model(seed=2, shift=1),
         "causal": masked_model(seed=1),
         "near": near,
         **dict(zip(("rich", "features"), trained_pair.__wrapped__(), strict=True)),
@@ -76,6 +80,9 @@ KINDS: list[Method] = [
     DFlash(draft="features", tokens=4),
     DFlash(draft="features", block=3, tokens=2, verify="rejection"),
     D2F(block=4, confidence=0.6),
+    D2F(confidence=0.6),
+    BlockDiffusion(threshold=0.4),
+    BlockDiffusion(budget=1.0, order="entropy", part=2, steps=3, canvas=True),
     WeDLM(window=6, entropy=2.0),
     WeDLM(window=6, entropy=2.0, verify=True),
     Diffusion(block=4, steps=15),
@@ -105,6 +112,8 @@ class Request:
             target = "rich"
         if isinstance(self.method, Diffusion) and self.method.guidance:
             target = "unshifted"
+        if isinstance(self.method, D2F | BlockDiffusion) and self.method.block is None:
+            target = "blocks" if len(self.prompt) % 2 else "shifted blocks"
         return {"target": target, **self.method.models()}
 
     def submit(self, engine: Engine, listener: Callable[[Tokens], None] | None = None) -> Job:
@@ -184,9 +193,18 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
         lookahead=optional,
         coupling=st.sampled_from(["gumbel", "argmax"]),
     ),
+    BlockDiffusion: st.builds(
+        BlockDiffusion,
+        threshold=st.sampled_from([None, 0.4, 0.9]),
+        budget=st.sampled_from([None, None, 1.0]),
+        steps=optional,
+        order=st.sampled_from(["confidence", "margin", "entropy", "left_to_right"]),
+        part=optional,
+        canvas=st.booleans(),
+    ),
     D2F: st.builds(
         D2F,
-        block=st.integers(1, 8),
+        block=optional,
         add=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
         activate=st.sampled_from([0.0, 0.5, 1.0]),
         confidence=st.sampled_from([0.3, 0.6, 0.9]),
@@ -285,8 +303,16 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
     ),
     Speculative: lambda rng: Speculative(draft="near", tokens=rng.randint(1, 6)),
     DFlash: lambda rng: DFlash(draft="features", block=rng.randint(2, 5), tokens=4),
+    BlockDiffusion: lambda rng: BlockDiffusion(
+        threshold=rng.choice([None, 0.4]),
+        budget=rng.choice([None, 1.0]),
+        steps=rng.choice([None, 2]),
+        order=rng.choice(["confidence", "entropy", "left_to_right"]),
+        part=rng.choice([None, 3]),
+        canvas=rng.choice([False, True]),
+    ),
     D2F: lambda rng: D2F(
-        block=rng.randint(1, 8),
+        block=rng.choice([None, *range(1, 9)]),
         add=rng.choice([0.0, 0.1, 1.0]),
         confidence=rng.choice([0.3, 0.6, 0.9]),
         order=rng.choice(["confidence", "margin", "entropy"]),

@@ -47,11 +47,35 @@ def test_a_cut_feed_is_the_same_in_two(rows: int, moved: bool, data: st.DataObje
         assert [tail.start + row for row in tail.rows] == [slot - 1 for slot in wanted]
 
 
-@pytest.mark.parametrize("change", [{"pattern": FULL}, {"pattern": (2, 4)}])
-def test_only_causal_feeds_are_cut(change: dict[str, Any]) -> None:
-    """Others see rows that would not be there yet."""
-    assert feed_of(Forward(ids=[1] * 6, start=3)).ahead == 5
-    assert feed_of(Forward(ids=[1] * 6, start=3, **change)).ahead == 0
+def test_feeds_are_cut_where_no_row_sees_across() -> None:
+    """Anywhere in a causal one, between blocks, nowhere where all see all; before what is read."""
+
+    def parts(most: int, **change: Any) -> int:
+        return feed_of(Forward(ids=[1] * 6, start=3, **change)).apart(most)
+
+    assert [parts(most) for most in (0, 1, 5, 9)] == [0, 1, 5, 5]
+    assert [parts(most, pattern=(2, 3, 1)) for most in (1, 2, 4, 9)] == [0, 2, 2, 5]
+    assert parts(9, pattern=(2, 3, 1), predict=[7]) == 2
+    assert parts(9, pattern=(4, 2), predict=[6]) == parts(9, pattern=FULL) == 0
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(0, 2), st.data())
+def test_rows_in_blocks_see_the_same_when_they_are_cut(
+    blocks: list[int], more: int, data: st.DataObject
+) -> None:
+    """Even within a block, whose first rows are found filled."""
+    reach = 3 + sum(blocks) + more if more else None
+    forward = Forward(ids=[1] * sum(blocks), start=3, pattern=tuple(blocks), reach=reach)
+    whole = feed_of(forward)
+    if not whole.ahead:
+        return
+    cut = data.draw(st.integers(1, whole.ahead))
+    head, tail = whole.cut(cut)
+    assert tail.stops() == whole.stops()[cut:] and len(tail.ids) == sum(tail.pattern)
+    if apart := whole.apart(cut):
+        head, tail = whole.cut(apart)
+        assert head.stops() + tail.stops() == whole.stops()
+        assert head.seen == head.end
 
 
 def test_holes_are_runs_of_masks_behind_the_committed_tokens() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -10,14 +11,35 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from helpers import MASK, VOCAB, causal_model, enter, finish, pages_in_use, published, runner
-from outpace.decoding import CAUSAL, FULL, Decoding, Forward, Kind, Sampling
+from helpers import (
+    MASK,
+    VOCAB,
+    block_model,
+    causal_model,
+    engine_of,
+    enter,
+    finish,
+    pages_in_use,
+    published,
+    runner,
+    tokens,
+)
+from outpace.decoding import CAUSAL, FULL, Decoding, Forward, Sampling
 from outpace.decoding import Request as Tokens
 from outpace.engine.cache import PAGE, Cache, Table
 from outpace.engine.engine import DecodingError, Engine
-from outpace.engine.prefix import Prefix
+from outpace.engine.prefix import SIGHT, Prefix
 from outpace.engine.runner import Runner
-from outpace.methods import APD, Autoregressive, DFlash, Method, Speculative, WeDLM
+from outpace.methods import (
+    APD,
+    D2F,
+    Autoregressive,
+    BlockDiffusion,
+    DFlash,
+    Method,
+    Speculative,
+    WeDLM,
+)
 from outpace.models.load import translate
 from workload import Request, new_engine, result, serve
 
@@ -25,6 +47,7 @@ KINDS = [
     Autoregressive(),
     WeDLM(window=6, entropy=2.0),
     WeDLM(window=6, entropy=2.0, verify=True),
+    BlockDiffusion(threshold=0.4),
     APD(verifier="causal", ratio=0.6, window=4, lookahead=9),
     Speculative(draft="near", tokens=3),
     DFlash(draft="features", tokens=3),
@@ -59,7 +82,10 @@ def rows_of(engine: Engine, name: str = "causal") -> list[int]:
 
 @pytest.mark.parametrize(
     ("method", "share"),
-    [*((method, False) for method in KINDS), *((KINDS[kind], True) for kind in (0, 1, 5))],
+    [
+        *((method, False) for method in (*KINDS, D2F(confidence=0.6))),
+        *((KINDS[kind], True) for kind in (0, 1, 3, 6)),
+    ],
     ids=lambda value: value if isinstance(value, bool) else type(value).__name__,
 )
 def test_200_prompts_that_begin_alike(method: Method, share: bool) -> None:
@@ -90,9 +116,7 @@ def test_a_second_identical_prompt_computes_less_than_a_page(method: Method, sha
     for length in (15, 16, 17, 32, 63):
         engine = engine_with(share=share)
         request = Request(method=method, prompt=LONG[:length], max_tokens=8)
-        passes = rows_of(
-            engine, "causal" if (Kind.DIFFUSION in method.decodes) else request.roles["target"]
-        )
+        passes = rows_of(engine, "causal" if isinstance(method, APD) else request.roles["target"])
         before = serve(engine, [request])
         whole = passes[0]
         passes.clear()
@@ -253,6 +277,62 @@ def test_masks_and_moved_rows_are_no_text() -> None:
     assert prefix.text(Forward(ids=[1, 2, 3], start=0)) == [1, 2, 3]
     assert prefix.text(Forward(ids=[1, MASK, 3], start=0)) == [1]
     assert prefix.text(Forward(ids=[1, 2, 3], start=4, positions=[4, 5, 7])) == [1, 2]
+
+
+def test_blocks_are_text_as_a_whole() -> None:
+    """Each number says how far its row sees; a block with a mask, or one that sees on, is none."""
+    prefix = Prefix(small_cache(1), mask_id=MASK)
+    far = 1 << SIGHT
+    first = [1 + 2 * far, 2 + far, 3]
+    assert prefix.text(Forward(ids=[1, 2, 3], start=4, pattern=(3,))) == first
+    blocks = Forward(ids=[1, 2, 3, 4, 5], start=0, pattern=(3, 2))
+    assert prefix.text(blocks) == [*first, 4 + far, 5]
+    assert prefix.text(replace(blocks, ids=[1, 2, 3, MASK, 5])) == first
+    assert prefix.text(replace(blocks, ids=[1, 2, 3, 4, MASK])) == first
+    assert prefix.text(replace(blocks, ids=[1, MASK, 3, 4, 5])) == []
+    assert prefix.text(replace(blocks, reach=9)) == first
+    assert prefix.text(replace(blocks, positions=[0, 1, 2, 3, 7])) == first
+
+
+@both_ways
+def test_a_block_longer_than_a_page_is_found_by_all_of_it(share: bool) -> None:
+    """Here the second page of a block of 32 differs, and so do the keys of its first page."""
+    models = {"wide": block_model(seed=3, block_size=32)}
+
+    def served(prompt: tuple[int, ...], engine: Engine) -> tuple[list[int], int]:
+        target = {"target": runner(engine, "wide")}
+        job = enter(engine, BlockDiffusion(threshold=0.3), prompt, runners=target, max_tokens=12)
+        finish(engine)
+        return tokens(job), job.request.trace[0].rows
+
+    def fresh(*, on: bool) -> Engine:
+        engine = engine_of(*models.items())
+        each = engine.runners[0]
+        each.prefix = Prefix(each.cache, mask_id=MASK, share=share) if on else None
+        return engine
+
+    first = LONG[:40]
+    other = (*first[:20], 22, *first[21:])
+    engine = fresh(on=True)
+    passes = rows_of(engine, "wide")
+    for prompt, saved in ((first, 0), (other, 0), (first, 32), (other, 64), (first[:35], 96)):
+        assert served(prompt, engine) == served(prompt, fresh(on=False))
+        assert engine.saved.slots == saved
+    assert passes[0] == 52 and 52 - 32 in passes
+
+
+def test_what_has_seen_tokens_that_change_is_known_no_longer() -> None:
+    """The first rows of a block whose last ones are written again."""
+    prefix = Prefix(small_cache(4))
+    table = reserved(prefix.cache, 40)
+    whole = Forward(ids=list(range(1, 33)), start=0, pattern=(24, 8))
+    prefix.writes(table, 0, 32)
+    prefix.learn(table, 0, prefix.text(whole))
+    assert len(table.names) == 2
+    prefix.writes(table, 26, 32)
+    assert (len(table.known), len(table.names)) == (24, 1)
+    prefix.writes(table, 20, 24)
+    assert (len(table.known), len(table.names)) == (0, 0) and not prefix.cache.named
 
 
 CONFIG = translate(published(num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1))

@@ -36,7 +36,8 @@ def test_memory_of_a_request_is_prompt_and_answer() -> None:
 
 
 def test_methods_say_which_models_they_decode() -> None:
-    """Diffusion models or causal ones."""
-    assert all(kind.decodes == (Kind.DIFFUSION,) for kind in (APD, D2F, LeftToRight))
+    """Diffusion models, in blocks or not, or causal ones."""
+    assert all(kind.decodes == (Kind.DIFFUSION,) for kind in (APD, LeftToRight))
+    assert D2F.decodes == (Kind.DIFFUSION, Kind.BLOCK)
     assert Autoregressive.decodes == CAUSAL_KINDS
     assert WeDLM.decodes == (Kind.FILLING,)

@@ -15,6 +15,7 @@ import naive
 from helpers import (
     MASK,
     VOCAB,
+    block_model,
     causal_model,
     diffusion_model,
     engine_of,
@@ -32,6 +33,7 @@ from outpace.methods import (
     D2F,
     METHODS,
     Autoregressive,
+    BlockDiffusion,
     DFlash,
     Diffusion,
     FastDLLM,
@@ -49,6 +51,7 @@ MASKED = masked_model(seed=3)
 # One set of weights seen with and without later rows, so that both agree now and then.
 DIFFUSION, VERIFIER = diffusion_model(seed=1), causal_model(seed=1)
 UNSHIFTED = unshifted_model(seed=2)
+BLOCKS = {"blocks": block_model(seed=1), "shifted blocks": block_model(seed=2, shift=1)}
 PADDED, SMALL_VERIFIER = diffusion_model(seed=1), causal_model(seed=1, vocab_size=VOCAB - 2)
 TARGET, FEATURES = trained_pair()
 NEAR = causal_model(seed=1)
@@ -84,7 +87,7 @@ def engine() -> Engine:
         ("near", NEAR),
         ("target", TARGET),
         ("features", FEATURES),
-        ("unshifted", UNSHIFTED),
+        *BLOCKS.items(),
     )
 
 
@@ -205,6 +208,47 @@ def test_fast_dllm(engine: Engine, rule: dict, block: int, cache: str | None) ->
     """Rules, blocks and caches."""
     options = {**rule, "block": block, "cache": cache}
     compare(engine, FastDLLM(**options), options)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threshold": None},
+        {"threshold": None, "steps": 3, "order": "left_to_right"},
+        {"threshold": 0.3, "order": "margin"},
+        {"threshold": 0.5, "steps": 2},
+        {"threshold": 0.4, "part": 3},
+        {"budget": 1.0, "order": "entropy"},
+        {"budget": 2.0, "part": 2, "steps": 9},
+    ],
+    ids=str,
+)
+def test_block_diffusion(engine: Engine, name: str, options: dict) -> None:
+    """Rules, quotas and parts, with and without a shift; the whole last block or not."""
+    for prompt in [*PROMPTS, [3, 1, 4, 1], [5, 9, 2, 6, 5, 3, 5, 8]]:
+        expected = naive.block_diffusion(BLOCKS[name], prompt, TOKENS, **options)
+        eos = newest(expected)
+        cut = naive.block_diffusion(BLOCKS[name], prompt, TOKENS, **options, eos=eos)
+        for canvas in (False, True):
+            method = BlockDiffusion(**options, canvas=canvas)
+            assert run(engine, method, prompt, None, target=name) == expected
+            assert run(engine, method, prompt, eos, target=name) == cut
+        assert len(cut) < len(expected) == TOKENS
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("canvas", [False, True])
+def test_d2f_on_the_blocks_of_a_model(engine: Engine, name: str, canvas: bool) -> None:
+    """Counted from slot 0, the end of the prompt in one with the beginning of the answer."""
+    for options in ({"confidence": 0.3}, {"confidence": 0.6, "add": 0.5, "order": "margin"}):
+        for prompt in [*PROMPTS, [3, 1, 4, 1], [5, 9, 2, 6, 5, 3, 5, 8]]:
+            expected = naive.d2f(BLOCKS[name], prompt, TOKENS, **options, canvas=canvas)
+            method = D2F(**options, canvas=canvas)
+            assert run(engine, method, prompt, None, target=name) == expected
+            eos = newest(expected)
+            cut = naive.d2f(BLOCKS[name], prompt, TOKENS, **options, canvas=canvas, eos=eos)
+            assert run(engine, method, prompt, eos, target=name) == cut
 
 
 @pytest.mark.parametrize("clip", [False, True])

@@ -31,7 +31,7 @@ def test_published_configuration_is_understood(name: str) -> None:
     assert config.dim == published.get("hidden_size", published.get("d_model"))
     assert config.head_dim in (64, 128, 256)
     nested = published.get("dflash_config", {})
-    masks = {"WeDLM-7B": 151665, "WeDLM-8B": 151665}
+    masks = {"WeDLM-7B": 151665, "WeDLM-8B": 151665, "LLaDA2.0-mini": 156895}
     mask = nested.get("mask_token_id", published.get("mask_token_id", masks.get(name)))
     assert config.mask_id == mask
     every = published.get("sliding_window_pattern", config.layers + 1)

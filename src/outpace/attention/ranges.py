@@ -180,16 +180,18 @@ class HullAttention(TrainingAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """Attend `q [T, H, D]` over `k, v [keys, K, D]`."""
+        turns = zip(q.split(self.runs), self.hulls, self.pieces, strict=True)
         return torch.cat(
             [
-                piece.attend(
-                    rows, *(torch.cat([x[hull] for hull in hulls]) for x in (k, v)), sinks=sinks
-                )
-                for rows, hulls, piece in zip(
-                    q.split(self.runs), self.hulls, self.pieces, strict=True
-                )
+                piece.attend(rows, beside(k, hulls), beside(v, hulls), sinks)
+                for rows, hulls, piece in turns
             ]
         )
+
+
+def beside(x: Tensor, parts: Sequence[slice]) -> Tensor:
+    """Some rows of `x`, one after the other."""
+    return torch.cat([x[part] for part in parts])
 
 
 def pieces(ranges: Tensor) -> list[Piece]:

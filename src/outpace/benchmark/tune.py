@@ -9,11 +9,11 @@ from typing import Any
 from outpace.benchmark.entry import Entry, swept, word
 from outpace.benchmark.side import Side
 from outpace.benchmark.summary import Figures, result
-from outpace.decoding import CAUSAL_KINDS
+from outpace.decoding import CAUSAL_KINDS, Kind
 from outpace.evaluation.samples import Samples
 from outpace.jsonl import Record
 from outpace.llm import LLM
-from outpace.methods import Autoregressive, LeftToRight, Method
+from outpace.methods import Autoregressive, BlockDiffusion, LeftToRight, Method
 from outpace.methods.method import Among, Within
 from outpace.methods.options import Option, options_of
 from outpace.options import Options
@@ -39,8 +39,10 @@ def careful(llm: LLM) -> Method:
     """How a model answers one token at a time, against which a loss counts.
 
     A model of causal attention autoregressively; a diffusion model from left to right, the whole
-    canvas in sight.
+    canvas in sight; a block diffusion model the surest token of a block at a time.
     """
+    if llm.config.kind is Kind.BLOCK:
+        return BlockDiffusion(threshold=None)
     return Autoregressive() if llm.config.kind in CAUSAL_KINDS else LeftToRight()
 
 

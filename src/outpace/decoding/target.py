@@ -20,6 +20,7 @@ class Kind(Enum):
     CAUSAL = "causal model"
     FILLING = "causal model that fills masks"
     DIFFUSION = "diffusion model"
+    BLOCK = "block diffusion model"
     DRAFT = "draft that reads features"
 
     @classmethod
@@ -53,6 +54,8 @@ class Target:
         mask_id: the token of a hole, of the model that is fed holes: the target, or a draft that
             reads its features; -1 where none is.
         block: tokens of a block that this model was trained with or is decoded by; None for any.
+        blocked: whether its rows see no further than the end of their block, the blocks counted
+            from slot 0.
         order: which holes are filled next, where a method does not say.
         eps: last time of the schedule `timesteps`; 0 for the schedule `even`.
         drawn: whether holes are scored by the law that tokens are drawn from, or by raw logits.
@@ -63,6 +66,7 @@ class Target:
     shift: int = 1
     mask_id: int = -1
     block: int | None = None
+    blocked: bool = False
     order: Order = "confidence"
     eps: float = 0.0
     drawn: bool = False

@@ -160,7 +160,7 @@ class Engine:
                 self.fail(job, error)
                 continue
             if feed.size > room:
-                if cut := min(room, feed.ahead):
+                if cut := feed.apart(room):
                     work.append((job, *feed.cut(cut)))
                     job.turn = next(self.turns)
                     break

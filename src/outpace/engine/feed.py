@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from operator import index
 
 from outpace.attention.batch import Span
 from outpace.decoding import CAUSAL, Forward, Processor
-from outpace.decoding.forward import moved
+from outpace.decoding.forward import Pattern, moved
 from outpace.engine.cache import Table
 from outpace.models.config import ModelConfig
 
@@ -80,10 +82,19 @@ class Feed(Forward):
 
     @property
     def ahead(self) -> int:
-        """How many of the first rows may run ahead of the rest: causal ones that nobody reads."""
-        if self.pattern != CAUSAL or self.context is not None:
+        """How many of the first rows nobody reads, of a forward that is causal or in blocks."""
+        parted = self.pattern == CAUSAL or isinstance(self.pattern, tuple)
+        if not parted or self.context is not None:
             return 0
         return min(self.rows) if self.rows else len(self.ids) - 1
+
+    def apart(self, most: int) -> int:
+        """How many of these, `most` at most, may run ahead of the rest, which they do not see."""
+        most = min(most, self.ahead)
+        if not isinstance(self.pattern, tuple):
+            return most
+        ends = list(accumulate(self.pattern, initial=0))
+        return ends[bisect_right(ends, most) - 1]
 
     def holes(self, mask_id: int, first: int) -> tuple[range, ...]:
         """Runs of slots, from slot `first` on, that are fed as masks, wherever their rows lie."""
@@ -113,9 +124,12 @@ class Feed(Forward):
     def cut(self, count: int) -> tuple[Feed, Feed]:
         """The first `count` rows, which nobody reads, and the rest."""
         places = self.positions
+        before, behind = split(self.pattern, count)
         head = replace(
             self,
             ids=self.ids[:count],
+            pattern=before,
+            reach=None,
             positions=None if places is None else places[:count],
             rows=[],
             slots=(),
@@ -123,12 +137,24 @@ class Feed(Forward):
         tail = replace(
             self,
             ids=self.ids[count:],
+            pattern=behind,
             start=self.start + count,
             positions=None if places is None else places[count:],
             rows=moved(self.rows, -count),
             missing=0,
         )
         return head, tail
+
+
+def split(pattern: Pattern, count: int) -> tuple[Pattern, Pattern]:
+    """The pattern of the first `count` rows, and of the rest, whose rows see what they saw."""
+    if not isinstance(pattern, tuple):
+        return pattern, pattern
+    ends = list(accumulate(pattern, initial=0))
+    before = [*ends[: bisect_left(ends, count)], count]
+    behind = [count, *ends[bisect_right(ends, count) :]]
+    head, tail = (tuple(end - begin for begin, end in pairwise(e)) for e in (before, behind))
+    return head, tail
 
 
 def whole(numbers: Sequence[int]) -> Sequence[int]:

@@ -176,7 +176,7 @@ def lay_out_head(model: Transformer, fast: bool) -> None:
     exact = weight.dtype == torch.float32
     own = fast and (weight.nbytes < HUGE or not exact)
     single = exact and weight.numel() >= LARGE if own else True
-    if single and model.config.kind is not Kind.DIFFUSION:
+    if single and model.config.kind not in (Kind.DIFFUSION, Kind.BLOCK):
         # One row passes in two thirds of the time; looking a row up gets dearer, but costs nothing
         # beside the product.
         weight.data = by_column(weight.data)

@@ -116,6 +116,7 @@ def view(configs: Mapping[str, ModelConfig]) -> Target:
         shift=target.shift,
         mask_id=-1 if filled.mask_id is None else filled.mask_id,
         block=filled.block,
+        blocked=target.kind is Kind.BLOCK,
         order=target.order,
         eps=target.eps,
         drawn=target.drawn,

@@ -1,9 +1,14 @@
 """Prompts that begin alike share what was computed for their beginning.
 
-A causal row's key depends on the tokens up to it and on nothing else. So a page that is full of
-such keys, at positions equal to their slots, is worth the same to every sequence that begins with
-the same tokens. It is found by its name: a keyed hash of its tokens and of the name before it. A
-name belongs to the logical page whose slots were written, never to one that is only reserved.
+A causal row's key depends on the tokens up to it and on nothing else; in a block, on those up to
+the end of the block. So a page that is full of such keys, at positions equal to their slots, is
+worth the same to every sequence that begins with the same tokens in the same blocks. It is found by
+its name: a keyed hash of the name before it, of its tokens, and of those behind it that its last
+row sees. A name belongs to the logical page whose slots were written, never to one that is only
+reserved.
+
+Text here is a number for each slot: its token, and above `SIGHT` how many slots behind it its row
+sees, so that causal text is just tokens.
 """
 
 from __future__ import annotations
@@ -12,13 +17,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import accumulate
 from typing import NamedTuple
-
-import numpy as np
 
 from outpace.decoding import CAUSAL
 from outpace.engine.cache import PAGE, Cache, Table
 from outpace.engine.feed import Feed
+
+SIGHT = 64
+"""Bits of a number of text that are the token, and to spare."""
 
 
 class Saved(NamedTuple):
@@ -29,7 +36,7 @@ class Saved(NamedTuple):
 
 
 class Prefix:
-    """Finds pages for the beginning of causal forwards, and names those that they have filled.
+    """Finds pages for the beginning of causal and block forwards, and names those they have filled.
 
     With `share`, a sequence holds the pages that it finds, and gets one of its own before it writes
     there. Without, what is in them is copied to its own, which lie side by side: on a CPU that is
@@ -54,7 +61,9 @@ class Prefix:
         text = [*table.known[len(table.names) * PAGE :], *text]
         before, names = table.names[-1:], []
         for begin in range(0, len(text) - PAGE + 1, PAGE):
-            before = [self.name(before, text[begin : begin + PAGE])]
+            if (page := depends(text, begin)) is None:
+                break
+            before = [self.name(before, page)]
             if before[0] not in self.cache.named:
                 break
             names += before
@@ -93,11 +102,14 @@ class Prefix:
         Raises `ValueError` where a page is shared and no other is left to write to.
         """
         if start < len(table.known):
-            first = start // PAGE
+            kept = start
+            while kept and kept + (table.known[kept - 1] >> SIGHT) > start:
+                kept -= 1  # it has seen what is about to change
+            first = kept // PAGE
             for page, name in zip(table.pages[first:], table.names[first:], strict=False):
                 if self.cache.named.get(name) == page:
                     self.cache.forget(page)
-            del table.names[first:], table.known[start:]
+            del table.names[first:], table.known[kept:]
         if self.share:
             for index in range(start // PAGE, -(-end // PAGE)):
                 if self.cache.holders[table.pages[index]] > 1:
@@ -123,7 +135,9 @@ class Prefix:
             return
         table.known += text
         for index in range(len(table.names), len(table.known) // PAGE):
-            name = self.name(table.names, table.known[index * PAGE : (index + 1) * PAGE])
+            if (page := depends(table.known, index * PAGE)) is None:
+                break
+            name = self.name(table.names, page)
             table.names.append(name)
             self.cache.name(table.pages[index], name)
             self.cache.touch([name])
@@ -136,15 +150,34 @@ class Prefix:
         return replace(feed, context=feed.context[feed.table.spared - feed.first :])
 
     def text(self, feed: Feed) -> list[int]:
-        """Tokens of the leading rows that are no masks and stand at their own position."""
-        ids = list(feed.ids) if feed.pattern == CAUSAL else []
+        """Text of the leading rows that are no masks and stand at their own position.
+
+        A block of which a row is otherwise is none.
+        """
+        blocks = feed.pattern if isinstance(feed.pattern, tuple) else ()
+        ids = list(feed.ids) if blocks or feed.pattern == CAUSAL else []
         if feed.positions is not None:
             start, places = feed.start, enumerate(feed.positions)
             del ids[next((i for i, place in places if place != start + i), len(ids)) :]
-        return ids[: ids.index(self.mask_id)] if self.mask_id in ids else ids
+        if self.mask_id in ids:
+            del ids[ids.index(self.mask_id) :]
+        if not blocks or not ids:
+            return ids
+        stops = feed.stops()
+        size = max(end for end in accumulate(blocks, initial=0) if end <= len(ids))
+        if size and stops[size - 1] > feed.start + size:
+            size -= blocks[-1]  # the last block sees what is stored behind it
+        rows = enumerate(zip(ids[:size], stops, strict=False), feed.start + 1)
+        return [token + (stop - behind << SIGHT) for behind, (token, stop) in rows]
 
-    def name(self, before: list[bytes], tokens: list[int]) -> bytes:
+    def name(self, before: list[bytes], tokens: Sequence[int]) -> bytes:
         """Name of a page of these tokens behind the pages of those names."""
         parent = before[-1] if before else b""
-        content = np.array(tokens, dtype=np.int64).tobytes()
-        return blake2b(parent + content, key=self.salt, digest_size=16).digest()
+        return blake2b(parent + str(list(tokens)).encode(), key=self.salt, digest_size=16).digest()
+
+
+def depends(text: Sequence[int], begin: int) -> Sequence[int] | None:
+    """The part of a text that the keys of a page depend on, which begins there; None if cut."""
+    end = begin + PAGE
+    end += text[end - 1] >> SIGHT
+    return text[begin:end] if end <= len(text) else None

@@ -2,6 +2,7 @@
 
 from outpace.methods.apd import APD
 from outpace.methods.autoregressive import Autoregressive
+from outpace.methods.block_diffusion import BlockDiffusion
 from outpace.methods.d2f import D2F
 from outpace.methods.dflash import DFlash
 from outpace.methods.diffusion import Diffusion
@@ -14,6 +15,7 @@ from outpace.methods.wedlm import WeDLM
 METHODS: dict[str, type[Method]] = {
     "apd": APD,
     "autoregressive": Autoregressive,
+    "block_diffusion": BlockDiffusion,
     "d2f": D2F,
     "dflash": DFlash,
     "diffusion": Diffusion,
@@ -28,6 +30,7 @@ __all__ = [
     "D2F",
     "METHODS",
     "Autoregressive",
+    "BlockDiffusion",
     "DFlash",
     "Diffusion",
     "FastDLLM",

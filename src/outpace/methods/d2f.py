@@ -14,7 +14,7 @@ from outpace.decoding.blocks import ACTIVATE, ADD, CONFIDENCE, SIZE, taken
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import rank
 from outpace.decoding.target import Rank
-from outpace.methods.method import Among, Method, Within, at_least_one, fraction
+from outpace.methods.method import Among, Method, Within, at_least_one, fraction, own_block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,10 @@ class D2F(Method):
     and has whole blocks only, as in the authors' code. Raises `ValueError` for bad options.
     """
 
-    decodes = (Kind.DIFFUSION,)
+    decodes = (Kind.DIFFUSION, Kind.BLOCK)
     usual = {"temperature": 0.0, "top_p": 1.0}
 
-    block: Annotated[int, Among((8, 16, 32))] = SIZE
+    block: Annotated[int | None, Among((8, 16, 32))] = None
     add: Annotated[float, Within(0.05, 1)] = ADD
     activate: Annotated[float, Within(0.5, 1)] = ACTIVATE
     confidence: Annotated[float, Within(0.5, 0.999)] = CONFIDENCE
@@ -44,6 +44,20 @@ class D2F(Method):
         at_least_one(block=self.block)
         fraction(add=self.add, activate=self.activate, confidence=self.confidence)
 
+    def check(self, request: Request) -> None:
+        """Raise `ValueError` where nobody says how long the blocks of the model are."""
+        self.edges(request)
+
+    def edges(self, request: Request) -> tuple[list[int], int]:
+        """Edges of the blocks that the prompt fills, and tokens of a block.
+
+        A block diffusion model counts them from slot 0; else the prompt is one block.
+        """
+        if not request.target.blocked:
+            return [0, len(request)], self.block or SIZE
+        size = own_block(request, self.block)
+        return list(range(0, len(request) + 1, size)), size
+
     @property
     def sequential(self) -> bool:
         """Holes are filled in any order."""
@@ -51,16 +65,16 @@ class D2F(Method):
 
     def decode(self, request: Request) -> Decoding:
         """Feed the blocks in flight, fill some of their holes, commit what has none before it."""
-        canvas, edges = Canvas.of(request), [0, len(request)]
-        limit = request.limit - (request.max_tokens % self.block if self.canvas else 0)
+        canvas, (edges, size) = Canvas.of(request), self.edges(request)
+        limit = request.limit - ((request.limit - edges[-1]) % size if self.canvas else 0)
         scores = tuple(dict.fromkeys(("confidence", self.order)))
         step, alive = 0, True
         while alive:
             if len(canvas) < limit and full(canvas, *edges[-2:]) >= self.add:
-                canvas.extend(min(self.block, limit - len(canvas)))
-                edges.append(len(canvas))
+                edges.append(min(edges[-1] + size, limit))
+                canvas.extend(edges[-1] - len(canvas))
             if not canvas.holes:
-                if len(canvas) == limit:
+                if len(canvas) >= limit:
                     break
                 continue  # a block of nothing but tokens that are given
             # The row before the first hole may be the one that predicts it; full blocks behind
@@ -101,7 +115,9 @@ class D2F(Method):
         return np.concatenate(places)
 
 
-def full(canvas: Canvas, begin: int, end: int) -> float:
-    """Share of the slots of a block that are filled."""
+def full(canvas: Canvas, begin: int, end: int | None = None) -> float:
+    """Share of the slots of a block that are filled; all of them before the first one."""
+    if end is None:
+        return 1.0
     size = end - begin
     return (size - len(canvas.within(begin, end))) / size

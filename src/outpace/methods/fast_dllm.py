@@ -10,7 +10,14 @@ from outpace.decoding.canvas import blocks
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import best, factor, rank, reaching, within_budget
 from outpace.decoding.target import Rank
-from outpace.methods.method import Among, Method, Within, at_least_one, check_blocks
+from outpace.methods.method import (
+    Among,
+    Method,
+    Within,
+    at_least_one,
+    check_blocks,
+    check_budget,
+)
 
 Cache = Literal["prefix", "dual"]
 BLOCK = 32
@@ -47,8 +54,7 @@ class FastDLLM(Method):
             raise ValueError(f"threshold must lie above 0 and be at most 1, not {self.threshold}")
         if self.factor is not None and not 0 < self.factor < float("inf"):
             raise ValueError(f"factor must be a positive number, not {self.factor}")
-        if self.budget is not None and not self.budget >= 0:
-            raise ValueError(f"budget must be 0 or more, not {self.budget}")
+        check_budget(self.budget)
         if self.factor is not None and self.budget is not None:
             raise ValueError("factor and budget are two rules for the same choice; give one")
 

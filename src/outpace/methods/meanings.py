@@ -11,8 +11,17 @@ MEANINGS: dict[str, dict[str, str]] = {
         "coupling": "how the verifier's y is drawn",
     },
     "autoregressive": {},
+    "block_diffusion": {
+        "threshold": "holes of a higher confidence are filled; None: as many as steps says",
+        "budget": "instead of threshold, the entropy that the holes of a forward may share",
+        "steps": "forwards that fill a block at the latest; one per token by default",
+        "order": "which holes are best where too few are sure",
+        "part": "tokens of a block that must be filled before those behind them",
+        "block": "tokens of a block; as the model was trained by default",
+        "canvas": "fill all of the block in which the answer ends",
+    },
     "d2f": {
-        "block": "slots of a block",
+        "block": "slots of a block; those of a block diffusion model by default, or 16",
         "add": "share of the last block that is filled when the next one is appended",
         "activate": "share of a block that is filled when the next one takes a token in every "
         "forward",

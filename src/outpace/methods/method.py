@@ -147,6 +147,25 @@ def fraction(**options: float) -> None:
             raise ValueError(f"{name} must lie between 0 and 1, not {value}")
 
 
+def check_budget(budget: float | None) -> None:
+    """Raise `ValueError` for a budget of entropy that is negative or no number."""
+    if budget is not None and not budget >= 0:
+        raise ValueError(f"budget must be 0 or more, not {budget}")
+
+
+def own_block(request: Request, block: int | None) -> int:
+    """Tokens of a block of a block diffusion model: as an option says, or as the model does.
+
+    Raises `ValueError` where neither does.
+    """
+    if size := block or request.target.block:
+        return size
+    raise ValueError(
+        "the model does not say how long its blocks are (block_size in config.json): give block "
+        "the length that it was trained with, such as 4"
+    )
+
+
 def check_blocks(request: Request, block: int, *, whole: bool) -> None:
     """Raise `ValueError` for a block that does not fit, or not a `whole` number of times."""
     if block > request.max_tokens:

@@ -14,12 +14,14 @@ class Rope:
     """Rotary embedding: base frequency and how it is scaled beyond the trained length.
 
     `scaling` has the published fields of its `rope_type`, all of them.
-    `float32` says that queries and keys are rotated in float32, whatever the model's dtype.
+    `float32` says that queries and keys are rotated in float32, whatever the model's dtype; `share`
+    is the part of a head that is rotated, its first dimensions.
     """
 
     theta: float = 10_000.0
     scaling: Mapping[str, Any] | None = None
     float32: bool = False
+    share: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,18 @@ class Sight:
 
     window: int | None = None
     causal: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """Experts in groups, of which a row goes to a few; what they say is scaled.
+
+    The router scores each expert by itself, and has a preference that counts in the choice alone.
+    """
+
+    count: int
+    chosen: int
+    scale: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +70,10 @@ class ModelConfig:
         embedding_scale: what the rows of tokens are multiplied by.
         experts, experts_per_row, norm_experts: MLPs of a layer where there are several, how many
             of them a row goes through, and whether their weights add up to one.
+        expert_groups: groups of experts, where a router knows such.
+        shared_mlp: width of an MLP that all rows go through beside the experts.
+        dense_layers, dense_mlp: how many of the first layers have an MLP in place of experts, and
+            its width.
         feature_layers: layers of a target whose outputs a draft reads, side by side in this order;
             it borrows the target's embedding and head.
         target_layers: depth of the target that a draft was made for, where it says so.
@@ -91,6 +109,10 @@ class ModelConfig:
     experts: int = 0
     experts_per_row: int = 0
     norm_experts: bool = False
+    expert_groups: Groups | None = None
+    shared_mlp: int = 0
+    dense_layers: int = 0
+    dense_mlp: int = 0
     tied: bool = False
     shift: int = 1
     mask_id: int | None = None
@@ -117,12 +139,23 @@ class ModelConfig:
             raise ValueError(
                 f"a row cannot go through {self.experts_per_row} of {self.experts} experts"
             )
+        if (groups := self.expert_groups) is not None:
+            self.check_groups(groups)
         if self.mask_id is not None and not 0 <= self.mask_id < self.vocab:
             raise ValueError(
                 f"mask token {self.mask_id} lies outside the vocabulary of {self.vocab}"
             )
         if self.mask_id is None and self.kind is not Kind.CAUSAL:
             raise ValueError(f"config.json of a {self.kind.value} must name its mask_token_id")
+
+    def check_groups(self, groups: Groups) -> None:
+        """Raise `ValueError` for groups that a row cannot choose its experts from."""
+        size, rest = divmod(self.experts, groups.count)
+        if rest or size < 2 or not self.experts_per_row <= groups.chosen * size <= self.experts:
+            raise ValueError(
+                f"a row cannot go through {self.experts_per_row} of {self.experts} experts in "
+                f"{groups.chosen} of {groups.count} groups"
+            )
 
     @property
     def parameters(self) -> int:

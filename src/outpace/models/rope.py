@@ -57,8 +57,11 @@ def yarn(
 
 
 def tables(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine `f32[length, head_dim]` such that `rotate` is three operations."""
-    inverse, factor = frequencies(rope, head_dim)
+    """Cosine and signed sine `f32[length, head_dim]` such that `rotate` is three operations.
+
+    Where a rope turns a share of a head only, they are as narrow as that.
+    """
+    inverse, factor = frequencies(rope, int(head_dim * rope.share))
     # Angles are rounded to float32 before the cosine, as published checkpoints were trained.
     angles = torch.arange(length, dtype=torch.float32)[:, None] * inverse.float()
     cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -66,5 +69,10 @@ def tables(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate heads `x [T, heads, head_dim]` by tables of their rows `[T, 1, head_dim]`."""
+    """Rotate heads `x [T, heads, head_dim]` by tables of their rows `[T, 1, head_dim]`.
+
+    Dimensions beyond those of the tables stay as they are.
+    """
+    if (size := cos.shape[-1]) < x.shape[-1]:
+        return torch.cat((rotate(x[..., :size], cos, sin), x[..., size:]), -1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from outpace.models.activation import ACTIVATIONS
 from outpace.models.config import ModelConfig
-from outpace.models.experts import Experts
+from outpace.models.experts import feed_forward
 from outpace.models.norm import norm
 from outpace.models.rope import rotate, tables
 
@@ -114,7 +114,7 @@ class Block(nn.Module):
         self.attention = Attention(config, layer)
         self.attention_after = norm(config) if after else None
         self.mlp_norm = norm(config) if before else None
-        self.mlp = Experts(config, MLP) if config.experts else MLP(config)
+        self.mlp = feed_forward(config, layer, MLP)
         self.mlp_after = norm(config) if after else None
 
     def forward(

@@ -3,22 +3,25 @@
 from outpace.models.families.dflash import DFLASH
 from outpace.models.families.dream import DREAM
 from outpace.models.families.family import Family
+from outpace.models.families.fast_dllm_v2 import FAST_DLLM_V2
 from outpace.models.families.gemma import GEMMA3
 from outpace.models.families.gpt_oss import GPT_OSS
 from outpace.models.families.llada import LLADA
+from outpace.models.families.llada2 import LLADA2
 from outpace.models.families.llama import LLAMA
 from outpace.models.families.mistral import MISTRAL, MIXTRAL
 from outpace.models.families.olmo import OLMO2, OLMO3
 from outpace.models.families.phi import PHI3
 from outpace.models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from outpace.models.families.sdar import SDAR, SDAR_MOE
 from outpace.models.families.smollm import SMOLLM3
 from outpace.models.families.wedlm import WEDLM
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        *(DFLASH, DREAM, GEMMA3, GPT_OSS, LLADA, LLAMA, MISTRAL, MIXTRAL, OLMO2, OLMO3, PHI3),
-        *(QWEN2, QWEN3, QWEN3_MOE, SMOLLM3, WEDLM),
+        *(DFLASH, DREAM, FAST_DLLM_V2, GEMMA3, GPT_OSS, LLADA, LLADA2, LLAMA, MISTRAL, MIXTRAL),
+        *(OLMO2, OLMO3, PHI3, QWEN2, QWEN3, QWEN3_MOE, SDAR, SDAR_MOE, SMOLLM3, WEDLM),
     )
 }
 

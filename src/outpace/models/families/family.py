@@ -13,6 +13,7 @@ from outpace.models.families.ropes import STATED_ROPE
 from outpace.models.families.rotary import ROPE
 from outpace.models.families.sights import FULL
 from outpace.models.fields import (
+    Field,
     Given,
     count,
     few,
@@ -108,6 +109,11 @@ def share(ours: Given) -> int:
             "head_dim"
         )
     return int(size)
+
+
+def mask(usual: int) -> Field:
+    """The mask token; where a checkpoint names none, the `usual` one if there is such a token."""
+    return field("mask_token_id", index, lambda ours: usual if ours["vocab"] > usual else None)
 
 
 EOS = field("eos_token_id", indices, ())
@@ -220,4 +226,7 @@ def part_sizes(config: ModelConfig, name: str) -> tuple[int, ...]:
     if ".qkv." in name:
         kv = config.kv_heads * config.head_dim
         return config.heads * config.head_dim, kv, kv
-    return config.mlp, config.mlp
+    width = config.shared_mlp if ".shared." in name else config.mlp
+    if name.startswith("blocks.") and int(name.split(".")[1]) < config.dense_layers:
+        width = config.dense_mlp
+    return width, width

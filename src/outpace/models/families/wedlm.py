@@ -6,17 +6,12 @@ mask's row predicts its own.
 
 from __future__ import annotations
 
-from outpace.models.families.family import DECODER, HUGGING_FACE_NAMES, Family
+from outpace.models.families.family import DECODER, HUGGING_FACE_NAMES, Family, mask
 from outpace.models.families.qwen import QWEN_IGNORED
-from outpace.models.fields import Given, field, flag, index
+from outpace.models.fields import field, flag
 
 MASK = 151665
 """What the published models feed as a mask, named in `config.json` or not."""
-
-
-def mask(ours: Given) -> int | None:
-    """The mask of a checkpoint that names none; one without still decodes token by token."""
-    return MASK if ours["vocab"] > MASK else None
 
 
 WEDLM = Family(
@@ -27,7 +22,7 @@ WEDLM = Family(
     compared="recorded runs of its authors' code",
     fields={
         **DECODER,
-        "mask_id": field("mask_token_id", index, mask),
+        "mask_id": mask(MASK),
         "qkv_bias": field("attention_bias", flag, True),
         "qk_norm": field("qk_norm", flag, lambda ours: not ours["qkv_bias"]),
     },

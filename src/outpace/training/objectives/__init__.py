@@ -1,6 +1,7 @@
 """Objectives by the name that a recipe gives them."""
 
 from outpace.training.objective import Objective
+from outpace.training.objectives.block_diffusion import BlockDiffusion
 from outpace.training.objectives.d2f import D2F
 from outpace.training.objectives.dflash import DFlash
 from outpace.training.objectives.mdlm import MDLM
@@ -8,6 +9,7 @@ from outpace.training.objectives.sft import SFT
 from outpace.training.objectives.wedlm import WeDLM
 
 OBJECTIVES: dict[str, type[Objective]] = {
+    "block_diffusion": BlockDiffusion,
     "d2f": D2F,
     "dflash": DFlash,
     "mdlm": MDLM,
@@ -15,4 +17,4 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "wedlm": WeDLM,
 }
 
-__all__ = ["D2F", "MDLM", "OBJECTIVES", "SFT", "DFlash", "WeDLM"]
+__all__ = ["D2F", "MDLM", "OBJECTIVES", "SFT", "BlockDiffusion", "DFlash", "WeDLM"]

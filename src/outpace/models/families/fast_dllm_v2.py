@@ -1,0 +1,35 @@
+"""Fast-dLLM v2: Qwen2.5 whose rows see all of their block, and which keeps its shift (Wu, 2025)."""
+
+from __future__ import annotations
+
+from outpace.decoding.target import Kind
+from outpace.models.families.family import DECODER, HUGGING_FACE_NAMES, Family, mask
+from outpace.models.families.qwen import QWEN2
+from outpace.models.fields import count, field
+
+MASK = 151665
+"""What the authors' code feeds as a mask; their `config.json` does not name it."""
+
+
+FAST_DLLM_V2 = Family(
+    name="fast_dllm_v2",
+    about="Fast-dLLM v2: block diffusion, adapted from Qwen2.5, shifted",
+    architectures=("Fast_dLLM_QwenForCausalLM",),
+    checkpoints=(
+        "Efficient-Large-Model/Fast_dLLM_v2_1.5B",
+        "Efficient-Large-Model/Fast_dLLM_v2_7B",
+    ),
+    compared="transformers under a mask in blocks",
+    fields={
+        **DECODER,
+        "qkv_bias": True,
+        "mask_id": mask(MASK),
+        "kind": Kind.BLOCK,
+        "block": field("bd_size", count),
+        "drawn": True,
+    },
+    fixed=QWEN2.fixed,
+    ignored=QWEN2.ignored,
+    names=HUGGING_FACE_NAMES,
+    method="block_diffusion",
+)

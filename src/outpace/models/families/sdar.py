@@ -1,0 +1,48 @@
+"""SDAR: Qwen3 whose rows see their block, and predict their own slots (Cheng et al., 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outpace.decoding.target import Kind
+from outpace.models.families.family import mask
+from outpace.models.families.qwen import QWEN3, QWEN3_MOE
+from outpace.models.fields import Given, count, field, words
+
+MASK = 151669
+"""What the authors' code feeds as a mask, which is `<|MASK|>` of their tokenizer."""
+TRAINING = words("debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep")
+
+BLOCKED: Given = {
+    "shift": 0,
+    "kind": Kind.BLOCK,
+    "mask_id": mask(MASK),
+    "block": field("block_size", count, None),
+    "drawn": True,
+}
+
+SDAR = replace(
+    QWEN3,
+    name="sdar",
+    about="SDAR (dense): block diffusion, adapted from Qwen3, not shifted",
+    architectures=("SDARForCausalLM",),
+    checkpoints=("JetLM/SDAR-1.7B-Chat", "JetLM/SDAR-4B-Chat", "JetLM/SDAR-8B-Chat"),
+    compared="recorded runs of its authors' code",
+    fields={**QWEN3.fields, **BLOCKED},
+    ignored={*QWEN3.ignored, *TRAINING},
+    method="block_diffusion",
+    temperature=1.0,
+)
+
+SDAR_MOE = replace(
+    SDAR,
+    name="sdar_moe",
+    about="SDAR, mixtures of experts in every layer",
+    architectures=("SDARMoeForCausalLM",),
+    checkpoints=("JetLM/SDAR-30B-A3B-Chat",),
+    compared="transformers under a mask in blocks",
+    fields={**QWEN3_MOE.fields, **BLOCKED},
+    fixed=QWEN3_MOE.fixed,
+    ignored={*QWEN3_MOE.ignored, *TRAINING},
+    names=QWEN3_MOE.names,
+)

@@ -1,0 +1,209 @@
+"""Block diffusion, driven by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import MASK, block_model, engine_of, enter, finish, request_of, runner, script, tokens
+from outpace.decoding import Forward, Prediction, Request, Sampling
+from outpace.methods import BlockDiffusion
+
+EOS = 0
+
+
+def sequence(max_tokens: int = 6, **fields: Any) -> Request:
+    """A request with a prompt of six tokens, for a model with blocks of four."""
+    given = {"shift": 0, "block": 4, "blocked": True, **fields}
+    prompt = given.pop("prompt", [1, 2, 3, 1, 2, 3])
+    return request_of(
+        prompt=prompt, max_tokens=max_tokens, mask_id=MASK, eos=frozenset([EOS]), **given
+    )
+
+
+def says(tokens: str, sure: str, **ranks: list[float]) -> Prediction:
+    """A digit for each hole, and `+` where it is sure, else `-` or (the surest of these) `*`."""
+    confidence = {"+": 0.99, "*": 0.5, "-": 0.1}
+    return Prediction(
+        tokens=[int(token) for token in tokens],
+        scores={
+            "confidence": np.array([confidence[each] for each in sure], dtype=np.float32),
+            **{name: np.array(values, dtype=np.float32) for name, values in ranks.items()},
+        },
+    )
+
+
+def shape(forward: Forward) -> tuple[int, str, tuple[int, ...], list[int]]:
+    """Where a forward starts, what it feeds, in which blocks, and what it wants."""
+    fed = "".join("_" if token == MASK else str(token) for token in forward.ids)
+    assert isinstance(forward.pattern, tuple)
+    return forward.start, fed, forward.pattern, list(forward.predicted_slots())
+
+
+def test_a_full_block_is_fed_once_more_beside_the_next_one() -> None:
+    """The prompt in blocks, its end in one with the answer; the last block shorter."""
+    seq = sequence()
+    forwards = script(
+        BlockDiffusion(),
+        seq,
+        [says("45", "-*"), says("6", "-"), says("4567", "+--+"), says("89", "++")],
+    )
+    assert [shape(forward) for forward in forwards] == [
+        (0, "123123__", (4, 4), [6, 7]),
+        (4, "23_5", (4,), [6]),
+        (4, "2365____", (4, 4), [8, 9, 10, 11]),
+        (8, "4__7", (4,), [9, 10]),
+    ]
+    assert (seq.tokens, seq.finish_reason) == ([6, 5, 4, 8, 9, 7], "length")
+    short = sequence(4)
+    forwards = script(BlockDiffusion(), short, [says("45", "++"), says("67", "++")])
+    assert shape(forwards[1]) == (4, "2345__", (4, 2), [8, 9])
+
+
+def test_under_a_shift_the_end_of_a_block_says_what_follows() -> None:
+    """Alone, whatever its confidence; then the block is shown, and row p - 1 asked for slot p."""
+    seq = sequence(8, shift=1, prompt=[1, 2, 3, 1])
+    answers = [says("5", "-"), says("678", "-*-"), says("68", "++"), says("9", "-")]
+    decoding = BlockDiffusion().decode(seq)
+    forwards = [next(decoding)]
+    forwards += [decoding.send(answer) for answer in answers]
+    assert [shape(forward) for forward in forwards] == [
+        (0, "1231", (4,), [4]),
+        (4, "5___", (4,), [5, 6, 7]),
+        (4, "5_7_", (4,), [5, 7]),
+        (4, "5678", (4,), [8]),
+        (8, "9___", (4,), [9, 10, 11]),
+    ]
+    assert [list(forward.predicted_rows(1)) for forward in forwards[:2]] == [[3], [0, 1, 2]]
+
+
+def test_quotas_of_steps() -> None:
+    """Eight slots in three forwards are 3, 3 and 2, from the first one of the block on."""
+    whole = sequence(8, block=8, prompt=[1] * 8)
+    answers = [says("11111111", "-*+-----"), says("22222", "-----"), says("33", "--")]
+    script(BlockDiffusion(threshold=None, steps=3), whole, answers)
+    assert whole.tokens == [1, 1, 1, 2, 2, 2, 3, 3]
+    # Above the threshold all are taken, if these are as many as the quota.
+    many = sequence(8, block=8, prompt=[1] * 8)
+    answers = [says("11111111", "+-+-+-+-"), says("2222", "+---"), says("3", "-")]
+    script(BlockDiffusion(steps=3), many, answers)
+    assert many.tokens == [1, 2, 1, 2, 1, 2, 1, 3]
+    few = sequence(2)
+    script(BlockDiffusion(threshold=None, steps=1), few, [says("45", "--")])
+    assert few.tokens == [4, 5]
+    # More steps than slots: one each, as long as there are holes.
+    late = sequence(2)
+    script(BlockDiffusion(threshold=None, steps=9), late, [says("45", "-*"), says("4", "-")])
+    assert late.tokens == [4, 5]
+
+
+def test_other_choices() -> None:
+    """From left to right, by a budget of entropy, part by part."""
+    left = sequence(2)
+    script(BlockDiffusion(threshold=None, order="left_to_right"), left, [[7, 8], [9]])
+    assert left.tokens == [7, 9]
+    entropy = sequence(6, prompt=[1, 2])
+    answers = [
+        says("45", "--", entropy=[1.0, 0.2]),
+        says("4567", "----", entropy=[0.2, 3.0, 0.1, 0.2]),
+        says("8", "-", entropy=[3.0]),
+    ]
+    script(BlockDiffusion(budget=0.35, order="entropy"), entropy, answers)
+    assert entropy.tokens == [4, 5, 4, 8, 6, 7]
+    parts = sequence(8, block=8, prompt=[1] * 8)
+    answers = [
+        says("12", "+-"),
+        says("3", "-"),
+        says("45", "++"),
+        says("67", "++"),
+        says("89", "++"),
+    ]
+    forwards = script(BlockDiffusion(part=2), parts, answers)
+    assert [list(forward.predict) for forward in forwards] == [
+        *([8, 9], [9], [10, 11], [12, 13], [14, 15])
+    ]
+    assert parts.tokens == [1, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_an_answer_ends_with_its_last_token_or_with_the_block() -> None:
+    """What lies before an end-of-sequence is filled in either case."""
+    answers = [says("4507", "--+-"), says("456", "*--"), says("56", "*-")]
+    seq = sequence(8, prompt=[1] * 4)
+    script(BlockDiffusion(), seq, answers)
+    assert (seq.tokens, seq.finish_reason) == ([4, 5], "stop")
+    seq = sequence(8, prompt=[1] * 4)
+    script(BlockDiffusion(canvas=True), seq, [*answers, says("6", "-")])
+    assert (seq.tokens, seq.finish_reason) == ([4, 5], "stop")
+    assert list(seq.canvas) == [1, 1, 1, 1, 4, 5, 0, 6]
+
+
+def test_given_tokens_are_no_holes() -> None:
+    """A block of nothing else is fed beside the next one."""
+    given = {6: 7, 7: 7, 9: 8}
+    seq = sequence(6, given=given)
+    forwards = script(BlockDiffusion(), seq, [says("456", "+++")])
+    assert [shape(forward) for forward in forwards] == [(0, "12312377_8__", (4, 4, 4), [8, 10, 11])]
+    assert (seq.tokens, seq.finish_reason) == ([7, 7, 4, 8, 5, 6], "length")
+
+
+def test_scores_that_nobody_looks_at_are_not_computed() -> None:
+    """Each costs a pass over the vocabulary; they are those of what is drawn."""
+    for options, scores in [
+        ({}, ("confidence",)),
+        ({"threshold": None}, ("confidence",)),
+        ({"threshold": None, "order": "left_to_right"}, ()),
+        ({"order": "left_to_right"}, ("confidence",)),
+        ({"budget": 1.0}, ("confidence", "entropy")),
+        ({"budget": 1.0, "order": "margin"}, ("margin", "entropy")),
+        ({"order": "entropy"}, ("confidence", "entropy")),
+    ]:
+        read = next(BlockDiffusion(**options).decode(sequence())).read
+        assert read.scores == scores and read.drawn
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block": 0}, "block must be at least 1, not 0"),
+        ({"part": -1}, "part must be at least 1, not -1"),
+        ({"steps": 0}, "steps must be at least 1, not 0"),
+        ({"steps": 2.5}, "steps must be a whole number or None, not 2.5"),
+        ({"threshold": 1.5}, "threshold must lie between 0 and 1, not 1.5"),
+        ({"threshold": float("nan")}, "threshold must lie between 0 and 1, not nan"),
+        ({"threshold": "high"}, "threshold must be a number"),
+        ({"budget": -1.0}, "budget must be 0 or more, not -1"),
+        ({"budget": float("nan")}, "budget must be 0 or more, not nan"),
+        ({"order": "random"}, "order must be 'confidence' or 'margin'"),
+        ({"canvas": 1}, "canvas must be True or False, not 1"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    """By name and value."""
+    with pytest.raises(ValueError, match=message):
+        BlockDiffusion(**options)
+
+
+def test_steps_beyond_counting_are_refused_or_cost_nothing() -> None:
+    """A huge number of steps, or a block longer than the text."""
+    engine = engine_of(("blocks", block_model(seed=1)))
+    target = {"target": runner(engine, "blocks")}
+    for method in (BlockDiffusion(steps=10**9), BlockDiffusion(block=10**6, part=10**6)):
+        job = enter(engine, method, [5, 3], runners=target, max_tokens=6)
+        finish(engine)
+        assert len(tokens(job)) == 6
+
+
+def test_same_seed_same_text() -> None:
+    """Noise is a function of seed, slot and step."""
+    engine = engine_of(("blocks", block_model(seed=1)))
+    target, texts = {"target": runner(engine, "blocks")}, []
+    for seed in (1, 1, 2):
+        sampling = Sampling(temperature=1.5, seed=seed)
+        job = enter(
+            engine, BlockDiffusion(), [5, 3], runners=target, max_tokens=20, sampling=sampling
+        )
+        finish(engine)
+        texts.append(tokens(job))
+    assert texts[0] == texts[1] != texts[2]

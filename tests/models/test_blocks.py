@@ -1,0 +1,237 @@
+"""Block diffusion families against transformers, whose models are shown a mask in blocks.
+
+SDAR is Qwen3, Fast-dLLM v2 Qwen2.5 and LLaDA2 Glm4-MoE under other names. SDAR (dense) is compared
+with its authors' code as well, in `tests/golden`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+import naive
+from helpers import close
+from outpace import LLM
+from outpace.decoding import Kind
+from outpace.methods import BlockDiffusion
+from outpace.models.load import load_config, load_model, save_model
+
+VOCAB, MASK, IDS = 64, 63, [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12, 7, 5, 44, 21, 2] * 3
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "eos_token_id": 1,
+}
+MANY = {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
+GLM = Glm4MoeConfig(
+    **SIZES,
+    **MANY,
+    head_dim=16,
+    n_routed_experts=12,
+    n_group=4,
+    topk_group=2,
+    n_shared_experts=2,
+    first_k_dense_replace=1,
+    routed_scaling_factor=2.5,
+    partial_rotary_factor=0.5,
+    use_qk_norm=True,
+    rms_norm_eps=1e-6,
+)
+LLADA2 = {
+    "architectures": ["LLaDA2MoeModelLM"],
+    **{name: value for name, value in SIZES.items() if name not in ("pad_token_id",)},
+    **MANY,
+    "head_dim": 16,
+    "num_experts": 12,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "hidden_act": "silu",
+    "score_function": "sigmoid",
+    "mask_token_id": MASK,
+    "model_type": "llada2_moe",
+}
+FAST = {"architectures": ["Fast_dLLM_QwenForCausalLM"], "bd_size": 8, "mask_token_id": MASK}
+SDAR = {"architectures": ["SDARForCausalLM"], "block_size": 4, "mask_token_id": MASK}
+MODELS: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
+    "sdar": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=16), SDAR),
+    "sdar_moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(**SIZES, **MANY, num_experts=6, head_dim=12),
+        {**SDAR, "architectures": ["SDARMoeForCausalLM"]},
+    ),
+    "fast_dllm_v2": (Qwen2ForCausalLM, Qwen2Config(**SIZES), FAST),
+    "fast_dllm_v2-tied": (Qwen2ForCausalLM, Qwen2Config(**SIZES, tie_word_embeddings=True), FAST),
+    "llada2": (Glm4MoeForCausalLM, GLM, LLADA2),
+}
+OTHER = {
+    "embed_tokens": "word_embeddings",
+    "self_attn.o_proj": "attention.dense",
+    "self_attn.q_norm": "attention.query_layernorm",
+    "self_attn.k_norm": "attention.key_layernorm",
+    "gate.e_score_correction_bias": "gate.expert_bias",
+}
+"""LLaDA2's names of what Glm4-MoE calls otherwise."""
+
+
+def written(name: str, folder: Path) -> PreTrainedModel:
+    """A model of transformers of random weights, and its checkpoint under the family's names."""
+    kind, config, own = MODELS[name]
+    torch.manual_seed(0)
+    model = kind(config).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 0.5, std=0.2)
+    for part, buffer in model.named_buffers():
+        if part.endswith("correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.3)
+    model.tie_weights()
+    model.save_pretrained(folder, max_shard_size="40KB" if name == "sdar" else "1GB")
+    if name == "llada2":
+        renamed(folder / "model.safetensors")
+        published = own
+    else:
+        published = {**json.loads((folder / "config.json").read_text()), **own}
+    (folder / "config.json").write_text(json.dumps(published))
+    return model
+
+
+def renamed(path: Path) -> None:
+    """Write a checkpoint of Glm4-MoE as one of LLaDA2."""
+    theirs, ours = load_file(path), {}
+    for name, tensor in theirs.items():
+        for old, new in OTHER.items():
+            name = name.replace(old, new)
+        if ".self_attn.q_proj." in name:
+            parts = [
+                theirs[name.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")
+            ]
+            name, tensor = (
+                name.replace("self_attn.q_proj", "attention.query_key_value"),
+                torch.cat(parts),
+            )
+        if ".self_attn." not in name:
+            ours[name] = tensor
+    save_file(ours, path, metadata={"format": "pt"})
+
+
+@torch.inference_mode()
+def reference(model: PreTrainedModel, ids: list[int], ends: list[int]) -> Tensor:
+    """Logits of transformers where a row sees to the end of its block."""
+    stops = torch.tensor([next(end for end in ends if end > slot) for slot in range(len(ids))])
+    hidden = torch.arange(len(ids)) >= stops[:, None]
+    mask = torch.zeros(1, 1, *hidden.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
+    return model(torch.tensor([ids]), attention_mask=mask, use_cache=False).logits[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """All rows of a text in blocks, the last one shorter; shards, tied and untied heads."""
+    theirs = written(name, tmp_path)
+    ours, config = load_model(tmp_path), load_config(tmp_path)
+    assert config.family == name.partition("-")[0] and config.kind is Kind.BLOCK
+    assert config.block == {"sdar": 4, "sdar_moe": 4, "llada2": 32}.get(name, 8)
+    ends = [*range(config.block, len(IDS), config.block), len(IDS)]
+    expected = reference(theirs, IDS, ends).roll(config.shift, 0)
+    close(naive.by_block(ours, IDS, ends)[:, :MASK], expected[:, :MASK])
+    save_model(ours, tmp_path / "again", dtype=torch.float32)
+    again = load_model(tmp_path / "again")
+    assert all(
+        torch.equal(parameter, dict(again.named_parameters())[part])
+        for part, parameter in ours.named_parameters()
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_text_equals_that_of_transformers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Block after block through the cache, beside another request."""
+    theirs = written(name, tmp_path)
+    llm = LLM(tmp_path, cache_gib=0.01)
+    prompts = [IDS[:37], IDS[:5]]
+    method = BlockDiffusion(threshold=0.3)
+    outputs = llm.generate(prompts, method=method, max_tokens=24, ignore_eos=True, temperature=0)
+
+    def official(model: Any, canvas: list[int], ends: list[int]) -> Tensor:
+        logits = reference(theirs, canvas, ends).clone()
+        logits[:, MASK] = -torch.inf
+        return logits.roll(model.config.shift, 0)
+
+    monkeypatch.setattr(naive, "by_block", official)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = naive.block_diffusion(llm.target.model, prompt, 24, threshold=0.3)
+        assert list(output.ids) == expected
+
+
+def test_what_is_not_exactly_supported_is_refused(tmp_path: Path) -> None:
+    """By name and value."""
+    written("llada2", tmp_path)
+
+    def changed(**fields: Any) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({**LLADA2, **fields}))
+
+    for fields, words in [
+        ({"use_linear_attention": True}, "use_linear_attention is True"),
+        ({"score_function": "softmax"}, "score_function is 'softmax'"),
+        ({"use_qk_norm": False}, "use_qk_norm is False"),
+        ({"partial_rotary_factor": 0.7}, "partial_rotary_factor is 0.7"),
+        ({"partial_rotary_factor": 2.0}, "partial_rotary_factor is 2.0"),
+        ({"n_group": 5}, "3 of 12 experts in 2 of 5 groups"),
+        ({"topk_group": 9}, "3 of 12 experts in 9 of 4 groups"),
+        ({"n_group": 12, "topk_group": 3}, "3 of 12 experts in 3 of 12 groups"),
+        ({"mask_token_id": None}, "must name its mask_token_id"),
+        ({"num_experts": None}, "num_experts"),
+    ]:
+        changed(**fields)
+        with pytest.raises(ValueError, match=words):
+            load_config(tmp_path)
+    for fields in ({"first_k_dense_replace": 2}, {"num_shared_experts": 0}):
+        changed(**fields)
+        with pytest.raises(ValueError, match="tensors of its weights are not of the model"):
+            load_model(tmp_path)
+
+
+def test_a_length_of_blocks_that_nobody_says_is_asked_for(tmp_path: Path) -> None:
+    """The published config.json of SDAR has none; its models differ in it."""
+    written("sdar", tmp_path)
+    published = json.loads((tmp_path / "config.json").read_text())
+    del published["block_size"]
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    llm = LLM(tmp_path, cache_gib=0.01)
+    for method in ("block_diffusion", "d2f"):
+        with pytest.raises(ValueError, match="does not say how long its blocks are"):
+            llm.generate([IDS[:5]], method=method, max_tokens=4)
+    (output,) = llm.generate([IDS[:5]], method=BlockDiffusion(block=4), max_tokens=4)
+    assert len(output.ids) <= 4
+    del published["mask_token_id"]
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    with pytest.raises(ValueError, match="must name its mask_token_id"):
+        load_config(tmp_path)
