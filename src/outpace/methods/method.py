@@ -162,7 +162,7 @@ def own_block(request: Request, block: int | None) -> int:
         return size
     raise ValueError(
         "the model does not say how long its blocks are (block_size in config.json): give block "
-        "the length that it was trained with, such as 4 for SDAR-1.7B-Chat"
+        "the length that it was trained with, such as 4"
     )
 
 
