@@ -26,8 +26,8 @@ SDAR = replace(
     name="sdar",
     about="SDAR (dense): block diffusion, adapted from Qwen3, not shifted",
     architectures=("SDARForCausalLM",),
-    fields=QWEN3.fields | BLOCKED,
-    ignored=QWEN3.ignored | TRAINING,
+    fields={**QWEN3.fields, **BLOCKED},
+    ignored={*QWEN3.ignored, *TRAINING},
     method="block_diffusion",
     temperature=1.0,
 )
@@ -37,8 +37,8 @@ SDAR_MOE = replace(
     name="sdar_moe",
     about="SDAR, mixtures of experts in every layer",
     architectures=("SDARMoeForCausalLM",),
-    fields=QWEN3_MOE.fields | BLOCKED,
+    fields={**QWEN3_MOE.fields, **BLOCKED},
     fixed=QWEN3_MOE.fixed,
-    ignored=QWEN3_MOE.ignored | TRAINING,
+    ignored={*QWEN3_MOE.ignored, *TRAINING},
     names=QWEN3_MOE.names,
 )
