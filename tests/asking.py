@@ -19,6 +19,7 @@ ZOO = {
     "tiny-dream": ("apd", "d2f", "diffusion", "fast_dllm", "left_to_right"),
     "tiny-llada": ("apd", "d2f", "diffusion", "fast_dllm", "left_to_right"),
     "tiny-d2f": ("d2f", "diffusion", "fast_dllm", "left_to_right"),
+    "tiny-block": ("block_diffusion", "d2f"),
     "tiny-wedlm": ("autoregressive", "wedlm"),
 }
 """What is served where nothing else is asked for, and the methods of each model."""

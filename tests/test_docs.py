@@ -68,6 +68,7 @@ MARKED = {
         "training: train tiny-dflash",
         "training: train tiny-dream",
         "training: train tiny-llada",
+        "training: train tiny-block",
         "training: train tiny-wedlm-wordings",
         "training: train tiny-wedlm",
     },

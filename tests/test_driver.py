@@ -16,6 +16,7 @@ import torch
 
 from helpers import (
     MASK,
+    block_model,
     causal_model,
     diffusion_model,
     feature_draft,
@@ -32,6 +33,7 @@ from outpace.methods import (
     D2F,
     METHODS,
     Autoregressive,
+    BlockDiffusion,
     DFlash,
     Diffusion,
     FastDLLM,
@@ -49,12 +51,13 @@ LIMIT = 120
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A causal model that fills masks, a diffusion model, and drafts and verifiers of them."""
+    """A causal model that fills masks, diffusion models, and drafts and verifiers of them."""
     root = tmp_path_factory.mktemp("models")
     target = masked_model(seed=1)
     models = {
         "masked": target,
         "diffusion": diffusion_model(seed=1),
+        "blocks": block_model(seed=1),
         "causal": causal_model(seed=2),
         "draft": feature_draft(target),
     }
@@ -82,6 +85,7 @@ def methods(folders: dict[str, str]) -> dict[str, list[Method]]:
             Diffusion(order="entropy"),
             FastDLLM(threshold=0.4, block=4),
         ],
+        "blocks": [BlockDiffusion(threshold=0.4), D2F(confidence=0.6)],
     }
 
 
@@ -171,7 +175,7 @@ def ring_of(stream: Stream) -> None:
     gc.collect()
 
 
-@pytest.mark.parametrize("name", ["masked", "diffusion"])
+@pytest.mark.parametrize("name", ["masked", "diffusion", "blocks"])
 @pytest.mark.parametrize(
     ("threads", "odd"),
     [(2, False), pytest.param(4, True, marks=pytest.mark.slow)],

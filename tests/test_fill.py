@@ -19,6 +19,7 @@ from outpace.methods import (
     D2F,
     METHODS,
     Autoregressive,
+    BlockDiffusion,
     DFlash,
     Diffusion,
     FastDLLM,
@@ -59,6 +60,9 @@ CASES = [
     *(("tiny-llada", method) for method in DIFFUSION if not isinstance(method, APD)),
     ("tiny-llada", Diffusion(guidance=0.5)),
     ("tiny-d2f", D2F()),
+    ("tiny-block", BlockDiffusion()),
+    ("tiny-block", BlockDiffusion(budget=1.0, part=3, canvas=True)),
+    ("tiny-block", D2F()),
     ("tiny-wedlm", WeDLM()),
     ("tiny-wedlm", WeDLM(window=4)),
     ("tiny-wedlm", WeDLM(window=64, eager=False, clip=True)),
@@ -163,7 +167,8 @@ REFUSED: list[tuple[str, Method]] = [
 @pytest.mark.parametrize(("name", "method"), REFUSED, ids=str)
 def test_methods_that_see_nothing_behind_a_hole_are_refused(name: str, method: Method) -> None:
     """By name, with those that do."""
-    says = rf"^{type(method).__name__}\(.*\) sees nothing behind .* unverified: APD, D2F, Diff"
+    able = "APD, BlockDiffusion, D2F, Diff"
+    says = rf"^{type(method).__name__}\(.*\) sees nothing behind .* unverified: {able}"
     with pytest.raises(ValueError, match=says):
         llm(name).fill(["a", Hole(2), "b"], method=method)
 

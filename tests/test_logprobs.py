@@ -13,6 +13,7 @@ from outpace.methods import (
     APD,
     D2F,
     Autoregressive,
+    BlockDiffusion,
     DFlash,
     Diffusion,
     FastDLLM,
@@ -37,6 +38,7 @@ METHODS: list[tuple[str, Method]] = [
     ("tiny-llada", Diffusion(block=8, ends="last")),
     ("tiny-dream", FastDLLM(block=8)),
     ("tiny-d2f", D2F()),
+    ("tiny-block", BlockDiffusion()),
 ]
 
 

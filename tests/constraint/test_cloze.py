@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from enumeration import EOS, HOLE, PATTERNS, SIZE, TEXTS, allowed, law, random_logits
-from helpers import chi_square, diffusion_model, engine_of, finish, masked_model, runner
+from helpers import (
+    block_model,
+    chi_square,
+    diffusion_model,
+    engine_of,
+    finish,
+    masked_model,
+    runner,
+)
 from outpace.constraint.automaton import Automaton
 from outpace.constraint.cloze import Cloze
 from outpace.constraint.dfa import Dfa
@@ -27,7 +35,15 @@ from outpace.decoding.processor import NEVER
 from outpace.decoding.sampling import Sample
 from outpace.engine.job import Job
 from outpace.engine.pairing import Pairing
-from outpace.methods import D2F, Diffusion, FastDLLM, LeftToRight, Method, WeDLM
+from outpace.methods import (
+    D2F,
+    BlockDiffusion,
+    Diffusion,
+    FastDLLM,
+    LeftToRight,
+    Method,
+    WeDLM,
+)
 
 BEGIN = 2
 LIKELY = 1e-4
@@ -171,6 +187,8 @@ METHODS: list[Method] = [
     D2F(block=3, confidence=0.4),
     D2F(block=1, confidence=0.4),
     D2F(block=2, add=0.0, activate=0.5, confidence=0.3),
+    BlockDiffusion(threshold=0.3),
+    BlockDiffusion(budget=1.0, part=2, steps=2, canvas=True),
     LeftToRight(tokens=1, window=2, lookahead=3),
     LeftToRight(tokens=4),
     WeDLM(window=3),
@@ -184,7 +202,7 @@ HOLES = {3: 3, 11: 3, 15: 2}
 
 def jobs_of(method: Method, temperature: float) -> list[tuple[tuple[Case, ...], Job]]:
     """Clozes of three holes, decoded together by a model of random weights."""
-    make = masked_model if isinstance(method, WeDLM) else diffusion_model
+    make = {WeDLM: masked_model, BlockDiffusion: block_model}.get(type(method), diffusion_model)
     engine = engine_of(("target", make(seed=3, vocab_size=SIZE, mask_token_id=HOLE)))
     pairing = Pairing.of({"target": runner(engine, "target")})
     rng, jobs = Random(4), []

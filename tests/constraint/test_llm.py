@@ -17,6 +17,7 @@ from outpace.methods import (
     APD,
     D2F,
     Autoregressive,
+    BlockDiffusion,
     DFlash,
     Diffusion,
     FastDLLM,
@@ -78,6 +79,8 @@ CASES = [
     *(("tiny-llada", method) for method in DIFFUSION if not isinstance(method, APD)),
     *(("tiny-wedlm", method) for method in FILLING),
     ("tiny-d2f", D2F()),
+    ("tiny-block", BlockDiffusion()),
+    ("tiny-block", BlockDiffusion(budget=1.0, part=3, canvas=True)),
     ("tiny-llada", Diffusion(guidance=0.5)),
 ]
 

@@ -21,7 +21,15 @@ from enumeration import (
     law,
     random_logits,
 )
-from helpers import chi_square, diffusion_model, engine_of, finish, masked_model, runner
+from helpers import (
+    block_model,
+    chi_square,
+    diffusion_model,
+    engine_of,
+    finish,
+    masked_model,
+    runner,
+)
 from outpace.constraint import reach
 from outpace.constraint.regular import Regular
 from outpace.decoding import Sampling
@@ -29,7 +37,15 @@ from outpace.decoding.joint import Joint
 from outpace.decoding.processor import NEVER
 from outpace.decoding.sampling import Sample
 from outpace.engine.pairing import Pairing
-from outpace.methods import D2F, Diffusion, FastDLLM, LeftToRight, Method, WeDLM
+from outpace.methods import (
+    D2F,
+    BlockDiffusion,
+    Diffusion,
+    FastDLLM,
+    LeftToRight,
+    Method,
+    WeDLM,
+)
 
 BEGIN = 2
 LIKELY = 1e-4
@@ -249,6 +265,8 @@ METHODS: list[Method] = [
     FastDLLM(block=3, cache="prefix", canvas=True, threshold=0.01),
     D2F(block=2, confidence=0.4),
     D2F(block=3, add=0.3, activate=0.5, confidence=0.3, canvas=True),
+    BlockDiffusion(threshold=0.3),
+    BlockDiffusion(budget=1.0, part=2, steps=2, canvas=True),
     LeftToRight(tokens=3),
     WeDLM(window=3),
     WeDLM(window=4, eager=False, block=True, entropy=1.5),
@@ -260,7 +278,7 @@ METHODS: list[Method] = [
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_every_choice_of_a_method(method: Method, temperature: float) -> None:
     """Is of what is allowed, and greedy the best; and all of its answers are whole."""
-    make = masked_model if isinstance(method, WeDLM) else diffusion_model
+    make = {WeDLM: masked_model, BlockDiffusion: block_model}.get(type(method), diffusion_model)
     engine = engine_of(("target", make(seed=3, vocab_size=SIZE, mask_token_id=HOLE)))
     pairing = Pairing.of({"target": runner(engine, "target")})
     jobs = []

@@ -12,7 +12,7 @@ import pytest
 from outpace import LLM, recipes
 from outpace.decoding import Kind
 from outpace.evaluation.run import evaluate, questions_of
-from outpace.methods import Autoregressive, FastDLLM, LeftToRight, Method
+from outpace.methods import Autoregressive, BlockDiffusion, FastDLLM, LeftToRight, Method
 from outpace.models.load import VOCABULARY, ZOO, load_config, load_tokenizer
 
 ONE = LeftToRight(window=16, lookahead=16)
@@ -26,6 +26,7 @@ ONE = LeftToRight(window=16, lookahead=16)
         ("tiny-dream", ONE),
         ("tiny-llada", ONE),
         ("tiny-llada", FastDLLM(threshold=None, block=8)),
+        ("tiny-block", BlockDiffusion(threshold=None)),
     ],
     ids=str,
 )

@@ -156,6 +156,7 @@ ZOO: dict[str, tuple[str, ...]] = {
     "tiny-dream": ("tiny-aux",),
     "tiny-llada": ("tiny-aux",),
     "tiny-d2f": (),
+    "tiny-block": (),
     "tiny-wedlm": (),
 }
 """Models that are served where none is named, and those that may draft or verify for them."""
