@@ -15,19 +15,19 @@ FILE, METHOD, FAMILY = 350, 200, 80
 FUNCTION, MEDIAN = 60, 8
 BUDGET = {
     "": 2350,
-    "attention": 600,
+    "attention": 630,
     "benchmark": 1200,
     "cli": 2950,
     "constraint": 2400,
-    "decoding": 1600,
-    "engine": 1850,
+    "decoding": 1810,
+    "engine": 1870,
     "evaluation": 2200,
     "load": 800,
-    "methods": 1350,
-    "models": 2500,
+    "methods": 1520,
+    "models": 2790,
     "recipes": 50,
     "server": 2600,
-    "training": 4000,
+    "training": 4190,
     "zoo": 450,
 }
 """Lines that a package may have; whoever needs more changes its line here, and says why."""

@@ -12,11 +12,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from outpace.decoding import CAUSAL
+from outpace.decoding import CAUSAL, Tree
 from outpace.engine.cache import PAGE, Cache, Table
 from outpace.engine.feed import Feed
 
@@ -130,14 +131,20 @@ class Prefix:
 
     @staticmethod
     def trimmed(feed: Feed) -> Feed:
-        """A feed without the context rows that a draft has found filled."""
-        if feed.context is None or feed.first >= feed.table.spared:
+        """A feed without the rows of features, or of context, that a draft has found filled."""
+        if feed.first >= feed.table.spared:
+            return feed
+        if feed.features is not None:
+            return feed.cut(feed.table.spared - feed.start)[1]
+        if feed.context is None:
             return feed
         return replace(feed, context=feed.context[feed.table.spared - feed.first :])
 
     def text(self, feed: Feed) -> list[int]:
         """Tokens of the leading rows that are no masks and stand at their own position."""
-        ids = list(feed.ids) if feed.pattern == CAUSAL else []
+        ids = list(feed.ids) if feed.pattern == CAUSAL and feed.features is None else []
+        if isinstance(feed.pattern, Tree) and feed.features is None:
+            ids = list(feed.ids[: feed.pattern.trunk + 1 - feed.start])
         if feed.positions is not None:
             start, places = feed.start, enumerate(feed.positions)
             del ids[next((i for i, place in places if place != start + i), len(ids)) :]
@@ -148,3 +155,8 @@ class Prefix:
         parent = before[-1] if before else b""
         content = np.array(tokens, dtype=np.int64).tobytes()
         return blake2b(parent + content, key=self.salt, digest_size=16).digest()
+
+
+def pairs(text: Sequence[int]) -> list[int]:
+    """Each token with the one behind it: what a draft that extends features keeps in its slot."""
+    return [token << 32 | after for token, after in pairwise(text)]

@@ -5,6 +5,7 @@ from outpace.methods.autoregressive import Autoregressive
 from outpace.methods.d2f import D2F
 from outpace.methods.dflash import DFlash
 from outpace.methods.diffusion import Diffusion
+from outpace.methods.eagle import Eagle
 from outpace.methods.fast_dllm import FastDLLM
 from outpace.methods.left_to_right import LeftToRight
 from outpace.methods.method import Method
@@ -17,6 +18,7 @@ METHODS: dict[str, type[Method]] = {
     "d2f": D2F,
     "dflash": DFlash,
     "diffusion": Diffusion,
+    "eagle": Eagle,
     "fast_dllm": FastDLLM,
     "left_to_right": LeftToRight,
     "speculative": Speculative,
@@ -30,6 +32,7 @@ __all__ = [
     "Autoregressive",
     "DFlash",
     "Diffusion",
+    "Eagle",
     "FastDLLM",
     "LeftToRight",
     "Method",

@@ -2,6 +2,7 @@
 
 from outpace.models.families.dflash import DFLASH
 from outpace.models.families.dream import DREAM
+from outpace.models.families.eagle import EAGLE
 from outpace.models.families.family import Family
 from outpace.models.families.llada import LLADA
 from outpace.models.families.llama import LLAMA
@@ -15,7 +16,7 @@ from outpace.models.families.wedlm import WEDLM
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        *(DFLASH, DREAM, LLADA, LLAMA, MISTRAL, MIXTRAL, OLMO2, PHI3),
+        *(DFLASH, DREAM, EAGLE, LLADA, LLAMA, MISTRAL, MIXTRAL, OLMO2, PHI3),
         *(QWEN2, QWEN3, QWEN3_MOE, SMOLLM3, WEDLM),
     )
 }
