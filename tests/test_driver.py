@@ -18,6 +18,7 @@ from helpers import (
     MASK,
     causal_model,
     diffusion_model,
+    extending_draft,
     feature_draft,
     masked_model,
     pages_in_use,
@@ -34,6 +35,7 @@ from outpace.methods import (
     Autoregressive,
     DFlash,
     Diffusion,
+    Eagle,
     FastDLLM,
     LeftToRight,
     Method,
@@ -57,6 +59,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "diffusion": diffusion_model(seed=1),
         "causal": causal_model(seed=2),
         "draft": feature_draft(target),
+        "states": extending_draft(target),
     }
     for name, model in models.items():
         save_model(model, root / name, dtype=torch.float32)
@@ -73,6 +76,7 @@ def methods(folders: dict[str, str]) -> dict[str, list[Method]]:
             Speculative(draft=causal, tokens=3),
             Speculative(draft=causal, tokens=2, verify="rejection"),
             DFlash(draft=folders["draft"], tokens=3),
+            Eagle(draft=folders["states"], width=2, depth=2, nodes=6),
             WeDLM(window=5, entropy=2.0),
         ],
         "diffusion": [

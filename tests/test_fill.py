@@ -21,6 +21,7 @@ from outpace.methods import (
     Autoregressive,
     DFlash,
     Diffusion,
+    Eagle,
     FastDLLM,
     LeftToRight,
     Method,
@@ -155,6 +156,7 @@ REFUSED: list[tuple[str, Method]] = [
     ("tiny-ar", Autoregressive()),
     ("tiny-ar", Speculative(draft="tiny-aux")),
     ("tiny-ar", DFlash(draft="tiny-dflash")),
+    ("tiny-ar", Eagle(draft="tiny-eagle")),
     ("tiny-wedlm", WeDLM(verify=True)),
     ("tiny-wedlm", Autoregressive()),
 ]

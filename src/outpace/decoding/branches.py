@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from outpace.decoding.processor import NEVER
+
 
 @dataclass(slots=True)
 class Branches:
@@ -53,7 +55,7 @@ class Branches:
         self.tokens += children.ravel().tolist()
         self.parents += np.repeat(self.beam, children.shape[1]).tolist()
         self.scores = np.append(self.scores, found.ravel())
-        ahead = np.argsort(-found.ravel(), kind="stable")[: self.width]
+        ahead = likeliest(found.ravel(), self.width)
         self.beam = (first + ahead).tolist()
         rows: list[int] = (ahead // children.shape[1]).tolist()
         return rows
@@ -77,12 +79,18 @@ class Branches:
     def best(self, count: int) -> list[int]:
         """The likeliest nodes, each behind the one that it hangs on."""
         # Where a token is certain, a node is as likely as its parent, which was found before it.
-        return sorted(np.argsort(-self.scores, kind="stable")[:count].tolist())
+        return sorted(likeliest(self.scores, count).tolist())
 
     def parents_among(self, nodes: Sequence[int]) -> list[int]:
         """The row that each hangs on, of rows for the last token and then these nodes."""
         rows = {node: row for row, node in enumerate((-1, *nodes))}
         return [-1, *(rows[self.parents[node]] for node in nodes)]
+
+
+def likeliest(scores: np.ndarray, count: int) -> np.ndarray:
+    """Places of the highest scores, the highest first, without those of banned tokens."""
+    places = np.argsort(-scores, kind="stable")[:count]
+    return places[scores[places] > NEVER / 2]
 
 
 def followed(parents: Sequence[int], tokens: Sequence[int], said: Sequence[int]) -> list[int]:

@@ -196,7 +196,8 @@ class Forward:
     def check_features(self, widths: tuple[int, ...]) -> None:
         """Raise `ValueError` where features, or branches, are not those of the rows."""
         given = None if self.features is None else tuple(self.features.shape)
-        if given not in ([(len(self.ids), width) for width in widths] or [None]):
+        fits = [(len(self.ids), width) for width in widths]
+        if given not in fits if fits else given is not None:
             wide = " or ".join(map(str, widths)) or "none"
             raise ValueError(
                 f"features are {given} for {len(self.ids)} rows, but {self.model} takes in {wide}"

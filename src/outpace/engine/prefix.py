@@ -144,7 +144,7 @@ class Prefix:
         """Tokens of the leading rows that are no masks and stand at their own position."""
         ids = list(feed.ids) if feed.pattern == CAUSAL and feed.features is None else []
         if isinstance(feed.pattern, Tree) and feed.features is None:
-            ids = list(feed.ids[: feed.pattern.trunk + 1 - feed.start])
+            ids = list(feed.ids[: max(feed.pattern.trunk + 1 - feed.start, 0)])
         if feed.positions is not None:
             start, places = feed.start, enumerate(feed.positions)
             del ids[next((i for i, place in places if place != start + i), len(ids)) :]

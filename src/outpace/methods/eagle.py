@@ -143,7 +143,7 @@ class Eagle(Method):
             )
             assert out.features is not None
             rows = drafted.extend(out.tokens, out.logits)
-            if drafted.depth == levels:
+            if drafted.depth == levels or not drafted.beam:
                 return drafted
             features = out.features[-size:][rows]
             ids, start = [drafted.tokens[node] for node in drafted.beam], end

@@ -53,6 +53,9 @@ class ExtendingDraft(Draft):
     tokens these are.
     """
 
+    d2t: Tensor
+    t2d: Tensor
+
     def __init__(self, config: ModelConfig, target: Transformer) -> None:
         depth = target.config.layers
         layers = config.feature_layers or usual_layers(depth)
@@ -71,8 +74,7 @@ class ExtendingDraft(Draft):
         """Tokens `i64[D]` that it may say, in the order of its head; None where these are all."""
         if self.config.draft_vocab == self.config.vocab:
             return None
-        offsets: Tensor = self.d2t
-        return offsets + torch.arange(len(offsets), device=offsets.device)
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def check_tables(self) -> None:
         """Raise `ValueError` unless its tables name as many tokens as it may say, and the same."""
