@@ -159,6 +159,7 @@ def judge(run: Path, llm: LLM, problems: Sequence[tuple[list[int], list[int]]]) 
     assert isinstance(target, Transformer)
     facts = json.loads((run / "run.json").read_text())["settings"]
     draft = load_draft(run / "export", target)
+    assert isinstance(draft, FeatureDraft)
     objective = objectives.DFlash(features=facts["objective"]["features"]).bind(draft.config)
     models = Models(draft, {"target": target})
     lengths: list[int] = []

@@ -21,7 +21,7 @@ from methods import POINTS
 from outpace import LLM
 from outpace.evaluation.question import Question
 from outpace.evaluation.run import questions_of
-from outpace.methods import Autoregressive, DFlash, Method, Speculative, WeDLM
+from outpace.methods import Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
 from outpace.options import Options
 from outpace.output import Output
 
@@ -50,7 +50,7 @@ class Entry:
     def lossless(self) -> bool:
         """Whether it says what the model says token by token."""
         verifies = isinstance(self.method, WeDLM) and self.method.verify
-        return isinstance(self.method, Speculative | DFlash) or verifies
+        return isinstance(self.method, Speculative | DFlash | Eagle) or verifies
 
 
 def entries() -> list[Entry]:

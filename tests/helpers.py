@@ -28,6 +28,7 @@ from outpace.engine.runner import Runner
 from outpace.methods import Method
 from outpace.models.config import Sight
 from outpace.models.draft import FeatureDraft
+from outpace.models.extending import ExtendingDraft
 from outpace.models.load import load_draft, load_model, translate
 from outpace.models.transformer import Attend, Transformer
 
@@ -143,7 +144,9 @@ def same_weights(ours: Path, theirs: Path) -> None:
 def trained_pair(name: str = "pair_b") -> tuple[Transformer, FeatureDraft]:
     """A tiny target and a feature draft that was trained for it."""
     target = load_model(GOLDEN / "dflash" / name / "target")
-    return target, load_draft(GOLDEN / "dflash" / name / "draft", target)
+    draft = load_draft(GOLDEN / "dflash" / name / "draft", target)
+    assert isinstance(draft, FeatureDraft)
+    return target, draft
 
 
 def dense(*, causal: bool, sights: Sequence[Sight] = ()) -> Attend:
@@ -171,6 +174,39 @@ def beside(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int) -> Tenso
     scores = (q @ k.transpose(1, 2) * q.shape[-1] ** -0.5).masked_fill(hidden, -torch.inf)
     share = torch.sigmoid(scores.logsumexp(-1, keepdim=True) - sinks[:, None, None])
     return scores.softmax(-1) @ v * share
+
+
+@cache
+def extended_pair(name: str = "llama") -> tuple[Transformer, ExtendingDraft]:
+    """A tiny target and a draft that extends its features, trained for it."""
+    target = load_model(GOLDEN / "eagle" / name / "target")
+    draft = load_draft(GOLDEN / "eagle" / name / "draft", target)
+    assert isinstance(draft, ExtendingDraft)
+    return target, draft
+
+
+def published_eagle(**changes: Any) -> dict[str, Any]:
+    """A tiny `config.json` of a draft that extends features, for models of two layers."""
+    return {
+        **published("LlamaForCausalLMEagle3"),
+        "num_hidden_layers": 1,
+        "head_dim": 8,
+        "draft_vocab_size": VOCAB,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]},
+        **changes,
+    }
+
+
+def extending_draft(
+    target: Transformer, *, seed: int = 0, layers: tuple[int, ...] = (0, 1), **changes: Any
+) -> ExtendingDraft:
+    """A tiny draft of random weights that extends the features of some `layers` of `target`."""
+    torch.manual_seed(seed)
+    config = replace(translate(published_eagle(**changes)), feature_layers=layers)
+    draft = ExtendingDraft(config, target)
+    for parameter in draft.parameters():
+        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 1.0, std=0.5)
+    return draft.eval().requires_grad_(False)
 
 
 def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:

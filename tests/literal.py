@@ -8,7 +8,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from outpace.decoding import Forward, Prediction, Request
+from outpace.decoding import Forward, Prediction, Request, Tree
 from outpace.methods import Method
 from outpace.models.config import Sight
 from outpace.models.transformer import Stack
@@ -44,13 +44,16 @@ class Memory:
         context = None
         if forward.context is not None:
             context = forward.context, torch.arange(forward.first, forward.start)
-        return self.model.capture(ids, places, attend, layers, context=context)
+        features = [] if forward.features is None else [forward.features]
+        return self.model.capture(ids, places, attend, layers, context=context, features=features)
 
     def visible(self, forward: Forward, layer: int) -> Tensor:
         """Which slots each row of a forward sees in a layer, `bool[n, seen]`."""
         sights = self.model.config.sights
         sight = sights[layer] if sights else Sight()
         window = forward.seen if sight.window is None else sight.window
+        if isinstance(forward.pattern, Tree):
+            return in_tree(forward.pattern, forward.start, forward.seen, window)
         return torch.tensor(
             [
                 [
@@ -60,6 +63,21 @@ class Memory:
                 for own, stop in enumerate(forward.stops(), forward.start)
             ]
         )
+
+
+def in_tree(tree: Tree, start: int, seen: int, window: int) -> Tensor:
+    """Which slots each row of a tree sees, slot by slot; a window is the last of these."""
+    rows = []
+    for own in range(start, seen):
+        bits = tree.bits[own - max(start, tree.trunk)] if own >= tree.trunk else 0
+        stop = min(own, tree.trunk)
+        shown = [
+            slot < stop or slot == own or (slot >= tree.trunk and bits >> (slot - tree.trunk) & 1)
+            for slot in range(seen)
+        ]
+        last = [slot for slot in range(seen) if shown[slot]][-window:]
+        rows.append([slot in last for slot in range(seen)])
+    return torch.tensor(rows)
 
 
 def decode(method: Method, seq: Request, models: Mapping[str, Stack]) -> list[Forward]:
@@ -78,8 +96,9 @@ def decode(method: Method, seq: Request, models: Mapping[str, Stack]) -> list[Fo
 
 def feature_layers(forward: Forward, models: Mapping[str, Stack]) -> Layers:
     """Layers whose hidden states a forward wants."""
-    config = None if forward.features_for is None else models[forward.features_for].config
-    return () if config is None else config.feature_layers
+    if forward.features_for is None:
+        return ()
+    return (0,) if forward.model == "draft" else models[forward.features_for].config.feature_layers
 
 
 def answer(forward: Forward, memory: Memory, layers: Layers = ()) -> Prediction:

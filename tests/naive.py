@@ -13,6 +13,7 @@ from torch import Tensor
 
 from helpers import dense, whole
 from outpace.models.draft import FeatureDraft
+from outpace.models.extending import ExtendingDraft
 from outpace.models.transformer import Transformer
 
 
@@ -209,6 +210,70 @@ def dflash(
         return logits.argmax(-1).tolist()
 
     return verified(model, prompt, max_tokens, eos, guess)
+
+
+@torch.inference_mode()
+def ahead(draft: ExtendingDraft, features: Tensor, ids: list[int], path: list[int]) -> Tensor:
+    """Log-probabilities of the token behind a path of drafts, of which nothing is kept.
+
+    `features [n, f]` are of all tokens `ids` but the last.
+    """
+    parts, tokens = [features], [*ids[1:]]
+    for token in [*path, None]:
+        rows, places = torch.tensor(tokens), torch.arange(len(tokens))
+        hidden, states = draft.capture(rows, places, dense(causal=True), [0], features=parts)
+        if token is not None:
+            parts.append(states[0][-1:])
+            tokens.append(token)
+    return draft.head(hidden[-1]).log_softmax(-1)
+
+
+def eagle(
+    model: Transformer,
+    draft: ExtendingDraft,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    width: int,
+    depth: int,
+    nodes: int,
+    eos: int | None = None,
+) -> Verified:
+    """A tree is a set of paths, each of which is drafted from the text alone."""
+    layers = draft.config.feature_layers
+
+    def grown(ids: list[int], levels: int) -> set[tuple[int, ...]]:
+        places = torch.arange(len(ids) - 1)
+        with torch.inference_mode():
+            _, captured = model.capture(torch.tensor(ids[:-1]), places, dense(causal=True), layers)
+        features = torch.cat([captured[layer] for layer in layers], -1)
+        scores: dict[tuple[int, ...], float] = {(): 0.0}
+        beam: list[tuple[int, ...]] = [()]
+        for _ in range(levels):
+            level = {}
+            for path in beam:
+                best = ahead(draft, features, ids, [*path]).topk(width)
+                for value, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                    level[(*path, token)] = scores[path] + value
+            scores |= level
+            beam = sorted(level, key=lambda path: -level[path])[:width]
+        del scores[()]
+        return set(sorted(scores, key=lambda path: -scores[path])[: nodes - 1])
+
+    ids, limit, kept = list(prompt), len(prompt) + max_tokens, list[int]()
+    while len(ids) < limit:
+        before = len(ids)
+        levels = min(depth + 1, nodes - 1, limit - before - 1) if kept else 0
+        tree, path = grown(ids, levels) if levels else set(), ()
+        while path is not None:
+            token = int(whole(model, ids, causal=True)[-1].argmax())
+            if token == eos:
+                return ids[len(prompt) :], [*kept, len(ids) - before]
+            ids.append(token)
+            path = (*path, token)
+            path = path if path in tree else None
+        kept.append(len(ids) - before)
+    return ids[len(prompt) :], kept
 
 
 @torch.inference_mode()

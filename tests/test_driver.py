@@ -19,6 +19,7 @@ from helpers import (
     block_model,
     causal_model,
     diffusion_model,
+    extending_draft,
     feature_draft,
     masked_model,
     pages_in_use,
@@ -36,6 +37,7 @@ from outpace.methods import (
     BlockDiffusion,
     DFlash,
     Diffusion,
+    Eagle,
     FastDLLM,
     LeftToRight,
     Method,
@@ -60,6 +62,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "blocks": block_model(seed=1),
         "causal": causal_model(seed=2),
         "draft": feature_draft(target),
+        "states": extending_draft(target),
     }
     for name, model in models.items():
         save_model(model, root / name, dtype=torch.float32)
@@ -76,6 +79,7 @@ def methods(folders: dict[str, str]) -> dict[str, list[Method]]:
             Speculative(draft=causal, tokens=3),
             Speculative(draft=causal, tokens=2, verify="rejection"),
             DFlash(draft=folders["draft"], tokens=3),
+            Eagle(draft=folders["states"], width=2, depth=2, nodes=6),
             WeDLM(window=5, entropy=2.0),
         ],
         "diffusion": [

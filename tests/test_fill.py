@@ -22,6 +22,7 @@ from outpace.methods import (
     BlockDiffusion,
     DFlash,
     Diffusion,
+    Eagle,
     FastDLLM,
     LeftToRight,
     Method,
@@ -159,6 +160,7 @@ REFUSED: list[tuple[str, Method]] = [
     ("tiny-ar", Autoregressive()),
     ("tiny-ar", Speculative(draft="tiny-aux")),
     ("tiny-ar", DFlash(draft="tiny-dflash")),
+    ("tiny-ar", Eagle(draft="tiny-eagle")),
     ("tiny-wedlm", WeDLM(verify=True)),
     ("tiny-wedlm", Autoregressive()),
 ]

@@ -15,7 +15,7 @@ BELOW_OUTPUT = {
 BELOW_LLM = {"driver", "options", "output", *BELOW_OUTPUT}
 
 FLOORS: dict[str, set[str]] = {
-    "attention": {"models"},
+    "attention": {"decoding", "models"},
     "constraint": {"decoding"},
     "decoding": set(),
     "models": {"decoding"},

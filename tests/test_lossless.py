@@ -15,11 +15,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import causal_model, engine_of, enter, feature_draft, finish, runner, tokens, whole
+from helpers import (
+    causal_model,
+    engine_of,
+    enter,
+    extending_draft,
+    feature_draft,
+    finish,
+    runner,
+    tokens,
+    whole,
+)
 from outpace.decoding import Sampling, agreement
 from outpace.decoding.accept import Rejection
+from outpace.decoding.branches import followed
 from outpace.decoding.sampling import Reader, Readout, chooser
-from outpace.methods import DFlash, Method, Speculative
+from outpace.methods import DFlash, Eagle, Method, Speculative
 
 VOCAB, SAMPLES, FEW, SEQUENCES = 8, 20_480, 5_120, 256
 SIZES = {
@@ -37,6 +48,9 @@ DRAFT.norm.weight.add_(torch.randn(32, generator=torch.Generator().manual_seed(0
 FEATURES = feature_draft(
     TARGET, **SIZES, dflash_config={"mask_token_id": VOCAB - 1, "target_layer_ids": [0]}
 )
+STATES = extending_draft(
+    TARGET, seed=3, layers=(0, 0), **SIZES, head_dim=32, draft_vocab_size=VOCAB - 2
+)
 FILTERED = Sampling(temperature=1.5, top_p=0.9, top_k=6, seed=4)
 SETTINGS = [
     Sampling(temperature=1.0, seed=1),
@@ -49,6 +63,9 @@ METHODS: list[Method] = [
     Speculative(draft="draft", tokens=3, verify="rejection"),
     DFlash(draft="features", tokens=4),
     DFlash(draft="features", tokens=4, verify="rejection"),
+    Eagle(draft="states", width=1, depth=2),
+    Eagle(draft="states", width=1, depth=2, verify="rejection"),
+    Eagle(draft="states", width=3, depth=2, nodes=8),
 ]
 
 
@@ -65,7 +82,7 @@ def law(sampling: Sampling) -> Tensor:
 
 def pairs(method: Method, sampling: Sampling, samples: int) -> Tensor:
     """How often a token came behind another in many answers, `[V, V]`."""
-    models = {"target": TARGET, "draft": DRAFT, "features": FEATURES}
+    models = {"target": TARGET, "draft": DRAFT, "features": FEATURES, "states": STATES}
     engine = engine_of(*models.items(), slots=SEQUENCES * 96)
     roles = {"target": "target", **method.models()}
     jobs = [
@@ -146,11 +163,19 @@ def lenient(drafted: list[int], tokens: list[int]) -> int:
     return min(agreement(drafted, tokens) + 1, len(drafted))
 
 
+def stray(parents: list[int], tokens: list[int], said: list[int]) -> list[int]:
+    """Keeps the first child of the last node though the target said something else."""
+    path = followed(parents, tokens, said)
+    return [*path, *[row for row, parent in enumerate(parents) if parent == path[-1]][:1]]
+
+
 @every
 def test_a_wrong_verification_is_seen(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the shortest of the tests above."""
     if method.verify == "rejection":
         monkeypatch.setattr("outpace.decoding.accept.Rejection", NoResidual)
+    elif isinstance(method, Eagle):
+        monkeypatch.setattr(sys.modules[type(method).__module__], "followed", stray)
     else:
         monkeypatch.setattr(sys.modules[type(method).__module__], "agreement", lenient)
     assert likelihood(pairs(method, FILTERED, FEW), law(FILTERED)) < 1e-6

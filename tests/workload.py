@@ -18,6 +18,7 @@ from helpers import (
     diffusion_model,
     engine_of,
     enter,
+    extended_pair,
     finish,
     masked_model,
     runner,
@@ -39,6 +40,7 @@ from outpace.methods import (
     BlockDiffusion,
     DFlash,
     Diffusion,
+    Eagle,
     FastDLLM,
     LeftToRight,
     Method,
@@ -64,6 +66,7 @@ def new_models() -> dict[str, Stack]:
         "causal": masked_model(seed=1),
         "near": near,
         **dict(zip(("rich", "features"), trained_pair.__wrapped__(), strict=True)),
+        **dict(zip(("deep", "states"), extended_pair.__wrapped__(), strict=True)),
     }
 
 
@@ -79,6 +82,8 @@ KINDS: list[Method] = [
     Speculative(draft="near", tokens=4, verify="rejection"),
     DFlash(draft="features", tokens=4),
     DFlash(draft="features", block=3, tokens=2, verify="rejection"),
+    Eagle(draft="states", width=2, depth=3, nodes=8),
+    Eagle(draft="states", width=1, depth=2, verify="rejection"),
     D2F(block=4, confidence=0.6),
     D2F(confidence=0.6),
     BlockDiffusion(threshold=0.4),
@@ -110,6 +115,8 @@ class Request:
         target = "diffusion" if Kind.DIFFUSION in self.method.decodes else "causal"
         if (Kind.DRAFT,) in self.method.roles.values():
             target = "rich"
+        if (Kind.EXTENDING,) in self.method.roles.values():
+            target = "deep"
         if isinstance(self.method, Diffusion) and self.method.guidance:
             target = "unshifted"
         if isinstance(self.method, D2F | BlockDiffusion) and self.method.block is None:
@@ -224,6 +231,22 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
         tokens=st.integers(1, 5),
         verify=verify,
     ),
+    Eagle: st.one_of(
+        st.builds(
+            Eagle,
+            draft=st.just("states"),
+            width=st.integers(1, 4),
+            depth=st.integers(1, 4),
+            nodes=st.integers(2, 16),
+        ),
+        st.builds(
+            Eagle,
+            draft=st.just("states"),
+            width=st.just(1),
+            depth=st.integers(1, 4),
+            verify=st.just("rejection"),
+        ),
+    ),
     WeDLM: st.builds(
         WeDLM,
         window=st.integers(1, 9),
@@ -310,6 +333,12 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         order=rng.choice(["confidence", "entropy", "left_to_right"]),
         part=rng.choice([None, 3]),
         canvas=rng.choice([False, True]),
+    ),
+    Eagle: lambda rng: Eagle(
+        draft="states",
+        width=rng.choice([1, 2, 4]),
+        depth=rng.randint(1, 4),
+        nodes=rng.randint(2, 16),
     ),
     D2F: lambda rng: D2F(
         block=rng.choice([None, *range(1, 9)]),

@@ -13,7 +13,7 @@ import torch
 
 from outpace.constraint.cloze import Parts
 from outpace.constraint.compiler import Compiler
-from outpace.decoding import Kind, Processor, Request
+from outpace.decoding import DRAFT_KINDS, Processor, Request
 from outpace.decoding.sampling import is_whole
 from outpace.driver import Driver
 from outpace.engine.cache import cache_slots
@@ -24,7 +24,7 @@ from outpace.layout import Layout
 from outpace.methods import METHODS, Method
 from outpace.methods.method import check_type
 from outpace.methods.options import Named, method_of
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import Draft
 from outpace.models.families import FAMILIES
 from outpace.models.int8 import check
 from outpace.models.load import DTYPES, load_config, load_draft, load_model, load_tokenizer
@@ -121,7 +121,7 @@ class LLM:
         if name in self.runners:
             return self.runners[name]
         config = load_config(name)
-        if config.kind is Kind.DRAFT:
+        if config.kind in DRAFT_KINDS:
             return self.add(name, self.load_draft(name), self.target.vocab)
         text = Text(name, load_tokenizer(name))
         self.text.agrees(text, self.config.vocab, config.vocab)
@@ -134,7 +134,7 @@ class LLM:
         )
         return self.add(name, model, text.size)
 
-    def load_draft(self, name: str) -> FeatureDraft:
+    def load_draft(self, name: str) -> Draft:
         """A draft that reads the features of the target."""
         target = self.target.model
         assert isinstance(target, Transformer)

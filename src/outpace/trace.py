@@ -21,7 +21,7 @@ def target_steps(output: Output) -> list[Step]:
 
 def is_scattered(output: Output) -> bool:
     """Whether rows were fed in blocks, or with filled slots between the holes."""
-    return any(not isinstance(step.pattern, str) or len(step.holes) > 1 for step in output.steps)
+    return any(isinstance(step.pattern, tuple) or len(step.holes) > 1 for step in output.steps)
 
 
 def block_edges(output: Output) -> list[int]:
@@ -44,7 +44,9 @@ def slot_states(output: Output) -> IntArray:
     """
     steps, first = target_steps(output), output.prompt_tokens
     kept = sum(step.kept for step in output.steps)
-    size = max([kept, *(step.start + step.rows - first for step in steps)])
+    # Nodes of a tree stand in slots, but not all of them in the text.
+    ends = (step.start + step.rows for step in steps if step.pattern != "tree")
+    size = max([kept, *(end - first for end in ends)])
     states = np.full((len(steps), size), ABSENT)
     filled = np.full(size, len(steps))
     for row, step in enumerate(steps):

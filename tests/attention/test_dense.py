@@ -14,6 +14,7 @@ from torch import Tensor
 
 from outpace.attention.batch import Batch, Span
 from outpace.attention.dense import Alone, Dense, Together
+from outpace.decoding.tree import Tree
 from outpace.models.config import Sight
 
 HEADS, KEYS, DIM = 4, 2, 8
@@ -121,6 +122,63 @@ def test_sequences_that_lie_alike_share_calls(
     q = random(spans[-1].rows.stop, HEADS, DIM)
     expected = by_hand(q, memory[0, 1], memory[1, 1], seen)
     torch.testing.assert_close(attend(memory, spans, q, sight), expected)
+
+
+trees = st.lists(st.integers(-1, 5), min_size=1, max_size=6).map(
+    lambda parents: [min(parent, row - 1) for row, parent in enumerate(parents)]
+)
+
+
+@given(
+    st.lists(st.tuples(trees, st.integers(0, 5), st.integers(0, 2)), min_size=1, max_size=4),
+    st.sampled_from([None, Sight(window=3), Sight(causal=True)]),
+    st.booleans(),
+)
+@settings(max_examples=80)
+def test_rows_of_a_tree_see_the_text_and_their_ancestors(
+    grown: list[tuple[list[int], int, int]], sight: Sight | None, scattered: bool
+) -> None:
+    """Beside each other or alone, behind rows that are fed again; a window is of what is seen."""
+    memory = random(2, 2, 8 * 16, KEYS, DIM)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(1)).tolist()
+    spans: list[Span] = []
+    seen: list[list[int]] = []
+    for place, (parents, text, again) in enumerate(grown):
+        slots = [place * 16 + slot for slot in (order if scattered else range(16))]
+        trunk, begin = text + again, spans[-1].rows.stop if spans else 0
+        tree = Tree.of(trunk, parents)
+        end = trunk + len(parents)
+        spans.append(
+            Span(
+                slice(begin, begin + end - text),
+                text,
+                end,
+                tree.stops(text),
+                Memory(slots, stride=0 if scattered else 16),
+                tree,
+            )
+        )
+        shown = [list(range(own + 1)) for own in range(text, trunk)]
+        above: list[list[int]] = []
+        for row, parent in enumerate(parents):
+            above.append([*(above[parent] if parent >= 0 else []), trunk + row])
+            shown.append([*range(trunk), *above[-1]])
+        window = 16 if sight is None or sight.window is None else sight.window
+        seen += [[slots[slot] for slot in row[-window:]] for row in shown]
+    q = random(spans[-1].rows.stop, HEADS, DIM)
+    expected = by_hand(q, memory[0, 1], memory[1, 1], seen)
+    torch.testing.assert_close(attend(memory, spans, q, sight), expected)
+
+
+def test_bits_reach_into_earlier_forwards() -> None:
+    """Two nodes of a second level, each behind one of the first, which has been fed before."""
+    memory = random(2, 2, 12, KEYS, DIM)
+    tree = Tree(4, (0b01, 0b10))
+    span = Span(slice(0, 2), 6, 8, tree.stops(6), Memory(list(range(12))), tree)
+    q = random(2, HEADS, DIM)
+    seen = [[0, 1, 2, 3, 4, 6], [0, 1, 2, 3, 5, 7]]
+    expected = by_hand(q, memory[0, 1], memory[1, 1], seen)
+    torch.testing.assert_close(attend(memory, [span], q), expected)
 
 
 def test_sequences_that_lie_alike_are_one_call() -> None:

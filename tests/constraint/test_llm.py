@@ -20,6 +20,7 @@ from outpace.methods import (
     BlockDiffusion,
     DFlash,
     Diffusion,
+    Eagle,
     FastDLLM,
     LeftToRight,
     Method,
@@ -50,6 +51,7 @@ CAUSAL: list[Method] = [
     Speculative(draft="tiny-aux", tokens=3),
     Speculative(draft="tiny-aux", tokens=3, verify="rejection"),
     DFlash(draft="tiny-dflash", tokens=4),
+    Eagle(draft="tiny-eagle", width=3, depth=2, nodes=8),
 ]
 DIFFUSION: list[Method] = [
     LeftToRight(tokens=3),
@@ -125,6 +127,7 @@ def test_answers_are_whole(name: str, method: Method, temperature: float) -> Non
 LOSSLESS = [
     ("tiny-ar", Speculative(draft="tiny-aux", tokens=3)),
     ("tiny-ar", DFlash(draft="tiny-dflash", tokens=4)),
+    ("tiny-ar", Eagle(draft="tiny-eagle", width=3, depth=2, nodes=8)),
     ("tiny-wedlm", WeDLM(verify=True)),
 ]
 

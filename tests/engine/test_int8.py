@@ -13,7 +13,7 @@ from torch import Tensor
 from helpers import engine_of, finish, pages_in_use, runner
 from outpace.decoding import Sampling
 from outpace.engine.engine import Engine
-from outpace.methods import APD, METHODS, Autoregressive, DFlash, Method, Speculative, WeDLM
+from outpace.methods import APD, METHODS, Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
 from outpace.models.int8 import exact, is_quantised, quantise
 from outpace.models.transformer import Stack
 from workload import KINDS, Request, Result, new_models, random_request, result, serve
@@ -79,6 +79,7 @@ def test_verified_text_is_that_of_the_quantised_model(begin: int) -> None:
     for target, methods in (
         ("causal", [Speculative(draft="near", tokens=3), WeDLM(entropy=2.0, verify=True)]),
         ("rich", [DFlash(draft="features", tokens=4)]),
+        ("deep", [Eagle(draft="states", width=3, depth=2, nodes=9)]),
     ):
         texts = []
         for method in (Autoregressive(), *methods):

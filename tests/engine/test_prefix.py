@@ -36,6 +36,7 @@ from outpace.methods import (
     Autoregressive,
     BlockDiffusion,
     DFlash,
+    Eagle,
     Method,
     Speculative,
     WeDLM,
@@ -51,6 +52,8 @@ KINDS = [
     APD(verifier="causal", ratio=0.6, window=4, lookahead=9),
     Speculative(draft="near", tokens=3),
     DFlash(draft="features", tokens=3),
+    Eagle(draft="states", width=2, depth=2, nodes=6),
+    Eagle(draft="states", width=1, depth=2),
 ]
 LONG = tuple(range(1, 22)) * 3
 each_kind = pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
@@ -126,14 +129,18 @@ def test_a_second_identical_prompt_computes_less_than_a_page(method: Method, sha
 
 
 @both_ways
-def test_a_target_leaves_away_only_rows_whose_features_its_draft_has(share: bool) -> None:
+@pytest.mark.parametrize("method", KINDS[5:7], ids=lambda method: type(method).__name__)
+def test_a_target_leaves_away_only_rows_whose_features_its_draft_has(
+    share: bool, method: Method
+) -> None:
     """Here another method has filled the target's pages before the draft saw any of them."""
     engine, plain = (engine_with(share=share, on=on) for on in (True, False))
-    rich = runner(engine, "rich")
+    request = Request(method=method, prompt=LONG, max_tokens=8)
+    name = request.roles["target"]
+    rich = runner(engine, name)
     enter(engine, Autoregressive(), LONG, runners={"target": rich}, max_tokens=4)
     finish(engine)
-    request = Request(method=DFlash(draft="features", tokens=3), prompt=LONG, max_tokens=8)
-    passes, expected_ = rows_of(engine, "rich"), serve(plain, [request])
+    passes, expected_ = rows_of(engine, name), serve(plain, [request])
     assert serve(engine, [request]) == expected_
     assert passes[0] == len(LONG)
     passes.clear()

@@ -20,6 +20,7 @@ from helpers import (
     diffusion_model,
     engine_of,
     enter,
+    extended_pair,
     finish,
     masked_model,
     runner,
@@ -36,6 +37,7 @@ from outpace.methods import (
     BlockDiffusion,
     DFlash,
     Diffusion,
+    Eagle,
     FastDLLM,
     LeftToRight,
     Method,
@@ -54,6 +56,7 @@ UNSHIFTED = unshifted_model(seed=2)
 BLOCKS = {"blocks": block_model(seed=1), "shifted blocks": block_model(seed=2, shift=1)}
 PADDED, SMALL_VERIFIER = diffusion_model(seed=1), causal_model(seed=1, vocab_size=VOCAB - 2)
 TARGET, FEATURES = trained_pair()
+DEEP, STATES = extended_pair()
 NEAR = causal_model(seed=1)
 NEAR.norm.weight.add_(torch.randn(32, generator=torch.Generator().manual_seed(0)))
 PADDED.unembedding.weight[VOCAB - 2 :] = 0  # rows that stand for no token
@@ -88,6 +91,9 @@ def engine() -> Engine:
         ("target", TARGET),
         ("features", FEATURES),
         *BLOCKS.items(),
+        ("deep", DEEP),
+        ("states", STATES),
+        ("unshifted", UNSHIFTED),
     )
 
 
@@ -344,6 +350,21 @@ def test_dflash(engine: Engine, block: int) -> None:
 
         method = DFlash(draft="", block=block, tokens=TOKENS)
         check_verified(engine, method, ("target", "features"), prompt, loop)
+
+
+@pytest.mark.parametrize(
+    ("width", "depth", "nodes"), [(1, 1, 2), (1, 3, 9), (2, 3, 8), (4, 2, 16), (3, 4, 3)]
+)
+def test_eagle(engine: Engine, width: int, depth: int, nodes: int) -> None:
+    """Chains, trees, and trees that are cut to a few of their nodes."""
+    for prompt in PROMPTS:
+
+        def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
+            shape = {"width": width, "depth": depth, "nodes": nodes}
+            return naive.eagle(DEEP, STATES, prompt, TOKENS, **shape, eos=eos)
+
+        method = Eagle(draft="", width=width, depth=depth, nodes=nodes)
+        check_verified(engine, method, ("deep", "states"), prompt, loop)
 
 
 shares = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 0.95, 1.0])

@@ -18,7 +18,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers import MASK, VOCAB, feature_draft, published, random_model, save_tokenizer, whole
+from helpers import (
+    MASK,
+    VOCAB,
+    extending_draft,
+    feature_draft,
+    published,
+    random_model,
+    save_tokenizer,
+    whole,
+)
 from outpace.models.adapter import LowRank, save_adapter
 from outpace.models.families import FAMILIES
 from outpace.models.load import load_draft, load_model, load_tokenizer, save_model
@@ -358,6 +367,22 @@ def test_drafts(tmp_path: Path) -> None:
     check(found, 200)
 
 
+def test_drafts_that_extend(tmp_path: Path) -> None:
+    """Configuration and weights of a draft, beside its sound target."""
+    target = random_model(CONFIGS["llama"])
+    save_model(
+        extending_draft(target, vocab_size=target.config.vocab, draft_vocab_size=20),
+        tmp_path / "sound",
+        dtype=torch.float32,
+    )
+    content = json.loads((tmp_path / "sound" / "config.json").read_text())
+    mutations = [*of_json("config.json", content), *of_tensors("model.safetensors")]
+    found = tried(
+        tmp_path / "sound", tmp_path, iter(mutations), lambda folder: load_draft(folder, target)
+    )
+    check(found, 100)
+
+
 def test_adapters(tmp_path: Path) -> None:
     """Configuration and weights of an adapter, over its sound base."""
     save_model(random_model(CONFIGS["qwen2"]), tmp_path / "base", dtype=torch.float32)
@@ -408,4 +433,4 @@ def test_tokenizers(tmp_path: Path) -> None:
 
 def test_every_family_is_mutated() -> None:
     """Drafts have a test of their own."""
-    assert CONFIGS.keys() | {"dflash"} == FAMILIES.keys()
+    assert CONFIGS.keys() | {"dflash", "eagle"} == FAMILIES.keys()

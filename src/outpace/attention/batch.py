@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outpace.decoding.tree import Tree
 from outpace.models.transformer import Attend
 
 
@@ -41,6 +42,7 @@ class Span:
         stops: first slot that each of them does not see; None where that is one behind its own
             (causal rows).
         pages: the sequence's memory.
+        tree: what some of them see besides, each its own slot among it; None for most.
     """
 
     rows: slice
@@ -48,6 +50,7 @@ class Span:
     seen: int
     stops: list[int] | None
     pages: Pages
+    tree: Tree | None = None
 
     def __len__(self) -> int:
         return self.rows.stop - self.rows.start
@@ -70,6 +73,7 @@ class Batch:
         write: `i64[C + T]` physical slots, those of the context first.
         context: `[C, f]` features and their positions `i64[C]`; None where there are none.
         spans: what each sequence feeds and sees.
+        features: `[n, f]` of each span, where its rows take them in; their widths may differ.
     """
 
     ids: Tensor
@@ -77,6 +81,7 @@ class Batch:
     write: Tensor
     context: tuple[Tensor, Tensor] | None
     spans: list[Span]
+    features: Sequence[Tensor] = ()
 
 
 class Backend(Protocol):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from outpace.attention.batch import Batch, Span
 from outpace.attention.sinks import attention
+from outpace.decoding.tree import BITS, Tree
 from outpace.models.config import Sight
 from outpace.models.transformer import Attend
 
@@ -127,7 +128,7 @@ class Alone:
         window = span.pages.window(span.seen)
         slots = window if isinstance(window, slice) else torch.from_numpy(window).to(like.device)
         stops = span.stop_of_rows
-        if sight == Sight():
+        if sight == Sight() and span.tree is None:
             if stops[0] == span.seen:
                 return cls(span.rows, slots)
             if span.stops is None and span.start == 0:
@@ -258,7 +259,7 @@ def together(
 ) -> Tensor | None:
     """The bias of sequences at some of J places."""
     count, rows, seen = shape
-    if rows == 1 and sight == Sight():
+    if rows == 1 and sight == Sight() and not any(span.tree for span in spans):
         if all(span.seen == seen for span in spans):
             return None
         ends = np.full(count, seen)
@@ -283,8 +284,24 @@ def visible(span: Span, seen: int, sight: Sight) -> np.ndarray:
     slots = np.arange(seen)
     mask = slots < np.asarray(span.stop_of_rows)[:, None]
     own = np.arange(span.start, span.start + len(span))[:, None]
+    if span.tree is not None:
+        return in_tree(mask, own, span.tree, sight)
     if sight.causal:
         mask &= slots <= own
     if sight.window is not None:
         mask &= slots > own - sight.window
+    return mask
+
+
+def in_tree(mask: np.ndarray, own: np.ndarray, tree: Tree, sight: Sight) -> np.ndarray:
+    """What rows of a tree see, `bool[n, seen]`; `mask` has it up to their stops.
+
+    None sees what is behind it. A window is counted along what a row sees, which is its text.
+    """
+    mask |= np.arange(mask.shape[1]) == own
+    bits = np.array(tree.bits, dtype=np.int64)[:, None]
+    pointed = np.arange(min(BITS, mask.shape[1] - tree.trunk))
+    mask[-len(bits) :, tree.trunk :][:, : len(pointed)] |= (bits >> pointed & 1).astype(bool)
+    if sight.window is not None:
+        mask &= mask[:, ::-1].cumsum(1)[:, ::-1] <= sight.window
     return mask

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from outpace.benchmark.entry import RANDOM
-from outpace.decoding import Kind
+from outpace.decoding import DRAFT_KINDS
 from outpace.methods import Method
 from outpace.models.fields import read_json
 from outpace.models.load import save_model, translate
@@ -60,7 +60,7 @@ class Shapes:
     def write(self, published: dict[str, Any], folder: Path) -> None:
         """A checkpoint, the same each time. Raises `ValueError` for what is no model alone."""
         config = translate(published)
-        if config.kind is Kind.DRAFT:
+        if config.kind in DRAFT_KINDS:
             raise ValueError(
                 f"{config.architecture} is a draft that reads features: without trained weights "
                 "it has nothing to measure"

@@ -8,11 +8,13 @@ from outpace.decoding.pace import Pace
 from outpace.decoding.processor import Processor
 from outpace.decoding.request import Request, Step
 from outpace.decoding.sampling import GREEDY, Read, Sample, Sampling
-from outpace.decoding.target import CAUSAL_KINDS, Kind, Target
+from outpace.decoding.target import CAUSAL_KINDS, DRAFT_KINDS, Kind, Target
+from outpace.decoding.tree import Tree
 
 __all__ = [
     "CAUSAL",
     "CAUSAL_KINDS",
+    "DRAFT_KINDS",
     "FULL",
     "GREEDY",
     "Canvas",
@@ -30,6 +32,7 @@ __all__ = [
     "Sampling",
     "Step",
     "Target",
+    "Tree",
     "Verify",
     "agreement",
     "draft_read",

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.decoding.sampling import GREEDY, Read, Score
+from outpace.decoding.tree import Tree
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 
-Pattern = Literal["causal", "full"] | tuple[int, ...]
-"""CAUSAL, FULL, or the lengths of consecutive blocks: each row sees to the end of its block."""
+Pattern = Literal["causal", "full"] | tuple[int, ...] | Tree
+"""CAUSAL, FULL, the lengths of consecutive blocks, to whose end each row sees, or a tree."""
 
 CAUSAL: Pattern = "causal"
 FULL: Pattern = "full"
@@ -52,7 +53,11 @@ class Forward:
         model: role of the model that runs it.
         context: `[c, f]` features of the target that fill the slots `start - c … start - 1` of a
             draft; their positions are their slots.
+        features: `[n, f]` of the target, or `[n, dim]` of the draft itself, that a draft which
+            extends them takes in with the tokens, row by row.
         features_for: role of the draft that wants the hidden states of these rows, if one does.
+        branches: for each wanted slot, what is proposed between the text and it, where rows are
+            not the text in its order.
     """
 
     ids: Sequence[int]
@@ -65,7 +70,9 @@ class Forward:
     read: Read = GREEDY
     model: str = "target"
     context: Tensor | None = None
+    features: Tensor | None = None
     features_for: str | None = None
+    branches: Sequence[Sequence[int]] | None = None
 
     @property
     def first(self) -> int:
@@ -90,6 +97,8 @@ class Forward:
             return list(range(self.start + 1, self.end + 1))
         if self.pattern == FULL:
             return [self.seen] * len(self.ids)
+        if isinstance(self.pattern, Tree):
+            return self.pattern.stops(self.start)
         assert not isinstance(self.pattern, str)
         ends = [*accumulate(self.pattern, initial=self.start)][1:-1]
         sizes = zip([*ends, self.seen], self.pattern, strict=True)
@@ -97,6 +106,8 @@ class Forward:
 
     def known(self, ids: Sequence[int]) -> list[int]:
         """The text from slot 0 on, as this forward knows it: its own ids among those of a text."""
+        if self.branches is not None:
+            return list(ids)
         own: Sequence[int] = self.ids
         if self.positions is not None:
             own = [token for _, token in sorted(zip(self.positions, self.ids, strict=True))]
@@ -109,7 +120,7 @@ class Forward:
         """
         count = len(self.ids)
         if self.predict is None and self.predict_from is None:
-            if not shift:
+            if shift != 1:
                 raise ValueError(
                     "predict=None asks for the slot after the last row, which only a model with "
                     "shift 1 predicts; name the slots"
@@ -136,12 +147,20 @@ class Forward:
         return (self.end,) if self.predict is None else self.predict
 
     def check(
-        self, *, vocab: int, length: int, slots: int, written: int, feature_size: int = 0
+        self,
+        *,
+        vocab: int,
+        length: int,
+        slots: int,
+        written: int,
+        feature_size: int = 0,
+        widths: tuple[int, ...] = (),
     ) -> None:
         """Raise `ValueError` for what a model cannot run, `TypeError` for what is no number.
 
-        `vocab`, `length` and `feature_size` (width of the context that it reads) are the model's,
-        `slots` is the room of the sequence, `written` how far it has been filled.
+        `vocab`, `length`, `feature_size` (width of the context that it reads) and `widths` (of the
+        features that it takes in with its rows) are the model's, `slots` is the room of the
+        sequence, `written` how far it has been filled.
         """
         if not len(self.ids):
             raise ValueError("a forward needs at least one row")
@@ -164,12 +183,34 @@ class Forward:
                 f"the context is {self.context.shape[-1]} wide, "
                 f"but {self.model} reads {feature_size}"
             )
+        self.check_features(widths)
         if not isinstance(self.read, Read):
             raise ValueError(f"read must be a Read, such as request.sample(), not {self.read!r}")
         if self.positions is not None:
             self.check_positions(self.positions, length)
-        if self.pattern != CAUSAL and self.pattern != FULL:
+        if isinstance(self.pattern, Tree):
+            self.check_tree(self.pattern)
+        elif self.pattern != CAUSAL and self.pattern != FULL:
             self.check_blocks(self.pattern)
+
+    def check_features(self, widths: tuple[int, ...]) -> None:
+        """Raise `ValueError` where features, or branches, are not those of the rows."""
+        given = None if self.features is None else tuple(self.features.shape)
+        fits = [(len(self.ids), width) for width in widths]
+        if given not in fits if fits else given is not None:
+            wide = " or ".join(map(str, widths)) or "none"
+            raise ValueError(
+                f"features are {given} for {len(self.ids)} rows, but {self.model} takes in {wide}"
+            )
+        wanted = len(self.predicted_slots())
+        if self.branches is not None and len(self.branches) != wanted:
+            raise ValueError(f"{len(self.branches)} branches for {wanted} wanted slots")
+
+    def check_tree(self, tree: Tree) -> None:
+        """Raise `ValueError` where a tree does not fit the rows, or has a reach."""
+        if self.reach is not None:
+            raise ValueError(f"a tree has no reach, but {self.reach} is given")
+        tree.check(self.start, len(self.ids))
 
     def check_positions(self, positions: Sequence[int], length: int) -> None:
         """Raise `ValueError` where positions do not fit the rows, or the model."""
@@ -182,7 +223,9 @@ class Forward:
     def check_blocks(self, lengths: object) -> None:
         """Raise `ValueError` where a pattern is none, or its blocks do not fit the rows."""
         if not isinstance(lengths, tuple):
-            raise ValueError(f"pattern must be CAUSAL, FULL or lengths of blocks, not {lengths!r}")
+            raise ValueError(
+                f"pattern must be CAUSAL, FULL, a Tree or lengths of blocks, not {lengths!r}"
+            )
         if sum(map(index, lengths)) != len(self.ids) or min(lengths) < 1:
             raise ValueError(
                 f"block lengths {lengths} do not add up to {len(self.ids)} rows, "

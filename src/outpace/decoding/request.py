@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Literal
 
-from outpace.decoding.forward import CAUSAL, Pattern
 from outpace.decoding.joint import Constraint, Joint
 from outpace.decoding.pace import Pace
 from outpace.decoding.processor import Processor
@@ -28,7 +27,7 @@ class Step:
         seen: number of slots that the last row saw.
         kept: number of tokens that were committed on what came back.
         seconds: wall time of the pass, shared by everyone in the batch.
-        pattern: what the rows saw of each other.
+        pattern: what the rows saw of each other; of a tree, that it was one.
         holes: runs of slots that were fed as masks.
     """
 
@@ -38,7 +37,7 @@ class Step:
     seen: int
     kept: int
     seconds: float
-    pattern: Pattern = CAUSAL
+    pattern: Literal["causal", "full", "tree"] | tuple[int, ...] = "causal"
     holes: tuple[range, ...] = ()
 
 

@@ -22,6 +22,7 @@ class Kind(Enum):
     DIFFUSION = "diffusion model"
     BLOCK = "block diffusion model"
     DRAFT = "draft that reads features"
+    EXTENDING = "draft that extends features"
 
     @classmethod
     def causal(cls, mask_id: int | None) -> Kind:
@@ -37,6 +38,8 @@ class Kind(Enum):
 
 
 CAUSAL_KINDS = (Kind.CAUSAL, Kind.FILLING)
+DRAFT_KINDS = (Kind.DRAFT, Kind.EXTENDING)
+"""Kinds that are nothing without a target."""
 
 
 def plural(kinds: tuple[Kind, ...]) -> str:

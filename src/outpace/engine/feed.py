@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from operator import index
 
 from outpace.attention.batch import Span
-from outpace.decoding import CAUSAL, Forward, Processor
+from outpace.decoding import CAUSAL, Forward, Processor, Tree
 from outpace.decoding.forward import Pattern, moved
 from outpace.engine.cache import Table
 from outpace.models.config import ModelConfig
@@ -55,7 +55,8 @@ class Feed(Forward):
             length=config.max_length,
             slots=table.size,
             written=table.written,
-            feature_size=config.feature_size,
+            feature_size=0 if config.widths else config.feature_size,
+            widths=config.widths,
         )
         return cls(
             ids=whole(forward.ids),
@@ -66,7 +67,9 @@ class Feed(Forward):
             read=forward.read,
             model=forward.model,
             context=forward.context,
+            features=forward.features,
             features_for=forward.features_for,
+            branches=forward.branches,
             table=table,
             rows=whole(forward.predicted_rows(config.shift)),
             slots=forward.predicted_slots(),
@@ -119,17 +122,20 @@ class Feed(Forward):
         """Its rows, of which the first is row `begin` of the pass, and what they see."""
         ends = None if self.pattern == CAUSAL else self.stops()
         rows = slice(begin, begin + len(self.ids))
-        return Span(rows, self.start, self.seen, ends, self.table)
+        tree = self.pattern if isinstance(self.pattern, Tree) else None
+        return Span(rows, self.start, self.seen, ends, self.table, tree)
 
     def cut(self, count: int) -> tuple[Feed, Feed]:
         """The first `count` rows, which nobody reads, and the rest."""
-        places = self.positions
+        places, features = self.positions, self.features
         before, behind = split(self.pattern, count)
         head = replace(
             self,
             ids=self.ids[:count],
             pattern=before,
             reach=None,
+            features=None if features is None else features[:count],
+            branches=None,
             positions=None if places is None else places[:count],
             rows=[],
             slots=(),
@@ -138,6 +144,7 @@ class Feed(Forward):
             self,
             ids=self.ids[count:],
             pattern=behind,
+            features=None if features is None else features[count:],
             start=self.start + count,
             positions=None if places is None else places[count:],
             rows=moved(self.rows, -count),

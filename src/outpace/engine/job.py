@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outpace.decoding import Decoding, Forward, Prediction, Request, Step
+from outpace.decoding import Decoding, Forward, Kind, Prediction, Request, Step, Tree
 from outpace.engine.cache import Table
 from outpace.engine.feed import Feed
 from outpace.engine.pairing import Pairing
@@ -115,8 +115,14 @@ class Job:
         reader = self.pairing.runners.get(str(forward.features_for))
         if reader is None or not reader.config.feature_layers:
             raise ValueError(f"{forward.features_for} is no draft that reads features")
-        if self.pairing.runners[forward.model].config.feature_layers:
-            raise ValueError(f"{forward.model} is a draft, which has no features to give")
+        own = self.pairing.runners[forward.model].config
+        if own.kind is Kind.EXTENDING and forward.model == forward.features_for:
+            return (own.layers - 1,)
+        if own.feature_layers:
+            raise ValueError(
+                f"{forward.model} is a draft, which has no features to give to "
+                f"{forward.features_for}"
+            )
         return reader.config.feature_layers
 
     def spare(self, runner: Runner) -> Feed:
@@ -150,7 +156,7 @@ class Job:
                 seen=whole.seen,
                 kept=kept,
                 seconds=self.seconds,
-                pattern=whole.pattern,
+                pattern="tree" if isinstance(whole.pattern, Tree) else whole.pattern,
                 holes=whole.holes(request.target.mask_id, before),
             )
         )

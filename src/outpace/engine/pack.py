@@ -105,5 +105,6 @@ def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
         write=parts[2],
         context=(torch.cat(features), parts[4]) if features else None,
         spans=spans,
+        features=[feed.features for feed in feeds if feed.features is not None],
     )
     return Packed(batch, None if in_order else parts[3], list(groups.items()))

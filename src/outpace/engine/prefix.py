@@ -17,10 +17,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from outpace.decoding import CAUSAL
+from outpace.decoding import CAUSAL, Tree
 from outpace.engine.cache import PAGE, Cache, Table
 from outpace.engine.feed import Feed
 
@@ -144,8 +144,12 @@ class Prefix:
 
     @staticmethod
     def trimmed(feed: Feed) -> Feed:
-        """A feed without the context rows that a draft has found filled."""
-        if feed.context is None or feed.first >= feed.table.spared:
+        """A feed without the rows of features, or of context, that a draft has found filled."""
+        if feed.first >= feed.table.spared:
+            return feed
+        if feed.features is not None:
+            return feed.cut(feed.table.spared - feed.start)[1]
+        if feed.context is None:
             return feed
         return replace(feed, context=feed.context[feed.table.spared - feed.first :])
 
@@ -156,6 +160,10 @@ class Prefix:
         """
         blocks = feed.pattern if isinstance(feed.pattern, tuple) else ()
         ids = list(feed.ids) if blocks or feed.pattern == CAUSAL else []
+        if isinstance(feed.pattern, Tree):
+            ids = list(feed.ids[: max(feed.pattern.trunk + 1 - feed.start, 0)])
+        if feed.features is not None:
+            ids = []
         if feed.positions is not None:
             start, places = feed.start, enumerate(feed.positions)
             del ids[next((i for i, place in places if place != start + i), len(ids)) :]
@@ -181,3 +189,8 @@ def depends(text: Sequence[int], begin: int) -> Sequence[int] | None:
     end = begin + PAGE
     end += text[end - 1] >> SIGHT
     return text[begin:end] if end <= len(text) else None
+
+
+def pairs(text: Sequence[int]) -> list[int]:
+    """Each token with the one behind it: what a draft that extends features keeps in its slot."""
+    return [token << 32 | after for token, after in pairwise(text)]

@@ -16,7 +16,7 @@ from outpace.engine.cache import Cache, Table
 from outpace.engine.feed import Feed
 from outpace.engine.layout import lay_out
 from outpace.engine.pack import Buffer, Packed, pack
-from outpace.engine.prefix import Prefix
+from outpace.engine.prefix import Prefix, pairs
 from outpace.engine.readout import Part, collect
 from outpace.models.int8 import is_quantised
 from outpace.models.transformer import Stack
@@ -100,9 +100,10 @@ class Runner:
         other, table = draft[0].prefix, draft[1]
         if other is None:
             return 0
-        ahead = min(ahead, other.found(table, feed.start, text))
+        theirs = pairs(text) if draft[0].config.widths else text
+        ahead = min(ahead, other.found(table, feed.start, theirs))
         if found := self.prefix.skip(feed.table, feed.start, text, ahead):
-            other.skip(table, feed.start, text, found)
+            other.skip(table, feed.start, theirs, found)
             table.spared = feed.start + found
         return found
 
@@ -125,6 +126,7 @@ class Runner:
             wanted,
             within,
             packed.batch.context,
+            packed.batch.features,
         )
         if packed.wanted is not None and within is None:
             hidden = hidden[packed.wanted]
@@ -181,10 +183,12 @@ class Runner:
         if self.prefix is None:
             return
         for feed, ids in written:
-            if feed.context is None:
-                self.prefix.learn(feed.table, feed.start, self.prefix.text(feed))
-            else:
-                self.prefix.learn(feed.table, feed.first, ids[feed.first : feed.start])
+            text = self.prefix.text(feed)
+            if feed.context is not None:
+                text = list(ids[feed.first : feed.start])
+            elif feed.features is not None and feed.features.shape[1] == self.config.feature_size:
+                text = pairs(ids[feed.start : feed.end + 1])
+            self.prefix.learn(feed.table, feed.first, text)
 
 
 def chunks(counts: Sequence[int], most: int, *, whole: bool) -> Iterator[slice]:
@@ -211,6 +215,19 @@ def process(logits: Tensor, rows: slice, feeds: Sequence[Feed]) -> None:
         low, high = max(begin, rows.start), min(end, rows.stop)
         if feed.processors and low < high:
             own = logits[low - rows.start : high - rows.start]
-            for processor in feed.processors:
-                processor(own, feed.slots[low - begin : high - begin], feed.text)
+            for some, slots, text in texts(own, feed, slice(low - begin, high - begin)):
+                for processor in feed.processors:
+                    processor(some, slots, text)
         begin = end
+
+
+def texts(
+    logits: Tensor, feed: Feed, rows: slice
+) -> Iterator[tuple[Tensor, Sequence[int], Sequence[int]]]:
+    """The wanted `rows` of a feed with what is known of the text: together, or each by its own."""
+    slots = feed.slots[rows]
+    if feed.branches is None:
+        yield logits, slots, feed.text
+        return
+    for row, (slot, branch) in enumerate(zip(slots, feed.branches[rows], strict=True)):
+        yield logits[row : row + 1], [slot], [*feed.text, *branch]

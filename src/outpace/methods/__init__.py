@@ -6,6 +6,7 @@ from outpace.methods.block_diffusion import BlockDiffusion
 from outpace.methods.d2f import D2F
 from outpace.methods.dflash import DFlash
 from outpace.methods.diffusion import Diffusion
+from outpace.methods.eagle import Eagle
 from outpace.methods.fast_dllm import FastDLLM
 from outpace.methods.left_to_right import LeftToRight
 from outpace.methods.method import Method
@@ -19,6 +20,7 @@ METHODS: dict[str, type[Method]] = {
     "d2f": D2F,
     "dflash": DFlash,
     "diffusion": Diffusion,
+    "eagle": Eagle,
     "fast_dllm": FastDLLM,
     "left_to_right": LeftToRight,
     "speculative": Speculative,
@@ -33,6 +35,7 @@ __all__ = [
     "BlockDiffusion",
     "DFlash",
     "Diffusion",
+    "Eagle",
     "FastDLLM",
     "LeftToRight",
     "Method",

@@ -46,6 +46,13 @@ MEANINGS: dict[str, dict[str, str]] = {
         "token",
         "canvas": "fill all holes in steps forwards",
     },
+    "eagle": {
+        "draft": "name or folder of a draft for this target",
+        "width": "nodes of each level that are extended, and tokens by which; 1 is a chain",
+        "depth": "how often a level is extended, so that depth + 1 tokens are drafted in a row",
+        "nodes": "rows that are verified, the last token among them",
+        "verify": "how a draft is kept, as in Speculative",
+    },
     "fast_dllm": {
         "threshold": "holes whose confidence reaches it are filled; None: one hole per forward",
         "factor": "instead of threshold, the paper's rule: the n best holes while the n-th is "

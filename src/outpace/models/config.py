@@ -76,6 +76,7 @@ class ModelConfig:
             its width.
         feature_layers: layers of a target whose outputs a draft reads, side by side in this order;
             it borrows the target's embedding and head.
+        draft_vocab: tokens that a draft with a head of its own may say.
         target_layers: depth of the target that a draft was made for, where it says so.
         source: the published configuration itself.
     """
@@ -125,6 +126,7 @@ class ModelConfig:
     null_prompt: bool = False
     feature_layers: tuple[int, ...] = ()
     target_layers: int | None = None
+    draft_vocab: int = 0
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -135,6 +137,10 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"a head size of {self.head_dim} is odd: rotary embedding turns pairs")
+        if self.draft_vocab > self.vocab:
+            raise ValueError(
+                f"draft_vocab_size {self.draft_vocab} exceeds the vocabulary of {self.vocab}"
+            )
         if self.experts_per_row > self.experts:
             raise ValueError(
                 f"a row cannot go through {self.experts_per_row} of {self.experts} experts"
@@ -145,7 +151,7 @@ class ModelConfig:
             raise ValueError(
                 f"mask token {self.mask_id} lies outside the vocabulary of {self.vocab}"
             )
-        if self.mask_id is None and self.kind is not Kind.CAUSAL:
+        if self.mask_id is None and self.kind not in (Kind.CAUSAL, Kind.EXTENDING):
             raise ValueError(f"config.json of a {self.kind.value} must name its mask_token_id")
 
     def check_groups(self, groups: Groups) -> None:
@@ -180,6 +186,11 @@ class ModelConfig:
     def feature_size(self) -> int:
         """Width of the features of one position that a draft reads; 0 for other models."""
         return len(self.feature_layers) * self.dim
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Widths of what a draft takes in with its rows: a target's features, its own states."""
+        return (self.feature_size, self.dim) if self.kind is Kind.EXTENDING else ()
 
     def with_mask(self, mask_id: int) -> ModelConfig:
         """The same model under another mask token."""

@@ -1,4 +1,4 @@
-"""A block draft that reads its target's hidden states (DFlash, Chen et al., 2026, section 3).
+"""Drafts that read their target's hidden states; that of blocks (DFlash, Chen et al., 2026).
 
 Shapes: T block rows, C context rows, K key/value heads, D head size.
 """
@@ -11,12 +11,11 @@ from outpace.models.config import ModelConfig
 from outpace.models.transformer import Block, Stack, Transformer
 
 
-class FeatureDraft(Stack):
-    """Layers whose keys and values also come from the fused features of a target.
+class Draft(Stack):
+    """Layers on the fused features of a target, whose embedding they borrow.
 
-    A row stands for its own slot: a block is the last known token and masks, and the row of a mask
-    predicts the token that belongs there. Embedding and head are the target's, and are neither
-    trained nor saved here. Raises `ValueError` where draft and target do not fit together.
+    That is neither trained nor saved here. Raises `ValueError` where draft and target do not fit
+    together.
     """
 
     def __init__(self, config: ModelConfig, target: Transformer) -> None:
@@ -25,6 +24,22 @@ class FeatureDraft(Stack):
         self.config = config
         self.lender = (target,)  # in a tuple, so that its weights do not become the draft's
         self.fusion = nn.Linear(config.feature_size, config.dim, bias=False)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Rows `[T, dim]` of tokens `ids i64[T]`, by the target's embedding, never scaled."""
+        rows: Tensor = self.lender[0].embedding(ids)
+        return rows
+
+
+class FeatureDraft(Draft):
+    """Layers whose keys and values also come from the fused features of a target.
+
+    A row stands for its own slot: a block is the last known token and masks, and the row of a mask
+    predicts the token that belongs there. The head is the target's too.
+    """
+
+    def __init__(self, config: ModelConfig, target: Transformer) -> None:
+        super().__init__(config, target)
         self.fusion_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
@@ -33,11 +48,6 @@ class FeatureDraft(Stack):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[..., vocab]` of hidden states `[..., dim]`, by the target's head."""
         return self.lender[0].head(hidden)
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """Rows `[T, dim]` of tokens `ids i64[T]`, by the target's embedding, never scaled."""
-        rows: Tensor = self.lender[0].embedding(ids)
-        return rows
 
     def fuse(self, features: Tensor) -> Tensor:
         """Rows `[C, dim]` of hidden states `[C, f]` of the target."""

@@ -14,10 +14,11 @@ from huggingface_hub import snapshot_download
 from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast  # type: ignore[attr-defined]
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from outpace.decoding.target import Kind
+from outpace.decoding.target import DRAFT_KINDS
 from outpace.models.adapter import Adapter
 from outpace.models.config import ModelConfig
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import Draft
+from outpace.models.extending import draft_of
 from outpace.models.families import FAMILIES, Family
 from outpace.models.fields import brief, checked, count, index, indices, line, read_json
 from outpace.models.int8 import check, exact
@@ -81,6 +82,10 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
     """Family that reads this `config.json`; `ValueError` for an unknown architecture."""
     names = config.get("architectures") or []
     known = {name: family for family in FAMILIES.values() for name in family.architectures}
+    for family in FAMILIES.values():
+        for name, field in family.aliases.items():
+            if names == [name] and config.get(field) is not None:
+                return family
     if isinstance(names, list) and names and str(names[0]) in known:
         return known[names[0]]
     raise ValueError(
@@ -145,7 +150,7 @@ def load_model(
     """
     folder = resolve(name)
     config = limited(load_config(folder), max_length)
-    if config.kind is Kind.DRAFT:
+    if config.kind in DRAFT_KINDS:
         raise ValueError(
             f"{str(name)!r} is a draft that reads the features of a target: give the target as "
             "the model and this as the draft of a method"
@@ -162,21 +167,21 @@ def load_draft(
     *,
     max_length: int | None = None,
     quantize: str | None = None,
-) -> FeatureDraft:
+) -> Draft:
     """Load a draft that reads the features of `target`, in the target's dtype and beside it.
 
     Raises `ValueError` as `load_model` does, and where the two do not fit together.
     """
     folder = resolve(name)
     config = limited(load_config(folder), max_length)
-    if config.kind is not Kind.DRAFT:
+    if config.kind not in DRAFT_KINDS:
         raise ValueError(
             f"{str(name)!r} is no draft that reads features: its architecture is "
             f"{config.architecture}"
         )
     like = target.norm.weight
     return filled(
-        lambda: FeatureDraft(config, target),
+        lambda: draft_of(config, target),
         config,
         folder,
         like.dtype,

@@ -7,7 +7,7 @@ D head size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -188,6 +188,7 @@ class Stack(nn.Module, ABC):
         layers: Collection[int] = (),
         wanted: Tensor | None = None,
         context: Context | None = None,
+        features: Sequence[Tensor] = (),
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Hidden states after the final norm, `[T, dim]`, of rows `ids i64[T]`; those of `layers`.
 
@@ -195,7 +196,7 @@ class Stack(nn.Module, ABC):
         but the keys of the others. The hidden states `[T, dim]` that some layers put out come by
         layer; those of the last one are taken after the final norm, as published drafts count them.
         A `context` becomes keys and values only, which `attend` gets before those of the rows: it
-        is called with `q [T, H, D]` and `k, v [C + T, K, D]`.
+        is called with `q [T, H, D]` and `k, v [C + T, K, D]`. Only drafts take in `features`.
         """
         x, behind = self.embed(ids), None
         if context is not None:

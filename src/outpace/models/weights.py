@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from outpace.models.adapter import Adapter
 from outpace.models.config import ModelConfig
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import Draft
+from outpace.models.extending import ExtendingDraft, draft_of
 from outpace.models.families import FAMILIES
 from outpace.models.families.family import part_sizes
 from outpace.models.fields import line, read_json
@@ -27,6 +28,8 @@ from outpace.models.transformer import Stack, Transformer
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PICKLED = ("*.bin", "*.pt", "*.pth")
 FLOATS = ("BF16", "F16", "F32", "F64")
+TABLES = {"d2t": "I64", "t2d": "BOOL"}
+"""Tables of a draft's vocabulary, and their dtypes."""
 COMPUTED = "rotary_emb.inv_freq"
 """End of the name of a tensor that follows from the configuration."""
 
@@ -61,10 +64,10 @@ class Weights:
             raise ValueError(f"{self.folder}: no tensor {held!r} in its weights")
         return self.files[held]
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def tensor(self, name: str, shape: tuple[int, ...], kinds: Collection[str] = FLOATS) -> Tensor:
         """One tensor; `ValueError` if it has another shape or other numbers."""
         if (entry := Entry.of(name)) is None:
-            return self.read(name, shape, FLOATS)
+            return self.read(name, shape, kinds)
         if len(self.held(name)) == 1:
             own = self.read(entry.stack, shape[::-1] if entry.turned else shape, FLOATS, entry)
             return own.T.contiguous() if entry.turned else own
@@ -181,7 +184,7 @@ def fill(
         for name, parameter in model.named_parameters()
     }
     names = {source for parts in wanted.values() for source, _ in parts}
-    weights.check_names(model.config, names)
+    weights.check_names(model.config, names | fill_tables(model, weights, device))
     if adapter is not None:
         adapter.check(names)
     for prefix, module in list(model.named_modules()):
@@ -200,6 +203,20 @@ def fill(
     rotary = torch.float32 if model.config.rope.float32 else dtype
     model.cos, model.sin = (table.to(device, rotary) for table in model.rotary())
     model.eval()
+
+
+def fill_tables(model: Stack, weights: Weights, device: torch.device | str) -> set[str]:
+    """Give a draft the tables of its vocabulary; their published names."""
+    if not isinstance(model, ExtendingDraft) or model.says is None:
+        return set()
+    for name, kind in TABLES.items():
+        table = weights.tensor(name, tuple(getattr(model, name).shape), (kind,))
+        model.register_buffer(name, table.to(device))
+    try:
+        model.check_tables()
+    except ValueError as error:
+        raise ValueError(f"{weights.folder}: {error}") from error
+    return {*TABLES}
 
 
 def part(
@@ -242,7 +259,8 @@ def save_model(model: Stack, folder: str | Path, *, dtype: torch.dtype = torch.b
     check_whole(model, given)
     tensors: dict[str, Tensor] = {}
     for name, parameter in given.items():
-        dense = (parameter.to_dense() if parameter.is_mkldnn else parameter).to("cpu", dtype)
+        kind = dtype if parameter.is_floating_point() else parameter.dtype
+        dense = (parameter.to_dense() if parameter.is_mkldnn else parameter).to("cpu", kind)
         names, sizes = zip(*sources(model.config, name, dense.shape[0]), strict=True)
         parts = zip(names, dense.split(sizes), strict=True)
         tensors |= {source: part.contiguous() for source, part in parts}
@@ -260,11 +278,11 @@ def check_whole(model: Stack, given: Mapping[str, Tensor]) -> None:
     """Raise `ValueError` naming a parameter that a model of this configuration does not share."""
     with torch.device("meta"):
         fresh = (
-            FeatureDraft(model.config, *model.lender)
-            if isinstance(model, FeatureDraft)
+            draft_of(model.config, *model.lender)
+            if isinstance(model, Draft)
             else Transformer(model.config)
         )
-    wanted = {name: parameter.shape for name, parameter in fresh.named_parameters()}
+    wanted = {name: parameter.shape for name, parameter in fresh.state_dict().items()}
     found = {name: parameter.shape for name, parameter in given.items()}
     if differing := sorted(dict(wanted.items() ^ found.items())):
         raise ValueError(

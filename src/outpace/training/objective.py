@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outpace.models.config import ModelConfig
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example
 from outpace.training.rows import UNSCORED, Rows
@@ -37,7 +37,7 @@ class Loss:
 class Models:
     """The model that is trained and those that only look on, by role."""
 
-    trained: Transformer | FeatureDraft
+    trained: Transformer | Draft
     others: Mapping[str, Transformer] = field(default_factory=dict)
 
 
@@ -97,7 +97,7 @@ def scored(rows: Rows) -> Tensor:
 
 
 def cross_entropy(
-    model: Transformer | FeatureDraft,
+    model: Transformer | Draft,
     hidden: Tensor,
     rows: Rows,
     targets: Tensor | None = None,

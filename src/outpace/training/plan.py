@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Muon
 
 from outpace.models.config import ModelConfig
-from outpace.models.draft import FeatureDraft
+from outpace.models.extending import draft_of
 from outpace.models.load import CONFIG, load_config, resolve, translate
 from outpace.models.transformer import Stack, Transformer
 from outpace.training import lora, weights
@@ -176,7 +176,7 @@ def modelled(recipe: Recipe) -> tuple[Stack, list[Stack]]:
         if given.target is not None:
             target = Transformer(load_config(light(given.target)))
             named = given.init and load_config(light(given.init))
-            made: Stack = FeatureDraft(named or translate(given.config), target)
+            made: Stack = draft_of(named or translate(given.config), target)
             others.append(target)
         elif given.init is None:
             made = Transformer(translate(given.config))

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import Draft
 from outpace.models.load import DTYPES, load_model
 from outpace.models.transformer import Transformer
 from outpace.recipes import find
@@ -91,7 +91,7 @@ class Recipe:
         """The trainer of this recipe."""
         model, dtype = self.model, DTYPES[self.model.dtype]
         others = {} if model.target is None else {"target": load_model(model.target, dtype=dtype)}
-        begun: Transformer | FeatureDraft
+        begun: Transformer | Draft
         if others:
             begun = weights.draft(model.init, model.config, others["target"], self.train.seed)
         elif model.init is None:

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from outpace.attention.ranges import RangesAttention, narrowed
 from outpace.models.config import ModelConfig, Sight
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import Draft
 from outpace.models.transformer import Attend, Transformer
 from outpace.training.rows import Rows
 
 
-def hidden_states(model: Transformer | FeatureDraft, rows: Rows) -> Tensor:
+def hidden_states(model: Transformer | Draft, rows: Rows) -> Tensor:
     """What a model makes of packed rows, `[T, dim]`."""
     attend = over_rows(model.config, rows.ranges, rows.ids.device)
     hidden: Tensor = model(rows.ids, rows.positions, attend)

@@ -19,7 +19,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.models.adapter import save_adapter
 from outpace.models.config import ModelConfig
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import Draft
 from outpace.models.load import load_model, load_tokenizer, save_model, tokenizer_folder
 from outpace.models.norm import freeze
 from outpace.models.transformer import Transformer
@@ -70,7 +70,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: str | Transformer | FeatureDraft,
+        model: str | Transformer | Draft,
         objective: Objective,
         *,
         data: str | Data,
@@ -186,7 +186,7 @@ class Trainer:
         """What decodes an export; None where it needs a model that has no name."""
         named = self.settings["model"]
         usual = {} if self.objective.method is None else {"name": self.objective.method}
-        if isinstance(self.model, FeatureDraft):
+        if isinstance(self.model, Draft):
             target = named.get("target")
             return target and Decoder(method=method or usual, target=target)
         if self.adapter:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from outpace.decoding.target import Kind
+from outpace.decoding.target import DRAFT_KINDS
 from outpace.models.config import ModelConfig
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import Draft
+from outpace.models.extending import draft_of
 from outpace.models.families import FAMILIES
 from outpace.models.load import family_of, load_draft, load_model, resolve, translate
 from outpace.models.rope import rotate
@@ -79,9 +80,7 @@ def look_left(model: Transformer) -> None:
             heads.copy_(rotate(heads.movedim(1, -1), cos, sin).movedim(-1, 1))
 
 
-def draft(
-    init: str | None, config: Mapping[str, Any], target: Transformer, seed: int
-) -> FeatureDraft:
+def draft(init: str | None, config: Mapping[str, Any], target: Transformer, seed: int) -> Draft:
     """A draft for a target: that of a checkpoint, or one with random weights."""
     if init is not None:
         if config:
@@ -90,10 +89,10 @@ def draft(
         made.cos, made.sin = made.rotary()
         return made
     published = translate(config)
-    if published.kind is not Kind.DRAFT:
+    if published.kind not in DRAFT_KINDS:
         raise ValueError(
             f"[model] has a target, but {published.architecture} is no draft that reads features"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return FeatureDraft(published, target)
+        return draft_of(published, target)

@@ -2,6 +2,7 @@
 
 from outpace.models.families.dflash import DFLASH
 from outpace.models.families.dream import DREAM
+from outpace.models.families.eagle import EAGLE
 from outpace.models.families.family import Family
 from outpace.models.families.fast_dllm_v2 import FAST_DLLM_V2
 from outpace.models.families.gemma import GEMMA3
@@ -20,8 +21,8 @@ from outpace.models.families.wedlm import WEDLM
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        *(DFLASH, DREAM, FAST_DLLM_V2, GEMMA3, GPT_OSS, LLADA, LLADA2, LLAMA, MISTRAL, MIXTRAL),
-        *(OLMO2, OLMO3, PHI3, QWEN2, QWEN3, QWEN3_MOE, SDAR, SDAR_MOE, SMOLLM3, WEDLM),
+        *(DFLASH, DREAM, EAGLE, FAST_DLLM_V2, GEMMA3, GPT_OSS, LLADA, LLADA2, LLAMA, MISTRAL),
+        *(MIXTRAL, OLMO2, OLMO3, PHI3, QWEN2, QWEN3, QWEN3_MOE, SDAR, SDAR_MOE, SMOLLM3, WEDLM),
     )
 }
 

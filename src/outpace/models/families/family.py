@@ -182,6 +182,8 @@ class Family:
     fixed: Given = member(default_factory=lambda: FIXED)
     stated: Given = member(default_factory=dict)
     ignored: Collection[str] = IGNORED
+    aliases: Given = member(default_factory=dict)
+    """Architectures of other families that its checkpoints name as well, and a field that tells."""
     flat: Callable[[Given], Given] = dict
     """Published fields side by side where a format nests them."""
     method: str = "autoregressive"

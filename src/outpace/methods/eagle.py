@@ -1,0 +1,157 @@
+"""EAGLE-3: a draft that goes on from the target's hidden states proposes a tree of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from outpace.decoding import (
+    CAUSAL,
+    Decoding,
+    Forward,
+    Kind,
+    Pattern,
+    Prediction,
+    Read,
+    Request,
+    Sample,
+    Tree,
+    Verify,
+    draft_read,
+    verify_read,
+)
+from outpace.decoding.branches import Branches, followed
+from outpace.decoding.tree import BITS
+from outpace.methods.method import Method, Within, at_least_one
+
+Drafting = Generator[Forward, Prediction, Branches]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle(Method):
+    """Draft a tree token by token from the target's features, verify it in one pass.
+
+    "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test"
+    (Li et al., 2025), with the trees of EAGLE-2 (Li et al., 2024). Lossless: what comes out follows
+    the target alone. Of each level the `width` likeliest nodes are extended, each by its `width`
+    likeliest tokens, `depth` times; the likeliest `nodes` of all are verified, the last known token
+    among them. A width of 1 is a chain. `verify` is as in `Speculative`; a tree, whose tokens are
+    not drawn, is verified by "match".
+    """
+
+    roles = {"draft": (Kind.EXTENDING,)}
+
+    draft: str
+    width: Annotated[int, Within(1, 10)] = 10
+    depth: Annotated[int, Within(1, 7)] = 7
+    nodes: Annotated[int, Within(2, BITS + 1)] = 60
+    verify: Verify = "match"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(width=self.width, depth=self.depth)
+        if not 2 <= self.nodes <= BITS + 1:
+            raise ValueError(f"nodes must be 2 to {BITS + 1}, not {self.nodes}")
+        if self.width > 1 and self.width * max(self.depth - 1, 1) > BITS:
+            raise ValueError(
+                f"width {self.width} and depth {self.depth} are too much: a row can point at "
+                f"{BITS} others, so width * (depth - 1) must not exceed that"
+            )
+        if self.width > 1 and self.verify == "rejection":
+            raise ValueError(
+                "verify='rejection' must know what drafts were drawn from, and those of a tree are "
+                "not drawn: give width 1, or verify='match', which keeps as many"
+            )
+
+    def slots(self, prompt: int, max_tokens: int) -> int:
+        """A tree lies behind the text, in the target and in the draft."""
+        open_ahead = 0 if self.width == 1 else max(self.nodes, self.width * self.depth)
+        return prompt + max_tokens + open_ahead
+
+    def decode(self, request: Request) -> Decoding:
+        """Grow a tree behind the last token, keep the branch that the target agrees with."""
+        out = yield Forward(ids=request.ids, start=0, read=request.sample(), features_for="draft")
+        assert out.features is not None
+        features, alive = [out.features], request.commit(out.tokens, out.logprobs)
+        ready = len(request.prompt)  # slots of the target that hold the text
+        while alive:
+            n = len(request)
+            levels = min(self.depth + 1, self.nodes - 1, request.limit - n - 1)
+            drafted = Branches(self.width)
+            if levels:
+                drafted = yield from self.grow(request, torch.cat(features), levels)
+                features = []
+            rows = drafted.best(self.nodes - 1)
+            tokens = [drafted.tokens[row] for row in rows]
+            parents = drafted.parents_among(rows)
+            tree = Tree.of(n - 1, parents)
+            again = n - 1 - ready
+            plain = self.width == 1
+            depths = [own.bit_count() for own in tree.bits]
+            out = yield Forward(
+                ids=[*request.ids[ready:], *tokens],
+                start=ready,
+                pattern=CAUSAL if plain else tree,
+                positions=None if plain else tree.positions(ready),
+                predict=[n + depth for depth in depths],
+                predict_from=range(n - 1, n + len(tokens)),
+                read=verify_read(request, self.verify, tokens, drafted.guesses),
+                features_for="draft",
+                branches=[drafted.path(row) for row in (-1, *rows)] if request.processors else None,
+            )
+            path = followed(parents, tokens, out.tokens)
+            assert out.features is not None
+            features.append(out.features[[again + row for row in path]])
+            ready = n - 1 + len(path) if plain else n
+            scores = out.logprobs
+            alive = request.commit(
+                [out.tokens[row] for row in path],
+                None if scores is None else [scores[row] for row in path],
+            )
+
+    def grow(self, request: Request, features: Tensor, levels: int) -> Drafting:
+        """So many levels of drafts behind the text, from the `features [c, f]` of its last slots.
+
+        The row of slot i takes in the features of that slot and the token behind it. What the
+        nodes of a level put out goes in with the next one, in slots behind those of the text.
+        """
+        n, drafted = len(request), Branches(self.width)
+        read = self.read(request)
+        ids, start = request.ids[n - len(features) :], n - 1 - len(features)
+        pattern: Pattern = CAUSAL
+        while True:
+            size = len(drafted.beam)
+            end = start + len(ids)
+            out = yield Forward(
+                ids=ids,
+                start=start,
+                pattern=pattern,
+                positions=pattern.positions(start) if isinstance(pattern, Tree) else None,
+                predict=[n + drafted.depth] * size,
+                predict_from=range(end - size, end),
+                read=read,
+                model="draft",
+                features=features,
+                features_for="draft",
+                branches=[drafted.path(node) for node in drafted.beam]
+                if request.processors
+                else None,
+            )
+            assert out.features is not None
+            rows = drafted.extend(out.tokens, out.logits)
+            if drafted.depth == levels or not drafted.beam:
+                return drafted
+            features = out.features[-size:][rows]
+            ids, start = [drafted.tokens[node] for node in drafted.beam], end
+            if self.width > 1:
+                pattern = Tree(n - 1, drafted.bits())
+
+    def read(self, request: Request) -> Read:
+        """How the draft reads a level: a chain takes its tokens, a tree the best of its logits."""
+        if self.width > 1:
+            return Sample(keep=True)
+        return draft_read(request, self.verify, match=request.sample())

@@ -1,0 +1,153 @@
+"""A draft that extends its target's hidden states by its own (EAGLE-3, Li et al., 2025).
+
+Shapes: T rows, D draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from outpace.decoding.processor import NEVER
+from outpace.decoding.target import Kind
+from outpace.models.config import ModelConfig
+from outpace.models.draft import Draft, FeatureDraft
+from outpace.models.transformer import Attend, Block, Context, Transformer
+
+
+class WideBlock(Block):
+    """A layer that attends with a token's embedding beside a hidden state, each normed."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.hidden_norm = nn.RMSNorm(config.dim, config.norm_eps)
+        rows = self.attention.qkv.out_features
+        self.attention.qkv = nn.Linear(2 * config.dim, rows, bias=config.qkv_bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Attend,
+        wanted: Tensor | None = None,
+        context: Tensor | None = None,
+    ) -> Tensor:
+        """Map hidden states `x [T, dim]`, beside embeddings `context [T, dim]` of the same rows."""
+        assert context is not None
+        y = torch.cat((self.attention_norm(context), self.hidden_norm(x)), -1)
+        attended: Tensor = self.attention(y, cos, sin, attend, wanted)
+        x = attended + (x if wanted is None else x[wanted])
+        mapped: Tensor = self.mlp(self.mlp_norm(x))
+        return x + mapped
+
+
+class ExtendingDraft(Draft):
+    """One layer that goes on from hidden states: those of a target, fused, and then its own.
+
+    The row of slot i takes in the hidden state of token i and the token i + 1, and predicts token
+    i + 2. Its head is its own, over the `draft_vocab` tokens that `d2t` names; `t2d` says which
+    tokens these are.
+    """
+
+    d2t: Tensor
+    t2d: Tensor
+
+    def __init__(self, config: ModelConfig, target: Transformer) -> None:
+        depth = target.config.layers
+        layers = config.feature_layers or usual_layers(depth)
+        super().__init__(replace(config, feature_layers=layers), target)
+        self.blocks = nn.ModuleList([WideBlock(config, 0)])
+        self.norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.unembedding = nn.Linear(config.dim, config.draft_vocab, bias=False)
+        if config.draft_vocab < config.vocab:
+            known = torch.arange(config.vocab) < config.draft_vocab
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
+            self.register_buffer("t2d", known)
+        self.initialise()
+
+    @property
+    def says(self) -> Tensor | None:
+        """Tokens `i64[D]` that it may say, in the order of its head; None where these are all."""
+        if self.config.draft_vocab == self.config.vocab:
+            return None
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def check_tables(self) -> None:
+        """Raise `ValueError` unless its tables name as many tokens as it may say, and the same."""
+        if (says := self.says) is None:
+            return
+        vocab, wanted = self.config.vocab, self.config.draft_vocab
+        if bool(((says < 0) | (says >= vocab)).any()):
+            raise ValueError(f"d2t names tokens outside the vocabulary of {vocab}")
+        known: Tensor = torch.zeros_like(self.t2d).index_fill_(0, says, True)
+        if int(known.sum()) != wanted:
+            raise ValueError(f"d2t names {int(known.sum())} tokens, but draft_vocab_size {wanted}")
+        if not torch.equal(known, self.t2d):
+            raise ValueError("t2d names other tokens than d2t: the tables are not of one draft")
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Rows `[T, dim]` of hidden states `[T, f]` of the target."""
+        rows: Tensor = self.fusion(features)
+        return rows
+
+    def taken_in(self, features: Sequence[Tensor]) -> Tensor:
+        """Rows `[T, dim]` of features of the target, which are fused, and of its own, as is."""
+        wide = [part for part in features if part.shape[1] != self.config.dim]
+        if not wide:
+            return torch.cat([*features])
+        fused = iter(self.fuse(torch.cat(wide)).split([len(part) for part in wide]))
+        return torch.cat(
+            [part if part.shape[1] == self.config.dim else next(fused) for part in features]
+        )
+
+    def capture(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        layers: Collection[int] = (),
+        wanted: Tensor | None = None,
+        context: Context | None = None,
+        features: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Hidden states after the norm, of all rows or the `wanted` ones; those before it.
+
+        `features` are those of the rows, one part behind the other; what it goes on from is what
+        it puts out before the norm, the hidden states of layer 0.
+        """
+        hidden, (block,) = self.taken_in(features), self.blocks
+        cos, sin = self.angles(positions, hidden.dtype)
+        within = None if layers else wanted
+        hidden = block(hidden, cos, sin, attend, within, self.embed(ids))
+        captured = {0: hidden} if layers else {}
+        if within is None and wanted is not None:
+            hidden = hidden[wanted]
+        return self.norm(hidden), captured
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits `f32[..., vocab]` of hidden states `[..., dim]`; never of what it may not say."""
+        logits: Tensor = self.unembedding(hidden).float()
+        if (says := self.says) is None:
+            return logits
+        every = logits.new_full((*logits.shape[:-1], self.config.vocab), NEVER)
+        return every.index_copy_(-1, says, logits)
+
+
+def usual_layers(depth: int) -> tuple[int, ...]:
+    """Layers whose outputs a draft reads where none are listed: inputs of 2, n // 2 and n - 3."""
+    if depth < 7:
+        raise ValueError(
+            f"config.json must list eagle_aux_hidden_state_layer_ids in eagle_config for a target "
+            f"of {depth} layers: the usual three differ from 7 layers on"
+        )
+    return 1, depth // 2 - 1, depth - 4
+
+
+def draft_of(config: ModelConfig, target: Transformer) -> Draft:
+    """A draft of its kind for a target; `ValueError` where the two do not fit together."""
+    kinds: dict[Kind, type[Draft]] = {Kind.DRAFT: FeatureDraft, Kind.EXTENDING: ExtendingDraft}
+    return kinds[config.kind](config, target)

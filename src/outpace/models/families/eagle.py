@@ -1,0 +1,78 @@
+"""EAGLE-3 drafts: one of Llama's layers on a target's features (Li et al., 2025)."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import Any
+
+from outpace.decoding.target import Kind
+from outpace.models.families.family import DECODER, FIXED, IGNORED, Family
+from outpace.models.families.family import HUGGING_FACE_NAMES as NAMES
+from outpace.models.fields import Field, Given, checked, count, field, indices, mapping
+
+OWN, LISTED = "eagle_config", "eagle_aux_hidden_state_layer_ids"
+NESTED = field(f"{OWN}.{LISTED}", indices, ())
+COUNTED = field(LISTED, indices, ())
+
+
+def flat(published: Given) -> Given:
+    """The fields of `eagle_config` beside the others."""
+    own = checked(OWN, published.get(OWN) or {}, mapping)
+    others = {name: value for name, value in published.items() if name != OWN}
+    return others | {f"{OWN}.{name}": value for name, value in own.items()}
+
+
+def feature_layers(given: Given, ours: Given) -> tuple[int, ...]:
+    """Layers of the target whose outputs it reads, counted from 0; none where it lists none."""
+    # At the top, layers are counted by their inputs.
+    listed = NESTED.value(given, ours) or tuple(at - 1 for at in COUNTED.value(given, ours))
+    if len(set(listed)) != len(listed) or len(listed) == 1:
+        raise ValueError(f"{LISTED} must list several layers, each once, not {[*listed]}")
+    return tuple(listed)
+
+
+def one(value: Any) -> int:
+    """The number of its layers."""
+    if value == 1 and type(value) is int:
+        return 1
+    raise ValueError("1: the draft has one layer")
+
+
+EAGLE = Family(
+    name="eagle",
+    about="EAGLE-3: a draft of one layer that extends the hidden states of its target",
+    architectures=("LlamaForCausalLMEagle3",),
+    aliases={"LlamaForCausalLM": "draft_vocab_size"},
+    fields={
+        **DECODER,
+        "layers": field("num_hidden_layers", one),
+        "tied": False,
+        "shift": 2,
+        "kind": Kind.EXTENDING,
+        "mask_id": None,
+        "eos": (),
+        "feature_layers": Field((*NESTED.names, *COUNTED.names), feature_layers),
+        "draft_vocab": field("draft_vocab_size", count, itemgetter("vocab")),
+    },
+    fixed={
+        **FIXED,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "target_hidden_size": itemgetter("dim"),
+        f"{OWN}.use_aux_hidden_state": True,
+    },
+    ignored=IGNORED | {"tie_word_embeddings", "eos_token_id"},
+    flat=flat,
+    names={
+        **{
+            ours: theirs.replace("model.layers.{}", "midlayer").removeprefix("model.")
+            if isinstance(theirs, str)
+            else tuple(name.replace("model.layers.{}", "midlayer") for name in theirs)
+            for ours, theirs in NAMES.items()
+        },
+        "fusion.weight": "fc.weight",
+        "blocks.{}.hidden_norm.weight": "midlayer.hidden_norm.weight",
+        "d2t": "d2t",
+        "t2d": "t2d",
+    },
+)

@@ -1,0 +1,66 @@
+"""Trees as patterns: stops, positions, and what does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from outpace.decoding import Forward, Tree
+
+PLAIN = Forward(ids=[1, 2, 3, 4], start=5, pattern=Tree(7, (0, 1)), features=None)
+
+
+def check(forward: Forward, **options) -> None:
+    """Check a forward against a small model and memory."""
+    forward.check(**{"vocab": 8, "length": 99, "slots": 20, "written": 9} | options)
+
+
+def test_rows_below_the_trunk_are_causal_and_the_others_see_it() -> None:
+    """Positions are the lengths of what rows see."""
+    tree = Tree.of(7, [-1, 0, 0, 2, -1])
+    assert tree.bits == (0b0, 0b1, 0b1, 0b101, 0b0)
+    assert tree.stops(5) == [6, 7, 7, 7, 7, 7, 7]
+    assert tree.positions(5) == [5, 6, 7, 8, 8, 9, 7]
+    assert PLAIN.stops() == [6, 7, 7, 7] and PLAIN.seen == 9
+    check(PLAIN)
+    assert Tree(4, (0b11, 0b101)).positions(8) == [6, 6]
+    check(replace(PLAIN, ids=[1, 2], start=8, pattern=Tree(4, (0b11, 0b101))))
+    check(replace(PLAIN, ids=[1] * 64, start=0, pattern=Tree.of(0, range(-1, 63))), slots=64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pattern": Tree(7, (0, 1, 1))}, "a tree of 3 rows on trunk 7 does not fit 4 rows from"),
+        ({"pattern": Tree(9, ())}, "a tree of 0 rows on trunk 9"),
+        ({"pattern": Tree(-1, (0, 0, 0, 0))}, "trunk -1"),
+        ({"pattern": Tree(7, (0, 2))}, "the row of slot 8 points at none of the 63 slots behind"),
+        ({"pattern": Tree(7, (1, 1))}, "the row of slot 7 points at none"),
+        ({"pattern": Tree(7, (0, -1))}, "the row of slot 8 points at none"),
+        ({"ids": [1], "start": 70, "pattern": Tree(0, (1 << 63,))}, "the row of slot 70"),
+        ({"reach": 9}, "a tree has no reach, but 9 is given"),
+        ({"features": torch.zeros(4, 3)}, r"features are \(4, 3\) for 4 rows, .* takes in none"),
+        ({"predict": [8], "branches": [[], []]}, "2 branches for 1 wanted slots"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict, message: str) -> None:
+    """With its numbers."""
+    with pytest.raises(ValueError, match=message):
+        check(replace(PLAIN, **changes), slots=99, written=90)
+
+
+@pytest.mark.parametrize("features", [None, torch.zeros(3, 6), torch.zeros(4, 5)])
+def test_features_come_row_by_row_in_a_known_width(features: torch.Tensor | None) -> None:
+    """To a draft that extends them, and never without."""
+    forward = replace(PLAIN, features=torch.zeros(4, 6), model="draft")
+    check(forward, widths=(6, 2))
+    with pytest.raises(ValueError, match="for 4 rows, but draft takes in 6 or 2"):
+        check(replace(forward, features=features), widths=(6, 2))
+
+
+def test_text_of_branches_is_the_text() -> None:
+    """Rows that are no text do not stand in it."""
+    assert PLAIN.known([9] * 9) == [9] * 5 + [1, 2, 3, 4]
+    assert replace(PLAIN, branches=[[1]]).known([9] * 7) == [9] * 7

@@ -1,0 +1,180 @@
+"""EAGLE-3's decodes, tree by tree, as its authors' loop makes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from helpers import as_it_stands, close, engine_of, enter, finish, runner, same_weights, whole
+from outpace.decoding import Decoding, Forward, Prediction, Request, Tree
+from outpace.engine.job import Job
+from outpace.methods import Eagle
+from outpace.models.extending import ExtendingDraft
+from outpace.models.load import load_draft, load_model, save_model
+from outpace.models.transformer import Transformer
+
+GOLDEN = Path(__file__).parent / "eagle"
+PAIRS = ["llama", "qwen3"]
+Case = dict[str, Any]
+ORDERED = 1e-4
+"""Margin from which on the order of nodes is theirs, and not only the tree."""
+
+
+def cases(*ids: str) -> list[Any]:
+    """What is recorded of both pairs, with a name."""
+    return [
+        pytest.param(pair, case, id=f"{pair}-{case['id']}")
+        for pair in PAIRS
+        for case in json.loads((GOLDEN / pair / "cases.json").read_text())["generate"]
+        if not ids or case["id"] in ids
+    ]
+
+
+@cache
+def models(pair: str) -> tuple[Transformer, ExtendingDraft]:
+    """Target and draft."""
+    target = load_model(GOLDEN / pair / "target")
+    draft = load_draft(GOLDEN / pair / "draft", target)
+    assert isinstance(draft, ExtendingDraft)
+    return target, draft
+
+
+@cache
+def expected(pair: str) -> dict[str, Tensor]:
+    """Recorded tensors."""
+    return load_file(GOLDEN / pair / "expected.safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logged(Eagle):
+    """The method, whose forwards and predictions are written down."""
+
+    log: list[tuple[Forward, Prediction]] = field(default_factory=list)
+
+    def decode(self, request: Request) -> Decoding:
+        """Pass on what the method asks for."""
+        decoding = Eagle.decode(self, request)
+        forward = next(decoding)
+        while True:
+            out = yield forward
+            self.log.append((as_it_stands(forward), out))
+            try:
+                forward = decoding.send(out)
+            except StopIteration:
+                return
+
+
+def decoded(pair: str, case: Case, **options: Any) -> tuple[Logged, Job]:
+    """A case in the engine, with room behind it, so that its last tree is whole."""
+    given = case["params"]
+    target, draft = models(pair)
+    engine = engine_of(("target", target), ("draft", draft))
+    method = Logged(
+        draft="",
+        width=given["top_k"],
+        depth=given["depth"],
+        nodes=given["total_token"],
+        **options,
+    )
+    job = enter(
+        engine,
+        method,
+        case["input_ids"],
+        runners={name: runner(engine, name) for name in ("target", "draft")},
+        max_tokens=case["new_tokens"] + given["depth"] + 3,
+        eos=frozenset([given["eos_token_id"]]),
+    )
+    finish(engine)
+    return method, job
+
+
+def hung(forward: Forward, rows: int) -> list[int]:
+    """The row that each of the last rows hangs on, of these; -1 for the first."""
+    if not isinstance(forward.pattern, Tree):
+        return list(range(-1, rows - 1))
+    return [own.bit_length() - 1 for own in forward.pattern.bits]
+
+
+def paths(tokens: Sequence[int], parents: Sequence[int]) -> set[tuple[int, ...]]:
+    """A tree as the paths from its root to each of its nodes."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return set(found)
+
+
+@pytest.mark.parametrize(("pair", "case"), cases())
+def test_greedy_decode(pair: str, case: Case) -> None:
+    """Output, number of forwards, accepted lengths, and every tree."""
+    method, job = decoded(pair, case)
+    assert job.error is None
+    output = case["output_ids"][case["prompt_length"] :]
+    if (eos := case["params"]["eos_token_id"]) in output:
+        output = output[: output.index(eos)]
+        assert job.request.tokens == output and job.request.finish_reason == "stop"
+    assert job.request.tokens[: len(output)] == output
+    checks = [forward for forward, _ in method.log if forward.model == "target"][1:]
+    # Where the last root ends the text, they verify a tree behind it; here it has ended.
+    ended = case["trace"][-1]["accepted"][0] == eos
+    assert len(checks) == case["steps"] - ended or eos < 0
+    lengths = [forward.predicted_slots()[0] for forward in checks[: case["steps"] + 1]]
+    kept = [after - before - 1 for before, after in pairwise(lengths)]
+    assert kept == case["accept_lengths"][: len(kept)]
+    assert len(kept) == case["steps"] - (1 + ended if eos >= 0 else 0)
+    for forward, step in zip(checks, case["trace"], strict=False):
+        theirs = step["draft_tokens"], step["parents"]
+        rows = len(theirs[0])
+        ours = list(forward.ids[-rows:]), hung(forward, rows)
+        assert paths(*ours) == paths(*theirs)
+        assert step["order_margin"] < ORDERED or ours == theirs
+        assert len(forward.predicted_slots()) == rows
+
+
+@pytest.mark.parametrize(("pair", "case"), cases())
+def test_drafts_of_the_first_tree(pair: str, case: Case) -> None:
+    """Logits of each level, over what the draft may say."""
+    verify = "rejection" if case["params"]["top_k"] == 1 else "match"
+    method, _ = decoded(pair, case, verify=verify)
+    second = [i for i, (forward, _) in enumerate(method.log) if forward.model == "target"][1]
+    levels = [out.logits for _, out in method.log[1:second]]
+    assert len(levels) == min(case["params"]["depth"] + 1, case["params"]["total_token"] - 1)
+    ours = torch.cat([level for level in levels if level is not None])
+    says = models(pair)[1].says
+    assert says is not None and bool((ours.sum(-1) < -1e30).all())
+    close(ours[:, says], expected(pair)[f"first_draft_logits_{case['id']}"][: len(ours)])
+
+
+@pytest.mark.parametrize(("pair", "case"), cases("chain_d5", "tree_k10_t60_d7"))
+def test_what_goes_from_target_to_draft(pair: str, case: Case) -> None:
+    """Logits and features of the prompt, and the draft's states behind it."""
+    method, _ = decoded(pair, case)
+    (_, prefill), (_, first), *_ = method.log
+    golden, name = expected(pair), case["id"]
+    close(
+        whole(models(pair)[0], case["input_ids"], causal=True),
+        golden[f"prefill_target_logits_{name}"],
+    )
+    assert prefill.features is not None and first.features is not None
+    close(prefill.features, golden[f"prefill_features_{name}"])
+    close(first.features, golden[f"prefill_draft_hidden_{name}"])
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_saved_draft_loads_as_it_was(pair: str, tmp_path: Path) -> None:
+    """Under the published names, its tables among them."""
+    target, _ = models(pair)
+    draft = load_draft(GOLDEN / pair / "draft", target)
+    save_model(draft, tmp_path, dtype=torch.float32)
+    same_weights(tmp_path, GOLDEN / pair / "draft")
+    assert load_draft(tmp_path, target).config == draft.config
+    assert draft.config.feature_layers == (1, 3, 4)

@@ -1,0 +1,191 @@
+"""Eagle, forward by forward."""
+
+from __future__ import annotations
+
+from math import log
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import one_hot, request_of, script
+from outpace.decoding import CAUSAL, Prediction, Request, Sample, Sampling, Tree
+from outpace.decoding.accept import Rejection
+from outpace.methods import Eagle
+
+WIDE, OWN = 3, 1
+
+
+def seen(tokens: list[int], rows: int) -> Prediction:
+    """An answer of the target, whose features name the rows that they are of."""
+    return Prediction(tokens=tokens, features=torch.arange(float(rows))[:, None].expand(-1, WIDE))
+
+
+def said(laws: list[dict[int, float]], rows: int = 0, begin: float = 0.0) -> Prediction:
+    """An answer of the draft: laws of its wanted rows, and states that name the rows."""
+    logits = torch.full((len(laws), 16), -1e30)
+    for row, law in enumerate(laws):
+        for token, share in law.items():
+            logits[row, token] = log(share)
+    states = begin + torch.arange(float(rows or len(laws)))[:, None]
+    return Prediction(tokens=logits.argmax(-1).tolist(), logits=logits, features=states)
+
+
+def column(features: Tensor | None) -> list[float]:
+    """What rows of features name."""
+    assert features is not None
+    return features[:, 0].tolist()
+
+
+def sequence(**options) -> Request:
+    """A prompt of three tokens."""
+    return request_of(**{"prompt": [5, 6, 7], "max_tokens": 12} | options)
+
+
+def test_a_tree_grows_level_by_level_and_its_branch_is_fed_again() -> None:
+    """Two levels of two nodes, of which four are verified; the second child of the second wins."""
+    seq = sequence(eos=frozenset([7]))
+    answers = [
+        seen([8], 3),
+        said([{1: 0.6, 2: 0.4}], rows=3),
+        said([{3: 0.9, 4: 0.1}, {3: 0.6, 9: 0.4}], begin=10),
+        seen([2, 0, 3, 0, 11], 5),  # 8 says 2, which says 3, which is in the tree; it says 11
+        said([{1: 0.6, 2: 0.4}], rows=3),
+        said([{3: 0.9, 4: 0.1}, {3: 0.6, 9: 0.4}], begin=10),
+        seen([7, 7, 7, 7, 7], 8),
+    ]
+    method = Eagle(draft="", width=2, depth=1, nodes=5)
+    forwards = script(method, seq, answers)
+    prefill, first, level, check, again, _, last = forwards
+    assert seq.tokens == [8, 2, 3, 11]
+    assert prefill.features_for == "draft" and prefill.pattern == CAUSAL
+    assert (first.start, list(first.ids), first.pattern) == (0, [6, 7, 8], CAUSAL)
+    assert (first.predict, list(first.predict_from)) == ([4], [2])
+    assert first.features.shape == (3, WIDE) and first.model == first.features_for == "draft"
+    assert (level.start, level.ids, level.pattern) == (3, [1, 2], Tree(3, (0, 0)))
+    assert (level.positions, level.predict, list(level.predict_from)) == ([3, 3], [5, 5], [3, 4])
+    assert column(level.features) == [2, 2]  # the state behind the last token of the text
+    # 1 has 0.6, and 3 behind it 0.54; 2 has 0.4, and 3 behind it 0.24.
+    assert check.ids == [8, 1, 2, 3, 3] and check.start == 3
+    assert check.pattern == Tree.of(3, [-1, 0, 0, 1, 2])
+    assert check.positions == [3, 4, 4, 5, 5] and check.predict == [4, 5, 5, 6, 6]
+    assert (again.start, list(again.ids)) == (3, [2, 3, 11])
+    assert column(again.features) == [0, 2, 4] and (last.start, last.ids[:3]) == (4, [2, 3, 11])
+    assert last.pattern.trunk == 6 and last.positions[:3] == [4, 5, 6]
+
+
+def test_a_beam_keeps_the_likeliest_of_a_whole_level() -> None:
+    """States follow them, and each sees its own line of slots."""
+    seq = sequence(max_tokens=9, eos=frozenset([0]))
+    answers = [
+        seen([8], 3),
+        said([{1: 0.6, 2: 0.4}], rows=3),
+        said([{3: 0.55, 4: 0.45}, {3: 0.9, 5: 0.1}], begin=10),
+        said([{6: 0.9, 7: 0.1}, {6: 0.9, 7: 0.1}], begin=20),
+        seen([0] * 6, 6),
+    ]
+    forwards = script(Eagle(draft="", width=2, depth=2, nodes=6), seq, answers)
+    deeper = forwards[3]
+    # 2 3 has 0.36 and 1 3 has 0.33.
+    assert (deeper.start, deeper.ids) == (5, [3, 3]) and column(deeper.features) == [11, 10]
+    assert deeper.pattern == Tree(3, (0b10, 0b01)) and deeper.positions == [4, 4]
+    assert forwards[4].ids == [8, 1, 2, 3, 3, 6] and forwards[4].pattern.bits[-1] == 0b10101
+
+
+def test_a_chain_takes_what_the_draft_says_and_is_causal() -> None:
+    """One token after the other; what is kept stays in its place."""
+    seq = sequence(max_tokens=7)
+    answers = [
+        seen([8], 3),
+        said([{1: 1.0}], rows=3),
+        said([{2: 1.0}]),
+        said([{3: 1.0}]),
+        seen([1, 2, 4, 9], 4),
+        said([{1: 1.0}], rows=3),
+        said([{2: 1.0}]),
+        seen([1, 2, 3], 3),
+    ]
+    forwards = script(Eagle(draft="", width=1, depth=2), seq, answers)
+    assert seq.tokens == [8, 1, 2, 4, 1, 2, 3]
+    assert [f.pattern for f in forwards] == [CAUSAL] * 8
+    assert [(f.start, list(f.ids)) for f in forwards] == [
+        (0, [5, 6, 7]),
+        (0, [6, 7, 8]),
+        (3, [1]),
+        (4, [2]),
+        (3, [8, 1, 2, 3]),
+        (3, [1, 2, 4]),
+        (6, [1]),  # no more than what is left of the budget
+        (6, [4, 1, 2]),
+    ]
+    assert [f.predict for f in forwards[1:4]] == [[4], [5], [6]]
+
+
+def test_nothing_is_drafted_where_nothing_is_left() -> None:
+    """The last token of a budget is read from a row alone, the first may be the last."""
+    answers = [seen([8], 3), seen([9], 1)]
+    assert len(script(Eagle(draft=""), sequence(max_tokens=2), answers)) == 2
+    for options in ({"max_tokens": 1}, {"eos": frozenset([8])}):
+        assert len(script(Eagle(draft=""), sequence(**options), [seen([8], 3)])) == 1
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_match_reads_the_target_with_its_own_noise(width: int) -> None:
+    """A chain is drafted with it too; a tree is the same whatever the noise."""
+    warm = Sampling(temperature=1.0, seed=7)
+    seq = sequence(max_tokens=3, sampling=warm)
+    answers = [seen([8], 3), said([{1: 0.6, 2: 0.4}], rows=3), seen([1, 2, 3], 3)]
+    first, draft, check = script(Eagle(draft="", width=width), seq, answers)
+    assert first.read == check.read == Sample(sampling=warm)
+    assert draft.read == (Sample(sampling=warm) if width == 1 else Sample(keep=True))
+
+
+def test_rejection_takes_the_logits_of_a_chain() -> None:
+    """Level by level."""
+    warm = Sampling(temperature=1.0, seed=7)
+    levels = [
+        Prediction(tokens=[n], logits=one_hot([n]), features=torch.zeros(3, OWN)) for n in (1, 2)
+    ]
+    answers = [seen([8], 3), *levels, seen([1, 2, 3], 3)]
+    method = Eagle(draft="", width=1, depth=1, verify="rejection")
+    *_, target = script(method, sequence(max_tokens=4, sampling=warm), answers)
+    assert isinstance(target.read, Rejection) and target.read.drafted == (1, 2)
+    assert torch.equal(target.read.guess, one_hot([1, 2]))
+
+
+def test_slots_behind_the_text() -> None:
+    """Of a tree alone."""
+    assert Eagle(draft="", width=1).slots(10, 20) == 30
+    assert Eagle(draft="").slots(10, 20) == 30 + 70
+    assert Eagle(draft="", depth=2).slots(10, 20) == 30 + 60
+
+
+def test_processors_are_told_the_branch_in_front_of_each_row() -> None:
+    """In the draft as in the target; nobody else pays for it."""
+    answers = [seen([8], 3), said([{1: 0.6, 2: 0.4}], rows=3), seen([1, 2, 3], 3)]
+    processors = (lambda logits, slots, text: None,)
+    for given, expected in (((), [None] * 3), (processors, [None, [[]], [[], [1], [2]]])):
+        seq = sequence(max_tokens=3, processors=given)
+        forwards = script(Eagle(draft="", width=2), seq, answers)
+        assert [forward.branches for forward in forwards] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"width": 0}, "width must be at least 1, not 0"),
+        ({"depth": 0}, "depth must be at least 1, not 0"),
+        ({"depth": True}, "depth must be a whole number, not True"),
+        ({"width": 2.0}, "width must be a whole number, not 2.0"),
+        ({"nodes": 1}, "nodes must be 2 to 64, not 1"),
+        ({"nodes": 65}, "nodes must be 2 to 64, not 65"),
+        ({"width": 10**9}, r"width \* \(depth - 1\) must not exceed that"),
+        ({"width": 8, "depth": 9}, r"can point at 63 others"),
+        ({"verify": "rejection"}, "those of a tree are not drawn: give width 1, or"),
+        ({"verify": "hope"}, "verify must be 'match' or 'rejection', not 'hope'"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:
+    """With the value."""
+    with pytest.raises(ValueError, match=message):
+        Eagle(draft="", **options)

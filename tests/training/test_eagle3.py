@@ -1,0 +1,183 @@
+"""The objective of EAGLE-3: what it scores is what the draft does when it drafts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.random import default_rng
+from torch import Tensor
+
+from helpers import VOCAB, causal_model, dense, extending_draft, published, published_eagle, whole
+from naive import ahead
+from outpace.models.extending import ExtendingDraft
+from outpace.models.load import ZOO, load_draft
+from outpace.training import weights
+from outpace.training.data import Example
+from outpace.training.objective import Models
+from outpace.training.objectives import Eagle3, eagle3
+from outpace.training.recompute import recompute
+from outpace.training.rows import UNSCORED, pack
+from outpace.training.trainer import Trainer
+
+TARGET = causal_model(seed=1)
+EXAMPLES = [
+    Example(prompt=[3, 1, 4], response=[1, 5, 9, 2, 6], marks=[False] * 5),
+    Example(prompt=[7], response=[2, 8, 1], marks=[False] * 3),
+    Example(prompt=[5, 3, 5, 8, 9], response=[7, 9], marks=[False] * 2),
+]
+
+
+def some(draft: ExtendingDraft) -> ExtendingDraft:
+    """A draft that may say every token but three."""
+    says = torch.tensor([token for token in range(VOCAB) if token not in (1, 9, 20)])
+    draft.d2t = says - torch.arange(len(says))
+    draft.t2d = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, says, True)
+    draft.check_tables()
+    return draft
+
+
+def new_draft(*, whole_vocabulary: bool) -> ExtendingDraft:
+    """A draft whose weights can learn."""
+    size = VOCAB if whole_vocabulary else VOCAB - 3
+    draft = extending_draft(TARGET, draft_vocab_size=size).requires_grad_(True)
+    return draft if whole_vocabulary else some(draft)
+
+
+def by_hand(draft: ExtendingDraft, objective: Eagle3, example: Example) -> tuple[float, list[int]]:
+    """Loss of an example, row by row and step by step as a draft would run; hits of each step."""
+    ids, layers = [*example.prompt, *example.response], draft.config.feature_layers
+    logits = whole(TARGET, ids, causal=True).double()
+    rows, places = torch.tensor(ids), torch.arange(len(ids))
+    _, captured = TARGET.capture(rows, places, dense(causal=True), layers)
+    features = torch.cat([captured[layer] for layer in layers], -1)
+    total, hits = 0.0, [0] * objective.tokens
+    for step in range(objective.tokens):
+        for row in range(len(ids)):
+            at = row + step + 2
+            if not max(len(example.prompt), 2 + step) <= at < len(ids):
+                continue
+            path = ids[row + 2 : at]
+            ours = ahead(draft, features[: row + 1], ids[: row + 2], path).double()
+            says = draft.says if draft.says is not None else torch.arange(VOCAB)
+            if int(logits[at - 1].argmax()) not in says:
+                continue
+            law = logits[at - 1, says].softmax(-1)
+            total -= objective.discount**step * float((law * ours[says]).sum())
+            hits[step] += int(ours.argmax()) == int(logits[at - 1].argmax())
+    return total, hits
+
+
+@pytest.mark.parametrize("whole_vocabulary", [True, False])
+def test_loss_is_that_of_drafts_step_by_step(
+    whole_vocabulary: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of texts side by side, each as if it were alone; logits a few at a time."""
+    monkeypatch.setattr(eagle3, "CHUNK", 3)
+    draft = new_draft(whole_vocabulary=whole_vocabulary)
+    objective = Eagle3(tokens=4, discount=0.7).bind(draft.config)
+    rows = pack([objective.rows(example, default_rng(0)) for example in EXAMPLES])
+    loss = objective.loss(Models(draft, {"target": TARGET}), rows)
+    expected = [by_hand(draft, objective, example) for example in EXAMPLES]
+    assert float(loss.total.detach()) == pytest.approx(
+        sum(total for total, _ in expected), rel=1e-4
+    )
+    hits = np.sum([hits for _, hits in expected], 0)
+    scored = int((rows.labels != UNSCORED).sum())
+    assert [float(value) for value in loss.metrics["accuracy"]] == [hits[0], scored]
+    assert scored == 5 + 2 + 2
+    loss.total.backward()
+    assert all(parameter.grad is not None for parameter in draft.parameters())
+    assert not any(parameter.requires_grad for parameter in TARGET.parameters())
+
+
+def test_mass_is_what_the_weights_sum_to() -> None:
+    """Each step scores what is left of the response behind it."""
+    objective = Eagle3(tokens=3, discount=0.5)
+    rows = objective.rows(EXAMPLES[0], default_rng(0))
+    assert rows.labels.tolist() == [UNSCORED, 1, 5, 9, 2, 6, UNSCORED, UNSCORED]
+    assert rows.mass == 5 + 0.5 * 5 + 0.25 * 4
+    short = objective.rows(Example(prompt=[], response=[5], marks=[False]), default_rng(0))
+    assert short.labels.tolist() == [UNSCORED] and short.mass == 0
+
+
+def test_recomputing_changes_nothing() -> None:
+    """Though each step leaves its keys to the next ones."""
+    gradients: list[list[Tensor]] = []
+    for again in (False, True):
+        draft = new_draft(whole_vocabulary=True)
+        if again:
+            recompute(draft)
+        objective = Eagle3(tokens=3).bind(draft.config)
+        rows = pack([objective.rows(example, default_rng(0)) for example in EXAMPLES])
+        objective.loss(Models(draft, {"target": TARGET}), rows).total.backward()
+        gradients.append([p.grad for p in draft.parameters() if p.grad is not None])
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, again)
+
+
+def test_texts_without_a_third_token_are_refused() -> None:
+    """Nothing is drafted in them."""
+    draft = new_draft(whole_vocabulary=True)
+    objective = Eagle3().bind(draft.config)
+    rows = objective.rows(Example(prompt=[3], response=[1], marks=[False]), default_rng(0))
+    with pytest.raises(ValueError, match="the third token of a text is the first"):
+        objective.loss(Models(draft, {"target": TARGET}), pack([rows]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": 0}, "tokens must be at least 1, not 0"),
+        ({"discount": 1.5}, "discount is a share between 0 and 1, not 1.5"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    """With their value."""
+    with pytest.raises(ValueError, match=message):
+        Eagle3(**options)
+
+
+def test_a_draft_of_another_kind_is_refused() -> None:
+    """With what is missing."""
+    with pytest.raises(ValueError, match="Qwen2ForCausalLM is no draft that extends features"):
+        Eagle3().bind(TARGET.config)
+    with pytest.raises(ValueError, match="Qwen2ForCausalLM is no draft"):
+        weights.draft(None, published(), TARGET, 0)
+
+
+def trainer(out: Path, **options: Any) -> Trainer:
+    """A trainer of a tiny draft for a tiny target of random weights."""
+    target = causal_model(vocab_size=1024)
+    defaults = {"lr": 1e-2, "warmup": 2, "batch": 4, "save_every": 4, "log_every": 2}
+    config = published_eagle(vocab_size=1024, draft_vocab_size=600)
+    return Trainer(
+        weights.draft(None, config, target, 0),
+        Eagle3(tokens=3),
+        data="story:train",
+        out=out,
+        tokenizer=ZOO / "vocabulary",
+        others={"target": target},
+        **{**defaults, **options},
+    )
+
+
+def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
+    """With the tables of its vocabulary; the target stays as it is."""
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    trainer(halves, steps=12, decay=0).fit(6)
+    run = trainer(halves, steps=12, decay=0)
+    run.fit()
+    trainer(whole, steps=12, decay=0).fit()
+    losses = [
+        [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+        for out in (whole, halves)
+    ]
+    assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
+    run.export(tmp_path / "export")
+    loaded = load_draft(tmp_path / "export", run.scored.models.others["target"])
+    assert isinstance(loaded, ExtendingDraft) and loaded.config.draft_vocab == 600
