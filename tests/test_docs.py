@@ -64,6 +64,7 @@ MARKED = {
         "training: train tiny-d2f",
         "training: train tiny-dflash",
         "training: train tiny-dream",
+        "training: train tiny-eagle",
         "training: train tiny-llada",
         "training: train tiny-wedlm-wordings",
         "training: train tiny-wedlm",
