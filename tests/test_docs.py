@@ -67,6 +67,7 @@ MARKED = {
         "training: train tiny-d2f",
         "training: train tiny-dflash",
         "training: train tiny-dream",
+        "training: train tiny-eagle",
         "training: train tiny-llada",
         "training: train tiny-block",
         "training: train tiny-wedlm-wordings",

@@ -124,8 +124,10 @@ def test_a_second_identical_prompt_computes_less_than_a_page(method: Method, sha
         whole = passes[0]
         passes.clear()
         assert serve(engine, [request]) == before
-        assert whole - passes[0] > length - PAGE
-        assert engine.saved.hits >= (length >= PAGE)
+        # What a draft keeps of a slot may depend on the token behind it.
+        known = length - isinstance(method, Eagle)
+        assert whole - passes[0] > known - PAGE
+        assert engine.saved.hits >= (known >= PAGE)
 
 
 @both_ways

@@ -54,7 +54,10 @@ def test_overrides_are_dotted_or_bare(recipe: Path) -> None:
         ("steps", "write key=value"),
         ("speed=1", "'speed' is unknown; known are out"),
         ("optim.speed=1", r"\[optim\]: unknown speed; known are optimizer, lr"),
-        ("objective.name=grpo", "objective 'grpo' is unknown; known are d2f, dflash, mdlm, sft"),
+        (
+            "objective.name=grpo",
+            "objective 'grpo' is unknown; known are d2f, dflash, eagle3, mdlm, sft",
+        ),
         ("other.lr=1", "other; known are model, data, optim, train, adapter, held_out, objective,"),
         ("train.steps.more=1", "is no section"),
         ("optim.lr=-1", "must be positive"),
