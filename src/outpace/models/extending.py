@@ -37,7 +37,8 @@ class WideBlock(Block):
         context: Tensor | None = None,
     ) -> Tensor:
         """Map hidden states `x [T, dim]`, beside embeddings `context [T, dim]` of the same rows."""
-        assert context is not None
+        assert context is not None and self.attention_norm is not None
+        assert self.mlp_norm is not None
         y = torch.cat((self.attention_norm(context), self.hidden_norm(x)), -1)
         attended: Tensor = self.attention(y, cos, sin, attend, wanted)
         x = attended + (x if wanted is None else x[wanted])

@@ -23,6 +23,7 @@ DRAFTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "openai/gpt-oss-20b": ("z-lab/gpt-oss-20b-DFlash",),
         "openai/gpt-oss-120b": ("z-lab/gpt-oss-120b-DFlash",),
     },
+    "eagle": {"tiny-ar": ("tiny-eagle",)},
     "speculative": {
         "tiny-ar": ("tiny-aux",),
         "Qwen/Qwen2.5-7B-Instruct": ("Qwen/Qwen2.5-0.5B-Instruct",),

@@ -42,6 +42,8 @@ EAGLE = Family(
     name="eagle",
     about="EAGLE-3: a draft of one layer that extends the hidden states of its target",
     architectures=("LlamaForCausalLMEagle3",),
+    checkpoints=("AngelSlim/Qwen3-4B_eagle3", "AngelSlim/Qwen3-8B_eagle3"),
+    compared="recorded runs of its authors' code",
     aliases={"LlamaForCausalLM": "draft_vocab_size"},
     fields={
         **DECODER,

@@ -208,6 +208,7 @@ class Step(TrainingAttention):
     unrolled: Unrolled
     step: int
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """Attend `q [T, H, D]` over `k, v [T, K, D]` and what was kept of the steps before."""
+        assert sinks is None
         return self.unrolled.attend(self.step, q, k, v)
