@@ -180,16 +180,11 @@ class HullAttention(TrainingAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """Attend `q [T, H, D]` over `k, v [keys, K, D]`."""
-        return torch.cat(
-            [
-                piece.attend(
-                    rows, *(torch.cat([x[hull] for hull in hulls]) for x in (k, v)), sinks=sinks
-                )
-                for rows, hulls, piece in zip(
-                    q.split(self.runs), self.hulls, self.pieces, strict=True
-                )
-            ]
-        )
+        parts = []
+        for rows, hulls, piece in zip(q.split(self.runs), self.hulls, self.pieces, strict=True):
+            keys, values = (torch.cat([x[hull] for hull in hulls]) for x in (k, v))
+            parts.append(piece.attend(rows, keys, values, sinks))
+        return torch.cat(parts)
 
 
 def pieces(ranges: Tensor) -> list[Piece]:
