@@ -15,6 +15,7 @@ from outpace.models import load
 from outpace.models.families import FAMILIES
 from outpace.models.families.drafts import DRAFTS
 from outpace.models.known import drafts_for
+from outpace.server.settings import entry
 
 
 def test_a_draft_of_the_zoo_is_taken() -> None:
@@ -27,6 +28,13 @@ def test_a_draft_of_the_zoo_is_taken() -> None:
     assert {text.text for text in texts} == {texts[0].text}
     assert texts[0].forwards == texts[1].forwards
     assert set(llm.runners) == {"tiny-ar", "tiny-dflash", "tiny-aux"}
+
+
+def test_a_server_names_what_it_stands_for() -> None:
+    """So that requests may ask for it by that name."""
+    found = entry("tiny-ar", DFlash(draft="auto"), {}, {})
+    assert found.options["draft"] == "tiny-dflash"
+    assert found.further == {"tiny-dflash": "tiny-dflash"}
 
 
 def test_the_folder_of_a_target_has_its_name(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from helpers import causal_model, whole
-from outpace.models.norm import DirectNorm, freeze
+from helpers import causal_model, published, whole
+from outpace.models.load import translate
+from outpace.models.norm import DirectNorm, DirectOffsetNorm, OffsetNorm, freeze, norm
 
 
 def test_a_frozen_model_norms_as_one_that_decodes() -> None:
@@ -18,6 +20,36 @@ def test_a_frozen_model_norms_as_one_that_decodes() -> None:
     assert len(norms) > 2 and {type(norm) for norm in norms} == {DirectNorm}
     assert not any(parameter.requires_grad for parameter in model.parameters())
     torch.testing.assert_close(whole(model, list(range(9)), causal=True), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_whose_weights_are_added_to_one(dtype: torch.dtype) -> None:
+    """Trained, frozen and laid out, in float32 until its last rounding."""
+    torch.manual_seed(0)
+    config = translate(
+        published(
+            "Gemma3ForCausalLM",
+            rms_norm_eps=1e-5,
+            head_dim=8,
+            hidden_activation="gelu_pytorch_tanh",
+            query_pre_attn_scalar=8,
+            rope_local_base_freq=1e4,
+            sliding_window=4,
+        )
+    )
+    own = norm(config).to(dtype)
+    assert type(own) is OffsetNorm and not own.weight.any()
+    torch.nn.init.normal_(own.weight)
+    x = (torch.randn(50, 32) * 3).to(dtype)
+    exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    exact = (exact * (1 + own.weight.detach().double())).to(dtype)
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {}
+    torch.testing.assert_close(own(x), exact, **tolerance)
+    own.weight.requires_grad_(False)
+    freeze(own)
+    assert type(own) is DirectOffsetNorm
+    torch.testing.assert_close(own(x), exact, **tolerance)
+    assert own(x).dtype == dtype
 
 
 def test_its_formula_is_kept_to_the_last_bit() -> None:
