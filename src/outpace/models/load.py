@@ -21,6 +21,7 @@ from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES, Family
 from outpace.models.fields import brief, checked, count, index, indices, line, read_json
 from outpace.models.int8 import check, exact
+from outpace.models.quantised import FIELD, scheme_of
 from outpace.models.transformer import Stack, Transformer
 from outpace.models.weights import Weights, fill
 from outpace.models.weights import save_model as save_model
@@ -84,7 +85,8 @@ def load_config(name: str | Path, **changes: Any) -> ModelConfig:
     What ends an answer stands in `generation_config.json` as well.
     """
     folder = resolve(name)
-    config = translate({**published(folder / CONFIG), **changes}, folder / CONFIG)
+    path = folder / CONFIG
+    config = translate({**published(path), **changes}, path)
     ends = dict.fromkeys((*config.eos, *generation_ends(folder)))
     return replace(config, eos=tuple(ends))
 
@@ -107,10 +109,14 @@ def published(path: Path) -> dict[str, Any]:
 
 
 def translate(published: Mapping[str, Any], path: Path = Path(CONFIG)) -> ModelConfig:
-    """Published configuration fields as a `ModelConfig`; `path` is for the error's text."""
+    """Published configuration fields as a `ModelConfig`; `path` is for the error's text.
+
+    It is that of the plain model, however its weights are stored.
+    """
     family = family_of(published, path)
     try:
-        return family.config(published)
+        scheme_of(published)
+        return family.config({name: value for name, value in published.items() if name != FIELD})
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -124,13 +130,15 @@ def load_model(
     adapter: str | Path | None = None,
     mask_id: int | None = None,
     quantize: str | None = None,
+    keep_int8: bool = False,
 ) -> Transformer:
     """Load a model in its published format, with an adapter merged into it where one is named.
 
     `max_length` limits its rotary tables, `mask_id` is its mask token, whatever `config.json` says;
-    `quantize` keeps its matrices in `int8`, on a CPU that multiplies them. Raises `ValueError`
-    naming file and tensor where one is missing or has another shape, and for a draft, which is
-    nothing without its target.
+    `quantize` keeps its matrices in `int8`, on a CPU that multiplies them. Weights that are
+    quantised already become plain; with `keep_int8` those of 8 bits stay so, on such a CPU. Raises
+    `ValueError` naming file and tensor where one is missing or has another shape, and for a draft,
+    which is nothing without its target.
     """
     folder = resolve(name)
     config = limited(load_config(folder), max_length)
@@ -142,7 +150,9 @@ def load_model(
     if mask_id is not None:
         config = config.with_mask(checked("mask_id", mask_id, index))
     update = None if adapter is None else load_adapter(adapter)
-    return filled(lambda: Transformer(config), config, folder, dtype, device, update, quantize)
+    return filled(
+        lambda: Transformer(config), config, folder, dtype, device, update, quantize, keep_int8
+    )
 
 
 def load_draft(
@@ -151,6 +161,7 @@ def load_draft(
     *,
     max_length: int | None = None,
     quantize: str | None = None,
+    keep_int8: bool = False,
 ) -> FeatureDraft:
     """Load a draft that reads the features of `target`, in the target's dtype and beside it.
 
@@ -171,6 +182,7 @@ def load_draft(
         like.dtype,
         like.device,
         quantize=quantize,
+        keep_int8=keep_int8,
     )
 
 
@@ -198,11 +210,12 @@ def filled(
     device: torch.device | str,
     adapter: Adapter | None = None,
     quantize: str | None = None,
+    keep_int8: bool = False,
 ) -> Model:
     """A model of a configuration with the weights of a folder."""
     check(quantize, device)
     with ExitStack() as stack:
-        weights = Weights(folder, stack)
+        weights = weights_of(folder, config, stack)
         weights.check_depth(config)
         try:
             with torch.device("meta"):
@@ -210,8 +223,14 @@ def filled(
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from error
         small = quantize is not None and exact()
-        fill(model, weights, dtype, device, adapter, quantize=small)
+        keeps = keep_int8 and torch.device(device).type == "cpu"
+        fill(model, weights, dtype, device, adapter, quantize=small, keeps=keeps)
     return model
+
+
+def weights_of(folder: Path, config: ModelConfig, stack: ExitStack) -> Weights:
+    """The tensors of a folder, until the stack is closed."""
+    return Weights(folder, stack, scheme_of(published(folder / CONFIG)))
 
 
 def load_adapter(name: str | Path) -> Adapter:
@@ -244,6 +263,13 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
         tokenizer = TOKENIZERS[here[0].name].from_pretrained(home)
     except Exception as error:  # the base class is what the tokenizers library raises
         raise ValueError(f"{here[0]} is no readable tokenizer: {line(error)}") from error
-    if tokenizer.chat_template is None and (folder / CONFIG).is_file():
-        tokenizer.chat_template = family_of(published(folder / CONFIG), folder / CONFIG).template
+    return with_template(tokenizer, folder / CONFIG)
+
+
+def with_template(
+    tokenizer: PreTrainedTokenizerBase | None, path: Path
+) -> PreTrainedTokenizerBase | None:
+    """A tokenizer with its family's chat template where it has none of its own."""
+    if tokenizer is not None and tokenizer.chat_template is None and path.is_file():
+        tokenizer.chat_template = family_of(published(path), path).template
     return tokenizer

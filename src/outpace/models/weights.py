@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,24 @@ from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES
 from outpace.models.families.family import part_sizes
 from outpace.models.fields import line, read_json
-from outpace.models.int8 import quantise
+from outpace.models.int8 import QUANTISED, exact, hold, quantise
+from outpace.models.quantised.scheme import FLOATS, Scheme
 from outpace.models.transformer import Stack, Transformer
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PICKLED = ("*.bin", "*.pt", "*.pth")
-FLOATS = ("BF16", "F16", "F32", "F64")
 COMPUTED = "rotary_emb.inv_freq"
 """End of the name of a tensor that follows from the configuration."""
 
 
 class Weights:
-    """The tensors of a folder's safetensors files, opened lazily, by published name."""
+    """The tensors of a folder's safetensors files, opened lazily, by published name.
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.folder = folder
+    What a `scheme` of quantisation stores in several is read as one plain matrix.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack, scheme: Scheme | None = None) -> None:
+        self.folder, self.scheme = folder, scheme
         self.files: dict[str, tuple[Path, Any]] = {}
         for path in shards(folder):
             try:
@@ -45,29 +48,73 @@ class Weights:
             for name in opened.keys():  # noqa: SIM118 - a safetensors file is no mapping
                 self.files[name] = path, opened
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.files
+
     def find(self, name: str) -> tuple[Path, Any]:
         """File that has a tensor; `ValueError` if there is none."""
         if name not in self.files:
             raise ValueError(f"{self.folder}: no tensor {name!r} in its weights")
         return self.files[name]
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """One tensor; `ValueError` if it has another shape or other numbers."""
+    def path(self, name: str) -> Path:
+        """File that has a tensor, or the first part of it; `ValueError` if there is none."""
+        return self.find(next(iter(self.parts(name)), name))[0]
+
+    def kind(self, name: str) -> str:
+        """Type of a tensor's numbers, such as `BF16`."""
+        kind: str = self.find(name)[1].get_slice(name).get_dtype()
+        return kind
+
+    def stored(
+        self, name: str, shapes: Collection[tuple[int, ...]], kinds: Collection[str]
+    ) -> Tensor:
+        """A tensor as it is stored; `ValueError` where it has none of these shapes and types.
+
+        Any will do where none is named.
+        """
         path, opened = self.find(name)
         header = opened.get_slice(name)
-        if header.get_dtype() not in FLOATS:
+        if kinds and header.get_dtype() not in kinds:
             raise ValueError(
-                f"{path}: tensor {name!r} holds {header.get_dtype()}; what loads is unquantised, "
-                f"in {', '.join(FLOATS)}"
+                f"{path}: tensor {name!r} holds {header.get_dtype()}; what loads is "
+                f"{self.about}, in {', '.join(kinds)}"
             )
-        if (found := tuple(header.get_shape())) != shape:
+        if (found := tuple(header.get_shape())) not in shapes and shapes:
+            wanted = " or ".join(map(str, shapes))
             raise ValueError(
-                f"{path}: tensor {name!r} has shape {found}, but config.json means {shape}"
+                f"{path}: tensor {name!r} has shape {found}, but config.json means {wanted}"
             )
         # Pages of the file that were read stay in memory for as long as it is open.
         with safe_open(path, framework="pt") as again:
             tensor: Tensor = again.get_tensor(name)
         return tensor
+
+    @property
+    def about(self) -> str:
+        """What loads, for the text of errors."""
+        return "unquantised" if self.scheme is None else self.scheme.about
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """Stored tensors that make a quantised matrix; none where it is plain."""
+        return () if self.scheme is None else self.scheme.parts(self, name)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """One plain tensor; `ValueError` if it has another shape or other numbers."""
+        if self.scheme is not None and self.parts(name):
+            return self.scheme.plain(self, name, shape)
+        return self.stored(name, (shape,), FLOATS)
+
+    def codes(
+        self, name: str, shape: tuple[int, ...], *, rounded: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Codes `i8[out, in]` and scales `f32[out]` of a matrix that is stored as such, or None.
+
+        Unless rows are to be `rounded` to 8 bits anyhow, the checkpoint must say that they are.
+        """
+        if self.scheme is None or not (rounded or self.scheme.rounds_rows(name)):
+            return None
+        return self.scheme.codes(self, name, shape)
 
     def check_depth(self, config: ModelConfig) -> None:
         """Raise `ValueError` if the last layer is missing, before a model is made of them all."""
@@ -75,27 +122,35 @@ class Weights:
         self.find(*FAMILIES[config.family].published(last))
 
     def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
-        """Raise `ValueError` for tensors that the model has no use for."""
-        left = {name for name in self.files if name not in wanted and not name.endswith(COMPUTED)}
+        """Raise `ValueError` for tensors that the model has no use for, or a scheme without."""
+        used = {part for name in wanted for part in self.parts(name) or (name,)}
+        left = {name for name in self.files if name not in used and not name.endswith(COMPUTED)}
         if config.tied:
             left -= self.copies(config)
+        if self.scheme is not None:
+            left = {name for name in left if not self.scheme.idle(self, name)}
+            if not any(map(self.parts, wanted)):
+                raise ValueError(
+                    f"{self.folder}: config.json has a quantization_config, but no matrix of the "
+                    f"weights is quantised so; what loads is {self.about}"
+                )
         if left:
             names = ", ".join(repr(name) for name in sorted(left)[:3])
             raise ValueError(
                 f"{self.folder}: {len(left)} tensors of its weights are not of the model that "
                 f"config.json means, such as {names}; what loads is "
-                f"{FAMILIES[config.family].about}, unquantised and whole"
+                f"{FAMILIES[config.family].about}, {self.about} and whole"
             )
 
     def copies(self, config: ModelConfig) -> set[str]:
         """The head of a tied model, where a file has the embedding twice."""
         family, shape = FAMILIES[config.family], (config.vocab, config.dim)
         (head,), (embedding,) = map(family.published, ("unembedding.weight", "embedding.weight"))
-        if head not in self.files or not torch.equal(
+        if not (head in self.files or self.parts(head)) or not torch.equal(
             self.tensor(head, shape), self.tensor(embedding, shape)
         ):
             return set()
-        return {head}
+        return {*self.parts(head), head}
 
 
 def shards(folder: Path) -> list[Path]:
@@ -132,6 +187,10 @@ def sources(config: ModelConfig, name: str, rows: int) -> list[tuple[str, int]]:
     return list(zip(names, sizes, strict=True))
 
 
+Matrix = tuple[Tensor, Tensor]
+"""Codes `i8[out, in]` and scales `f32[out]`."""
+
+
 def fill(
     model: Stack,
     weights: Weights,
@@ -140,10 +199,12 @@ def fill(
     adapter: Adapter | None = None,
     *,
     quantize: bool = False,
+    keeps: bool = False,
 ) -> None:
     """Give a model without memory its parameters, with an adapter's updates added.
 
-    To `quantize` is done matrix by matrix, so that no two are in memory in full.
+    To `quantize` is done matrix by matrix, so that no two are in memory in full. With `keeps`,
+    matrices that are stored with 8 bits stay so.
     """
     wanted = {
         name: sources(model.config, name, parameter.shape[0])
@@ -154,21 +215,45 @@ def fill(
     if adapter is not None:
         adapter.check(names)
     for prefix, module in list(model.named_modules()):
+        held = None
+        if keeps and type(module) in QUANTISED:
+            parts = wanted[f"{prefix}.weight"]
+            if adapter is None or not any(name in adapter.updates for name, _ in parts):
+                columns = module.get_parameter("weight").shape[1]
+                held = stacked(weights, parts, columns, rounded=quantize)
         for name, parameter in list(module.named_parameters(prefix, recurse=False)):
+            if held is not None and parameter.dim() == 2:
+                continue
             kept = None if quantize and parameter.dim() == 2 else dtype
             row = tuple(parameter.shape[1:])
-            parts = [
+            found = [
                 part(weights, source, (size, *row), kept, device, adapter)
                 for source, size in wanted[name]
             ]
-            whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+            whole = torch.cat(found) if len(found) > 1 else found[0]
             own = nn.Parameter(whole, requires_grad=False)
             module.register_parameter(name.rpartition(".")[2], own)
-        if quantize:
+        if held is not None:
+            hold(module, *held, dtype)
+        elif quantize:
             quantise(module, dtype)
     rotary = torch.float32 if model.config.rope.float32 else dtype
     model.cos, model.sin = (table.to(device, rotary) for table in model.rotary())
     model.eval()
+
+
+def stacked(
+    weights: Weights, parts: Sequence[tuple[str, int]], columns: int, *, rounded: bool
+) -> Matrix | None:
+    """A matrix that is stored with 8 bits, one part upon the other; None where one is not."""
+    found: list[Matrix] = []
+    for source, size in parts:
+        matrix = weights.codes(source, (size, columns), rounded=rounded)
+        if matrix is None or not exact():
+            return None
+        found.append(matrix)
+    codes, scale = zip(*found, strict=True)
+    return torch.cat(codes), torch.cat(scale)
 
 
 def part(
@@ -188,7 +273,7 @@ def part(
     found = found.to(device, dtype)
     if not finite(found):
         raise ValueError(
-            f"{weights.find(source)[0]}: tensor {source!r} has NaN or infinite values in "
+            f"{weights.path(source)}: tensor {source!r} has NaN or infinite values in "
             f"{dtype}; choose a wider dtype or a whole checkpoint"
         )
     return found
