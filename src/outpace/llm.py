@@ -40,7 +40,7 @@ DEFAULT_MAX_TOKENS = 256
 class LLM:
     """A target model with a decoding method, ready for many prompts at once.
 
-    `model` is a checkpoint folder, a hub name, or a model of the zoo; `adapter` a
+    `model` is a checkpoint folder, a GGUF file, a hub name, or a model of the zoo; `adapter` a
     folder or hub name of a low-rank adapter that is merged into it. `method` is a `Method`, its
     name, or `(name, options)`; without one it decodes as its family does. `dtype` is float32 on the
     CPU and bfloat16 elsewhere unless given; `quantize` keeps matrices in `int8`, those of further

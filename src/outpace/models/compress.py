@@ -21,6 +21,7 @@ from torch import Tensor
 
 from outpace.decoding.target import Kind
 from outpace.models.fields import brief
+from outpace.models.gguf.file import is_gguf
 from outpace.models.int8 import KNOWN, QUANTISED, of_weight
 from outpace.models.load import CONFIG, load_config, published, resolve, tokenizer_folder
 from outpace.models.quantised import FIELD, scheme_of
@@ -66,6 +67,11 @@ def compress(
         raise ValueError(f"unknown format {brief(to)} to quantize to; known are {', '.join(KNOWN)}")
     origin, folder = resolve(name), Path(folder)
     config = load_config(origin)
+    if is_gguf(origin):
+        raise ValueError(
+            f"{origin} is a GGUF file: quantize='int8' does the same as it is loaded; what is "
+            "written is made of a folder of safetensors"
+        )
     if scheme_of(published(origin / CONFIG)) is not None:
         raise ValueError(
             f"{str(name)!r} is quantised already: give the checkpoint that it was made of"

@@ -20,6 +20,10 @@ from outpace.models.config import ModelConfig
 from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES, Family
 from outpace.models.fields import brief, checked, count, index, indices, line, read_json
+from outpace.models.gguf.config import fields_of
+from outpace.models.gguf.file import is_gguf, opened
+from outpace.models.gguf.tokenizer import tokenizer_of
+from outpace.models.gguf.weights import GGUFWeights
 from outpace.models.int8 import check, exact
 from outpace.models.quantised import FIELD, scheme_of
 from outpace.models.transformer import Stack, Transformer
@@ -41,20 +45,22 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def resolve(name: str | Path, patterns: Sequence[str] = FILES) -> Path:
     """Folder of a checkpoint: a path, a model of the zoo, or a hub name (downloaded once).
 
+    The path of a GGUF file is that file.
+
     Of a hub repository the files come that `patterns` name.
 
     Raises `ValueError` when there is no such folder, zoo model or hub repository.
     """
     if not isinstance(name, str | Path):
         raise ValueError(f"{brief(name)} names no model: give a text or a path")
-    if os.path.isdir(name):
+    if os.path.isdir(name) or is_gguf(Path(name)):
         return Path(name)
     if os.path.isfile(ZOO / name / CONFIG):
         return ZOO / name
     if str(name).count("/") != 1 or str(name).startswith((".", "/")):
         raise ValueError(
-            f"no model {str(name)!r}: give a folder with a config.json, a hub name such as "
-            f"'Qwen/Qwen3-0.6B', or one of {', '.join(zoo_names()) or 'the zoo (empty)'}"
+            f"no model {str(name)!r}: give a folder with a config.json, a GGUF file, a hub name "
+            f"such as 'Qwen/Qwen3-0.6B', or one of {', '.join(zoo_names()) or 'the zoo (empty)'}"
         )
     try:
         return Path(snapshot_download(str(name), allow_patterns=[*patterns]))
@@ -85,7 +91,7 @@ def load_config(name: str | Path, **changes: Any) -> ModelConfig:
     What ends an answer stands in `generation_config.json` as well.
     """
     folder = resolve(name)
-    path = folder / CONFIG
+    path = folder if is_gguf(folder) else folder / CONFIG
     config = translate({**published(path), **changes}, path)
     ends = dict.fromkeys((*config.eos, *generation_ends(folder)))
     return replace(config, eos=tuple(ends))
@@ -102,7 +108,9 @@ def generation_ends(folder: Path) -> tuple[int, ...]:
 
 
 def published(path: Path) -> dict[str, Any]:
-    """Fields of a checkpoint's `config.json`."""
+    """Fields of a checkpoint's `config.json`, or those that a GGUF file means."""
+    if is_gguf(path):
+        return fields_of(opened(path))
     if not path.is_file():
         raise ValueError(f"{path} does not exist: a checkpoint folder needs its config.json")
     return read_json(path)
@@ -229,7 +237,9 @@ def filled(
 
 
 def weights_of(folder: Path, config: ModelConfig, stack: ExitStack) -> Weights:
-    """The tensors of a folder, until the stack is closed."""
+    """The tensors of a folder, or of a GGUF file, until the stack is closed."""
+    if is_gguf(folder):
+        return GGUFWeights(opened(folder), config)
     return Weights(folder, stack, scheme_of(published(folder / CONFIG)))
 
 
@@ -241,6 +251,8 @@ def load_adapter(name: str | Path) -> Adapter:
 def tokenizer_folder(name: str | Path) -> Path:
     """Folder of a checkpoint's tokenizer: its own, or the one that all models of the zoo share."""
     folder = resolve(name)
+    if is_gguf(folder):
+        raise ValueError(f"{folder} is a GGUF file: its tokenizer lies in no folder; name another")
     own = any((folder / file).is_file() for file in TOKENIZERS)
     return VOCABULARY if not own and folder.resolve().parent == ZOO.resolve() else folder
 
@@ -252,6 +264,8 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
     Qwen2 tokenizer that it is. Raises `ValueError` naming the file that is broken.
     """
     folder = resolve(name)
+    if is_gguf(folder):
+        return with_template(tokenizer_of(opened(folder)), folder)
     home = tokenizer_folder(folder)
     # The plain classes never look for code of the repository, as AutoTokenizer would.
     here = [home / name for name in TOKENIZERS if (home / name).is_file()]

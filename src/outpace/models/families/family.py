@@ -185,6 +185,12 @@ class Family:
     top_p: float = 1.0
     template: str | None = None
     """Chat template of a tokenizer that comes without one."""
+    gguf: str = ""
+    """What llama.cpp calls it; empty where its files of it are not read."""
+    gguf_stated: Given = member(default_factory=dict)
+    """Metadata of such a file that have one value."""
+    gguf_pairs: tuple[str, ...] = ()
+    """Ends of published tensors whose heads such a file has in pairs and not in halves."""
 
     def config(self, published: Given) -> ModelConfig:
         """A `config.json` as ours; `ValueError` for a field that is wrong, missing or unknown."""
