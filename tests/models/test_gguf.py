@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from helpers import CHAT, published, random_model, whole
+from outpace import LLM
 from outpace.models.config import Rope
+from outpace.models.gguf import file as file_module
 from outpace.models.load import load_config, load_model, load_tokenizer, save_model
 from outpace.models.rope import frequencies
 
@@ -307,10 +311,232 @@ def test_the_file_says_whether_a_text_has_a_beginning(tmp_path: Path) -> None:
     """Against what is usual."""
     for pre, begins in (("qwen2", True), ("llama-bpe", False)):
         (tmp_path / pre).mkdir()
-        same(*(with_tokenizer_pair(tmp_path / pre, pre, begins)))
+        path, theirs = with_tokenizer(tmp_path / pre, pre, add_add_bos_token=begins)
+        same(load_tokenizer(path), theirs)
 
 
-def with_tokenizer_pair(folder: Path, pre: str, begins: bool) -> tuple[Any, Any]:
-    """Ours and the published one, of a file that says how texts begin."""
-    path, theirs = with_tokenizer(folder, pre, add_add_bos_token=begins)
-    return load_tokenizer(path), theirs
+PIECES = {"<unk>": 2, "<s>": 3, "</s>": 3, **{f"<0x{byte:02X}>": 6 for byte in range(256)}}
+"""Tokens of a SentencePiece vocabulary before its own, with their kinds."""
+
+
+MADE = "lo el hel hello ▁hello wo or ld wor world ▁world ▁w ▁h ▁a ▁▁ in ing ▁th ▁the he"
+
+
+def scored() -> tuple[list[str], list[float], list[int]]:
+    """Tokens, scores and kinds of a small SentencePiece vocabulary."""
+    made = MADE.split()
+    letters = sorted(set("▁helowrdabcing,.!tT'sné"))
+    scores = [-float(rank) for rank in range(len(made))] + [-100.0 - n for n in range(len(letters))]
+    tokens = [*PIECES, *made, *letters]
+    kinds = [*PIECES.values(), *[1] * (len(made) + len(letters))]
+    return tokens, [0.0] * len(PIECES) + scores, kinds
+
+
+def by_score(text: str, scores: dict[str, float]) -> list[str]:
+    """SentencePiece's own rule: join the neighbours whose whole has the best score, leftmost first.
+
+    Characters that are no token are their bytes.
+    """
+    parts = list(text)
+    while True:
+        whole_ = [
+            (-scores[left + right], place)
+            for place, (left, right) in enumerate(zip(parts, parts[1:], strict=False))
+            if left + right in scores
+        ]
+        if not whole_:
+            break
+        place = min(whole_)[1]
+        parts[place : place + 2] = ["".join(parts[place : place + 2])]
+    found = (
+        [part] if part in scores else [f"<0x{b:02X}>" for b in part.encode()] for part in parts
+    )
+    return [token for tokens in found for token in tokens]
+
+
+@pytest.mark.parametrize("spaced", [True, False])
+def test_a_vocabulary_with_scores_is_joined_by_them(spaced: bool, tmp_path: Path) -> None:
+    """As SentencePiece does, with a space before the text or not, and bytes for what is unknown."""
+    tokens, scores, kinds = scored()
+    written = Written(tmp_path, "llama")
+    writer = written.writer
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_space_prefix(spaced)
+    tokenizer = load_tokenizer(written.write())
+    assert tokenizer is not None and len(tokenizer) == len(tokens)
+    known = {t: s for t, s, kind in zip(tokens, scores, kinds, strict=True) if kind == 1}
+    for text in ("hello world", "hello, the  world!", "wording hell", "né 中", "a\nb", "</s>"):
+        whole_ = ("▁" if spaced else "") + text.replace(" ", "▁")
+        wanted = [tokens.index(token) for token in by_score(whole_, known)]
+        found = tokenizer(text, split_special_tokens=True).input_ids
+        assert found == [1, *wanted], text
+        assert tokenizer.decode(found, skip_special_tokens=True) == text
+    assert tokenizer("</s>", add_special_tokens=False).input_ids == [2]
+
+
+def test_an_answer_of_a_file_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    """From text to text, by the model and the tokenizer of one file."""
+    (tmp_path / "a").mkdir()
+    path, theirs = with_tokenizer(tmp_path / "a", "qwen2")
+    theirs.save_pretrained(tmp_path / "a" / "plain")
+    options: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True}
+    one, other = LLM(path), LLM(tmp_path / "a" / "plain")
+    assert one.eos == {theirs.eos_token_id} and one.text.size == other.text.size == len(theirs)
+    for text in ("hello", TEXTS[1]):
+        assert one.text.encode(text) == other.text.encode(text)
+    ids = [[1, 2, 3], [4, 5]]
+    found, wanted = (
+        [output.ids for output in llm.generate(ids, **options)] for llm in (one, other)
+    )
+    assert found == wanted
+
+
+def test_a_file_that_is_cut_or_foreign_is_refused(tmp_path: Path) -> None:
+    """Wherever it ends, whatever it is, in one line that names it."""
+    sound = Written(tmp_path, "qwen2").write()
+    content, path = sound.read_bytes(), tmp_path / "broken.gguf"
+    broken = [content[: len(content) * part // 16] for part in range(16)] + [content[:-1]]
+    broken += [
+        b"GGUF",
+        b"version https://git-lfs.github.com/spec/v1\n",
+        b"{}",
+        b"FUGG" + content[4:],
+    ]
+    broken += [content[:8] + (2**62).to_bytes(8, "little") * 2 + content[24:]]
+    for number, bytes_ in enumerate(broken):
+        path.write_bytes(bytes_)
+        with pytest.raises(ValueError) as error:
+            load_model(path)
+        assert str(path) in str(error.value) and "\n" not in str(error.value), number
+
+
+@pytest.mark.slow
+def test_other_bytes_never_break_more_than_the_file(tmp_path: Path) -> None:
+    """A flipped byte of the metadata loads or is refused."""
+    sound = Written(tmp_path, "qwen2").write()
+    content, path = sound.read_bytes(), tmp_path / "broken.gguf"
+    outcomes = set()
+    for place in range(0, 1200, 7):
+        changed = bytearray(content)
+        changed[place] ^= 0xFF
+        path.write_bytes(changed)
+        try:
+            load_model(path)
+            outcomes.add("loaded")
+        except ValueError as error:
+            assert str(path) in str(error), place
+            outcomes.add("refused")
+    assert outcomes == {"loaded", "refused"}
+
+
+FOREIGN: list[tuple[Callable[[GGUFWriter], Any], str]] = [
+    (lambda w: w.add_uint32("split.count", 2), "is one of 2 parts; merge them first"),
+    (lambda w: w.add_rope_scaling_type(RopeScalingType.LONGROPE), "'longrope' is not supported"),
+    (lambda w: w.add_logit_scale(0.5), "qwen2.logit_scale is 0.5, which is not supported"),
+    (lambda w: w.add_value_length(4), "attention.value_length is 4, but the head size 16"),
+]
+
+
+@pytest.mark.parametrize(("say", "message"), FOREIGN, ids=range(len(FOREIGN)))
+def test_metadata_that_are_not_known_are_refused(
+    say: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
+) -> None:
+    """By their name and value."""
+    written = Written(tmp_path, "qwen2")
+    say(written.writer)
+    with pytest.raises(ValueError, match=message):
+        load_model(written.write())
+
+
+def test_tensors_that_are_not_of_the_model_are_refused(tmp_path: Path) -> None:
+    """One more, one of another shape, one of a type that nobody dequantises, one less."""
+    for number, (name, message) in enumerate(
+        (
+            (
+                "blk.9.attn_q.weight",
+                "1 of its tensors are not of the model .* 'blk.9.attn_q.weight'",
+            ),
+            (
+                "rope_freqs.weight",
+                "tensor 'rope_freqs.weight' is not supported; what loads is Llama",
+            ),
+        )
+    ):
+        (tmp_path / str(number)).mkdir()
+        written = Written(tmp_path / str(number), "qwen2")
+        written.writer.add_tensor(name, torch.rand(3).numpy())
+        with pytest.raises(ValueError, match=message):
+            load_model(written.write())
+    (tmp_path / "types").mkdir()
+    written = Written(tmp_path / "types", "qwen2")
+    written.tensors["model.norm.weight"] = torch.ones(65)
+    with pytest.raises(ValueError, match=r"'output_norm.weight' has shape \(65,\), but its metad"):
+        load_model(written.write())
+
+
+def test_an_unknown_type_or_family_is_named(tmp_path: Path) -> None:
+    """With what is known."""
+    path = tmp_path / "other.gguf"
+    writer = GGUFWriter(path, "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(
+        ValueError, match="'mamba' is not supported in GGUF; known are dream, llama"
+    ):
+        load_config(path)
+    written = Written(tmp_path, "qwen2")
+    written.writer.add_tensor("output.bias", torch.ones(24).int().numpy())
+    sound = written.write()
+    entries = file_module.opened(sound)
+    with pytest.raises(ValueError, match="'output.bias' is of type I32, which cannot be read"):
+        entries.numbers("output.bias")
+
+
+@pytest.mark.parametrize(
+    ("say", "message"),
+    [
+        (
+            lambda w: w.add_tokenizer_model("t5"),
+            "tokenizer.ggml.model 't5' is not supported; known",
+        ),
+        (
+            lambda w: w.add_tokenizer_model("gpt2"),
+            "tokenizer.ggml.pre None is not supported; known",
+        ),
+        (lambda w: w.add_tokenizer_model("llama"), "24 tokens have 0 scores"),
+    ],
+)
+def test_tokenizers_that_are_not_known_are_refused(
+    say: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
+) -> None:
+    """By the name that the file has for them."""
+    written = Written(tmp_path, "qwen2")
+    written.writer.add_token_list([f"t{n}" for n in range(24)])
+    say(written.writer)
+    path = written.write()
+    with pytest.raises(ValueError, match=rf"model.gguf has no readable tokenizer: .*{message}"):
+        load_tokenizer(path)
+
+
+def test_a_file_without_a_tokenizer_has_none(tmp_path: Path) -> None:
+    """Then only token ids work."""
+    assert load_tokenizer(Written(tmp_path, "qwen2").write()) is None
+
+
+def test_without_the_library_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else."""
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match=r"need the extra: pip install 'outpace\[gguf\]'"):
+        load_model(tmp_path / "a.gguf")
+    with pytest.raises(ValueError, match="b.gguf cannot be read: .*No such file"):
+        load_model(tmp_path / "b.gguf")

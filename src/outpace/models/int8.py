@@ -196,5 +196,5 @@ def hold(module: nn.Module, codes: Tensor, scale: Tensor, dtype: torch.dtype) ->
 
 
 def is_quantised(model: nn.Module) -> bool:
-    """Whether matrices of a model have 8 bits."""
-    return any(isinstance(module, Int8Linear) for module in model.modules())
+    """Whether matrices of a model, or of a part of it, have 8 bits."""
+    return any(type(module) in QUANTISED.values() for module in model.modules())
