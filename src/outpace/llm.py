@@ -44,8 +44,8 @@ class LLM:
     folder or hub name of a low-rank adapter that is merged into it. `method` is a `Method`, its
     name, or `(name, options)`; without one it decodes as its family does. `dtype` is float32 on the
     CPU and bfloat16 elsewhere unless given; `quantize` keeps matrices in `int8`, those of further
-    models too, on a CPU. `cache_gib` is memory for keys and values of each model (2 GiB on the CPU and
-    half of what is free on a GPU by default); `max_length` limits prompt and answer together;
+    models too, on a CPU. `cache_gib` is memory for keys and values of each model (2 GiB on the CPU
+    and half of what is free on a GPU by default); `max_length` limits prompt and answer together;
     `mask_id` names the mask token where `config.json` does not; `prefix_cache` lets causal models
     find what they computed for prompts that began alike. Raises `ValueError` for what cannot be
     loaded or does not fit together.
@@ -95,7 +95,6 @@ class LLM:
                 adapter=adapter,
                 mask_id=mask_id,
                 quantize=quantize,
-                keep_int8=True,
             ),
             self.text.size,
         )
@@ -132,7 +131,6 @@ class LLM:
             device=self.device,
             max_length=self.max_length,
             quantize=self.quantize,
-            keep_int8=True,
         )
         return self.add(name, model, text.size)
 
@@ -141,13 +139,8 @@ class LLM:
         target = self.target.model
         assert isinstance(target, Transformer)
         try:
-            return load_draft(
-                name,
-                target,
-                max_length=self.max_length,
-                quantize=self.quantize,
-                keep_int8=True,
-            )
+            length = self.max_length
+            return load_draft(name, target, max_length=length, quantize=self.quantize)
         except ValueError as error:
             raise ValueError(f"{name} cannot draft for {self.name}: {error}") from error
 

@@ -51,7 +51,7 @@ def test_a_written_model_is_the_one_that_is_quantised_on_the_way(plain: Path) ->
     folder = compress(plain, plain.parent / "small")
     direct = load_model(plain, quantize="int8")
     for quantize in (None, "int8"):
-        again = load_model(folder, quantize=quantize, keep_int8=True)
+        again = load_model(folder, quantize=quantize)
         assert is_quantised(again) and torch.equal(logits(again), logits(direct))
     prompts, options = ["hello", "you there"], {"max_tokens": 12, "raw": True}
     said = [llm.generate(prompts, **options) for llm in (LLM(folder), LLM(plain, quantize="int8"))]
@@ -89,7 +89,7 @@ def test_codes_that_are_kept_are_those_of_the_file(
         raise AssertionError("quantised once more")
 
     monkeypatch.setattr(int8, "of_weight", refuse)
-    layer = load_model(folder, quantize="int8", keep_int8=True).blocks[1].mlp.down
+    layer = load_model(folder, quantize="int8").blocks[1].mlp.down
     assert isinstance(layer, Int8Linear)
     assert torch.equal(layer.scale, change[f"{DOWN}_scale"].flatten())
 
@@ -101,8 +101,8 @@ def test_rows_are_rounded_where_the_file_says_so(plain: Path) -> None:
     config = json.loads((folder / CONFIG).read_text())
     config[FIELD]["config_groups"]["group_0"]["input_activations"] = None
     (folder / CONFIG).write_text(json.dumps(config))
-    assert not is_quantised(load_model(folder, keep_int8=True))
-    assert is_quantised(load_model(folder, quantize="int8", keep_int8=True))
+    assert not is_quantised(load_model(folder))
+    assert is_quantised(load_model(folder, quantize="int8"))
 
 
 @needs_products
@@ -112,8 +112,8 @@ def test_an_update_is_added_to_plain_numbers(plain: Path) -> None:
     update = {DOWN: LowRank(torch.ones(1, 48), torch.ones(32, 1), 1.0)}
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["down_proj"]}
     save_adapter(plain.parent / "lora", update, config)
-    model = load_model(folder, adapter=plain.parent / "lora", keep_int8=True)
-    before = load_model(folder)
+    model = load_model(folder, adapter=plain.parent / "lora")
+    before = load_model(folder, plain=True)
     assert not isinstance(model.blocks[1].mlp.down, Int8Linear)
     assert isinstance(model.blocks[0].mlp.down, Int8Linear)
     torch.testing.assert_close(
@@ -128,9 +128,9 @@ def test_without_products_or_for_training_it_is_plain_numbers(
     folder = compress(plain, plain.parent / "small")
     tensors = load_file(folder / FILE)
     wanted = tensors[DOWN].float() * tensors[f"{DOWN}_scale"]
-    assert torch.equal(load_model(folder).blocks[1].mlp.down.weight, wanted)
+    assert torch.equal(load_model(folder, plain=True).blocks[1].mlp.down.weight, wanted)
     monkeypatch.setattr(weights, "exact", lambda: False)
-    model = load_model(folder, keep_int8=True, dtype=torch.bfloat16)
+    model = load_model(folder, dtype=torch.bfloat16)
     assert torch.equal(model.blocks[1].mlp.down.weight, wanted.bfloat16())
 
 
@@ -232,7 +232,7 @@ def test_transformers_reads_it(plain: Path) -> None:
     theirs = Qwen2ForCausalLM.from_pretrained(
         folder, dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True)
     )
-    save_model(load_model(folder), plain.parent / "dense", dtype=torch.float32)
+    save_model(load_model(folder, plain=True), plain.parent / "dense", dtype=torch.float32)
     ours = load_file(plain.parent / "dense" / FILE)
     found = {name: tensor for name, tensor in theirs.state_dict().items() if name in ours}
     assert found.keys() == ours.keys()

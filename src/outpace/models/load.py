@@ -138,15 +138,15 @@ def load_model(
     adapter: str | Path | None = None,
     mask_id: int | None = None,
     quantize: str | None = None,
-    keep_int8: bool = False,
+    plain: bool = False,
 ) -> Transformer:
     """Load a model in its published format, with an adapter merged into it where one is named.
 
     `max_length` limits its rotary tables, `mask_id` is its mask token, whatever `config.json` says;
     `quantize` keeps its matrices in `int8`, on a CPU that multiplies them. Weights that are
-    quantised already become plain; with `keep_int8` those of 8 bits stay so, on such a CPU. Raises
-    `ValueError` naming file and tensor where one is missing or has another shape, and for a draft,
-    which is nothing without its target.
+    quantised already become plain, but for those of 8 bits on such a CPU; `plain` makes these plain
+    too, as training needs them. Raises `ValueError` naming file and tensor where one is missing or
+    has another shape, and for a draft, which is nothing without its target.
     """
     folder = resolve(name)
     config = limited(load_config(folder), max_length)
@@ -159,7 +159,7 @@ def load_model(
         config = config.with_mask(checked("mask_id", mask_id, index))
     update = None if adapter is None else load_adapter(adapter)
     return filled(
-        lambda: Transformer(config), config, folder, dtype, device, update, quantize, keep_int8
+        lambda: Transformer(config), config, folder, dtype, device, update, quantize, plain
     )
 
 
@@ -169,7 +169,7 @@ def load_draft(
     *,
     max_length: int | None = None,
     quantize: str | None = None,
-    keep_int8: bool = False,
+    plain: bool = False,
 ) -> FeatureDraft:
     """Load a draft that reads the features of `target`, in the target's dtype and beside it.
 
@@ -190,7 +190,7 @@ def load_draft(
         like.dtype,
         like.device,
         quantize=quantize,
-        keep_int8=keep_int8,
+        plain=plain,
     )
 
 
@@ -218,7 +218,7 @@ def filled(
     device: torch.device | str,
     adapter: Adapter | None = None,
     quantize: str | None = None,
-    keep_int8: bool = False,
+    plain: bool = False,
 ) -> Model:
     """A model of a configuration with the weights of a folder."""
     check(quantize, device)
@@ -231,7 +231,7 @@ def filled(
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from error
         small = quantize is not None and exact()
-        keeps = keep_int8 and torch.device(device).type == "cpu"
+        keeps = not plain and torch.device(device).type == "cpu"
         fill(model, weights, dtype, device, adapter, quantize=small, keeps=keeps)
     return model
 
