@@ -490,6 +490,7 @@ def test_what_cannot_be_read_is_refused(scheme: Any, message: str) -> None:
         translate({**published(), FIELD: scheme})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.filterwarnings("ignore")
 def test_words_are_those_of_the_library(bits: int, tmp_path: Path) -> None:
