@@ -43,6 +43,7 @@ MARKED = {
         "evaluation: evaluate Dream-org/Dream-v0-Base-7B",
         "evaluation: evaluate tiny-ar",
         "models: generate Dream-org/Dream-v0-Base-7B",
+        "models: generate qwen2.5-0.5b-instruct-q8_0.gguf",
         "start: generate Dream-org/Dream-v0-Base-7B",
         "start: generate Dream-org/Dream-v0-Instruct-7B",
         "start: generate GSAI-ML/LLaDA-8B-Instruct",

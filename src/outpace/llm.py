@@ -40,12 +40,12 @@ DEFAULT_MAX_TOKENS = 256
 class LLM:
     """A target model with a decoding method, ready for many prompts at once.
 
-    `model` is a checkpoint folder, a hub name, or a model of the zoo; `adapter` a folder or
-    hub name of a low-rank adapter that is merged into it. `method` is a `Method`, its name, or
-    `(name, options)`; without one it decodes as its family does. `dtype` is float32 on the CPU and
-    bfloat16 elsewhere unless given; `quantize` keeps matrices in `int8`, those of further models
-    too, on a CPU. `cache_gib` is memory for keys and values of each model (2 GiB on the CPU and
-    half of what is free on a GPU by default); `max_length` limits prompt and answer together;
+    `model` is a checkpoint folder, a GGUF file, a hub name, or a model of the zoo; `adapter` a
+    folder or hub name of a low-rank adapter that is merged into it. `method` is a `Method`, its
+    name, or `(name, options)`; without one it decodes as its family does. `dtype` is float32 on the
+    CPU and bfloat16 elsewhere unless given; `quantize` keeps matrices in `int8`, those of further
+    models too, on a CPU. `cache_gib` is memory for keys and values of each model (2 GiB on the CPU
+    and half of what is free on a GPU by default); `max_length` limits prompt and answer together;
     `mask_id` names the mask token where `config.json` does not; `prefix_cache` lets causal models
     find what they computed for prompts that began alike. Raises `ValueError` for what cannot be
     loaded or does not fit together.

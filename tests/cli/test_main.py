@@ -642,6 +642,7 @@ def test_the_command_line_is_frozen(outpace):
         | {"--api-key", "--api-key-file", "--insecure", "--drain-seconds", "--step-seconds"}
         | LOADING,
         "train": {"--processes", "--plan", "--help"},
+        "quantize": {"--to", "--output", "--help"},
         "models": {"--help"},
         "methods": {"--help"},
     }

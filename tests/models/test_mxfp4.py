@@ -14,7 +14,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from helpers import whole
 from outpace import LLM
 from outpace.models.load import load_model, save_model
-from outpace.models.mxfp4 import dequantised
+from outpace.models.quantised.mxfp4 import dequantised
 
 IDS = [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12] * 2
 CONFIG = GptOssConfig(
@@ -121,7 +121,7 @@ def test_a_checkpoint_of_four_bits_is_the_model(tmp_path: Path) -> None:
     [
         ("_scales", lambda x: x.clone().fill_(255), "has NaN or infinite values"),
         ("_scales", lambda x: x[:, :-1], r"has shape \(4, 63, 2\), but config.json means"),
-        ("_scales", lambda x: x.to(torch.int8), "holds I8; what loads is unquantised, in U8"),
+        ("_scales", lambda x: x.to(torch.int8), "holds I8; what loads is experts in MXFP4, in U8"),
         ("_blocks", lambda x: x[:-1], r"has shape \(3, 64, 2, 16\), but config.json means \(4,"),
         ("_blocks", lambda x: x[..., :8], "has shape"),
         ("_scales", None, "no tensor 'model.layers.1.mlp.experts.gate_up_proj_scales'"),

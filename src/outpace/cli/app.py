@@ -33,6 +33,7 @@ COMMANDS = {
     "reproduce": "outpace.cli.reproduce:reproduce",
     "serve": "outpace.cli.serve:serve",
     "train": "outpace.cli.training:train_command",
+    "quantize": "outpace.cli.quantize:quantize",
     "models": "outpace.cli.lists:models",
     "methods": "outpace.cli.lists:methods",
 }

@@ -27,7 +27,7 @@ def like(incomplete: str) -> list[str]:
 
 
 ModelName = Annotated[
-    str, Argument(help="Folder, hub name, or model of the zoo.", autocompletion=like)
+    str, Argument(help="Folder, GGUF file, hub name, or model of the zoo.", autocompletion=like)
 ]
 MaxTokens = Annotated[
     int | None, Option(help="Most tokens of an answer.", show_default="256, or what fits")

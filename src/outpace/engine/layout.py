@@ -164,7 +164,7 @@ def lay_out(model: Stack) -> None:
             kind = FixedLinear
         if kind is not None:
             become(module, kind)
-    if isinstance(model, Transformer) and model.config.tied and not is_quantised(model):
+    if isinstance(model, Transformer) and model.config.tied and not is_quantised(model.embedding):
         lay_out_head(model, fast)
 
 

@@ -50,7 +50,8 @@ def exact() -> bool:
     Where it does not, a line of the log says so once: processors without VNNI cut such sums.
     """
     rows = torch.tensor([[255, 0] * 64, [255] * 128, [0] * 128], dtype=torch.uint8)
-    codes = torch.tensor([[LEVELS] * 128, [-LEVELS] * 128, [LEVELS, -LEVELS] * 64])
+    # Codes that were published go down to -128; ours do not.
+    codes = torch.tensor([[LEVELS] * 128, [-LEVELS - 1] * 128, [LEVELS, -LEVELS] * 64])
     wanted = (rows.long() - NOUGHT) @ codes.T
     try:
         found = product(rows, packed(codes.to(torch.int8)), torch.ones(3), torch.zeros(3).int())
@@ -181,11 +182,13 @@ QUANTISED: dict[type[nn.Module], type[Int8Linear] | type[Int8Embedding]] = {
 
 def quantise(module: nn.Module, dtype: torch.dtype) -> None:
     """Give a module that has a matrix one of 8 bits; what it puts out is of a dtype."""
-    kind = QUANTISED.get(type(module))
-    if kind is None:
-        return
-    codes, scale = of_weight(module.get_parameter("weight").detach())
-    module.__class__ = kind
+    if type(module) in QUANTISED:
+        hold(module, *of_weight(module.get_parameter("weight").detach()), dtype)
+
+
+def hold(module: nn.Module, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
+    """Give a module codes `i8[out, in]` and scales `f32[out]`; what it puts out is of a dtype."""
+    module.__class__ = QUANTISED[type(module)]
     assert isinstance(module, Int8Linear | Int8Embedding)
     if isinstance(module, Int8Embedding):
         module.dtype = dtype
@@ -193,5 +196,5 @@ def quantise(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def is_quantised(model: nn.Module) -> bool:
-    """Whether matrices of a model have 8 bits."""
-    return any(isinstance(module, Int8Linear) for module in model.modules())
+    """Whether matrices of a model, or of a part of it, have 8 bits."""
+    return any(type(module) in QUANTISED.values() for module in model.modules())

@@ -21,10 +21,16 @@ from outpace.models.draft import Draft
 from outpace.models.extending import draft_of
 from outpace.models.families import FAMILIES, Family
 from outpace.models.fields import brief, checked, count, index, indices, line, read_json
+from outpace.models.fill import fill
+from outpace.models.gguf.config import fields_of
+from outpace.models.gguf.file import is_gguf, opened
+from outpace.models.gguf.tokenizer import tokenizer_of
+from outpace.models.gguf.weights import GGUFWeights
 from outpace.models.int8 import check, exact
+from outpace.models.quantised import FIELD, scheme_of
+from outpace.models.save import save_model as save_model
 from outpace.models.transformer import Stack, Transformer
-from outpace.models.weights import Weights, fill
-from outpace.models.weights import save_model as save_model
+from outpace.models.weights import Weights
 
 ZOO = Path(__file__).parent.parent / "zoo"
 VOCABULARY = ZOO / "vocabulary"
@@ -41,20 +47,22 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def resolve(name: str | Path, patterns: Sequence[str] = FILES) -> Path:
     """Folder of a checkpoint: a path, a model of the zoo, or a hub name (downloaded once).
 
+    The path of a GGUF file is that file.
+
     Of a hub repository the files come that `patterns` name.
 
     Raises `ValueError` when there is no such folder, zoo model or hub repository.
     """
     if not isinstance(name, str | Path):
         raise ValueError(f"{brief(name)} names no model: give a text or a path")
-    if os.path.isdir(name):
+    if os.path.isdir(name) or is_gguf(Path(name)):
         return Path(name)
     if os.path.isfile(ZOO / name / CONFIG):
         return ZOO / name
     if str(name).count("/") != 1 or str(name).startswith((".", "/")):
         raise ValueError(
-            f"no model {str(name)!r}: give a folder with a config.json, a hub name such as "
-            f"'Qwen/Qwen3-0.6B', or one of {', '.join(zoo_names()) or 'the zoo (empty)'}"
+            f"no model {str(name)!r}: give a folder with a config.json, a GGUF file, a hub name "
+            f"such as 'Qwen/Qwen3-0.6B', or one of {', '.join(zoo_names()) or 'the zoo (empty)'}"
         )
     try:
         return Path(snapshot_download(str(name), allow_patterns=[*patterns]))
@@ -100,7 +108,8 @@ def load_config(name: str | Path, **changes: Any) -> ModelConfig:
     What ends an answer stands in `generation_config.json` as well.
     """
     folder = resolve(name)
-    config = translate({**published(folder / CONFIG), **changes}, folder / CONFIG)
+    path = folder if is_gguf(folder) else folder / CONFIG
+    config = translate({**published(path), **changes}, path)
     ends = dict.fromkeys((*config.eos, *generation_ends(folder)))
     return replace(config, eos=tuple(ends))
 
@@ -116,17 +125,23 @@ def generation_ends(folder: Path) -> tuple[int, ...]:
 
 
 def published(path: Path) -> dict[str, Any]:
-    """Fields of a checkpoint's `config.json`."""
+    """Fields of a checkpoint's `config.json`, or those that a GGUF file means."""
+    if is_gguf(path):
+        return fields_of(opened(path))
     if not path.is_file():
         raise ValueError(f"{path} does not exist: a checkpoint folder needs its config.json")
     return read_json(path)
 
 
 def translate(published: Mapping[str, Any], path: Path = Path(CONFIG)) -> ModelConfig:
-    """Published configuration fields as a `ModelConfig`; `path` is for the error's text."""
+    """Published configuration fields as a `ModelConfig`; `path` is for the error's text.
+
+    It is that of the plain model, however its weights are stored.
+    """
     family = family_of(published, path)
     try:
-        return family.config(published)
+        scheme_of(published)
+        return family.config({name: value for name, value in published.items() if name != FIELD})
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -140,13 +155,15 @@ def load_model(
     adapter: str | Path | None = None,
     mask_id: int | None = None,
     quantize: str | None = None,
+    plain: bool = False,
 ) -> Transformer:
     """Load a model in its published format, with an adapter merged into it where one is named.
 
     `max_length` limits its rotary tables, `mask_id` is its mask token, whatever `config.json` says;
-    `quantize` keeps its matrices in `int8`, on a CPU that multiplies them. Raises `ValueError`
-    naming file and tensor where one is missing or has another shape, and for a draft, which is
-    nothing without its target.
+    `quantize` keeps its matrices in `int8`, on a CPU that multiplies them. Weights that are
+    quantised already become plain, but for those of 8 bits on such a CPU; `plain` makes these plain
+    too, as training needs them. Raises `ValueError` naming file and tensor where one is missing or
+    has another shape, and for a draft, which is nothing without its target.
     """
     folder = resolve(name)
     config = limited(load_config(folder), max_length)
@@ -158,7 +175,9 @@ def load_model(
     if mask_id is not None:
         config = config.with_mask(checked("mask_id", mask_id, index))
     update = None if adapter is None else load_adapter(adapter)
-    return filled(lambda: Transformer(config), config, folder, dtype, device, update, quantize)
+    return filled(
+        lambda: Transformer(config), config, folder, dtype, device, update, quantize, plain
+    )
 
 
 def load_draft(
@@ -167,6 +186,7 @@ def load_draft(
     *,
     max_length: int | None = None,
     quantize: str | None = None,
+    plain: bool = False,
 ) -> Draft:
     """Load a draft that reads the features of `target`, in the target's dtype and beside it.
 
@@ -187,6 +207,7 @@ def load_draft(
         like.dtype,
         like.device,
         quantize=quantize,
+        plain=plain,
     )
 
 
@@ -214,11 +235,12 @@ def filled(
     device: torch.device | str,
     adapter: Adapter | None = None,
     quantize: str | None = None,
+    plain: bool = False,
 ) -> Model:
     """A model of a configuration with the weights of a folder."""
     check(quantize, device)
     with ExitStack() as stack:
-        weights = Weights(folder, stack)
+        weights = weights_of(folder, config, stack)
         weights.check_depth(config)
         try:
             with torch.device("meta"):
@@ -226,8 +248,16 @@ def filled(
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from error
         small = quantize is not None and exact()
-        fill(model, weights, dtype, device, adapter, quantize=small)
+        keeps = not plain and torch.device(device).type == "cpu"
+        fill(model, weights, dtype, device, adapter, quantize=small, keeps=keeps)
     return model
+
+
+def weights_of(folder: Path, config: ModelConfig, stack: ExitStack) -> Weights:
+    """The tensors of a folder, or of a GGUF file, until the stack is closed."""
+    if is_gguf(folder):
+        return GGUFWeights(opened(folder), config)
+    return Weights(folder, stack, scheme_of(published(folder / CONFIG)))
 
 
 def load_adapter(name: str | Path) -> Adapter:
@@ -238,6 +268,8 @@ def load_adapter(name: str | Path) -> Adapter:
 def tokenizer_folder(name: str | Path) -> Path:
     """Folder of a checkpoint's tokenizer: its own, or the one that all models of the zoo share."""
     folder = resolve(name)
+    if is_gguf(folder):
+        raise ValueError(f"{folder} is a GGUF file: its tokenizer lies in no folder; name another")
     own = any((folder / file).is_file() for file in TOKENIZERS)
     return VOCABULARY if not own and folder.resolve().parent == ZOO.resolve() else folder
 
@@ -249,6 +281,8 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
     Qwen2 tokenizer that it is. Raises `ValueError` naming the file that is broken.
     """
     folder = resolve(name)
+    if is_gguf(folder):
+        return with_template(tokenizer_of(opened(folder)), folder)
     home = tokenizer_folder(folder)
     # The plain classes never look for code of the repository, as AutoTokenizer would.
     here = [home / name for name in TOKENIZERS if (home / name).is_file()]
@@ -260,6 +294,13 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
         tokenizer = TOKENIZERS[here[0].name].from_pretrained(home)
     except Exception as error:  # the base class is what the tokenizers library raises
         raise ValueError(f"{here[0]} is no readable tokenizer: {line(error)}") from error
-    if tokenizer.chat_template is None and (folder / CONFIG).is_file():
-        tokenizer.chat_template = family_of(published(folder / CONFIG), folder / CONFIG).template
+    return with_template(tokenizer, folder / CONFIG)
+
+
+def with_template(
+    tokenizer: PreTrainedTokenizerBase | None, path: Path
+) -> PreTrainedTokenizerBase | None:
+    """A tokenizer with its family's chat template where it has none of its own."""
+    if tokenizer is not None and tokenizer.chat_template is None and path.is_file():
+        tokenizer.chat_template = family_of(published(path), path).template
     return tokenizer

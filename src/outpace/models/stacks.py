@@ -1,8 +1,7 @@
 """Published tensors that are stacks of matrices, such as those of all experts of a layer.
 
 A name such as `experts.down_proj[3]` is an entry of one, and `experts.down_proj[3].T` an entry that
-is turned. A stack of matrices may be in MXFP4: `experts.down_proj_blocks` beside `_scales`, which
-are not turned.
+is turned.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PACKED = ("_blocks", "_scales")
 NAME = re.compile(r"(?P<stack>.+)\[(?P<number>\d+)\](?P<turned>\.T)?")
 
 
@@ -31,6 +29,12 @@ class Entry:
         """What a name says; None for that of a tensor which is no stack."""
         found = NAME.fullmatch(name)
         return found and cls(found["stack"], int(found["number"]), bool(found["turned"]))
+
+
+def held(name: str) -> str:
+    """The tensor that a file has: the stack of an entry, else the one of that name."""
+    entry = Entry.of(name)
+    return name if entry is None else entry.stack
 
 
 def sizes(names: Iterable[str]) -> dict[str, int]:

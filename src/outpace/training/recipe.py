@@ -90,7 +90,9 @@ class Recipe:
     def trainer(self) -> Trainer:
         """The trainer of this recipe."""
         model, dtype = self.model, DTYPES[self.model.dtype]
-        others = {} if model.target is None else {"target": load_model(model.target, dtype=dtype)}
+        others = {}
+        if model.target is not None:
+            others["target"] = load_model(model.target, dtype=dtype, plain=True)
         begun: Transformer | Draft
         if others:
             begun = weights.draft(model.init, model.config, others["target"], self.train.seed)

@@ -100,7 +100,7 @@ class Trainer:
             raise ValueError("a model in memory needs tokenizer, the folder of its tokenizer")
         self.tokenizer = tokenizer_folder(str(model) if tokenizer is None else tokenizer)
         self.data = Data(path=data) if isinstance(data, str) else data
-        self.model = load_model(model) if isinstance(model, str) else model
+        self.model = load_model(model, plain=True) if isinstance(model, str) else model
         others = onlookers(objective, others or {})
         cut = cut_data(self.data, [known.config for known in (self.model, *others.values())])
         self.examples = Examples(cut, tokenizer_of(self.tokenizer), self.loop.seed)

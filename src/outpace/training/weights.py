@@ -45,7 +45,7 @@ def adapted(
 
     Where the shift goes, queries are turned to look from the slot before their own.
     """
-    source = load_model(init, dtype=dtype)
+    source = load_model(init, dtype=dtype, plain=True)
     if not changes:
         return source
     model = Transformer(changed(source.config, changes, resolve(init) / "config.json")).to(dtype)
@@ -85,7 +85,7 @@ def draft(init: str | None, config: Mapping[str, Any], target: Transformer, seed
     if init is not None:
         if config:
             raise ValueError("a draft is trained on as it is; give [model] init or config")
-        made = load_draft(init, target).float()
+        made = load_draft(init, target, plain=True).float()
         made.cos, made.sin = made.rotary()
         return made
     published = translate(config)

@@ -37,4 +37,6 @@ DREAM = Family(
     temperature=0.2,
     top_p=0.95,
     template=TEMPLATE,
+    gguf="dream",
+    gguf_stated={"attention.causal": False},
 )

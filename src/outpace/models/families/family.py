@@ -196,6 +196,12 @@ class Family:
     """Some that are published in this format, by their names on the hub."""
     compared: str = "transformers"
     """What its logits and its text were compared with."""
+    gguf: str = ""
+    """What llama.cpp calls it; empty where its files of it are not read."""
+    gguf_stated: Given = member(default_factory=dict)
+    """Metadata of such a file that have one value."""
+    gguf_pairs: tuple[str, ...] = ()
+    """Ends of published tensors whose heads such a file has in pairs and not in halves."""
 
     def config(self, published: Given) -> ModelConfig:
         """A `config.json` as ours; `ValueError` for a field that is wrong, missing or unknown."""

@@ -6,16 +6,9 @@ from operator import itemgetter
 
 from outpace.models.families.family import FIXED, HUGGING_FACE_NAMES, IGNORED, STATED, Family
 from outpace.models.families.sights import alternating
-from outpace.models.fields import Given, few, field, flag
+from outpace.models.fields import few, field, flag
 
-QUANTISED, EXPERTS = "quantization_config", "model.layers.{}.mlp.experts."
-
-
-def flat(published: Given) -> Given:
-    """The fields without those that say of its experts that they have four bits."""
-    said = published.get(QUANTISED)
-    known = isinstance(said, dict) and said.get("quant_method") == "mxfp4"
-    return {name: value for name, value in published.items() if not (known and name == QUANTISED)}
+EXPERTS = "model.layers.{}.mlp.experts."
 
 
 GPT_OSS = Family(
@@ -42,7 +35,6 @@ GPT_OSS = Family(
         "experts_per_token": itemgetter("experts_per_row"),
     },
     ignored=IGNORED | {"router_aux_loss_coef", "output_router_logits", "initial_context_length"},
-    flat=flat,
     names={
         **HUGGING_FACE_NAMES,
         "blocks.{}.attention.sinks": "model.layers.{}.self_attn.sinks",

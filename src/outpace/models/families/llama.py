@@ -16,4 +16,6 @@ LLAMA = Family(
     ),
     fields={**DECODER, **BIASED, "mlp_bias": field("mlp_bias", flag, False)},
     names=HUGGING_FACE_NAMES,
+    gguf="llama",
+    gguf_pairs=tuple(f"{name}_proj.{kind}" for name in "qk" for kind in ("weight", "bias")),
 )

@@ -31,6 +31,7 @@ QWEN2 = Family(
     fixed={**FIXED, "attention_bias": True},
     ignored=QWEN_IGNORED,
     names=HUGGING_FACE_NAMES,
+    gguf="qwen2",
 )
 
 QWEN3 = Family(
@@ -41,6 +42,7 @@ QWEN3 = Family(
     fields={**DECODER, **BIASED, "head_dim": field("head_dim", few, 128), "qk_norm": True},
     ignored=QWEN_IGNORED,
     names=HUGGING_FACE_NAMES,
+    gguf="qwen3",
 )
 
 QWEN3_MOE = Family(
@@ -60,4 +62,5 @@ QWEN3_MOE = Family(
     fixed={**FIXED, "decoder_sparse_step": 1},
     ignored=QWEN_IGNORED | {"intermediate_size", "router_aux_loss_coef", "output_router_logits"},
     names=with_experts("mlp", "gate_proj", "up_proj", "down_proj"),
+    gguf="qwen3moe",
 )

@@ -31,6 +31,7 @@ SDAR = replace(
     fields={**QWEN3.fields, **BLOCKED},
     ignored={*QWEN3.ignored, *TRAINING},
     method="block_diffusion",
+    gguf="",
     temperature=1.0,
 )
 

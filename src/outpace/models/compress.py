@@ -1,0 +1,158 @@
+"""Checkpoints of 8 bits as compressed-tensors publishes them, in its format `int-quantized`.
+
+Every matrix has whole numbers under its name, and beside them a scale for each output; rows are
+rounded as they come. A file of the original becomes one file, so that no more is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outpace.decoding.target import Kind
+from outpace.models.fields import brief
+from outpace.models.fill import part
+from outpace.models.gguf.file import is_gguf
+from outpace.models.int8 import KNOWN, QUANTISED, of_weight
+from outpace.models.load import CONFIG, load_config, published, resolve, tokenizer_folder
+from outpace.models.piece import Piece, sources
+from outpace.models.quantised import FIELD, scheme_of
+from outpace.models.transformer import Transformer
+from outpace.models.weights import INDEX, Weights
+
+CODES = {"num_bits": 8, "type": "int", "symmetric": True}
+BESIDE = ("*.json", "*.txt", "*.jinja")
+"""What is copied: all but the weights and what says how they are stored."""
+
+Progress = Callable[[int, int], None]
+"""Called with the tensors that are done, and how many there are."""
+
+
+def scheme(ignored: list[str]) -> dict[str, Any]:
+    """The `quantization_config` of matrices of 8 bits, embedding and head among them."""
+    every = {
+        "targets": ["Linear", "Embedding"],
+        "weights": {**CODES, "strategy": "channel", "dynamic": False},
+        "input_activations": {**CODES, "strategy": "token", "dynamic": True},
+        "output_activations": None,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": every},
+        "ignore": ignored,
+        "kv_cache_scheme": None,
+    }
+
+
+def compress(
+    name: str | Path, folder: str | Path, *, to: str = "int8", progress: Progress | None = None
+) -> Path:
+    """Write a model with its matrices in 8 bits, its tokenizer beside it.
+
+    It computes what the model computes with `quantize="int8"`. Raises `ValueError` for a model that
+    is quantised already or no target, for a folder that has something in it, and where not all can
+    be written; then nothing is.
+    """
+    if to not in KNOWN:
+        raise ValueError(f"unknown format {brief(to)} to quantize to; known are {', '.join(KNOWN)}")
+    origin, folder = resolve(name), Path(folder)
+    config = load_config(origin)
+    if is_gguf(origin):
+        raise ValueError(
+            f"{origin} is a GGUF file: quantize='int8' does the same as it is loaded; what is "
+            "written is made of a folder of safetensors"
+        )
+    if scheme_of(published(origin / CONFIG)) is not None:
+        raise ValueError(
+            f"{str(name)!r} is quantised already: give the checkpoint that it was made of"
+        )
+    if config.kind is Kind.DRAFT:
+        raise ValueError(f"{str(name)!r} is a draft, which is small: its target is what to give")
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ValueError(f"{folder} exists: name a new folder")
+    draft = folder.resolve().with_name(f".{os.getpid()}.{folder.resolve().name}")
+    try:
+        draft.mkdir(parents=True)
+        write(origin, draft, progress or (lambda done, total: None))
+        for path in beside(origin, tokenizer_folder(name)):
+            shutil.copyfile(path, draft / path.name)
+        draft.replace(folder)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def beside(*folders: Path) -> list[Path]:
+    """The tokenizer, and whatever else lies beside the weights of a checkpoint."""
+    found = {
+        path.name: path
+        for folder in folders
+        for pattern in BESIDE
+        for path in sorted(folder.glob(pattern))
+        if path.is_file() and path.name not in (CONFIG, INDEX)
+    }
+    return list(found.values())
+
+
+def write(origin: Path, folder: Path, progress: Progress) -> None:
+    """Write weights and `config.json`."""
+    config = load_config(origin)
+    with torch.device("meta"):
+        model = Transformer(config)
+    shapes = {
+        source: (size, *parameter.shape[1:])
+        for name, parameter in model.named_parameters()
+        for source, size in sources(config, name, parameter.shape[0])
+    }
+    matrices = {
+        source
+        for prefix, module in model.named_modules()
+        if type(module) in QUANTISED
+        for source, _ in sources(config, f"{prefix}.weight", 1)
+    }
+    with ExitStack() as stack:
+        weights = Weights(origin, stack)
+        weights.check_names(config, shapes)
+        files: dict[str, list[str]] = {}
+        for name in shapes:
+            files.setdefault(weights.path(name).name, []).append(name)
+        index: dict[str, str] = {}
+        done = 0
+        for file, names in sorted(files.items()):
+            tensors: dict[str, Tensor] = {}
+            for name in names:
+                plain = part(weights, Piece(name, shapes[name]), None, "cpu", None)
+                tensors |= stored(name, plain) if name in matrices else {name: plain}
+                done += 1
+                progress(done, len(shapes))
+            save_file(tensors, folder / file, metadata={"format": "pt"})
+            index |= dict.fromkeys(tensors, file)
+    text = {**config.source, FIELD: scheme(["lm_head"] if config.tied else [])}
+    write_json(folder / CONFIG, text)
+    if len(files) > 1:
+        write_json(folder / INDEX, {"metadata": {}, "weight_map": index})
+
+
+def stored(name: str, plain: Tensor) -> dict[str, Tensor]:
+    """Codes `i8[out, in]` and scales `f32[out, 1]` of a matrix."""
+    codes, scale = of_weight(plain)
+    return {name: codes, f"{name}_scale": scale[:, None].contiguous()}
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """An object as a JSON file."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

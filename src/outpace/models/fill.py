@@ -1,0 +1,119 @@
+"""A model's parameters from the tensors of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from outpace.models.adapter import Adapter
+from outpace.models.extending import ExtendingDraft
+from outpace.models.int8 import QUANTISED, exact, hold, quantise
+from outpace.models.piece import Piece, pieces
+from outpace.models.transformer import Stack
+from outpace.models.weights import Weights
+
+TABLES = {"d2t": "I64", "t2d": "BOOL"}
+"""Tables of a draft's vocabulary, and their dtypes."""
+
+Matrix = tuple[Tensor, Tensor]
+"""Codes `i8[out, in]` and scales `f32[out]`."""
+
+
+def fill(
+    model: Stack,
+    weights: Weights,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    adapter: Adapter | None = None,
+    *,
+    quantize: bool = False,
+    keeps: bool = False,
+) -> None:
+    """Give a model without memory its parameters, with an adapter's updates added.
+
+    To `quantize` is done matrix by matrix, so that no two are in memory in full. With `keeps`,
+    matrices that are stored with 8 bits stay so.
+    """
+    wanted = pieces(model)
+    names = {piece.source for parts in wanted.values() for piece in parts}
+    weights.check_names(model.config, names | fill_tables(model, weights, device))
+    if adapter is not None:
+        adapter.check(names)
+    for prefix, module in list(model.named_modules()):
+        codes = None
+        if keeps and type(module) in QUANTISED:
+            parts = wanted[f"{prefix}.weight"]
+            if adapter is None or not any(piece.source in adapter.updates for piece in parts):
+                codes = coded(weights, parts, rounded=quantize)
+        for name, parameter in list(module.named_parameters(prefix, recurse=False)):
+            if codes is not None and parameter.dim() == 2:
+                continue
+            kept = None if quantize and parameter.dim() == 2 else dtype
+            found = [part(weights, piece, kept, device, adapter) for piece in wanted[name]]
+            whole = torch.cat(found) if len(found) > 1 else found[0]
+            own = nn.Parameter(whole, requires_grad=False)
+            module.register_parameter(name.rpartition(".")[2], own)
+        if codes is not None:
+            hold(module, *codes, dtype)
+        elif quantize:
+            quantise(module, dtype)
+    rotary = torch.float32 if model.config.rope.float32 else dtype
+    model.cos, model.sin = (table.to(device, rotary) for table in model.rotary())
+    model.eval()
+
+
+def coded(weights: Weights, parts: Sequence[Piece], *, rounded: bool) -> Matrix | None:
+    """A matrix that is stored with 8 bits, one part upon the other; None where one is not."""
+    found: list[Matrix] = []
+    for piece in parts:
+        matrix = weights.codes(piece.source, piece.shape, rounded=rounded)
+        if matrix is None or not exact():
+            return None
+        found.append(matrix)
+    codes, scale = zip(*found, strict=True)
+    return torch.cat(codes), torch.cat(scale)
+
+
+def fill_tables(model: Stack, weights: Weights, device: torch.device | str) -> set[str]:
+    """Give a draft the tables of its vocabulary; their published names."""
+    if not isinstance(model, ExtendingDraft) or model.says is None:
+        return set()
+    for name, kind in TABLES.items():
+        table = weights.stored(name, (tuple(getattr(model, name).shape),), (kind,))
+        model.register_buffer(name, table.to(device))
+    try:
+        model.check_tables()
+    except ValueError as error:
+        raise ValueError(f"{weights.folder}: {error}") from error
+    return {*TABLES}
+
+
+def part(
+    weights: Weights,
+    piece: Piece,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    adapter: Adapter | None,
+) -> Tensor:
+    """A piece in a dtype, by default the published one as far as it is no wider than float32."""
+    source = piece.source
+    found = weights.tensor(source, piece.shape)
+    if adapter is not None:
+        found = adapter.merge(source, found)
+    if dtype is None:
+        dtype = torch.float32 if found.dtype == torch.float64 else found.dtype
+    found = found.to(device, dtype)
+    if not finite(found):
+        raise ValueError(
+            f"{weights.path(source)}: tensor {source!r} has NaN or infinite values in "
+            f"{dtype}; choose a wider dtype or a whole checkpoint"
+        )
+    return found
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether all values are numbers; the extremes of any others are none either."""
+    low, high = torch.aminmax(tensor)
+    return bool(low.isfinite() & high.isfinite())

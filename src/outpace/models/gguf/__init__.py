@@ -1,0 +1,1 @@
+"""Files of llama.cpp: configuration, weights and tokenizer in one."""
