@@ -42,6 +42,7 @@ MARKED = {
         "evaluation: evaluate Dream-org/Dream-v0-Base-7B",
         "evaluation: evaluate tiny-ar",
         "models: generate Dream-org/Dream-v0-Base-7B",
+        "scale: --nproc-per-node 2",
         "start: generate Dream-org/Dream-v0-Base-7B",
         "start: generate Dream-org/Dream-v0-Instruct-7B",
         "start: generate GSAI-ML/LLaDA-8B-Instruct",
@@ -72,6 +73,7 @@ MARKED = {
         "README: serve",
         "load: benchmark serve",
         "load: serve",
+        "scale: --nproc-per-node 2",
         "server: serve",
         "server: serve --config",
         "server: serve --model",
@@ -210,6 +212,9 @@ def test_commands_are_accepted(path: Path) -> None:
                 assert words[0] == "-c" or (words[0] == "-m" and find_spec(words[1]))
             case "outpace":
                 check(words)
+            case "torchrun":
+                assert words[2:4] == ["-m", "outpace"] and words[1] == words[-1]
+                check(words[4:])
             case _:
                 assert program in ("curl", "mkdir")
 

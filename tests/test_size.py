@@ -20,14 +20,14 @@ BUDGET = {
     "cli": 2950,
     "constraint": 2400,
     "decoding": 1600,
-    "engine": 1850,
+    "engine": 2150,
     "evaluation": 2200,
     "load": 800,
     "methods": 1350,
-    "models": 2500,
+    "models": 2800,
     "recipes": 50,
     "server": 2600,
-    "training": 4000,
+    "training": 4200,
     "zoo": 450,
 }
 """Lines that a package may have; whoever needs more changes its line here, and says why."""

@@ -64,11 +64,14 @@ class Packed:
         wanted: `i64[R]` rows whose logits are wanted, those of one read type together; None where
             these are all rows in their order.
         reads: for each read type, the feeds that ask for it.
+        sizes: of the runs of whole numbers that it is made of, as they lie in the buffer: ids,
+            positions, slots, wanted rows, positions of context.
     """
 
     batch: Batch
     wanted: Tensor | None
     reads: list[tuple[type[Read], list[int]]]
+    sizes: list[int]
 
 
 def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
@@ -106,4 +109,5 @@ def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
         context=(torch.cat(features), parts[4]) if features else None,
         spans=spans,
     )
-    return Packed(batch, None if in_order else parts[3], list(groups.items()))
+    wanted, sizes = None if in_order else parts[3], list(map(len, parts))
+    return Packed(batch, wanted, list(groups.items()), sizes)

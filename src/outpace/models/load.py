@@ -21,8 +21,9 @@ from outpace.models.draft import FeatureDraft
 from outpace.models.families import FAMILIES, Family
 from outpace.models.fields import brief, checked, count, index, indices, line, read_json
 from outpace.models.int8 import check, exact
+from outpace.models.split import Share, divide, once
 from outpace.models.transformer import Stack, Transformer
-from outpace.models.weights import Weights, fill
+from outpace.models.weights import Weights, fill, slices
 from outpace.models.weights import save_model as save_model
 
 ZOO = Path(__file__).parent.parent / "zoo"
@@ -34,7 +35,6 @@ TOKENIZERS = {"tokenizer.json": PreTrainedTokenizerFast, "vocab.json": Qwen2Toke
 PARTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TABLES = 2**27
 """Most entries of a rotary table: with its twin, a GiB in float32."""
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def resolve(name: str | Path, patterns: Sequence[str] = FILES) -> Path:
@@ -124,13 +124,14 @@ def load_model(
     adapter: str | Path | None = None,
     mask_id: int | None = None,
     quantize: str | None = None,
+    share: Share | None = None,
 ) -> Transformer:
     """Load a model in its published format, with an adapter merged into it where one is named.
 
     `max_length` limits its rotary tables, `mask_id` is its mask token, whatever `config.json` says;
-    `quantize` keeps its matrices in `int8`, on a CPU that multiplies them. Raises `ValueError`
-    naming file and tensor where one is missing or has another shape, and for a draft, which is
-    nothing without its target.
+    `quantize` keeps its matrices in `int8`, on a CPU that multiplies them; of a model that several
+    processes hold, only the `share` of this one is read. Raises `ValueError` naming file and tensor
+    where one is missing or has another shape, and for a draft, which is nothing without its target.
     """
     folder = resolve(name)
     config = limited(load_config(folder), max_length)
@@ -142,7 +143,7 @@ def load_model(
     if mask_id is not None:
         config = config.with_mask(checked("mask_id", mask_id, index))
     update = None if adapter is None else load_adapter(adapter)
-    return filled(lambda: Transformer(config), config, folder, dtype, device, update, quantize)
+    return filled(Transformer, config, folder, dtype, device, update, quantize, share)
 
 
 def load_draft(
@@ -151,6 +152,7 @@ def load_draft(
     *,
     max_length: int | None = None,
     quantize: str | None = None,
+    share: Share | None = None,
 ) -> FeatureDraft:
     """Load a draft that reads the features of `target`, in the target's dtype and beside it.
 
@@ -165,12 +167,13 @@ def load_draft(
         )
     like = target.norm.weight
     return filled(
-        lambda: FeatureDraft(config, target),
+        lambda sizes: FeatureDraft(sizes, target),
         config,
         folder,
         like.dtype,
         like.device,
         quantize=quantize,
+        share=share,
     )
 
 
@@ -191,26 +194,34 @@ Model = TypeVar("Model", bound=Stack)
 
 
 def filled(
-    make: Callable[[], Model],
+    make: Callable[[ModelConfig], Model],
     config: ModelConfig,
     folder: Path,
     dtype: torch.dtype,
     device: torch.device | str,
     adapter: Adapter | None = None,
     quantize: str | None = None,
+    share: Share | None = None,
 ) -> Model:
-    """A model of a configuration with the weights of a folder."""
+    """A model of a configuration with the weights of a folder, or this process's share of it."""
     check(quantize, device)
     with ExitStack() as stack:
         weights = Weights(folder, stack)
         weights.check_depth(config)
+        wanted = None
         try:
             with torch.device("meta"):
-                model = make()
+                model = make(config)
+                if share is not None:
+                    whole, model = model, make(share.config(config))
+                    divide(model, share)
+                    wanted = slices(model, whole, share)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from error
         small = quantize is not None and exact()
-        fill(model, weights, dtype, device, adapter, quantize=small)
+        fill(model, weights, dtype, device, adapter, quantize=small, wanted=wanted)
+    if share is not None:
+        once(model, share)
     return model
 
 

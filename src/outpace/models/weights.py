@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from outpace.models.adapter import Adapter
 from outpace.models.config import ModelConfig
@@ -20,11 +22,14 @@ from outpace.models.families import FAMILIES
 from outpace.models.families.family import part_sizes
 from outpace.models.fields import line, read_json
 from outpace.models.int8 import quantise
+from outpace.models.split import Index, Share
 from outpace.models.transformer import Stack, Transformer
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PICKLED = ("*.bin", "*.pt", "*.pth")
 FLOATS = ("BF16", "F16", "F32", "F64")
+STACKED = (".qkv.", ".gate_up.")
+"""In the names of parameters in which several matrices are stacked."""
 COMPUTED = "rotary_emb.inv_freq"
 """End of the name of a tensor that follows from the configuration."""
 
@@ -51,8 +56,8 @@ class Weights:
             raise ValueError(f"{self.folder}: no tensor {name!r} in its weights")
         return self.files[name]
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """One tensor; `ValueError` if it has another shape or other numbers."""
+    def tensor(self, name: str, shape: tuple[int, ...], index: Index | None = None) -> Tensor:
+        """One tensor, or that part of it; `ValueError` if it has another shape or numbers."""
         path, opened = self.find(name)
         header = opened.get_slice(name)
         if header.get_dtype() not in FLOATS:
@@ -66,7 +71,9 @@ class Weights:
             )
         # Pages of the file that were read stay in memory for as long as it is open.
         with safe_open(path, framework="pt") as again:
-            tensor: Tensor = again.get_tensor(name)
+            tensor: Tensor = (
+                again.get_tensor(name) if index is None else again.get_slice(name)[index]
+            )
         return tensor
 
     def check_depth(self, config: ModelConfig) -> None:
@@ -132,6 +139,55 @@ def sources(config: ModelConfig, name: str, rows: int) -> list[tuple[str, int]]:
     return list(zip(names, sizes, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A published tensor, or what of it a process holds.
+
+    Attributes:
+        source: its published name.
+        shape: that of the whole tensor.
+        index: what is read of it; None for all.
+    """
+
+    source: str
+    shape: tuple[int, ...]
+    index: Index | None = None
+
+
+def pieces(model: Stack) -> dict[str, list[Piece]]:
+    """What each parameter of a model is made of, one behind the other."""
+    return {
+        name: [
+            Piece(source, (size, *parameter.shape[1:]))
+            for source, size in sources(model.config, name, parameter.shape[0])
+        ]
+        for name, parameter in model.named_parameters()
+    }
+
+
+def slices(model: Stack, whole: Stack, share: Share) -> dict[str, list[Piece]]:
+    """What each parameter of a slice of a `whole` model is made of, one behind the other."""
+    own = dict(model.named_parameters())
+    made: dict[str, list[Piece]] = {}
+    for name, parameter in whole.named_parameters():
+        names, rest = FAMILIES[whole.config.family].published(name), tuple(parameter.shape[1:])
+        sizes = stacked(whole, name, len(parameter)), stacked(model, name, len(own[name]))
+        made[name] = []
+        for number, (size, rows) in enumerate(zip(*sizes, strict=True)):
+            # Parts that are stacked are shared out one by one, also where they come as one tensor.
+            apart = len(names) > 1
+            source, total = (names[number], size) if apart else (names[0], len(parameter))
+            before = 0 if apart else sum(sizes[0][:number])
+            index = share.index((size, *rest), (rows, *own[name].shape[1:]), before)
+            made[name].append(Piece(source, (total, *rest), index))
+    return made
+
+
+def stacked(model: Stack, name: str, rows: int) -> tuple[int, ...]:
+    """Rows of each part that is stacked in our parameter `name`."""
+    return part_sizes(model.config, name) if any(part in name for part in STACKED) else (rows,)
+
+
 def fill(
     model: Stack,
     weights: Weights,
@@ -140,28 +196,25 @@ def fill(
     adapter: Adapter | None = None,
     *,
     quantize: bool = False,
+    wanted: Mapping[str, Sequence[Piece]] | None = None,
 ) -> None:
     """Give a model without memory its parameters, with an adapter's updates added.
 
-    To `quantize` is done matrix by matrix, so that no two are in memory in full.
+    To `quantize` is done matrix by matrix, so that no two are in memory in full. What is `wanted`
+    for each parameter are whole tensors unless it is given.
     """
-    wanted = {
-        name: sources(model.config, name, parameter.shape[0])
-        for name, parameter in model.named_parameters()
-    }
-    names = {source for parts in wanted.values() for source, _ in parts}
+    wanted = wanted or pieces(model)
+    names = {piece.source for parts in wanted.values() for piece in parts}
     weights.check_names(model.config, names)
     if adapter is not None:
         adapter.check(names)
     for prefix, module in list(model.named_modules()):
         for name, parameter in list(module.named_parameters(prefix, recurse=False)):
             kept = None if quantize and parameter.dim() == 2 else dtype
-            row = tuple(parameter.shape[1:])
-            parts = [
-                part(weights, source, (size, *row), kept, device, adapter)
-                for source, size in wanted[name]
-            ]
+            parts = [part(weights, piece, kept, device, adapter) for piece in wanted[name]]
             whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+            if missing := len(parameter) - len(whole):  # of the last slice of a vocabulary
+                whole = F.pad(whole, (0, 0, 0, missing))
             own = nn.Parameter(whole, requires_grad=False)
             module.register_parameter(name.rpartition(".")[2], own)
         if quantize:
@@ -173,16 +226,18 @@ def fill(
 
 def part(
     weights: Weights,
-    source: str,
-    shape: tuple[int, ...],
+    piece: Piece,
     dtype: torch.dtype | None,
     device: torch.device | str,
     adapter: Adapter | None,
 ) -> Tensor:
-    """One published tensor in a dtype, by default its own as far as it is no wider than float32."""
-    found = weights.tensor(source, shape)
-    if adapter is not None:
-        found = adapter.merge(source, found)
+    """A piece in a dtype, by default the published one as far as it is no wider than float32."""
+    source, index = piece.source, piece.index
+    if adapter is not None and source in adapter.updates:
+        found = adapter.merge(source, weights.tensor(source, piece.shape))
+        found = found if index is None else found[index]
+    else:
+        found = weights.tensor(source, piece.shape, index)
     if dtype is None:
         dtype = torch.float32 if found.dtype == torch.float64 else found.dtype
     found = found.to(device, dtype)
@@ -196,18 +251,27 @@ def part(
 
 def finite(tensor: Tensor) -> bool:
     """Whether all values are numbers; the extremes of any others are none either."""
+    if not tensor.numel():  # a slice of a vocabulary that has fewer tokens
+        return True
     low, high = torch.aminmax(tensor)
     return bool(low.isfinite() & high.isfinite())
 
 
-def save_model(model: Stack, folder: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
+def save_model(
+    model: Stack,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    given: Mapping[str, Tensor] | None = None,
+) -> None:
     """Write `config.json` and `model.safetensors` in the format of the model's family.
 
-    Raises `ValueError` for a model whose parameters are not those of its configuration, which no
-    program could load, and where the files cannot be written.
+    `given` are its parameters, where those of the model are not in one piece. Raises `ValueError`
+    for a model whose parameters are not those of its configuration, which no program could load,
+    and where the files cannot be written.
     """
     folder = Path(folder)
-    given = model.state_dict()
+    given = given or model.state_dict()
     check_whole(model, given)
     tensors: dict[str, Tensor] = {}
     for name, parameter in given.items():
