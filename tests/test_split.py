@@ -10,14 +10,16 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier, Thread, current_thread
 
 import pytest
 import torch
 from torch import Tensor
 
 import split
-from helpers import published, random_model
+from helpers import dense, published, random_model
 from outpace import LLM
+from outpace.models import split as sums
 from outpace.models.load import load_model, save_model
 from outpace.models.split import Share
 from outpace.models.transformer import Transformer
@@ -54,7 +56,8 @@ FAMILIES = {
         "MixtralForCausalLM", num_local_experts=3, num_experts_per_tok=2, rms_norm_eps=1e-6
     ),
     "wide norms": published("Olmo2ForCausalLM", rms_norm_eps=1e-6),
-    "odd": published(vocab_size=25),
+    "odd": published(vocab_size=25, tie_word_embeddings=True),
+    "biases": published("LlamaForCausalLM", attention_bias=True, mlp_bias=True, rms_norm_eps=1e-6),
 }
 
 
@@ -72,21 +75,64 @@ def test_slices_are_the_whole(family: str, tmp_path: Path) -> None:
             assert not padded[len(parameter) :].any()
         else:
             assert torch.equal(joined(own, parameter, sizes(model, name)), parameter), name
+            if name.endswith((".out.bias", ".down.bias")):  # added once
+                assert not own[1].any()
     assert parts[1].config == replace(
         model.config, heads=2, kv_heads=1, mlp=24, source=parts[1].config.source
     )
 
 
-def test_what_is_added_is_added_once(tmp_path: Path) -> None:
-    """The bias of a sum, in the first process."""
-    config = published("LlamaForCausalLM", attention_bias=True, mlp_bias=True, rms_norm_eps=1e-6)
-    model = random_model(config)
+class Room:
+    """Two threads in place of two processes, which exchange what they have."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.doors = Barrier(2, timeout=20)
+        self.parts: dict[str, Tensor] = {}
+        monkeypatch.setattr(sums, "summed", lambda part: sum(self.exchange(part)))
+        monkeypatch.setattr(
+            sums, "gathered", lambda part, vocab: torch.cat(self.exchange(part), -1)[:, :vocab]
+        )
+        monkeypatch.setattr(sums.dist, "get_world_size", lambda: 2)
+
+    def exchange(self, part: Tensor) -> list[Tensor]:
+        """What both have, in their order."""
+        self.parts[current_thread().name] = part
+        self.doors.wait()
+        both = [self.parts[name] for name in ("0", "1")]
+        self.doors.wait()
+        return both
+
+    def run(self, models: list[Transformer], ids: Tensor) -> list[Tensor]:
+        """The logits that each thread comes to."""
+        found: dict[str, Tensor] = {}
+
+        def work(name: str, model: Transformer) -> None:
+            found[name] = logits(model, ids)
+
+        threads = [Thread(target=work, args=(str(n), m), name=str(n)) for n, m in enumerate(models)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [found[name] for name in ("0", "1")]
+
+
+def logits(model: Transformer, ids: Tensor) -> Tensor:
+    """Logits of all rows of a causal forward."""
+    with torch.no_grad():
+        return model.head(model(ids, torch.arange(len(ids)), dense(causal=True)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_slices_add_up(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the logits of the whole model; experts, biases and wide norms too."""
+    model = random_model(FAMILIES[family])
     save_model(model, tmp_path, dtype=torch.float32)
-    first, second = (load_model(tmp_path, share=Share(rank, 2)) for rank in range(2))
-    for name, parameter in model.named_parameters():
-        if name.endswith((".out.bias", ".down.bias")):
-            assert torch.equal(first.get_parameter(name), parameter)
-            assert not second.get_parameter(name).any()
+    parts = [load_model(tmp_path, share=Share(rank, 2)) for rank in range(2)]
+    ids = torch.arange(20)
+    expected = logits(model, ids)
+    for found in Room(monkeypatch).run(parts, ids):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_heads_must_divide(tmp_path: Path) -> None:
