@@ -20,7 +20,7 @@ BUDGET = {
     "cli": 2950,
     "constraint": 2400,
     "decoding": 1600,
-    "engine": 2150,
+    "engine": 2200,
     "evaluation": 2200,
     "load": 800,
     "methods": 1350,
