@@ -44,6 +44,7 @@ MARKED = {
         "evaluation: evaluate tiny-ar",
         "models: generate Dream-org/Dream-v0-Base-7B",
         "models: generate qwen2.5-0.5b-instruct-q8_0.gguf",
+        "scale: --nproc-per-node 2",
         "start: generate Dream-org/Dream-v0-Base-7B",
         "start: generate Dream-org/Dream-v0-Instruct-7B",
         "start: generate GSAI-ML/LLaDA-8B-Instruct",
@@ -78,6 +79,7 @@ MARKED = {
         "README: serve",
         "load: benchmark serve",
         "load: serve",
+        "scale: --nproc-per-node 2",
         "server: serve",
         "server: serve --config",
         "server: serve --model",
@@ -219,6 +221,9 @@ def test_commands_are_accepted(path: Path) -> None:
                 assert words[0] == "-c" or (words[0] == "-m" and find_spec(words[1]))
             case "outpace":
                 check(words)
+            case "torchrun":
+                assert words[2:4] == ["-m", "outpace"] and words[1] == words[-1]
+                check(words[4:])
             case _:
                 assert program in ("curl", "mkdir")
 

@@ -20,14 +20,14 @@ BUDGET = {
     "cli": 3000,
     "constraint": 2400,
     "decoding": 1850,
-    "engine": 1950,
+    "engine": 2300,
     "evaluation": 2200,
     "load": 800,
     "methods": 1700,
-    "models": 5450,
+    "models": 5700,
     "recipes": 50,
     "server": 2600,
-    "training": 4350,
+    "training": 4550,
     "zoo": 450,
 }
 """Lines that a package may have; whoever needs more changes its line here, and says why."""

@@ -20,15 +20,16 @@ from outpace.engine.cache import cache_slots
 from outpace.engine.engine import Engine
 from outpace.engine.pairing import Pairing, check_kinds, named
 from outpace.engine.runner import Runner
+from outpace.engine.team import Team
 from outpace.layout import Layout
 from outpace.methods import METHODS, Method
 from outpace.methods.method import check_type
 from outpace.methods.options import Named, method_of
-from outpace.models.draft import Draft
+from outpace.models.device import resolve_device, resolve_dtype
 from outpace.models.families import FAMILIES
 from outpace.models.int8 import check
-from outpace.models.load import DTYPES, load_config, load_draft, load_model, load_tokenizer
-from outpace.models.transformer import Stack, Transformer
+from outpace.models.load import load_config, load_draft, load_model, load_tokenizer
+from outpace.models.transformer import Stack
 from outpace.options import Chosen, Options, seeded
 from outpace.output import Answer, Output
 from outpace.stream import Stream
@@ -47,8 +48,10 @@ class LLM:
     models too, on a CPU. `cache_gib` is memory for keys and values of each model (2 GiB on the CPU
     and half of what is free on a GPU by default); `max_length` limits prompt and answer together;
     `mask_id` names the mask token where `config.json` does not; `prefix_cache` lets causal models
-    find what they computed for prompts that began alike. Raises `ValueError` for what cannot be
-    loaded or does not fit together.
+    find what they computed for prompts that began alike. `tensor_parallel` splits every model over
+    so many processes that were started together: in the first one this is an `LLM` like any other;
+    the others work for it here until it ends, and end then (`SystemExit`). Raises `ValueError` for
+    what cannot be loaded or does not fit together.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class LLM:
         max_rows: int = 2048,
         max_sequences: int = 256,
         prefix_cache: bool = True,
+        tensor_parallel: int = 1,
     ) -> None:
         check_type("cache_gib", cache_gib, float | None)
         check_type("prefix_cache", prefix_cache, bool)
@@ -74,6 +78,8 @@ class LLM:
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         check(quantize, self.device)
+        self.team = Team.of(tensor_parallel, self.device, quantize)
+        self.device = self.team.device
         self.quantize = quantize
         self.max_length = max_length
         self.cache_gib = cache_gib
@@ -85,19 +91,18 @@ class LLM:
         self.pairings: dict[tuple[object, ...], Pairing] = {}
         self.name = str(model) if adapter is None else f"{model} + {adapter}"
         self.text = Text(self.name, load_tokenizer(model))
-        self.target = self.add(
-            self.name,
-            load_model(
-                model,
-                dtype=self.dtype,
-                device=self.device,
-                max_length=max_length,
-                adapter=adapter,
-                mask_id=mask_id,
-                quantize=quantize,
-            ),
-            self.text.size,
+        self.model = load_model(
+            model,
+            dtype=self.dtype,
+            device=self.device,
+            max_length=max_length,
+            adapter=adapter,
+            mask_id=mask_id,
+            quantize=quantize,
+            share=self.team.share,
         )
+        self.team.divide(self.model, self.further)
+        self.target = self.add(self.name, self.model, self.text.size)
         self.config = self.target.config
         self.eos = frozenset(self.config.eos) | self.text.eos
         native = METHODS[FAMILIES[self.config.family].method]
@@ -111,7 +116,9 @@ class LLM:
     def add(self, name: str, model: Stack, vocab: int | None) -> Runner:
         """Let the engine run a model, of which `vocab` tokens are known."""
         slots = cache_slots(model.config, self.dtype, self.cache_bytes())
-        runner = Runner(name, model, slots=slots, vocab=vocab, prefix_cache=self.prefix_cache)
+        runner = self.team.runner(
+            name, model, slots=slots, vocab=vocab, prefix_cache=self.prefix_cache
+        )
         self.engine.add(runner)
         self.runners[name] = runner
         return runner
@@ -122,25 +129,25 @@ class LLM:
             return self.runners[name]
         config = load_config(name)
         if config.kind in DRAFT_KINDS:
-            return self.add(name, self.load_draft(name), self.target.vocab)
+            return self.add(name, self.further(name), self.target.vocab)
         text = Text(name, load_tokenizer(name))
         self.text.agrees(text, self.config.vocab, config.vocab)
-        model = load_model(
-            name,
-            dtype=self.dtype,
-            device=self.device,
-            max_length=self.max_length,
-            quantize=self.quantize,
-        )
-        return self.add(name, model, text.size)
+        return self.add(name, self.further(name), text.size)
 
-    def load_draft(self, name: str) -> Draft:
-        """A draft that reads the features of the target."""
-        target = self.target.model
-        assert isinstance(target, Transformer)
+    def further(self, name: str) -> Stack:
+        """A further model of a method; of a kind that reads the features of the target or not."""
+        length, quantize, share = self.max_length, self.quantize, self.team.share
+        if load_config(name).kind not in DRAFT_KINDS:
+            return load_model(
+                name,
+                dtype=self.dtype,
+                device=self.device,
+                max_length=length,
+                quantize=quantize,
+                share=share,
+            )
         try:
-            length = self.max_length
-            return load_draft(name, target, max_length=length, quantize=self.quantize)
+            return load_draft(name, self.model, max_length=length, quantize=quantize, share=share)
         except ValueError as error:
             raise ValueError(f"{name} cannot draft for {self.name}: {error}") from error
 
@@ -325,26 +332,3 @@ class LLM:
         answer = self.prepare(prompt, streams=True, **options)
         self.driver.submit(answer.job)
         return Stream(self.driver, answer)
-
-
-def resolve_device(device: str | torch.device | None) -> torch.device:
-    """A device by name; by default a GPU where there is one."""
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        if not isinstance(device, str | torch.device):
-            raise NotImplementedError("give a name such as 'cpu' or 'cuda'")
-        torch.empty(0, device=device)
-    except (AssertionError, RuntimeError, NotImplementedError) as error:
-        raise ValueError(f"no device {str(device)!r}: {error}") from error
-    return torch.device(device)
-
-
-def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    """A dtype by name, or the default of a device."""
-    if dtype is None:
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    known = DTYPES | {kind: kind for kind in DTYPES.values()}
-    if not isinstance(dtype, str | torch.dtype) or dtype not in known:
-        raise ValueError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
-    return known[dtype]

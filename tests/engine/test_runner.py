@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -280,8 +281,8 @@ def test_logits_that_are_no_numbers_say_so(bad: float, read: Sample) -> None:
     runner = new_runner()
     head = runner.logits
 
-    def spoiled(hidden: Tensor) -> Tensor:
-        logits = head(hidden)
+    def spoiled(hidden: Tensor, *more: Any) -> Tensor:
+        logits = head(hidden, *more)
         logits[0, slice(None) if bad == -torch.inf else 5] = bad
         return logits
 

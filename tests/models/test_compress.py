@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from helpers import published, random_model, save_tokenizer, whole
 from outpace import LLM
 from outpace.models import compress as module
-from outpace.models import int8, fill
+from outpace.models import fill, int8
 from outpace.models.adapter import LowRank, save_adapter
 from outpace.models.compress import compress
 from outpace.models.int8 import Int8Linear, exact, is_quantised

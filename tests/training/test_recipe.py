@@ -56,7 +56,7 @@ def test_overrides_are_dotted_or_bare(recipe: Path) -> None:
         ("optim.speed=1", r"\[optim\]: unknown speed; known are optimizer, lr"),
         (
             "objective.name=grpo",
-            "objective 'grpo' is unknown; known are d2f, dflash, eagle3, mdlm, sft",
+            "objective 'grpo' is unknown; known are block_diffusion, d2f, dflash, eagle3, mdlm",
         ),
         ("other.lr=1", "other; known are model, data, optim, train, adapter, held_out, objective,"),
         ("train.steps.more=1", "is no section"),

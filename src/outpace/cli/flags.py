@@ -13,9 +13,10 @@ import torch
 from typer import Argument, Option
 
 from outpace.cli.terminal import waiting
-from outpace.llm import LLM, resolve_device
+from outpace.llm import LLM
 from outpace.methods import Method
 from outpace.methods.options import Named
+from outpace.models.device import resolve_device
 from outpace.models.load import load_config, zoo_names
 from outpace.options import Options
 from outpace.text import Message, Prompt
@@ -80,6 +81,7 @@ CacheGib = Annotated[
     float | None,
     Option(help="GiB for keys and values.", show_default="2, or half of a GPU's free memory"),
 ]
+TensorParallel = Annotated[int, Option(help="Processes, of torchrun, that split each model.")]
 Limit = Annotated[int, Option(help="Number of problems.")]
 Batch = Annotated[int, Option(help="Requests that run at a time.")]
 JsonPath = Annotated[Path | None, Option("--json", help="Write the figures here.")]
@@ -248,6 +250,7 @@ class Loading:
     max_length: MaxLength = None
     mask_id: MaskId = None
     cache_gib: CacheGib = None
+    tensor_parallel: TensorParallel = 1
 
     def open(self, model: str, method: Named | None, *, prefix_cache: bool = True) -> LLM:
         """A model ready to decode."""
@@ -260,6 +263,9 @@ class Loading:
     def open_all(self, pairs: Iterable[tuple[str, Method]]) -> dict[str, LLM]:
         """Models by name, each once, that pair with all of their methods."""
         llms: dict[str, LLM] = {}
+        pairs = list(pairs)
+        if self.tensor_parallel > 1 and len({model for model, _ in pairs}) > 1:
+            raise ValueError("--tensor-parallel splits one model: name no further ones")
         for model, method in pairs:
             if model not in llms:
                 # What one method has computed for a prompt must not help the next.

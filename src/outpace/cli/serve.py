@@ -65,7 +65,7 @@ def serve(
     }
     whole = given.merged(config, entries, {k: v for k, v in flags.items() if v is not None})
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    whole.server.check()
+    whole.check()
     with bound(whole.server) as own:
         service = Service.load(whole)
         llms = [each.llm for each in service.models.values()]

@@ -25,8 +25,8 @@ from outpace.cli.flags import LOADING, JsonPath, Limit, Loading, Seed, Temperatu
 from outpace.cli.options import parse_entries
 from outpace.cli.output import replaced
 from outpace.evaluation.question import Question
-from outpace.llm import resolve_device, resolve_dtype
 from outpace.methods.method import at_least_one
+from outpace.models.device import resolve_device, resolve_dtype
 from outpace.options import Options
 from outpace.provenance import provenance
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,6 +87,8 @@ class Cache:
         self.clock = 0
         self.named: dict[bytes, int] = {}
         self.names: dict[int, bytes] = {}
+        self.told: Callable[[Sequence[int], Sequence[int]], None] = ignore
+        """Called before pages are written as others are, or erased: without those others."""
 
     def __len__(self) -> int:
         return self.num_pages * PAGE
@@ -150,7 +152,8 @@ class Cache:
             self.forget(page)
         table.known.clear()
         table.names.clear()
-        self.memory.unflatten(2, (self.num_pages, PAGE))[:, :, own] = 0
+        self.told([], own)
+        self.erase(own)
 
     def recount(self, tables: Iterable[Table]) -> None:
         """Count the holders of all pages anew: these tables and no others."""
@@ -186,8 +189,17 @@ class Cache:
 
     def copy(self, sources: Sequence[int], pages: Sequence[int]) -> None:
         """Write what is in some pages into others."""
+        self.told(sources, pages)
         whole = self.memory.unflatten(2, (self.num_pages, PAGE))
         whole[:, :, pages] = whole[:, :, sources]
+
+    def erase(self, pages: Sequence[int]) -> None:
+        """Write zeros into pages."""
+        self.memory.unflatten(2, (self.num_pages, PAGE))[:, :, pages] = 0
+
+
+def ignore(sources: Sequence[int], pages: Sequence[int]) -> None:
+    """Nobody else has the same pages."""
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

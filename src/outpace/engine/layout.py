@@ -20,7 +20,7 @@ from outpace.engine.quickest import LAYOUTS, ROWS, by_column, packs, product, qu
 from outpace.models.int8 import is_quantised
 from outpace.models.norm import DIRECT as NORMS
 from outpace.models.norm import DirectNorm
-from outpace.models.transformer import MLP, Attention, Block, Stack, Transformer
+from outpace.models.transformer import MLP, Attention, Block, Embedding, Stack, Transformer
 
 SMALL = 2**16
 """Elements below which a product costs less than its call, so that nothing is tried."""
@@ -171,7 +171,7 @@ def lay_out(model: Stack) -> None:
 def lay_out_head(model: Transformer, fast: bool) -> None:
     """The layout of an embedding that is the head as well."""
     weight = model.embedding.weight
-    if weight.numel() < SMALL:
+    if weight.numel() < SMALL or type(model.embedding) is not Embedding:  # one of its slices
         return
     exact = weight.dtype == torch.float32
     own = fast and (weight.nbytes < HUGE or not exact)

@@ -64,11 +64,14 @@ class Packed:
         wanted: `i64[R]` rows whose logits are wanted, those of one read type together; None where
             these are all rows in their order.
         reads: for each read type, the feeds that ask for it.
+        sizes: of the runs of whole numbers that it is made of, as they lie in the buffer: ids,
+            positions, slots, wanted rows, positions of context.
     """
 
     batch: Batch
     wanted: Tensor | None
     reads: list[tuple[type[Read], list[int]]]
+    sizes: list[int]
 
 
 def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
@@ -107,4 +110,5 @@ def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
         spans=spans,
         features=[feed.features for feed in feeds if feed.features is not None],
     )
-    return Packed(batch, None if in_order else parts[3], list(groups.items()))
+    wanted, sizes = None if in_order else parts[3], list(map(len, parts))
+    return Packed(batch, wanted, list(groups.items()), sizes)

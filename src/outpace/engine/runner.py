@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -116,20 +116,7 @@ class Runner:
         packed = pack(feeds, self.buffer)
         began = time.perf_counter()
         wanted = {layer for feed in feeds for layer in feed.layers}
-        # On a CPU the last block computes nothing for rows that nobody reads.
-        within = packed.wanted if self.device.type == "cpu" else None
-        attend = self.backend.plan(packed.batch)
-        hidden, captured = self.model.capture(
-            packed.batch.ids,
-            packed.batch.positions,
-            attend,
-            wanted,
-            within,
-            packed.batch.context,
-            packed.batch.features,
-        )
-        if packed.wanted is not None and within is None:
-            hidden = hidden[packed.wanted]
+        hidden, captured = self.forward(packed, wanted)
         for feed in feeds:
             feed.table.written = max(feed.table.written, feed.end)
         predictions = collect(self.read(hidden, feeds, packed), feeds, packed.reads)
@@ -137,6 +124,19 @@ class Runner:
             self.attach(predictions, feeds, packed, captured)
         self.seconds += time.perf_counter() - began
         return predictions
+
+    def forward(self, packed: Packed, layers: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Hidden states of the wanted rows, and of all rows those of some layers."""
+        batch = packed.batch
+        # On a CPU the last block computes nothing for rows that nobody reads.
+        within = packed.wanted if self.device.type == "cpu" else None
+        attend = self.backend.plan(batch)
+        hidden, captured = self.model.capture(
+            batch.ids, batch.positions, attend, layers, within, batch.context, batch.features
+        )
+        if packed.wanted is not None and within is None:
+            hidden = hidden[packed.wanted]
+        return hidden, captured
 
     def read(self, hidden: Tensor, feeds: Sequence[Feed], packed: Packed) -> list[Part]:
         """Run each type of read over its rows, in chunks of which the logits fit into memory."""
@@ -149,15 +149,19 @@ class Runner:
             keep = any(read.keep for read in reads)
             whole = any(read.whole for read in reads)
             for rows in chunks([len(each) for each in slots], self.read_rows, whole=whole):
-                logits = self.logits(hidden[first + rows.start : first + rows.stop])
+                logits = self.logits(hidden, slice(first + rows.start, first + rows.stop))
                 process(logits, rows, [feeds[index] for index in members])
                 parts.append(Part.of(reader(logits, rows), logits, keep=keep))
             first += sum(map(len, slots))
         return parts
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits `f32[r, vocab]`; the mask is no token that a model may say."""
-        logits = self.model.head(hidden)[:, : self.vocab].float()
+    def head(self, hidden: Tensor, rows: slice) -> Tensor:
+        """Logits `[r, V]` of some of the hidden states of a pass."""
+        return self.model.head(hidden[rows])
+
+    def logits(self, hidden: Tensor, rows: slice) -> Tensor:
+        """The same in `f32[r, vocab]`; the mask is no token that a model may say."""
+        logits = self.head(hidden, rows)[:, : self.vocab].float()
         if self.config.mask_id is not None and self.config.mask_id < self.vocab:
             logits[:, self.config.mask_id] = NEVER
         return logits

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from outpace.models.adapter import Adapter
 from outpace.models.extending import ExtendingDraft
@@ -30,13 +31,15 @@ def fill(
     *,
     quantize: bool = False,
     keeps: bool = False,
+    wanted: Mapping[str, Sequence[Piece]] | None = None,
 ) -> None:
     """Give a model without memory its parameters, with an adapter's updates added.
 
     To `quantize` is done matrix by matrix, so that no two are in memory in full. With `keeps`,
-    matrices that are stored with 8 bits stay so.
+    matrices that are stored with 8 bits stay so. What is `wanted` for each parameter are whole
+    tensors unless it is given.
     """
-    wanted = pieces(model)
+    wanted = wanted or pieces(model)
     names = {piece.source for parts in wanted.values() for piece in parts}
     weights.check_names(model.config, names | fill_tables(model, weights, device))
     if adapter is not None:
@@ -53,6 +56,8 @@ def fill(
             kept = None if quantize and parameter.dim() == 2 else dtype
             found = [part(weights, piece, kept, device, adapter) for piece in wanted[name]]
             whole = torch.cat(found) if len(found) > 1 else found[0]
+            if missing := len(parameter) - len(whole):  # of the last slice of a vocabulary
+                whole = F.pad(whole, (0, 0, 0, missing))
             own = nn.Parameter(whole, requires_grad=False)
             module.register_parameter(name.rpartition(".")[2], own)
         if codes is not None:
@@ -99,9 +104,10 @@ def part(
 ) -> Tensor:
     """A piece in a dtype, by default the published one as far as it is no wider than float32."""
     source = piece.source
-    found = weights.tensor(source, piece.shape)
-    if adapter is not None:
-        found = adapter.merge(source, found)
+    if adapter is not None and source in adapter.updates:
+        found = adapter.merge(source, weights.tensor(source, piece.shape))[piece.index]
+    else:
+        found = weights.tensor(source, piece.shape, piece.index)
     if dtype is None:
         dtype = torch.float32 if found.dtype == torch.float64 else found.dtype
     found = found.to(device, dtype)
@@ -115,5 +121,7 @@ def part(
 
 def finite(tensor: Tensor) -> bool:
     """Whether all values are numbers; the extremes of any others are none either."""
+    if not tensor.numel():  # a slice of a vocabulary that has fewer tokens
+        return True
     low, high = torch.aminmax(tensor)
     return bool(low.isfinite() & high.isfinite())

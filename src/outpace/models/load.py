@@ -27,8 +27,10 @@ from outpace.models.gguf.file import is_gguf, opened
 from outpace.models.gguf.tokenizer import tokenizer_of
 from outpace.models.gguf.weights import GGUFWeights
 from outpace.models.int8 import check, exact
+from outpace.models.piece import slices
 from outpace.models.quantised import FIELD, scheme_of
 from outpace.models.save import save_model as save_model
+from outpace.models.split import Share, divide, once
 from outpace.models.transformer import Stack, Transformer
 from outpace.models.weights import Weights
 
@@ -41,7 +43,6 @@ TOKENIZERS = {"tokenizer.json": PreTrainedTokenizerFast, "vocab.json": Qwen2Toke
 PARTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TABLES = 2**27
 """Most entries of a rotary table: with its twin, a GiB in float32."""
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def resolve(name: str | Path, patterns: Sequence[str] = FILES) -> Path:
@@ -156,14 +157,16 @@ def load_model(
     mask_id: int | None = None,
     quantize: str | None = None,
     plain: bool = False,
+    share: Share | None = None,
 ) -> Transformer:
     """Load a model in its published format, with an adapter merged into it where one is named.
 
     `max_length` limits its rotary tables, `mask_id` is its mask token, whatever `config.json` says;
     `quantize` keeps its matrices in `int8`, on a CPU that multiplies them. Weights that are
     quantised already become plain, but for those of 8 bits on such a CPU; `plain` makes these plain
-    too, as training needs them. Raises `ValueError` naming file and tensor where one is missing or
-    has another shape, and for a draft, which is nothing without its target.
+    too, as training needs them. Of a model that several processes hold, only the `share` of this
+    one is read. Raises `ValueError` naming file and tensor where one is missing or has another
+    shape, and for a draft, which is nothing without its target.
     """
     folder = resolve(name)
     config = limited(load_config(folder), max_length)
@@ -175,9 +178,7 @@ def load_model(
     if mask_id is not None:
         config = config.with_mask(checked("mask_id", mask_id, index))
     update = None if adapter is None else load_adapter(adapter)
-    return filled(
-        lambda: Transformer(config), config, folder, dtype, device, update, quantize, plain
-    )
+    return filled(Transformer, config, folder, dtype, device, update, quantize, plain, share)
 
 
 def load_draft(
@@ -187,6 +188,7 @@ def load_draft(
     max_length: int | None = None,
     quantize: str | None = None,
     plain: bool = False,
+    share: Share | None = None,
 ) -> Draft:
     """Load a draft that reads the features of `target`, in the target's dtype and beside it.
 
@@ -201,13 +203,14 @@ def load_draft(
         )
     like = target.norm.weight
     return filled(
-        lambda: draft_of(config, target),
+        lambda sizes: draft_of(sizes, target),
         config,
         folder,
         like.dtype,
         like.device,
         quantize=quantize,
         plain=plain,
+        share=share,
     )
 
 
@@ -228,7 +231,7 @@ Model = TypeVar("Model", bound=Stack)
 
 
 def filled(
-    make: Callable[[], Model],
+    make: Callable[[ModelConfig], Model],
     config: ModelConfig,
     folder: Path,
     dtype: torch.dtype,
@@ -236,20 +239,28 @@ def filled(
     adapter: Adapter | None = None,
     quantize: str | None = None,
     plain: bool = False,
+    share: Share | None = None,
 ) -> Model:
-    """A model of a configuration with the weights of a folder."""
+    """A model of a configuration with the weights of a folder, or this process's share of it."""
     check(quantize, device)
     with ExitStack() as stack:
         weights = weights_of(folder, config, stack)
         weights.check_depth(config)
+        wanted = None
         try:
             with torch.device("meta"):
-                model = make()
+                model = make(config)
+                if share is not None:
+                    whole, model = model, make(share.config(config))
+                    divide(model, share)
+                    wanted = slices(model, whole, share)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from error
         small = quantize is not None and exact()
-        keeps = not plain and torch.device(device).type == "cpu"
-        fill(model, weights, dtype, device, adapter, quantize=small, keeps=keeps)
+        keeps = not plain and share is None and torch.device(device).type == "cpu"
+        fill(model, weights, dtype, device, adapter, quantize=small, keeps=keeps, wanted=wanted)
+    if share is not None:
+        once(model, share)
     return model
 
 

@@ -19,14 +19,21 @@ from outpace.models.transformer import Stack, Transformer
 from outpace.models.weights import SINGLE
 
 
-def save_model(model: Stack, folder: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
+def save_model(
+    model: Stack,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    given: Mapping[str, Tensor] | None = None,
+) -> None:
     """Write `config.json` and `model.safetensors` in the format of the model's family.
 
-    Raises `ValueError` for a model whose parameters are not those of its configuration, which no
-    program could load, and where the files cannot be written.
+    `given` are its parameters, where those of the model are not in one piece. Raises `ValueError`
+    for a model whose parameters are not those of its configuration, which no program could load,
+    and where the files cannot be written.
     """
     folder = Path(folder)
-    given = model.state_dict()
+    given = given or model.state_dict()
     check_whole(model, given)
     tensors: dict[str, Tensor] = {}
     for name, parameter in given.items():

@@ -15,6 +15,7 @@ from outpace.models.config import ModelConfig
 from outpace.models.families import FAMILIES
 from outpace.models.fields import line, read_json
 from outpace.models.quantised.scheme import FLOATS, Scheme
+from outpace.models.split import Index
 from outpace.models.stacks import Entry, held, sizes
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -62,11 +63,15 @@ class Weights:
         return kind
 
     def stored(
-        self, name: str, shapes: Collection[tuple[int, ...]], kinds: Collection[str]
+        self,
+        name: str,
+        shapes: Collection[tuple[int, ...]],
+        kinds: Collection[str],
+        index: Index = (),
     ) -> Tensor:
         """A tensor as it is stored; `ValueError` where it has none of these shapes and types.
 
-        Any will do where none is named. Of a stack one entry is read.
+        Any will do where none is named. Of a stack one entry is read; of each, what `index` names.
         """
         path, opened = self.find(name)
         entry, name = Entry.of(name), held(name)
@@ -85,9 +90,8 @@ class Weights:
             )
         # Pages of the file that were read stay in memory for as long as it is open.
         with safe_open(path, framework="pt") as again:
-            tensor: Tensor = (
-                again.get_tensor(name) if entry is None else again.get_slice(name)[entry.number]
-            )
+            where = index if entry is None else (entry.number, *index)
+            tensor: Tensor = again.get_slice(name)[where] if where else again.get_tensor(name)
         return tensor
 
     @property
@@ -99,13 +103,13 @@ class Weights:
         """Stored tensors that make a quantised matrix; none where it is plain."""
         return () if self.scheme is None else self.scheme.parts(self, name)
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """One plain tensor; `ValueError` if it has another shape or other numbers."""
+    def tensor(self, name: str, shape: tuple[int, ...], index: Index = ()) -> Tensor:
+        """A plain tensor, or what is at `index`; `ValueError` for another shape or numbers."""
         if self.scheme is not None and self.parts(name):
-            return self.scheme.plain(self, name, shape)
+            return self.scheme.plain(self, name, shape)[index]
         if (entry := Entry.of(name)) is not None and entry.turned:
-            return self.stored(name, (shape[::-1],), FLOATS).T.contiguous()
-        return self.stored(name, (shape,), FLOATS)
+            return self.stored(name, (shape[::-1],), FLOATS).T[index].contiguous()
+        return self.stored(name, (shape,), FLOATS, index)
 
     def codes(
         self, name: str, shape: tuple[int, ...], *, rounded: bool

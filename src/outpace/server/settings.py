@@ -106,11 +106,13 @@ class Entry(Strict):
     max_rows: Positive = 2048
     max_sequences: Positive = 256
     prefix_cache: bool = True
+    tensor_parallel: Positive = 1
 
     def loading(self) -> dict[str, Any]:
         """What `LLM` is told."""
         names = ("adapter", "device", "dtype", "quantize", "max_length", "mask_id", "cache_gib")
-        return self.model_dump(include={*names, "max_rows", "max_sequences", "prefix_cache"})
+        more = ("max_rows", "max_sequences", "prefix_cache", "tensor_parallel")
+        return self.model_dump(include={*names, *more})
 
 
 class Config(Strict):
@@ -118,6 +120,15 @@ class Config(Strict):
 
     server: Settings = Settings()
     models: Annotated[dict[str, Entry], Field(min_length=1)]
+
+    def check(self) -> None:
+        """Raise `ValueError` for settings of the server, and for more than one split model."""
+        self.server.check()
+        split = [name for name, entry in self.models.items() if entry.tensor_parallel > 1]
+        if split and len(self.models) > 1:
+            raise ValueError(
+                f"tensor_parallel: the processes of {split[0]} hold one model; serve it alone"
+            )
 
 
 Section = TypeVar("Section", bound=Strict)

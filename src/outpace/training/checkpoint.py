@@ -11,15 +11,19 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from accelerate import Accelerator
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from outpace.training.folder import writing
+from outpace.training.shard import own, rows
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 
@@ -47,24 +51,64 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def save(
-    folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], progress: Progress
+    folder: Path,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    progress: Progress,
+    together: Accelerator | None = None,
 ) -> None:
-    """Write the checkpoint of a step, and drop all but the one before it."""
+    """Write the checkpoint of a step, and drop all but the one before it.
+
+    Processes that share out what they train write it `together`, each its own rows.
+    """
     target = folder / f"step-{progress.step:08d}"
     partial = folder / f".{target.name}"
-    weights = {name: parameter.detach().cpu() for name, parameter in trained(model).items()}
+    first = together is None or together.is_main_process
     with writing(target):
         try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            save_file(weights, partial / MODEL)
-            save_file(flat(optimizers), partial / OPTIMIZER)
-            (partial / STATE).write_text(json.dumps(described(partial, progress)))
-            shutil.rmtree(target, ignore_errors=True)
-            os.replace(partial, target)
+            if first:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+            if together is not None:
+                together.wait_for_everyone()
+            weights = {name: own(p.detach()).cpu() for name, p in trained(model).items()}
+            digests = written(partial, {MODEL: weights, OPTIMIZER: flat(optimizers)}, together)
+            if first:
+                state = {"step": progress.step, "sums": dict(progress.sums), "digests": digests}
+                state |= {} if together is None else {"parts": together.num_processes}
+                (partial / STATE).write_text(json.dumps(state))
+                shutil.rmtree(target, ignore_errors=True)
+                os.replace(partial, target)
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        prune(folder, target)
+            if first:
+                shutil.rmtree(partial, ignore_errors=True)
+        if first:
+            prune(folder, target)
+
+
+def written(
+    folder: Path, files: Mapping[str, Mapping[str, Tensor]], together: Accelerator | None
+) -> dict[str, str]:
+    """Write this process's files; the digests of all processes' by their names."""
+    number, count = 0, 1
+    if together is not None:
+        number, count = together.process_index, together.num_processes
+    mine = []
+    for name, tensors in files.items():
+        path = folder / part(name, number, count)
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+        mine.append([*bytes.fromhex(digest(path))])
+    table = torch.tensor(mine, dtype=torch.uint8)
+    if together is not None:
+        table = together.gather(table.to(together.device))
+    names = [part(name, each, count) for each in range(count) for name in files]
+    return {name: bytes(row).hex() for name, row in zip(names, table.tolist(), strict=True)}
+
+
+def part(name: str, number: int, count: int) -> str:
+    """Name of a file, or of one process's part of it."""
+    stem, dot, kind = name.partition(".")
+    return name if count == 1 else f"{stem}-{number + 1:05d}-of-{count:05d}{dot}{kind}"
 
 
 def prune(folder: Path, newest: Path) -> None:
@@ -73,12 +117,6 @@ def prune(folder: Path, newest: Path) -> None:
     place = ours.index(newest)
     for path in (*ours[: max(place - 1, 0)], *ours[place + 1 :]):
         shutil.rmtree(path)
-
-
-def described(path: Path, progress: Progress) -> dict[str, object]:
-    """What a checkpoint says of itself, the digests of its files among it."""
-    digests = {name: digest(path / name) for name in (MODEL, OPTIMIZER)}
-    return {"step": progress.step, "sums": dict(progress.sums), "digests": digests}
 
 
 def digest(path: Path) -> str:
@@ -114,45 +152,89 @@ def restore(
 
 def load(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> Progress:
     """Restore model and optimizers in place from a checkpoint; `Unusable` before any change."""
-    progress = verified(path)
-    weights, own = load_file(path / MODEL), trained(model)
-    if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in own.items()}:
-        raise Unusable("it is of another model")
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(weights[name])
-    tensors = load_file(path / OPTIMIZER)
-    for number, optimizer in enumerate(optimizers):
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
-            which, parameter_number, name = key.split(".", 2)
-            if int(which) == number:
-                state.setdefault(int(parameter_number), {})[name] = tensor
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
+    progress, count = verified(path)
+    with ExitStack() as stack:
+        weights, states = (
+            Parts([path / part(name, number, count) for number in range(count)], stack)
+            for name in (MODEL, OPTIMIZER)
+        )
+        mine = trained(model)
+        if weights.shapes != {name: tuple(p.shape) for name, p in mine.items()}:
+            raise Unusable("it is of another model")
+        with torch.no_grad():
+            for name, parameter in mine.items():
+                weights.fill(name, parameter)
+        for number, optimizer in enumerate(optimizers):
+            restore_optimizer(optimizer, f"{number}.", states)
     return progress
 
 
-def verified(path: Path) -> Progress:
-    """How far a checkpoint has come; `Unusable` unless its files are those that were saved."""
+def restore_optimizer(optimizer: Optimizer, prefix: str, states: Parts) -> None:
+    """Give an optimizer the state whose names begin so."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, shape in states.shapes.items():
+        if key.startswith(prefix):
+            number, name = key.removeprefix(prefix).split(".", 1)
+            parameter = parameters[int(number)]
+            like = parameter.detach() if shape == tuple(parameter.shape) else torch.empty(shape)
+            state.setdefault(int(number), {})[name] = states.fill(key, torch.empty_like(like))
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+class Parts:
+    """Tensors whose rows several files hold, one behind the other.
+
+    Attributes:
+        shapes: of the whole tensors.
+    """
+
+    def __init__(self, paths: Sequence[Path], stack: ExitStack) -> None:
+        self.files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for name in self.files[0].keys():  # noqa: SIM118 - a safetensors file is no mapping
+            shapes = [tuple(file.get_slice(name).get_shape()) for file in self.files]
+            rows = sum(shape[0] for shape in shapes) if shapes[0] else 0
+            self.shapes[name] = (rows, *shapes[0][1:]) if shapes[0] else ()
+
+    def fill(self, name: str, tensor: Tensor) -> Tensor:
+        """Give a tensor its rows, as far as this process keeps them."""
+        if not self.shapes[name]:
+            return tensor.copy_(self.files[0].get_tensor(name))
+        wanted, mine, begin = rows(tensor), own(tensor), 0
+        for file in self.files:
+            piece = file.get_slice(name)
+            end = begin + piece.get_shape()[0]
+            low, high = max(begin, wanted.start), min(end, wanted.stop)
+            if low < high:
+                found = piece[low - begin : high - begin]
+                mine[low - wanted.start : high - wanted.start] = found
+            begin = end
+        return tensor
+
+
+def verified(path: Path) -> tuple[Progress, int]:
+    """How far a checkpoint has come, and its parts; `Unusable` unless they are as saved."""
     try:
         state = json.loads((path / STATE).read_text())
         sums = {name: (float(total), float(over)) for name, (total, over) in state["sums"].items()}
         progress, digests = Progress(int(state["step"]), sums), dict(state["digests"])
+        count = int(state.get("parts", 1))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unusable(f"{STATE} is missing or damaged") from error
     if path.name != f"step-{progress.step:08d}":
         raise Unusable(f"it is of step {progress.step}")
-    for name in (MODEL, OPTIMIZER):
+    for name in (part(name, each, count) for name in (MODEL, OPTIMIZER) for each in range(count)):
         if not (path / name).is_file() or digest(path / name) != digests.get(name):
             raise Unusable(f"{name} is missing or damaged")
-    return progress
+    return progress, count
 
 
 def flat(optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
     """The state of all optimizers by number of optimizer and parameter, and name."""
     return {
-        f"{number}.{parameter}.{name}": tensor.detach().cpu().contiguous()
+        f"{number}.{parameter}.{name}": own(tensor.detach()).cpu()
         for number, optimizer in enumerate(optimizers)
         for parameter, state in optimizer.state_dict()["state"].items()
         for name, tensor in state.items()

@@ -120,8 +120,10 @@ class Watch:
         """Figures of the model as it is; `write` exports it to a folder."""
         with untouched(self.accelerator, scored):
             figures = self.losses(scored, portion)
-            if self.settings.decode and self.accelerator.is_main_process:
-                figures |= self.decoded(write, out)
+            if self.settings.decode:
+                write(out / COPY)  # which may take all processes
+                if self.accelerator.is_main_process:
+                    figures |= self.decoded(out / COPY)
         return figures
 
     @torch.no_grad()
@@ -134,26 +136,29 @@ class Watch:
             self.objective.rows(self.examples[n], default_rng([self.seed, n, 3])) for n in numbers
         ]
         sums, device = Sums(self.accelerator, {}), self.accelerator.device
-        for at in range(0, len(parts), portion):
-            rows = pack(parts[at : at + portion])
+        most = -(-len(self.examples) // self.accelerator.num_processes)
+        for at in range(0, most, portion):
+            few = parts[at : at + portion]
+            rows = pack(few or parts[:1])
             total, metrics = scored(rows.to(device))
+            if not few:  # but a process that shares its weights must run as often as the others
+                break
             sums.add({"loss": (total, torch.tensor(rows.mass, device=device)), **metrics})
         return means(sums.reduced())
 
-    def decoded(self, write: Callable[[Path], None], out: Path) -> dict[str, float]:
-        """Share of right answers, and tokens per forward."""
+    def decoded(self, export: Path) -> dict[str, float]:
+        """Share of right answers of an export, which is dropped, and tokens per forward."""
         assert self.decoder is not None
         chosen = self.examples[: self.settings.decode]
         try:
-            write(out / COPY)
-            llm = self.decoder.llm(out / COPY, self.accelerator.device)
+            llm = self.decoder.llm(export, self.accelerator.device)
             outputs = llm.generate(
                 [example.prompt for example in chosen],
                 max_tokens=self.settings.max_tokens,
                 temperature=0.0,
             )
         finally:
-            shutil.rmtree(out / COPY, ignore_errors=True)
+            shutil.rmtree(export, ignore_errors=True)
         right = [
             self.right(output.text, self.text(example.response))
             for output, example in zip(outputs, chosen, strict=True)

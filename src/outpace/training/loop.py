@@ -21,6 +21,8 @@ class Loop:
         save_every: steps between checkpoints.
         recompute: keep the inputs of blocks only and make the rest again in the backward pass
             (gradient checkpointing): a third more work for far less memory, and the same loss.
+        shard: let processes share out weights, gradients and optimizer states (FSDP2), instead of
+            each having all of them; in `bf16` they compute with weights of bfloat16.
         tracker: where the log goes as well: `tensorboard`, `trackio` or `wandb`.
     """
 
@@ -32,6 +34,7 @@ class Loop:
     log_every: int = 20
     save_every: int = 200
     recompute: bool = False
+    shard: bool = False
     tracker: str | None = None
 
     def __post_init__(self) -> None:

@@ -135,10 +135,14 @@ def leaf(published: str) -> str:
     return published.removesuffix(".weight").rpartition(".")[2]
 
 
-def updates(model: nn.Module) -> dict[str, LowRank]:
-    """The updates of a model by the published name of their weight."""
+def updates(model: nn.Module, given: Mapping[str, Tensor] | None = None) -> dict[str, LowRank]:
+    """The updates of a model by the published name of their weight.
+
+    `given` are its trained parameters, where those of the model are not in one piece.
+    """
+    own = given or dict(model.named_parameters())
     return {
-        update.published: LowRank(update.down, update.up, update.scale)
-        for update in model.modules()
+        update.published: LowRank(own[f"{path}.down"], own[f"{path}.up"], update.scale)
+        for path, update in model.named_modules()
         if isinstance(update, Update)
     }

@@ -64,6 +64,11 @@ class Objective:
         """Passes of the trained model in one loss."""
         return 1
 
+    @property
+    def even(self) -> bool:
+        """Whether that number is the same for all rows."""
+        return True
+
     def bind(self, config: ModelConfig) -> Self:
         """The objective with what it must know of the model; refuses one that does not fit."""
         return self

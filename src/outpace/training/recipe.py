@@ -17,8 +17,9 @@ import torch
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from outpace.models.device import DTYPES
 from outpace.models.draft import Draft
-from outpace.models.load import DTYPES, load_model
+from outpace.models.load import load_model
 from outpace.models.transformer import Transformer
 from outpace.recipes import find
 from outpace.training import weights

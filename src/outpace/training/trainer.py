@@ -14,14 +14,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from numpy.random import default_rng
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.models.adapter import save_adapter
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.load import load_model, load_tokenizer, save_model, tokenizer_folder
-from outpace.models.norm import freeze
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint, interrupt, lora, report, trackers
 from outpace.training.data import Data, Examples
@@ -36,6 +35,8 @@ from outpace.training.optim import Optim
 from outpace.training.recompute import recompute
 from outpace.training.report import Report
 from outpace.training.rows import Rows, pack
+from outpace.training.scored import Scored
+from outpace.training.shard import gathered, prepared, whole
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -47,22 +48,6 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-
-
-class Scored(nn.Module):
-    """Model and objective as one module, so that what wraps it sees the whole loss."""
-
-    def __init__(self, objective: Objective, models: Models, precision: str) -> None:
-        super().__init__()
-        self.objective, self.models, self.precision = objective, models, precision
-        self.trained = models.trained
-
-    def forward(self, rows: Rows) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
-        """The weighted sum over rows, and the metrics."""
-        # Accelerate would fix the precision for all trainers of the process.
-        with torch.autocast(rows.ids.device.type, torch.bfloat16, self.precision == "bf16"):
-            loss = self.objective.loss(self.models, rows)
-        return loss.total, loss.metrics
 
 
 class Trainer:
@@ -120,14 +105,13 @@ class Trainer:
             self.model.requires_grad_(True)
         else:
             lora.attach(self.model, adapter, self.loop.seed)
-        optimizers = self.optim.build(self.model.train())
         if self.loop.recompute:
             recompute(self.model)
-        frozen = {role: m.to(self.accelerator.device) for role, m in others.items()}
-        for each in frozen.values():
-            freeze(each)
-        scored = Scored(self.objective, Models(self.model, frozen), self.loop.precision)
-        self.scored, *self.optimizers = self.accelerator.prepare(scored, *optimizers)
+        scored = Scored(self.objective, Models(self.model.train(), others), self.loop.precision)
+        self.sharded = self.loop.shard and self.accelerator.num_processes > 1
+        self.scored, *self.optimizers = prepared(
+            scored, self.optim, self.accelerator, shared=self.sharded
+        )
 
     def fit(self, steps: int | None = None) -> float:
         """Train up to a number of steps; the loss of the last logged ones."""
@@ -152,13 +136,18 @@ class Trainer:
                 stopped = self.anywhere(pressed())
                 if stopped or (step + 1) % self.loop.save_every == 0 or step + 1 == steps:
                     progress = checkpoint.Progress(step + 1, log.pending())
-                    if self.accelerator.is_main_process:
-                        checkpoint.save(folder, self.model, self.optimizers, progress)
-                    self.accelerator.wait_for_everyone()
+                    self.save(folder, progress)
                 if stopped and step + 1 < steps:
                     say(f"stopped after step {step + 1}; the same command goes on from {folder}")
                     raise KeyboardInterrupt
         return log.loss
+
+    def save(self, folder: Path, progress: checkpoint.Progress) -> None:
+        """Write a checkpoint, each process its own part where they share out what is trained."""
+        together = self.accelerator if self.sharded else None
+        if self.accelerator.is_main_process or self.sharded:
+            checkpoint.save(folder, self.model, self.optimizers, progress, together)
+        self.accelerator.wait_for_everyone()
 
     def anywhere(self, pressed: bool) -> bool:
         """Whether any process was interrupted, so that all stop after the same step."""
@@ -196,18 +185,20 @@ class Trainer:
 
     def export(self, folder: str | Path) -> None:
         """Write the model in its published format, with its tokenizer (a draft has none)."""
-        if self.accelerator.is_main_process:
-            self.write(Path(folder))
+        self.write(Path(folder))
         self.accelerator.wait_for_everyone()
 
     def write(self, folder: Path) -> None:
-        """Export from this process alone."""
+        """Export from the first process; all of them hand over what they keep."""
+        tensors = gathered(checkpoint.trained(self.model), keep=self.accelerator.is_main_process)
+        if not self.accelerator.is_main_process:
+            return
         with writing(folder):
             if self.adapter is None:
-                save_model(self.model, folder)
+                save_model(self.model, folder, given={**self.model.state_dict(), **tensors})
             else:
                 config = self.adapter.config(self.model, self.settings["model"].get("init"))
-                save_adapter(folder, lora.updates(self.model), config)
+                save_adapter(folder, lora.updates(self.model, tensors), config)
             for name in TOKENIZER_FILES if isinstance(self.model, Transformer) else ():
                 if (self.tokenizer / name).is_file():
                     shutil.copyfile(self.tokenizer / name, folder / name)
@@ -249,7 +240,8 @@ class Trainer:
                 total += self.backward(rows, everyone, metrics)
         total += self.backward(batches[-1], everyone, metrics)
         if self.optim.clip:
-            norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.optim.clip)
+            clip = self.accelerator.clip_grad_norm_
+            norm = whole(clip(self.model.parameters(), self.optim.clip))
             metrics["gradient"] = norm.detach(), torch.ones_like(norm)
         for optimizer in self.optimizers:
             optimizer.step()

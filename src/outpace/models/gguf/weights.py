@@ -13,6 +13,7 @@ from outpace.models.config import ModelConfig
 from outpace.models.families import FAMILIES
 from outpace.models.gguf.config import STRETCH
 from outpace.models.gguf.file import File, library
+from outpace.models.split import Index
 from outpace.models.weights import Weights
 
 
@@ -50,8 +51,11 @@ class GGUFWeights(Weights):
             raise ValueError(f"{self.folder}: no tensor {self.theirs(name)[0]!r} in its weights")
         return self.folder, None
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """One plain tensor; `ValueError` if it has another shape or a type that cannot be read."""
+    def tensor(self, name: str, shape: tuple[int, ...], index: Index = ()) -> Tensor:
+        """A plain tensor, or what is at `index`.
+
+        Raises `ValueError` if it has another shape, or a type that cannot be read.
+        """
         self.find(name)
         own, number = self.theirs(name)
         wanted = shape if number is None else (self.config.experts, *shape)
@@ -61,8 +65,8 @@ class GGUFWeights(Weights):
             )
         plain = self.file.numbers(own, number)
         if self.family.gguf_pairs and name.endswith(self.family.gguf_pairs):
-            return unpaired(plain, self.config.head_dim)
-        return plain
+            plain = unpaired(plain, self.config.head_dim)
+        return plain[index]
 
     def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
         """Raise `ValueError` for tensors that the model has no use for."""

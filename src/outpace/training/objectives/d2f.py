@@ -96,6 +96,11 @@ class D2F(Objective):
         """One for each state that is learnt."""
         return max(self.unroll, 1)
 
+    @property
+    def even(self) -> bool:
+        """Unrolled decoding ends when all is filled."""
+        return not self.unroll
+
     def bind(self, config: ModelConfig) -> Self:
         """Take shift and mask token from the model, which must be a diffusion model."""
         if config.kind is not Kind.DIFFUSION:

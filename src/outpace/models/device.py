@@ -1,0 +1,30 @@
+"""Where a model runs, and in which numbers."""
+
+from __future__ import annotations
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """A device by name; by default a GPU where there is one."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        if not isinstance(device, str | torch.device):
+            raise NotImplementedError("give a name such as 'cpu' or 'cuda'")
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        raise ValueError(f"no device {str(device)!r}: {error}") from error
+    return torch.device(device)
+
+
+def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """A dtype by name, or the default of a device."""
+    if dtype is None:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    known = DTYPES | {kind: kind for kind in DTYPES.values()}
+    if not isinstance(dtype, str | torch.dtype) or dtype not in known:
+        raise ValueError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
+    return known[dtype]

@@ -1,0 +1,97 @@
+"""Trainings of every objective, for one process or for two that share out what is trained.
+
+As a program, one of several processes: argument 1 is the folder of the runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from helpers import causal_model, published
+from outpace.models.load import ZOO
+from outpace.training import Trainer, weights
+from outpace.training.held_out import HeldOut
+from outpace.training.lora import LoRA
+from outpace.training.objectives import D2F, MDLM, SFT, DFlash, WeDLM
+
+STEPS, LATER = 2, 3
+"""Steps of a run, and those that another number of processes brings it to."""
+
+BEGUN = ("sft", "muon")
+"""Those that one process begins and two go on with."""
+
+MASK = {"mask_token_id": 1021}
+DRAFT = {
+    **published("DFlashDraftModel", vocab_size=1024, num_hidden_layers=1, head_dim=8),
+    "block_size": 6,
+    "num_target_layers": 2,
+    "dflash_config": {**MASK, "target_layer_ids": [0, 1]},
+}
+HELD_OUT = HeldOut(path="story:test", every=1, examples=3, decode=1, max_tokens=4)
+"""So many that one process has more of them."""
+
+COMMON = {"lr": 1e-3, "warmup": 2, "decay": 0, "batch": 4, "save_every": 1, "log_every": 1}
+
+
+def fresh(architecture: str, **more: Any) -> Any:
+    """A tiny model, whose vocabulary does not divide by the processes."""
+    return weights.fresh(published(architecture, vocab_size=1025, **more), 0)
+
+
+def trainers(
+    folder: Path, *, only: Collection[str] = (), **options: Any
+) -> Iterator[tuple[str, Trainer]]:
+    """One for each objective, or for some of them."""
+    target = causal_model(vocab_size=1024)
+    cases: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "sft": (fresh("Qwen2ForCausalLM"), SFT(), {"accumulation": 2, "held_out": HELD_OUT}),
+        "bf16": (fresh("Qwen2ForCausalLM"), SFT(), {"precision": "bf16"}),
+        "muon": (fresh("Qwen2ForCausalLM"), SFT(), {"optimizer": "muon"}),
+        "tied": (fresh("Qwen2ForCausalLM", tie_word_embeddings=True), SFT(), {"recompute": True}),
+        "mdlm": (fresh("DreamModel", **MASK), MDLM(suffix=0.3, anchored=0.3), {}),
+        "d2f": (fresh("DreamModel", **MASK), D2F(block=8), {}),
+        "lora": (fresh("DreamModel", **MASK), D2F(block=8), {"adapter": LoRA(rank=2, alpha=4)}),
+        "wedlm": (fresh("WeDLMForCausalLM", **MASK), WeDLM(), {}),
+        "dflash": (
+            weights.draft(None, DRAFT, target, 0),
+            DFlash(anchors=4),
+            {"others": {"target": target}},
+        ),
+    }
+    for name, (model, objective, own) in cases.items():
+        if only and name not in only:
+            continue
+        yield (
+            name,
+            Trainer(
+                model,
+                objective,
+                data="story:train",
+                out=folder / name,
+                tokenizer=ZOO / "vocabulary",
+                shard=True,
+                **{**COMMON, **own, **options},
+            ),
+        )
+
+
+def main() -> None:
+    """Train, export, and go on with what one process has begun."""
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    for _, trainer in trainers(folder / "pair", steps=STEPS):
+        assert trainer.sharded
+        trainer.fit()
+        trainer.export(trainer.out / "export")
+    for _, trainer in trainers(folder / "begun", steps=LATER, only=BEGUN):
+        trainer.fit()
+    trainer.close()
+
+
+if __name__ == "__main__":
+    main()

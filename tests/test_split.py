@@ -1,0 +1,199 @@
+"""Models that several processes hold: slices, sums, and what becomes of a process that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier, Thread, current_thread
+
+import pytest
+import torch
+from torch import Tensor
+
+import split
+from helpers import dense, published, random_model
+from outpace import LLM
+from outpace.models import split as sums
+from outpace.models.load import load_model, save_model
+from outpace.models.split import Share
+from outpace.models.transformer import Transformer
+from outpace.server.settings import Config, Entry
+
+SECONDS = 20
+"""Within which all processes have ended when one has."""
+
+
+def joined(parts: list[Tensor], whole: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Slices of a parameter side by side again, as far as it was cut."""
+    if parts[0].shape == whole.shape:
+        return parts[0]
+    if parts[0].shape[1:] != whole.shape[1:]:
+        return torch.cat(parts, 1)
+    pieces = [part.split([size // len(parts) for size in sizes]) for part in parts]
+    return torch.cat([piece for each in zip(*pieces, strict=True) for piece in each])
+
+
+def sizes(model: Transformer, name: str) -> tuple[int, ...]:
+    """Rows of what is stacked in a parameter."""
+    config = model.config
+    if ".qkv." in name:
+        return tuple(n * config.head_dim for n in (config.heads, config.kv_heads, config.kv_heads))
+    if ".gate_up." in name:
+        return config.mlp, config.mlp
+    return (len(model.get_parameter(name)) + 1,)
+
+
+FAMILIES = {
+    "qwen": published(),
+    "stacked": published("Phi3ForCausalLM", tie_word_embeddings=False, rms_norm_eps=1e-6),
+    "experts": published(
+        "MixtralForCausalLM", num_local_experts=3, num_experts_per_tok=2, rms_norm_eps=1e-6
+    ),
+    "wide norms": published("Olmo2ForCausalLM", rms_norm_eps=1e-6),
+    "odd": published(vocab_size=25, tie_word_embeddings=True),
+    "biases": published("LlamaForCausalLM", attention_bias=True, mlp_bias=True, rms_norm_eps=1e-6),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_slices_are_the_whole(family: str, tmp_path: Path) -> None:
+    """Of every parameter, however it is published; no row of a vocabulary is lost."""
+    model = random_model(FAMILIES[family])
+    save_model(model, tmp_path, dtype=torch.float32)
+    parts = [load_model(tmp_path, share=Share(rank, 2)) for rank in range(2)]
+    for name, parameter in model.named_parameters():
+        own = [part.get_parameter(name) for part in parts]
+        if "embedding" in name:
+            padded = torch.cat(own)
+            assert torch.equal(padded[: len(parameter)], parameter)
+            assert not padded[len(parameter) :].any()
+        else:
+            assert torch.equal(joined(own, parameter, sizes(model, name)), parameter), name
+            if name.endswith((".out.bias", ".down.bias")):  # added once
+                assert not own[1].any()
+    assert parts[1].config == replace(
+        model.config, heads=2, kv_heads=1, mlp=24, source=parts[1].config.source
+    )
+
+
+class Room:
+    """Two threads in place of two processes, which exchange what they have."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.doors = Barrier(2, timeout=20)
+        self.parts: dict[str, Tensor] = {}
+        monkeypatch.setattr(sums, "summed", lambda part: sum(self.exchange(part)))
+        monkeypatch.setattr(
+            sums, "gathered", lambda part, vocab: torch.cat(self.exchange(part), -1)[:, :vocab]
+        )
+        monkeypatch.setattr(sums.dist, "get_world_size", lambda: 2)
+
+    def exchange(self, part: Tensor) -> list[Tensor]:
+        """What both have, in their order."""
+        self.parts[current_thread().name] = part
+        self.doors.wait()
+        both = [self.parts[name] for name in ("0", "1")]
+        self.doors.wait()
+        return both
+
+    def run(self, models: list[Transformer], ids: Tensor) -> list[Tensor]:
+        """The logits that each thread comes to."""
+        found: dict[str, Tensor] = {}
+
+        def work(name: str, model: Transformer) -> None:
+            found[name] = logits(model, ids)
+
+        threads = [Thread(target=work, args=(str(n), m), name=str(n)) for n, m in enumerate(models)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [found[name] for name in ("0", "1")]
+
+
+def logits(model: Transformer, ids: Tensor) -> Tensor:
+    """Logits of all rows of a causal forward."""
+    with torch.no_grad():
+        return model.head(model(ids, torch.arange(len(ids)), dense(causal=True)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_slices_add_up(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the logits of the whole model; experts, biases and wide norms too."""
+    model = random_model(FAMILIES[family])
+    save_model(model, tmp_path, dtype=torch.float32)
+    parts = [load_model(tmp_path, share=Share(rank, 2)) for rank in range(2)]
+    ids = torch.arange(20)
+    expected = logits(model, ids)
+    for found in Room(monkeypatch).run(parts, ids):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_heads_must_divide(tmp_path: Path) -> None:
+    """And what fits is said."""
+    save_model(random_model(published()), tmp_path)
+    with pytest.raises(ValueError, match="3 processes cannot share 4 heads.* can be 1, 2"):
+        load_model(tmp_path, share=Share(0, 3))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"tensor_parallel": 2}, "needs 2 processes that were started together"),
+        ({"tensor_parallel": 0}, "at least 1, not 0"),
+        ({"tensor_parallel": 1.5}, "tensor_parallel"),
+        ({"tensor_parallel": 2, "quantize": "int8"}, "one process; leave it out"),
+    ],
+)
+def test_bad_teams_are_refused(options: dict[str, object], error: str) -> None:
+    """Before any weight is read."""
+    with pytest.raises(ValueError, match=error):
+        LLM("tiny-ar", **options)  # type: ignore[arg-type]
+
+
+def test_server_splits_one_model() -> None:
+    """Since the other processes work for it until the end."""
+    entry = Entry(path="tiny-ar", tensor_parallel=2)
+    with pytest.raises(ValueError, match="serve it alone"):
+        Config(models={"one": entry, "two": Entry(path="tiny-aux")}).check()
+    Config(models={"one": entry}).check()
+
+
+@pytest.mark.slow
+def test_two_processes_answer_like_one(tmp_path: Path) -> None:
+    """By every method, greedily and sampled; and when one fails, the other ends."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    out = tmp_path / "answers.json"
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(Path(split.__file__)), str(out)],
+            env={**os.environ, **meeting, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        expected = {
+            name: ids
+            for model in split.METHODS
+            for name, ids in split.answers(LLM(model, cache_gib=0.05), model).items()
+        }
+        _, fault = processes[1].communicate(timeout=240)
+        began = time.monotonic()
+        _, lost = processes[0].communicate(timeout=SECONDS)
+    finally:
+        for process in processes:
+            process.kill()
+    assert "this process has a fault" in fault and processes[1].returncode == 1
+    assert "the processes of a split model end" in lost and processes[0].returncode == 1
+    assert time.monotonic() - began < SECONDS
+    assert json.loads(out.read_text()) == expected
