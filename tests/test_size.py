@@ -15,15 +15,15 @@ FILE, METHOD, FAMILY = 350, 200, 80
 FUNCTION, MEDIAN = 60, 8
 BUDGET = {
     "": 2350,
-    "attention": 600,
+    "attention": 1200,
     "benchmark": 1200,
     "cli": 2950,
     "constraint": 2400,
-    "decoding": 1600,
+    "decoding": 1950,
     "engine": 1850,
     "evaluation": 2200,
     "load": 800,
-    "methods": 1350,
+    "methods": 1400,
     "models": 2500,
     "recipes": 50,
     "server": 2600,

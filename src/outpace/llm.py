@@ -11,6 +11,7 @@ from typing import Unpack, overload
 
 import torch
 
+from outpace.attention.choice import check as check_attention
 from outpace.constraint.cloze import Parts
 from outpace.constraint.compiler import Compiler
 from outpace.decoding import Kind, Processor, Request
@@ -47,8 +48,8 @@ class LLM:
     too, on a CPU. `cache_gib` is memory for keys and values of each model (2 GiB on the CPU and
     half of what is free on a GPU by default); `max_length` limits prompt and answer together;
     `mask_id` names the mask token where `config.json` does not; `prefix_cache` lets causal models
-    find what they computed for prompts that began alike. Raises `ValueError` for what cannot be
-    loaded or does not fit together.
+    find what they computed for prompts that began alike; `attention` is the back end, `dense`,
+    `triton` (on a GPU) or `auto`. Raises `ValueError` for what cannot be loaded or does not fit.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class LLM:
         max_rows: int = 2048,
         max_sequences: int = 256,
         prefix_cache: bool = True,
+        attention: str = "auto",
     ) -> None:
         check_type("cache_gib", cache_gib, float | None)
         check_type("prefix_cache", prefix_cache, bool)
@@ -74,10 +76,11 @@ class LLM:
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         check(quantize, self.device)
+        check_attention(attention, self.device)
         self.quantize = quantize
         self.max_length = max_length
         self.cache_gib = cache_gib
-        self.prefix_cache = prefix_cache
+        self.new_runner = partial(Runner, prefix_cache=prefix_cache, attention=attention)
         self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences)
         self.driver = Driver(self.engine)
         self.loading = Lock()
@@ -111,7 +114,7 @@ class LLM:
     def add(self, name: str, model: Stack, vocab: int | None) -> Runner:
         """Let the engine run a model, of which `vocab` tokens are known."""
         slots = cache_slots(model.config, self.dtype, self.cache_bytes())
-        runner = Runner(name, model, slots=slots, vocab=vocab, prefix_cache=self.prefix_cache)
+        runner = self.new_runner(name, model, slots=slots, vocab=vocab)
         self.engine.add(runner)
         self.runners[name] = runner
         return runner
@@ -125,12 +128,9 @@ class LLM:
             return self.add(name, self.load_draft(name), self.target.vocab)
         text = Text(name, load_tokenizer(name))
         self.text.agrees(text, self.config.vocab, config.vocab)
+        length, small = self.max_length, self.quantize
         model = load_model(
-            name,
-            dtype=self.dtype,
-            device=self.device,
-            max_length=self.max_length,
-            quantize=self.quantize,
+            name, dtype=self.dtype, device=self.device, max_length=length, quantize=small
         )
         return self.add(name, model, text.size)
 

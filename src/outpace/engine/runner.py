@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from outpace.attention.batch import Backend
-from outpace.attention.dense import Dense
+from outpace.attention.choice import backend
 from outpace.decoding import Kind, Prediction
 from outpace.decoding.processor import NEVER
-from outpace.engine.cache import Cache, Table
+from outpace.engine.cache import PAGE, Cache, Table
 from outpace.engine.feed import Feed
 from outpace.engine.layout import lay_out
 from outpace.engine.pack import Buffer, Packed, pack
@@ -27,7 +27,8 @@ class Runner:
 
     `vocab` cuts rows of the embedding that stand for no token, `read_rows` bounds the rows whose
     logits are in memory at a time, `slots` is the size of the cache, `prefix_cache` says whether a
-    causal model finds what it computed for prompts that began alike.
+    causal model finds what it computed for prompts that began alike, and `attention` names the back
+    end (`attention/choice.py`).
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Runner:
         vocab: int | None = None,
         read_rows: int = 256,
         prefix_cache: bool = True,
+        attention: str = "auto",
     ) -> None:
         self.name = name
         self.model = model
@@ -52,9 +54,14 @@ class Runner:
         self.cache = Cache(model.config, slots, dtype=weight.dtype, device=self.device)
         # A difference in the last bit, as calls of other sizes make it, may be one of a whole code.
         double = is_quantised(model)
-        keys, values = self.cache.keys, self.cache.values
-        self.backend: Backend = Dense(
-            keys, values, self.config.heads, self.config.sights, double=double
+        self.backend: Backend = backend(
+            attention,
+            self.cache.keys,
+            self.cache.values,
+            self.config.heads,
+            self.config.sights,
+            page=PAGE,
+            double=double,
         )
         self.buffer = Buffer(self.device, len(self.cache))
         self.prefix: Prefix | None = None
@@ -112,7 +119,7 @@ class Runner:
 
         Raises `ArithmeticError` where logits that are read are no numbers.
         """
-        packed = pack(feeds, self.buffer)
+        packed = pack(feeds, self.buffer, self.backend)
         began = time.perf_counter()
         wanted = {layer for feed in feeds for layer in feed.layers}
         # On a CPU the last block computes nothing for rows that nobody reads.

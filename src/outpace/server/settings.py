@@ -105,11 +105,13 @@ class Entry(Strict):
     max_rows: Positive = 2048
     max_sequences: Positive = 256
     prefix_cache: bool = True
+    attention: str = "auto"
 
     def loading(self) -> dict[str, Any]:
         """What `LLM` is told."""
         names = ("adapter", "device", "dtype", "quantize", "max_length", "mask_id", "cache_gib")
-        return self.model_dump(include={*names, "max_rows", "max_sequences", "prefix_cache"})
+        more = ("max_rows", "max_sequences", "prefix_cache", "attention")
+        return self.model_dump(include={*names, *more})
 
 
 class Config(Strict):
