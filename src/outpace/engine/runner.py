@@ -49,6 +49,8 @@ class Runner:
         self.read_rows = read_rows
         weight = model.norm.weight
         self.device = weight.device
+        self.exact = self.device.type == "cpu"
+        """Whether all logits are made float32, which is fastest on a CPU."""
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         lay_out(model)
         self.cache = Cache(model.config, slots, dtype=weight.dtype, device=self.device)
@@ -153,18 +155,22 @@ class Runner:
             reader = kind.group(reads, slots, self.device)
             keep = any(read.keep for read in reads)
             whole = any(read.whole for read in reads)
+            exact = self.exact or keep or whole
+            exact = exact or any(feeds[index].processors for index in members)
             for rows in chunks([len(each) for each in slots], self.read_rows, whole=whole):
-                logits = self.logits(hidden[first + rows.start : first + rows.stop])
+                logits = self.logits(hidden[first + rows.start : first + rows.stop], exact)
                 process(logits, rows, [feeds[index] for index in members])
                 parts.append(Part.of(reader(logits, rows), logits, keep=keep))
             first += sum(map(len, slots))
         return parts
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits `f32[r, vocab]`; the mask is no token that a model may say."""
-        logits = self.model.head(hidden)[:, : self.vocab].float()
+    def logits(self, hidden: Tensor, exact: bool) -> Tensor:
+        """Logits `[r, vocab]`, `exact` in float32; the mask is no token that a model may say."""
+        logits = self.model.head(hidden)[:, : self.vocab]
+        if exact:
+            logits = logits.float()
         if self.config.mask_id is not None and self.config.mask_id < self.vocab:
-            logits[:, self.config.mask_id] = NEVER
+            logits[:, self.config.mask_id] = max(NEVER, torch.finfo(logits.dtype).min)
         return logits
 
     def attach(
