@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import fields, make_dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -179,6 +183,20 @@ def test_what_the_kernel_does_not_know_is_left_to_dense(
         assert torch.equal(attend(ours, spans, q), attend(dense, spans, q))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "tree" in caplog.text
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    """Which need not be there; what they share fits into a multiprocessor twice."""
+    program = Path(__file__).parent / "compiled.py"
+    aside = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, env=os.environ | aside
+    )
+    assert done.returncode == 0, done.stderr
+    shared = dict(line.split() for line in done.stdout.splitlines())
+    assert list(shared) == ["read", "merge", "attend"]
+    assert all(int(size) < 100_000 for size in shared.values())
 
 
 def choose(name: str, dtype: torch.dtype = torch.float32, **options: bool) -> Backend:

@@ -48,7 +48,8 @@ def look(
     return top, total, acc
 
 
-@triton.jit
+# What differs from pass to pass must not compile it anew: numbers of rows, places in the buffer.
+@triton.jit(do_not_specialize=["tables", "bounds", "items", "rows"])
 def attend(
     q, keys, values, out, sums, tops, tables, bounds, items, rows, scale, q_row, q_head,
     slot_stride, head_stride,
@@ -120,7 +121,7 @@ def keep(
         tl.store(sums + lane[:, None] * SIZE + dims[None, :], acc, mask=whole)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["merges"])
 def merge(
     out, sums, tops, merges, HEADS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     SIZE: tl.constexpr, WIDTH: tl.constexpr,

@@ -120,7 +120,10 @@ def settle(
     return token
 
 
-@triton.jit
+# Numbers of rows and places of settings differ from pass to pass, and must not compile it anew.
+@triton.jit(
+    do_not_specialize=["ratios", "temperatures", "top_ps", "top_ks", "min_ps", "keys", "rows"]
+)
 def read(
     logits, guesses, ratios, temperatures, top_ps, top_ks, min_ps, keys, tokens, scores,
     rows, vocab, stride, guess_stride, BLOCK: tl.constexpr, GUESS: tl.constexpr,
