@@ -1,17 +1,20 @@
 """What only a CUDA machine can tell, in one call of less than ten minutes.
 
-1. equality: greedy tokens of every method on the zoo's models, float32 on the GPU against float32
+1. kernels: attention and reads by the Triton kernels against the reference, first whether they
+   agree, in every dtype, then milliseconds of both, and what is read per second beside a copy.
+2. equality: greedy tokens of every method on the zoo's models, float32 on the GPU against float32
    on the CPU, a batch against its requests alone, and prompts found in the prefix cache against
    prompts computed; the share of bfloat16 tokens that are those of float32.
-2. zoo: tokens per second and per forward of every method, bfloat16, at several batch sizes, with
+3. zoo: tokens per second and per forward of every method, bfloat16, at several batch sizes, with
    the share of problems solved where the models are trained.
-3. size: milliseconds per forward of random models of the shapes of Qwen2.5-1.5B and 7B, bfloat16,
+4. size: milliseconds per forward of random models of the shapes of Qwen2.5-1.5B and 7B, bfloat16,
    autoregressive, with WeDLM's window of 16, and with APD as Dream of the same shape beside a
    verifier of Qwen2.5-0.5B's; also the gigabytes of weights that a target forward reads per
    second. Prompts of 128 tokens.
 
 Cases that do not fit into the time are left out and counted. On a machine without CUDA it says so
-and ends; `--cpu-smoke` runs the same with tiny sizes on the CPU, to test the program.
+and ends; `--cpu-smoke` runs the same with tiny sizes on the CPU, to test the program (the kernels
+by Triton's interpreter, under TRITON_INTERPRET=1).
 
     python benchmarks/gpu.py --json benchmarks/results/gpu.json
 """
@@ -27,9 +30,11 @@ from typing import TypeVar
 
 import torch
 
+import kernels
 from checkpoints import TINY_AR, TINY_AUX, Config, dream, prompt, qwen2, wedlm
 from curve import Point
 from harness import Bar, Row, arguments, finish, prepare, save, show
+from kernels import Sizes
 from methods import POINTS
 from outpace import LLM, Output
 from outpace.engine.engine import Engine
@@ -59,6 +64,7 @@ class Scale:
     shapes: dict[str, Config]
     verifier: Config
     shape_batches: tuple[int, ...]
+    kernels: Sizes
 
 
 FULL = Scale(
@@ -70,6 +76,7 @@ FULL = Scale(
     shapes={"1.5B": QWEN_1B, "7B": QWEN_7B},
     verifier=QWEN_AUX,
     shape_batches=(1, 8, 32),
+    kernels=kernels.FULL,
 )
 SMOKE = Scale(
     device="cpu",
@@ -80,6 +87,7 @@ SMOKE = Scale(
     shapes={"tiny": TINY_AR},
     verifier=TINY_AUX,
     shape_batches=(1, 2),
+    kernels=kernels.SMOKE,
 )
 
 
@@ -281,8 +289,12 @@ def diffusion(config: Config, scale: Scale) -> tuple[Method, dict[str, Runner]]:
 def measure(options: argparse.Namespace, scale: Scale) -> None:
     """Run all parts, writing the result after each."""
     budget = Budget(options.minutes)
-    tables: dict[str, list[Row]] = {}
+    tables, agreed = kernels.compare(scale.kernels, scale.device, scale.dtype, budget.spend)
+    for name, rows in tables.items():
+        show(name, rows)
+    save(options, tables, agreed)
     tables["equality"], bars = equality(scale, budget)
+    bars = agreed + bars
     show("share of equal tokens", tables["equality"])
     save(options, tables, bars)
     tables["zoo"] = speed(scale, budget)

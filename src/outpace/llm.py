@@ -11,6 +11,7 @@ from typing import Unpack, overload
 
 import torch
 
+from outpace.attention.choice import check as check_attention
 from outpace.constraint.cloze import Parts
 from outpace.constraint.compiler import Compiler
 from outpace.decoding import DRAFT_KINDS, Processor, Request
@@ -48,10 +49,11 @@ class LLM:
     models too, on a CPU. `cache_gib` is memory for keys and values of each model (2 GiB on the CPU
     and half of what is free on a GPU by default); `max_length` limits prompt and answer together;
     `mask_id` names the mask token where `config.json` does not; `prefix_cache` lets causal models
-    find what they computed for prompts that began alike. `tensor_parallel` splits every model over
-    so many processes that were started together: in the first one this is an `LLM` like any other;
-    the others work for it here until it ends, and end then (`SystemExit`). Raises `ValueError` for
-    what cannot be loaded or does not fit together.
+    find what they computed for prompts that began alike; `attention` is the back end, `dense`,
+    `triton` (on a GPU) or `auto`. `tensor_parallel` splits every model over so many processes that
+    were started together: in the first one this is an `LLM` like any other; the others work for it
+    here until it ends, and end then (`SystemExit`). Raises `ValueError` for what cannot be loaded
+    or does not fit.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class LLM:
         max_sequences: int = 256,
         prefix_cache: bool = True,
         tensor_parallel: int = 1,
+        attention: str = "auto",
     ) -> None:
         check_type("cache_gib", cache_gib, float | None)
         check_type("prefix_cache", prefix_cache, bool)
@@ -78,12 +81,13 @@ class LLM:
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         check(quantize, self.device)
+        check_attention(attention, self.device)
         self.team = Team.of(tensor_parallel, self.device, quantize)
         self.device = self.team.device
         self.quantize = quantize
         self.max_length = max_length
         self.cache_gib = cache_gib
-        self.prefix_cache = prefix_cache
+        self.running = {"prefix_cache": prefix_cache, "attention": attention}
         self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences)
         self.driver = Driver(self.engine)
         self.loading = Lock()
@@ -101,7 +105,7 @@ class LLM:
             quantize=quantize,
             share=self.team.share,
         )
-        self.team.divide(self.model, self.further)
+        self.team.divide(self.model, self.further, attention)
         self.target = self.add(self.name, self.model, self.text.size)
         self.config = self.target.config
         self.eos = frozenset(self.config.eos) | self.text.eos
@@ -116,9 +120,7 @@ class LLM:
     def add(self, name: str, model: Stack, vocab: int | None) -> Runner:
         """Let the engine run a model, of which `vocab` tokens are known."""
         slots = cache_slots(model.config, self.dtype, self.cache_bytes())
-        runner = self.team.runner(
-            name, model, slots=slots, vocab=vocab, prefix_cache=self.prefix_cache
-        )
+        runner = self.team.runner(name, model, slots=slots, vocab=vocab, **self.running)
         self.engine.add(runner)
         self.runners[name] = runner
         return runner

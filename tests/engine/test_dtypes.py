@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from helpers import engine_of, feeds, finish, pages_in_use, runner, tokens
-from outpace.decoding import Forward, Sample, Sampling
+from helpers import MASK, engine_of, feeds, finish, pages_in_use, runner, tokens
+from outpace.decoding import Forward, Sample, Sampling, sampling
+from outpace.decoding.fused import read_rows
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
@@ -100,6 +102,33 @@ def test_logits_are_read_in_float32(dtype: torch.dtype) -> None:
     picked = law[torch.arange(2), outs[1].tokens]
     assert outs[1].logprobs == pytest.approx(picked.tolist(), abs=1e-6)
     assert outs[1].scores["entropy"] == pytest.approx(-(law.exp() * law).sum(-1), abs=1e-5)
+
+
+@each_half
+def test_logits_may_be_read_as_the_head_wrote_them(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a kernel, which finds what is found in float32; the mask is banned in any dtype."""
+    seen: list[Tensor] = []
+
+    def look(logits: Tensor, *rest: Any) -> Any:
+        seen.append(logits.clone())
+        return read_rows(logits, *rest)
+
+    each, found = Runner("tiny", halved(dtype)["diffusion"], slots=8 * PAGE), []
+    monkeypatch.setattr(sampling, "read_rows", look)
+    ask = Sample(scores=("confidence", "entropy"), sampling=Sampling(temperature=0.7, seed=1))
+    for exact in (True, False):
+        monkeypatch.setattr(sampling, "fits", lambda device, exact=exact: not exact)
+        each.exact, table = exact, each.reserve(8)
+        assert table is not None
+        forward = Forward(ids=[1, 2, 3], start=0, predict=[1, 2, 3], read=ask)
+        found += each.run(feeds(each, [forward], [table]))
+    assert [logits.dtype for logits in seen] == [dtype]
+    assert seen[0].isfinite().all() and (seen[0].argmin(-1) == MASK).all()
+    assert found[0].tokens == found[1].tokens
+    for name, expected in found[0].scores.items():
+        assert found[1].scores[name] == pytest.approx(expected, abs=1e-5)
 
 
 @each_half

@@ -74,6 +74,7 @@ class Batch:
         context: `[C, f]` features and their positions `i64[C]`; None where there are none.
         spans: what each sequence feeds and sees.
         features: `[n, f]` of each span, where its rows take them in; their widths may differ.
+        numbers: what the back end wants on the device besides, each `i64[…]`.
     """
 
     ids: Tensor
@@ -82,10 +83,15 @@ class Batch:
     context: tuple[Tensor, Tensor] | None
     spans: list[Span]
     features: Sequence[Tensor] = ()
+    numbers: Sequence[Tensor] = ()
 
 
 class Backend(Protocol):
     """Attention over the cache of one model, on some device."""
+
+    def numbers(self, spans: Sequence[Span]) -> Sequence[NDArray[np.int64]]:
+        """Flat numbers that shall go to the device with a batch of these spans."""
+        ...
 
     def plan(self, batch: Batch) -> Attend:
         """What is the same in every layer is done here, once per pass."""

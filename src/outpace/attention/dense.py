@@ -46,6 +46,10 @@ class Dense:
         self.sights = sights or [Sight()] * len(keys)
         self.together = keys[0].device.type == "cpu"
 
+    def numbers(self, spans: Sequence[Span]) -> tuple[()]:
+        """None: what its calls need is made where it is needed."""
+        return ()
+
     def plan(self, batch: Batch) -> Attend:
         """What is the same in every layer is done here, once per pass."""
         calls = {sight: self.calls(batch.spans, sight) for sight in set(self.sights)}

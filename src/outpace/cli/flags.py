@@ -70,6 +70,7 @@ Dtype = Annotated[
     Option(help="float32, bfloat16 or float16.", show_default="float32 on a CPU, else bfloat16"),
 ]
 Device = Annotated[str | None, Option(help="cpu or cuda.", show_default="cuda where there is one")]
+Attention = Annotated[str, Option(help="auto, dense, or triton (on a GPU).")]
 AdapterName = Annotated[str | None, Option(help="Folder or hub name of a LoRA to merge.")]
 MaxLength = Annotated[
     int | None, Option(help="Most tokens of prompt and answer.", show_default="the model's")
@@ -251,6 +252,7 @@ class Loading:
     mask_id: MaskId = None
     cache_gib: CacheGib = None
     tensor_parallel: TensorParallel = 1
+    attention: Attention = "auto"
 
     def open(self, model: str, method: Named | None, *, prefix_cache: bool = True) -> LLM:
         """A model ready to decode."""

@@ -16,7 +16,8 @@ from torch import Tensor
 from outpace.constraint.automaton import HOLE, Automaton
 from outpace.constraint.reach import Moves, Reach
 from outpace.constraint.vocabulary import Ids
-from outpace.decoding.sampling import Cut, Sample, Sampling, noise_of
+from outpace.decoding.cut import Cut
+from outpace.decoding.sampling import Sample, Sampling, noise_of
 
 Weights = NDArray[np.floating[Any]]
 

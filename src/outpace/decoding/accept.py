@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outpace.decoding.fused import to_device
 from outpace.decoding.noise import uniform
 from outpace.decoding.request import Request
 from outpace.decoding.sampling import Noisy, Read, Reader, Readout, Sample, chooser, noise_of
@@ -72,11 +74,11 @@ class Rejection(Sample):
         if not isinstance(choose, Noisy):
             return super().group(reads, slots, device)
         judge = cls.judge(reads, slots, device)
-        tokens = [[*read.drafted, -1] for read in reads]
-        drafted = torch.tensor([token for each in tokens for token in each], device=device)
+        tokens = [token for read in reads for token in (*read.drafted, -1)]
+        drafted = to_device(np.array(tokens, dtype=np.int64), device)
         guess = torch.cat([F.pad(read.guess, (0, 0, 0, 1)) for read in reads])
         keys = noise_of([read.sampling for read in reads], [COIN] * len(reads), slots)
-        coins = uniform(keys.to(device), 1)
+        coins = uniform(to_device(keys.numpy(), device), 1)
 
         def read(logits: Tensor, rows: slice) -> Readout:
             vocab = max(logits.shape[-1], guess.shape[-1])

@@ -5,18 +5,32 @@ Shapes: R rows, V vocabulary; settings are tensors `[R]`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from outpace.decoding.fused import Settings, to_device
+
+if TYPE_CHECKING:
+    from outpace.decoding.sampling import Sampling
+
+MOST = 2**31
+"""What counts stay below, so that tensors of a batch can hold them."""
 
 FEW = 16
 """Tokens among which a nucleus mostly lies."""
 
 
-def keep_top_k(logits: Tensor, top_k: Tensor) -> Tensor:
-    """Logits `[R, V]` with everything below the k-th largest at minus infinity; ties survive."""
-    if bool((top_k >= logits.shape[-1]).all()):
-        return logits
-    most = min(int(top_k.max()), logits.shape[-1])
+def keep_top_k(logits: Tensor, top_k: Tensor, most: int) -> Tensor:
+    """Logits `[R, V]` with everything below the k-th largest at minus infinity; ties survive.
+
+    `most` is the largest k, or V where that is less.
+    """
     ranked = logits.topk(most, -1).values
     edge = ranked.gather(-1, (top_k.clamp(max=most) - 1)[:, None])
     return logits.masked_fill(logits < edge, -torch.inf)
@@ -24,8 +38,6 @@ def keep_top_k(logits: Tensor, top_k: Tensor) -> Tensor:
 
 def keep_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
     """Logits `[R, V]` with what is too improbable beside the best at minus infinity."""
-    if not bool((min_p > 0).any()):
-        return logits
     edge = logits.amax(-1, keepdim=True) + min_p[:, None].log()
     return logits.masked_fill(logits < edge, -torch.inf)
 
@@ -33,13 +45,19 @@ def keep_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
 def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
     """Logits `[R, V]` with everything outside the nucleus at minus infinity.
 
-    It mostly lies within the few most probable tokens; only rows where it does not are sorted.
+    It mostly lies within the few most probable tokens; only rows where it does not are sorted. A
+    GPU sorts all, rather than let the host wait for which these are.
     """
-    few = min(FEW, logits.shape[-1])
+    few = min(FEW, logits.shape[-1]) if waits(logits) else logits.shape[-1]
     edge, full = edges(logits, top_p, few)
     if few < logits.shape[-1] and len(wide := full.nonzero().squeeze(-1)):
         edge[wide] = edges(logits[wide], top_p[wide], logits.shape[-1])[0]
     return logits.masked_fill(logits < edge, -torch.inf)
+
+
+def waits(logits: Tensor) -> bool:
+    """Whether the host may look at numbers at no cost."""
+    return logits.device.type == "cpu"
 
 
 def edges(logits: Tensor, top_p: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -69,3 +87,49 @@ def nucleus(logits: Tensor, noised: Tensor, top_p: Tensor) -> Tensor:
         noised = noised.index_copy(0, open_rows, left)
         tokens[open_rows] = left.argmax(-1)
     return tokens
+
+
+@dataclass(slots=True, kw_only=True)
+class Cut:
+    """The settings of a group's rows; `known` has the same numbers on the host, `f64[4, R]`.
+
+    What needs no work is decided on the host, which so never waits for a device.
+    """
+
+    settings: Settings
+    known: NDArray[np.float64]
+
+    @classmethod
+    def of(
+        cls, samplings: Sequence[Sampling], slots: Sequence[Sequence[int]], device: torch.device
+    ) -> Self:
+        """Spread each request's settings over the slots that it wants."""
+        each = [(s.temperature, s.top_p, s.top_k or MOST, s.min_p) for s in samplings]
+        known = np.repeat(np.array(each, dtype=np.float64).T, list(map(len, slots)), 1)
+        real = to_device(known.astype(np.float32), device)
+        top_k = to_device(known[2].astype(np.int64), device)
+        return cls(settings=Settings(real[0], real[1], top_k, real[3]), known=known)
+
+    def of_rows(self, rows: slice | Tensor) -> Settings:
+        """The settings of some rows of the group."""
+        return Settings(*(setting[rows] for setting in self.settings))
+
+    def __call__(self, logits: Tensor, rows: slice) -> Tensor:
+        """Logits `[r, V]` of the rows `rows` of the group, as their tokens are drawn."""
+        settings, known, logits = self.of_rows(rows), self.known[:, rows], logits.float()
+        if (known[0] > 0).any():
+            heat = torch.where(settings.temperature > 0, settings.temperature, 1)
+            logits = logits / heat[:, None]
+        if (known[1] < 1).any():
+            logits = keep_top_p(logits, settings.top_p)
+        return narrowed(logits, settings, known)
+
+
+def narrowed(logits: Tensor, settings: Settings, known: NDArray[np.float64]) -> Tensor:
+    """Logits `[R, V]` without what top-k and min-p leave out; `known f64[4, R]` as in a `Cut`."""
+    _, _, top_k, min_p = known
+    if (min_p > 0).any():
+        logits = keep_min_p(logits, settings.min_p)
+    if (top_k < logits.shape[-1]).any():
+        logits = keep_top_k(logits, settings.top_k, int(min(top_k.max(), logits.shape[-1])))
+    return logits

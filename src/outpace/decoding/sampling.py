@@ -15,17 +15,17 @@ from typing import Literal, Self
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from outpace.decoding.cut import keep_min_p, keep_top_k, keep_top_p, nucleus
+from outpace.decoding.cut import MOST, Cut, narrowed, nucleus
+from outpace.decoding.fused import Settings, fits, read_rows, to_device
 from outpace.decoding.joint import Joint, Jointly
 from outpace.decoding.noise import gumbel, noise_keys
 
 Score = Literal["confidence", "entropy", "logprob", "margin"]
 
 
-MOST, COLDEST, HOTTEST = 2**31, 1e-30, 1e30
-"""What counts stay below, and temperatures between, so that tensors of a batch can hold them."""
+COLDEST, HOTTEST = 1e-30, 1e30
+"""What temperatures lie between, so that tensors of a batch can hold them."""
 
 
 def is_number(value: object) -> bool:
@@ -156,12 +156,35 @@ class Sample(Read):
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Reader:
         """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
+        if fits(device) and cls.at_once(reads):
+            return cls.fused(reads, slots, device)
         choose = cls.choice(reads, slots, device)
         judge = cls.judge(reads, slots, device)
 
         def read(logits: Tensor, rows: slice) -> Readout:
             tokens = choose(logits, rows)
             return Readout(tokens, judge(logits, tokens, rows))
+
+        return read
+
+    @classmethod
+    def at_once(cls, reads: Sequence[Self]) -> bool:
+        """Whether one pass gives tokens and scores: those of raw logits, of rows by themselves."""
+        scored = any(read.scores for read in reads)
+        plain = all(read.sampling.plain or not (read.drawn and read.scores) for read in reads)
+        return scored and plain and not any(read.whole for read in reads)
+
+    @classmethod
+    def fused(
+        cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
+    ) -> Reader:
+        """The same reader in one pass over the logits, whatever their dtype."""
+        wanted = {score for read in reads for score in read.scores}
+        noisy = Noisy.of([r.sampling for r in reads], [r.step for r in reads], slots, device)
+
+        def read(logits: Tensor, rows: slice) -> Readout:
+            tokens, scores = noisy.at_once(logits, rows)
+            return Readout(tokens, {score: scores[score] for score in wanted})
 
         return read
 
@@ -210,10 +233,7 @@ def chooser(
     """Spread each request's settings, and the noise of its step, over the slots that it wants."""
     if all(sampling.temperature == 0 for sampling in samplings):
         return lambda logits, rows: logits.argmax(-1)
-    return Noisy(
-        cut=Cut.of(samplings, slots, device),
-        keys=noise_of(samplings, steps, slots).to(device),
-    )
+    return Noisy.of(samplings, steps, slots, device)
 
 
 def noise_of(
@@ -229,67 +249,52 @@ def noise_of(
 
 
 @dataclass(slots=True, kw_only=True)
-class Cut:
-    """The settings of a group's rows, each a tensor `[R]`."""
-
-    temperature: Tensor
-    top_p: Tensor
-    top_k: Tensor
-    min_p: Tensor
-
-    @classmethod
-    def of(
-        cls, samplings: Sequence[Sampling], slots: Sequence[Sequence[int]], device: torch.device
-    ) -> Self:
-        """Spread each request's settings over the slots that it wants."""
-        counts = [len(wanted) for wanted in slots]
-
-        def spread(values: list[float], kind: type) -> Tensor:
-            return torch.from_numpy(np.repeat(np.array(values, dtype=kind), counts)).to(device)
-
-        return cls(
-            temperature=spread([s.temperature for s in samplings], np.float32),
-            top_p=spread([s.top_p for s in samplings], np.float32),
-            top_k=spread([s.top_k or MOST for s in samplings], np.int64),
-            min_p=spread([s.min_p for s in samplings], np.float32),
-        )
-
-    def __call__(self, logits: Tensor, rows: slice) -> Tensor:
-        """Logits `[r, V]` of the rows `rows` of the group, as their tokens are drawn."""
-        temperature, top_p, top_k = (t[rows] for t in (self.temperature, self.top_p, self.top_k))
-        if bool((temperature > 0).any()):
-            logits = logits.float() / torch.where(temperature > 0, temperature, 1)[:, None]
-        if bool((top_p < 1).any()):
-            logits = keep_top_p(logits, top_p)
-        return keep_top_k(keep_min_p(logits, self.min_p[rows]), top_k)
-
-
-@dataclass(slots=True, kw_only=True)
 class Noisy:
     """A chooser of rows with settings and noise of their own."""
 
     cut: Cut
     keys: Tensor
 
+    @classmethod
+    def of(
+        cls,
+        samplings: Sequence[Sampling],
+        steps: Sequence[int],
+        slots: Sequence[Sequence[int]],
+        device: torch.device,
+    ) -> Self:
+        """Spread each request's settings, and the noise of its step, over its slots."""
+        keys = noise_of(samplings, steps, slots).numpy()
+        return cls(cut=Cut.of(samplings, slots, device), keys=to_device(keys, device))
+
+    def at_once(
+        self, logits: Tensor, rows: slice, guess: Tensor | None = None, ratio: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Tokens of the rows `rows` and all scores, by the kernel, see `read_rows`."""
+        return read_rows(logits, self.cut.of_rows(rows), self.keys[rows], guess, ratio)
+
     def __call__(self, logits: Tensor, rows: slice) -> Tensor:
         """Token of each row of `logits [r, V]`, which are the rows `rows` of the group."""
+        if fits(logits.device):
+            return self.at_once(logits, rows)[0]
+        settings, known = self.cut.of_rows(rows), self.cut.known[:, rows]
         tokens = logits.argmax(-1)
         # Rows are picked by index, so that a greedy neighbour costs nothing and changes nothing.
-        temperature = self.cut.temperature[rows]
-        warm = (temperature > 0).nonzero().squeeze(-1)
-        if len(warm):
-            scaled = logits[warm].float() / temperature[warm, None]
-            noised = keep_top_k(scaled, self.cut.top_k[rows][warm])
-            noised = keep_min_p(noised, self.cut.min_p[rows][warm])
+        if len(found := known[0].nonzero()[0]):
+            warm = to_device(found, logits.device)
+            own = Settings(*(setting[warm] for setting in settings))
+            scaled = logits[warm].float() / own.temperature[:, None]
+            noised = narrowed(scaled, own, known[:, found])
             noised = noised + gumbel(self.keys[rows][warm], scaled.shape[-1])
-            tokens[warm] = nucleus(scaled, noised, self.cut.top_p[rows][warm])
+            tokens[warm] = nucleus(scaled, noised, own.top_p)
         return tokens
 
     def law(self, logits: Tensor, rows: slice) -> Tensor:
         """Probabilities `f32[r, V]` with which the tokens of `logits [r, V]` are chosen."""
-        law = F.one_hot(logits.argmax(-1), logits.shape[-1]).float()
-        warm = (self.cut.temperature[rows] > 0).nonzero().squeeze(-1)
-        if len(warm):
+        law = torch.zeros_like(logits, dtype=torch.float32)
+        law.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        if len(found := self.cut.known[0, rows].nonzero()[0]):
+            warm = to_device(found, logits.device)
             law[warm] = self.cut(logits, rows)[warm].softmax(-1)
         return law
 

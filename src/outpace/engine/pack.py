@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.attention.batch import Batch, Span
+from outpace.attention.batch import Backend, Batch, Span
 from outpace.decoding import Read
 from outpace.decoding.forward import IntArray
 from outpace.engine.feed import Feed
@@ -29,10 +29,17 @@ class Buffer:
 
     def grow(self, size: int) -> None:
         """Make room for so many."""
-        apart = self.device.type != "cpu"
-        self.host = torch.empty(size, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        self.array = self.host.numpy()
-        self.there = torch.empty_like(self.host, device=self.device) if apart else self.host
+        self.there = torch.empty(size, dtype=torch.int64, device=self.device)
+
+    def host(self, size: int) -> Tensor:
+        """Memory in which that many numbers are laid out.
+
+        Where a GPU copies from it, it is new each time, since the copy of the last pass may still
+        be on its way. PyTorch keeps pinned memory, and knows when it is free again.
+        """
+        if self.device.type == "cpu":
+            return self.there[:size]
+        return torch.empty(size, dtype=torch.int64, pin_memory=self.device.type == "cuda")
 
     def moved(self, numbers: Sequence[int], by: int) -> IntArray:
         """Numbers with another added to each."""
@@ -44,15 +51,16 @@ class Buffer:
         """Tensors `i64` of ids and of the numbers of each group, good until the next call."""
         sizes = [len(ids), *(sum(map(len, group)) for group in groups)]
         total = sum(sizes)
-        if total > len(self.host):
+        if total > len(self.there):
             self.grow(2 * total)
-        self.array[: len(ids)] = ids
-        np.concatenate(
-            [part for group in groups for part in group], out=self.array[len(ids) : total]
-        )
-        if self.there is not self.host:
-            self.there[:total].copy_(self.host[:total])
-        return list(self.there[:total].split(sizes))
+        host = self.host(total)
+        self.array = array = host.numpy()
+        array[: len(ids)] = ids
+        np.concatenate([part for group in groups for part in group], out=array[len(ids) :])
+        there = self.there[:total]
+        if self.device.type != "cpu":
+            there.copy_(host, non_blocking=True)
+        return list(there.split(sizes))
 
 
 @dataclass(slots=True)
@@ -74,8 +82,8 @@ class Packed:
     sizes: list[int]
 
 
-def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
-    """Lay the rows of all feeds one behind the other."""
+def pack(feeds: Sequence[Feed], buffer: Buffer, backend: Backend) -> Packed:
+    """Lay the rows of all feeds one behind the other, and what the back end wants to know."""
     numbers = buffer.numbers
     spans: list[Span] = []
     ids: list[int] = []
@@ -100,7 +108,8 @@ def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
     rows = [buffer.moved(feeds[index].rows, spans[index].rows.start) for index in order]
     in_order = sum(map(len, rows)) == len(ids)
     in_order = in_order and bool((np.concatenate(rows) == numbers[: len(ids)]).all())
-    parts = buffer.send(ids, places, behind + slots, rows, before)
+    further = [[each] for each in backend.numbers(spans)]
+    parts = buffer.send(ids, places, behind + slots, rows, before, *further)
     features = [feed.context for feed in feeds if feed.context is not None]
     batch = Batch(
         ids=parts[0],
@@ -109,6 +118,7 @@ def pack(feeds: Sequence[Feed], buffer: Buffer) -> Packed:
         context=(torch.cat(features), parts[4]) if features else None,
         spans=spans,
         features=[feed.features for feed in feeds if feed.features is not None],
+        numbers=parts[5:],
     )
-    wanted, sizes = None if in_order else parts[3], list(map(len, parts))
+    wanted, sizes = None if in_order else parts[3], list(map(len, parts[:5]))
     return Packed(batch, wanted, list(groups.items()), sizes)

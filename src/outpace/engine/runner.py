@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from outpace.attention.batch import Backend
-from outpace.attention.dense import Dense
+from outpace.attention.choice import backend
 from outpace.decoding import Kind, Prediction
 from outpace.decoding.processor import NEVER
-from outpace.engine.cache import Cache, Table
+from outpace.engine.cache import PAGE, Cache, Table
 from outpace.engine.feed import Feed
 from outpace.engine.layout import lay_out
 from outpace.engine.pack import Buffer, Packed, pack
@@ -27,7 +27,8 @@ class Runner:
 
     `vocab` cuts rows of the embedding that stand for no token, `read_rows` bounds the rows whose
     logits are in memory at a time, `slots` is the size of the cache, `prefix_cache` says whether a
-    causal model finds what it computed for prompts that began alike.
+    causal model finds what it computed for prompts that began alike, and `attention` names the back
+    end (`attention/choice.py`).
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Runner:
         vocab: int | None = None,
         read_rows: int = 256,
         prefix_cache: bool = True,
+        attention: str = "auto",
     ) -> None:
         self.name = name
         self.model = model
@@ -47,14 +49,22 @@ class Runner:
         self.read_rows = read_rows
         weight = model.norm.weight
         self.device = weight.device
+        self.exact = self.device.type == "cpu"
+        """Whether all logits are made float32, which is fastest on a CPU."""
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         lay_out(model)
         self.cache = Cache(model.config, slots, dtype=weight.dtype, device=self.device)
         # A difference in the last bit, as calls of other sizes make it, may be one of a whole code.
         double = is_quantised(model)
-        keys, values = self.cache.keys, self.cache.values
-        self.backend: Backend = Dense(
-            keys, values, self.config.heads, self.config.sights, double=double
+        self.backend: Backend = backend(
+            attention,
+            self.cache.keys,
+            self.cache.values,
+            self.config.heads,
+            self.config.sights,
+            sinks=self.config.sinks,
+            page=PAGE,
+            double=double,
         )
         self.buffer = Buffer(self.device, len(self.cache))
         self.prefix: Prefix | None = None
@@ -113,7 +123,7 @@ class Runner:
 
         Raises `ArithmeticError` where logits that are read are no numbers.
         """
-        packed = pack(feeds, self.buffer)
+        packed = pack(feeds, self.buffer, self.backend)
         began = time.perf_counter()
         wanted = {layer for feed in feeds for layer in feed.layers}
         hidden, captured = self.forward(packed, wanted)
@@ -148,8 +158,10 @@ class Runner:
             reader = kind.group(reads, slots, self.device)
             keep = any(read.keep for read in reads)
             whole = any(read.whole for read in reads)
+            exact = self.exact or keep or whole
+            exact = exact or any(feeds[index].processors for index in members)
             for rows in chunks([len(each) for each in slots], self.read_rows, whole=whole):
-                logits = self.logits(hidden, slice(first + rows.start, first + rows.stop))
+                logits = self.logits(hidden, slice(first + rows.start, first + rows.stop), exact)
                 process(logits, rows, [feeds[index] for index in members])
                 parts.append(Part.of(reader(logits, rows), logits, keep=keep))
             first += sum(map(len, slots))
@@ -159,11 +171,13 @@ class Runner:
         """Logits `[r, V]` of some of the hidden states of a pass."""
         return self.model.head(hidden[rows])
 
-    def logits(self, hidden: Tensor, rows: slice) -> Tensor:
-        """The same in `f32[r, vocab]`; the mask is no token that a model may say."""
-        logits = self.head(hidden, rows)[:, : self.vocab].float()
+    def logits(self, hidden: Tensor, rows: slice, exact: bool) -> Tensor:
+        """The same of `vocab` tokens, `exact` in float32; the mask is none that may be said."""
+        logits = self.head(hidden, rows)[:, : self.vocab]
+        if exact:
+            logits = logits.float()
         if self.config.mask_id is not None and self.config.mask_id < self.vocab:
-            logits[:, self.config.mask_id] = NEVER
+            logits[:, self.config.mask_id] = max(NEVER, torch.finfo(logits.dtype).min)
         return logits
 
     def attach(

@@ -68,10 +68,10 @@ class Team:
             raise ValueError(f"quantize={quantize!r} is for a model in one process; leave it out")
         return cls(*join(size, device))
 
-    def divide(self, target: Stack, load: Callable[[str], Stack]) -> None:
+    def divide(self, target: Stack, load: Callable[[str], Stack], attention: str) -> None:
         """Let the first process lead and the others follow, who end in here.
 
-        `load` is for further models.
+        `load` is for further models, `attention` the back end.
         """
         if self.share is None:
             return
@@ -79,7 +79,7 @@ class Team:
         atexit.register(self.close)
         if self.share.rank:
             wire, self.wire = self.wire, None
-            follow(wire, target, load)
+            follow(wire, target, load, attention)
             raise SystemExit
 
     def close(self) -> None:
@@ -172,12 +172,16 @@ class Following:
             features = runner.model.norm.weight.new_empty(sizes[4], runner.config.feature_size)
             dist.broadcast(features, 0)
             context = features, parts[4]
+        own = list(spans(rest.tolist()))
         batch = Batch(
             ids=parts[0],
             positions=parts[1],
             write=parts[2],
             context=context,
-            spans=list(spans(rest.tolist())),
+            spans=own,
+            numbers=[
+                torch.from_numpy(each).to(runner.device) for each in runner.backend.numbers(own)
+            ],
         )
         packed = Packed(batch, None if in_order else parts[3], [], sizes)
         self.hidden = runner.forward(packed, {runner.config.layers - 1} if last else ())[0]
@@ -197,7 +201,7 @@ class Following:
             self.runner.cache.erase(here)
 
 
-def follow(wire: Wire, target: Stack, load: Callable[[str], Stack]) -> None:
+def follow(wire: Wire, target: Stack, load: Callable[[str], Stack], attention: str) -> None:
     """Do what the first process says, until it ends; further models are loaded by name."""
     models: list[Following] = []
     if current_thread() is main_thread():
@@ -213,7 +217,7 @@ def follow(wire: Wire, target: Stack, load: Callable[[str], Stack]) -> None:
             case Order.LOAD:
                 name = bytes(message[2:].tolist()).decode()
                 model = load(name) if models else target
-                runner = Runner(name, model, slots=rest[0], prefix_cache=False)
+                runner = Runner(name, model, slots=rest[0], prefix_cache=False, attention=attention)
                 models.append(Following(runner))
             case Order.PASS:
                 models[rest[0]].run(bool(rest[1]), bool(rest[2]), message[4:])

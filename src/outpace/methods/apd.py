@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,8 @@ from outpace.decoding import (
     Sampling,
     agreement,
 )
-from outpace.decoding.sampling import Read, Reader, Readout, chooser
+from outpace.decoding.fused import fits, to_device
+from outpace.decoding.sampling import Noisy, Read, Reader, Readout, chooser
 from outpace.methods.method import Method, Within, at_least_one, fraction
 
 Coupling = Literal["gumbel", "argmax"]
@@ -105,11 +107,15 @@ class Mixture(Read):
         """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         choose = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
         guess = torch.cat([read.guess for read in reads]) if len(reads) > 1 else reads[0].guess
-        ratio = torch.cat([torch.full((len(r.guess), 1), float(r.ratio)) for r in reads]).to(device)
+        ratios = np.repeat([r.ratio for r in reads], [len(r.guess) for r in reads])
+        ratio = to_device(ratios.astype(np.float32), device)
 
         def read(logits: Tensor, rows: slice) -> Readout:
             vocab = min(guess.shape[-1], logits.shape[-1])
-            mixed = torch.lerp(logits[:, :vocab].float(), guess[rows, :vocab].float(), ratio[rows])
+            mine, other, weight = logits[:, :vocab], guess[rows, :vocab], ratio[rows]
+            if fits(device) and isinstance(choose, Noisy):
+                return Readout(choose.at_once(mine, rows, other, weight)[0], {})
+            mixed = torch.lerp(mine.float(), other.float(), weight[:, None])
             return Readout(choose(mixed, rows), {})
 
         return read

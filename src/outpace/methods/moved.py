@@ -40,7 +40,7 @@ class Moved(Sample):
         spans = list(zip(reads, ends, ends[1:], strict=False))
 
         def read(logits: Tensor, rows: slice) -> Readout:
-            logits = logits.clone()
+            logits = logits.to(torch.float32, copy=True)
             parts = []
             for each, begin, end in spans:
                 own = slice(max(begin, rows.start), min(end, rows.stop))
@@ -50,15 +50,21 @@ class Moved(Sample):
                     if each.null is not None:
                         null = each.null[own.start - begin : own.stop - begin]
                         part.sub_(null).mul_(1 + each.guidance).add_(null)
-                    part[:, list(each.never)] = -torch.inf
+                    drop(part, each.never)
             tokens = choose(logits, rows)
             raw = scores(logits, tokens, wanted)
             for each, part in parts:
-                part[:, list(each.last)] = -torch.inf
+                drop(part, each.last)
             judged = judge(logits, tokens, rows)
             ended = logits.gather(-1, tokens[:, None]).squeeze(-1) == -torch.inf
             for name, score in judged.items():
-                score[ended] = torch.inf if name == "entropy" else -torch.inf
+                score.masked_fill_(ended, torch.inf if name == "entropy" else -torch.inf)
             return Readout(tokens, judged | raw)
 
         return read
+
+
+def drop(logits: Tensor, tokens: Sequence[int]) -> None:
+    """Set tokens of `logits [r, V]` to minus infinity; the host waits for no list of columns."""
+    for token in tokens:
+        logits[:, token] = -torch.inf

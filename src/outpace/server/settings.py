@@ -107,11 +107,12 @@ class Entry(Strict):
     max_sequences: Positive = 256
     prefix_cache: bool = True
     tensor_parallel: Positive = 1
+    attention: str = "auto"
 
     def loading(self) -> dict[str, Any]:
         """What `LLM` is told."""
         names = ("adapter", "device", "dtype", "quantize", "max_length", "mask_id", "cache_gib")
-        more = ("max_rows", "max_sequences", "prefix_cache", "tensor_parallel")
+        more = ("max_rows", "max_sequences", "prefix_cache", "tensor_parallel", "attention")
         return self.model_dump(include={*names, *more})
 
 

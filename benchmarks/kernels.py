@@ -1,0 +1,215 @@
+"""Kernels against the reference back end: first whether they agree, then how long they take."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness import Bar, Row
+from outpace.attention.batch import Backend, Batch, Span
+from outpace.attention.choice import backend, missing
+from outpace.decoding import Sampling
+from outpace.decoding.fused import read_rows
+from outpace.decoding.sampling import Noisy, Score, scores
+from outpace.engine.cache import PAGE, Table
+
+SCORES: set[Score] = {"confidence", "margin", "entropy"}
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Largest difference of outputs near 1 from the reference in float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Sequences that are decoded side by side: so many rows each, behind so many keys.
+
+    `shape` has the heads, key heads, and head size.
+    """
+
+    shape: tuple[int, int, int]
+    batch: int
+    rows: int
+    keys: int
+    pattern: str = "full"
+
+    @property
+    def name(self) -> str:
+        """Its numbers."""
+        return f"{self.batch} x {self.rows} rows, {self.keys} keys, {self.pattern}"
+
+    def spans(self) -> list[Span]:
+        """Rows at the end of sequences whose pages lie anywhere."""
+        end, each = self.keys + self.rows, -(-(self.keys + self.rows) // PAGE)
+        order = np.random.default_rng(0).permutation(self.batch * each).reshape(self.batch, each)
+        stops = None if self.pattern == "causal" else [end] * self.rows
+        return [
+            Span(
+                slice(n * self.rows, (n + 1) * self.rows),
+                self.keys,
+                end,
+                stops,
+                Table(pages=order[n].tolist(), size=end),
+            )
+            for n in range(self.batch)
+        ]
+
+    def tensors(self, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries `[T, H, D]`, keys and values `[S, K, D]`."""
+        heads, kv_heads, size = self.shape
+        slots = self.batch * -(-(self.keys + self.rows) // PAGE) * PAGE
+        drawn = torch.Generator(device).manual_seed(0)
+        memory = torch.randn(2, kv_heads, slots, size, generator=drawn, device=device)
+        q = torch.randn(self.batch * self.rows, heads, size, generator=drawn, device=device)
+        keys, values = memory.to(dtype).transpose(1, 2)
+        return q.to(dtype), keys, values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What is compared: loads that must agree, loads and (rows, vocabulary) that are timed.
+
+    `copied` bytes are moved to see how fast the memory is.
+    """
+
+    agree: tuple[Load, ...]
+    loads: tuple[Load, ...]
+    reads: tuple[tuple[int, int], ...]
+    copied: int
+
+
+WIDE = (32, 8, 128)
+FULL = Sizes(
+    agree=tuple(
+        Load(shape=shape, batch=3, rows=rows, keys=keys, pattern=pattern)
+        for shape in ((8, 2, 64), (14, 2, 64), (28, 4, 128), WIDE)
+        for rows, keys, pattern in ((1, 900, "causal"), (16, 4000, "full"), (300, 0, "causal"))
+    ),
+    loads=(
+        *(
+            Load(shape=WIDE, batch=batch, rows=rows, keys=keys)
+            for batch, keys in ((1, 4096), (8, 4096), (32, 4096), (64, 1024))
+            for rows in (1, 16, 32)
+        ),
+        Load(shape=WIDE, batch=1, rows=4096, keys=0, pattern="causal"),
+    ),
+    reads=((1, 151_936), (64, 151_936), (256, 151_936)),
+    copied=2**30,
+)
+TINY = Load(shape=(8, 2, 64), batch=2, rows=3, keys=40)
+SMOKE = Sizes(agree=(TINY,), loads=(TINY,), reads=((2, 5000),), copied=2**16)
+
+
+def compare(
+    sizes: Sizes, device: str, dtype: torch.dtype, spend: Callable[[Iterable[Any]], Iterator[Any]]
+) -> tuple[dict[str, list[Row]], list[Bar]]:
+    """Tables of times, and bars of agreement; `spend` gives out cases while there is time."""
+    if reason := missing(torch.device(device)):
+        print(f"no kernels: {reason}")
+        return {}, []
+    bars = [
+        Bar(what=f"kernel as the reference: {where}", value=difference, limit=limit)
+        for where, difference, limit in agreement(sizes.agree, device)
+    ]
+    copied = bandwidth(device, sizes.copied) / 1e9
+    layers: list[Row] = []
+    for load in spend(sizes.loads):
+        row = attention(load, device, dtype)
+        layers.append(row | {"share of a copy": row["kernel GB/s"] / copied})
+    reads = [reading(rows, vocab, device, dtype) for rows, vocab in spend(sizes.reads)]
+    return {"attention": layers, "reads": reads}, bars
+
+
+def attending(
+    load: Load, name: str, q: Tensor, keys: Tensor, values: Tensor
+) -> Callable[[], Tensor]:
+    """One layer's attention by a back end, planned."""
+    one: Backend = backend(name, [keys], [values], q.shape[1], (), page=PAGE, double=False)
+    spans, nothing = load.spans(), q.new_zeros(0, *keys.shape[1:])
+    numbers = [torch.from_numpy(each).to(q.device) for each in one.numbers(spans)]
+    none = torch.zeros(0, dtype=torch.int64, device=q.device)
+    attend = one.plan(Batch(none, none, none, None, spans, numbers))
+    return lambda: attend(0, q, nothing, nothing)
+
+
+def agreement(loads: Sequence[Load], device: str) -> Iterator[tuple[str, float, float]]:
+    """For each load and dtype its name, the largest difference from float32, and its limit."""
+    for load in loads:
+        for dtype, limit in TOLERANCES.items():
+            given = load.tensors(device, dtype)
+            exact = attending(load, "dense", *(each.float() for each in given))()
+            found = attending(load, "triton", *given)().float()
+            where = f"{load.shape}, {str(dtype).removeprefix('torch.')}, {load.name}"
+            yield where, float((found - exact).abs().max()), limit
+
+
+def attention(load: Load, device: str, dtype: torch.dtype) -> Row:
+    """Milliseconds of a layer by either back end, and what the kernel reads per second."""
+    q, keys, values = load.tensors(device, dtype)
+    dense, kernel = (timed(attending(load, name, q, keys, values)) for name in ("dense", "triton"))
+    heads, kv_heads, size = load.shape
+    read = 2 * load.batch * (load.keys + load.rows) * kv_heads * size * dtype.itemsize
+    return {
+        "heads": str(load.shape),
+        "load": load.name,
+        "dense ms": dense * 1e3,
+        "kernel ms": kernel * 1e3,
+        "kernel GB/s": read / 1e9 / kernel,
+    }
+
+
+def reading(rows: int, vocab: int, device: str, dtype: torch.dtype) -> Row:
+    """Milliseconds in which rows of logits become tokens and scores, in one pass and in several."""
+    drawn = torch.Generator(device).manual_seed(0)
+    logits = torch.randn(rows, vocab, generator=drawn, device=device).to(dtype)
+    sampling = Sampling(temperature=0.8, top_p=0.9, seed=1)
+    each = Noisy.of([sampling], [0], [range(rows)], torch.device(device))
+    whole = slice(0, rows)
+
+    def several() -> Tensor:
+        tokens = logits.argmax(-1)
+        scores(logits, tokens, SCORES)
+        return tokens
+
+    def once() -> Tensor:
+        return read_rows(logits, each.cut.of_rows(whole), each.keys)[0]
+
+    return {
+        "rows": rows,
+        "vocabulary": vocab,
+        "greedy and scores, PyTorch ms": timed(several) * 1e3,
+        "drawn and scores, kernel ms": timed(once) * 1e3,
+    }
+
+
+def bandwidth(device: str, size: int) -> float:
+    """Bytes that are read and written per second in a copy of `size` bytes."""
+    memory = torch.zeros(size, dtype=torch.uint8, device=device)
+    other = torch.empty_like(memory)
+    return 2 * size / timed(lambda: other.copy_(memory))
+
+
+def wait() -> None:
+    """Until a GPU has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def timed(run: Callable[[], object], rounds: int = 9, calls: int = 10) -> float:
+    """Median seconds of a call among several, once all is compiled; a CPU makes one at a time."""
+    calls = calls if torch.cuda.is_available() else 1
+    seconds = []
+    for number in range(rounds + 1):
+        wait()
+        began = time.perf_counter()
+        for _ in range(calls):
+            run()
+        wait()
+        if number:
+            seconds.append((time.perf_counter() - began) / calls)
+    return statistics.median(seconds)

@@ -1,0 +1,74 @@
+"""Tokens and scores of logits in one pass over them, where a device can run the kernel.
+
+Shapes: R rows, V vocabulary; settings are tensors `[R]`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SCORES = ("confidence", "logprob", "margin", "entropy", "logsum")
+"""Rows of the table that the kernel writes."""
+
+BLOCK = 4096
+"""Columns that are read in one go."""
+
+
+class Settings(NamedTuple):
+    """How the rows of a group are drawn, each a tensor `[R]`."""
+
+    temperature: Tensor
+    top_p: Tensor
+    top_k: Tensor
+    min_p: Tensor
+
+
+@cache
+def fits(device: torch.device) -> bool:
+    """Whether a device runs the kernel."""
+    return device.type == "cuda" and find_spec("triton") is not None
+
+
+def read_rows(
+    logits: Tensor,
+    settings: Settings,
+    keys: Tensor,
+    guess: Tensor | None = None,
+    ratio: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Tokens `i64[R]` of `logits [R, V]` of any dtype, and every score `f32[R]` by its name.
+
+    Tokens are drawn under the noise of `keys i64[R]`, at temperature 0 they are the arg-max. With
+    a `guess [R, V]` and a `ratio f32[R]` the logits are `torch.lerp(logits, guess, ratio)`. Scores
+    are those of the logits at temperature 1, and not cut.
+    """
+    from outpace.decoding import kernel  # only now, since it loads Triton
+
+    rows, vocab = logits.shape
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    other = logits if guess is None else guess if guess.stride(1) == 1 else guess.contiguous()
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    scores = torch.empty(len(SCORES), rows, dtype=torch.float32, device=logits.device)
+    kernel.read[rows,](
+        *(logits, other, keys if ratio is None else ratio),
+        *(settings.temperature, settings.top_p, settings.top_k, settings.min_p.log()),
+        *(keys, tokens, scores, rows, vocab, logits.stride(0), other.stride(0)),
+        BLOCK=BLOCK,
+        GUESS=guess is not None,
+        num_warps=8,
+    )
+    return tokens, dict(zip(SCORES, scores, strict=True))
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """A copy on a device, for which the host does not wait."""
+    there = torch.from_numpy(array)
+    if device.type != "cuda":
+        return there.to(device)
+    return there.pin_memory().to(device, non_blocking=True)

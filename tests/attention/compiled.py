@@ -1,0 +1,44 @@
+"""Compiles the kernels for a GPU that need not be there, and prints what memory they share."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from outpace.attention import kernel
+from outpace.decoding import kernel as reads
+
+SHARED = {"N": 64, "PAGE": 16, "SIZE": 128, "WIDTH": 128, "UPCAST": False}
+POINTERS = {
+    **dict.fromkeys(("q", "keys", "values", "out"), "*bf16"),
+    **dict.fromkeys(("sums", "tops", "ratios", "temperatures", "top_ps", "min_ps"), "*fp32"),
+    **dict.fromkeys(("tables", "bounds", "items", "merges", "top_ks", "tokens"), "*i64"),
+    "logits": "*bf16",
+    "guesses": "*fp32",
+    "scores": "*fp32",
+    "scale": "fp32",
+}
+
+
+def build(function: Any, pointers: dict[str, str], constants: dict[str, Any]) -> None:
+    """Compile for compute capability 9.0; numbers that are not named are of 32 bits."""
+    names = function.arg_names
+    kinds = {name: pointers.get(name, "i32") for name in names}
+    source = ASTSource(
+        fn=function,
+        signature=kinds | dict.fromkeys(constants, "constexpr"),
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+    )
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    print(function.__name__, built.metadata.shared)
+
+
+if __name__ == "__main__":
+    assert isinstance(kernel.attend, triton.JITFunction), sys.argv
+    build(reads.read, POINTERS | {"keys": "*i64"}, {"BLOCK": 4096, "GUESS": True})
+    build(kernel.merge, POINTERS, {"HEADS": 32, "BLOCK": 1, "PARTS": 16, "SIZE": 128, "WIDTH": 128})
+    build(kernel.attend, POINTERS, {"GROUP": 4, "M": 64, **SHARED})

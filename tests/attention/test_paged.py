@@ -1,0 +1,285 @@
+"""The kernel against the reference back end, under Triton's interpreter."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, make_dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import finish, tokens
+from outpace import LLM
+from outpace.attention import choice, paged
+from outpace.attention.batch import Backend, Batch, Span
+from outpace.attention.choice import backend
+from outpace.attention.dense import Dense
+from outpace.attention.paged import Paged
+from outpace.attention.plan import Grid, Tiles, bounds, tables
+from outpace.engine.cache import PAGE, Table
+from outpace.engine.engine import Engine
+from outpace.engine.runner import Runner
+from outpace.evaluation.run import questions_of
+from outpace.methods import APD, Autoregressive, DFlash, Method
+from outpace.models.config import Sight
+from workload import KINDS, MODELS, Request
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Largest difference of outputs near 1; eps of the dtypes of 16 bits is 1e-3 and 8e-3."""
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    """Numbers that are the same every time."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def scattered(count: int, size: int, seed: int) -> list[Table]:
+    """Tables of `size` slots whose pages lie anywhere; the last one's lie side by side."""
+    each = -(-size // PAGE)
+    order = np.random.default_rng(seed).permutation((count - 1) * each).tolist()
+    pages = [order[n * each : n * each + each] for n in range(count - 1)]
+    pages.append(list(range((count - 1) * each, count * each)))
+    return [Table(pages=own, size=size) for own in pages]
+
+
+def spans_of(asked: Sequence[tuple[int, int, object]], size: int, seed: int = 0) -> list[Span]:
+    """Spans of (start, rows, pattern): "causal", "full", a reach, or lengths of blocks."""
+    spans, begin = [], 0
+    for (start, rows, pattern), table in zip(asked, scattered(len(asked), size, seed), strict=True):
+        end = start + rows
+        match pattern:
+            case "causal":
+                stops, seen = None, end
+            case "full":
+                stops, seen = [end] * rows, end
+            case int():
+                stops, seen = [pattern] * rows, pattern
+            case _:
+                ends = np.cumsum(pattern) + start
+                stops, seen = np.repeat(ends, pattern).tolist(), end
+        spans.append(Span(slice(begin, begin + rows), start, seen, stops, table))
+        begin += rows
+    return spans
+
+
+def attend(backend: Backend, spans: list[Span], q: Tensor, layer: int = 0) -> Tensor:
+    """What a back end makes of queries over what stands in the cache."""
+    numbers = [torch.from_numpy(each) for each in backend.numbers(spans)]
+    none = torch.zeros(0, dtype=torch.int64)
+    nothing = q.new_zeros(0, *backend.keys[0].shape[1:])
+    batch = Batch(none, none, none, None, spans, numbers)
+    return backend.plan(batch)(layer, q, nothing, nothing)
+
+
+def compare(
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    asked: Sequence[tuple[int, int, object]],
+    size: int,
+    *,
+    processors: int = 4,
+    sights: Sequence[Sight] = (),
+) -> None:
+    """Both back ends on the same memory; the reference attends in float32."""
+    heads, kv_heads, dim = shape
+    spans = spans_of(asked, size)
+    slots = len(asked) * -(-size // PAGE) * PAGE
+    memory = random(2, kv_heads, slots, dim).to(dtype).transpose(1, 2)
+    rows = spans[-1].rows.stop
+    # A view of the product that makes queries, keys and values, as a model has it.
+    q = random(rows, heads + 2 * kv_heads, dim, seed=1).to(dtype)[:, :heads]
+    dense = Dense([memory[0]] * 2, [memory[1]] * 2, heads, sights)
+    exact = Dense([memory[0].float()] * 2, [memory[1].float()] * 2, heads, sights)
+    ours = Paged(dense, page=PAGE, processors=processors)
+    for layer in range(2 if sights else 1):
+        wanted = attend(exact, spans, q.float(), layer)
+        got = attend(ours, spans, q, layer)
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.float(), wanted, atol=TOLERANCE[dtype], rtol=0)
+
+
+SHAPES = [(8, 2, 64), (14, 2, 64), (28, 4, 128), (32, 8, 128)]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+MIXED = [(60, 1, "causal"), (9, 16, "full"), (0, 5, (2, 3)), (3, 4, 40), (130, 3, "causal")]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_kernel_equals_dense(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Decode, full, blocks and a reach in one launch, over scattered pages, some of them split."""
+    compare(shape, dtype, MIXED if shape[0] < 32 else [*MIXED[:2], MIXED[4]], 144)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 17, 33, 64])
+def test_kernel_equals_dense_for_any_number_of_rows(rows: int) -> None:
+    """As prefill, behind a prefix, full, and in blocks."""
+    blocks = (rows,) if rows < 3 else (1, rows - 2, 1)
+    asked = [(0, rows, "causal"), (50, rows, "full"), (37, rows, blocks), (90, rows, "causal")]
+    compare((4, 2, 16), torch.float32, asked, 160)
+
+
+@pytest.mark.parametrize("processors", [1, 64])
+def test_splitting_changes_nothing(processors: int) -> None:
+    """No item is split, or all long ones into as many as there may be."""
+    asked = [(1000, 2, "causal"), (30, 4, "full"), (500, 1, "causal")]
+    compare((4, 1, 32), torch.float32, asked, 1008, processors=processors)
+
+
+@pytest.mark.parametrize(("window", "causal"), [(1, True), (5, False), (70, True), (1000, False)])
+def test_layers_see_as_their_sights_say(window: int, causal: bool) -> None:
+    """A window and nothing behind the row, beside a layer that sees all."""
+    sights = [Sight(window=window, causal=causal), Sight()]
+    compare((4, 2, 16), torch.float32, MIXED, 144, sights=sights)
+
+
+@pytest.mark.parametrize("dim", [16, 24, 80, 96])
+def test_heads_of_any_size(dim: int) -> None:
+    """Also such as are no power of two."""
+    compare((3, 1, dim), torch.float32, MIXED[:3], 144)
+
+
+@pytest.mark.parametrize(("sight", "split"), [(Sight(window=50), False), (Sight(), True)])
+def test_every_slot_is_looked_at_once(sight: Sight, split: bool) -> None:
+    """Items of a tile follow each other, and their middles hide nothing from any row."""
+    spans = spans_of(MIXED, 144)
+    grid = Grid(rows=4, step=32, page=PAGE, programs=64, kv_heads=2)
+    seen = bounds(spans, sight)
+    tiles = Tiles.of(spans, tables(spans, PAGE)[1], seen, grid)
+    items, merges = tiles.items(grid)
+    low, stop = seen
+    for row in range(len(stop)):
+        own = [i for i in items.tolist() if i[0] <= row < i[0] + i[1]]
+        assert own[0][3] <= low[row] and own[-1][6] >= stop[row]
+        assert all(a[6] == b[3] for a, b in zip(own, own[1:], strict=False))
+        for _, _, _, begin, clear, unclear, end, _ in own:
+            assert begin <= clear <= unclear <= end
+            assert clear == unclear or (low[row] <= clear and unclear <= stop[row])
+        merged = merges[merges[:, 0] == row].tolist()
+        assert merged == ([[row, own[0][7] + row - own[0][0], 4, len(own)]] if own[1:] else [])
+    assert {part < 0 for *_, part in items.tolist()} == {True, not split}
+
+
+def test_what_the_kernel_does_not_know_is_left_to_dense(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A span with a field that is set and that the kernel never reads; the log says so once."""
+    news = [(field.name, field.type) for field in fields(Span)]
+    later = make_dataclass("Span", [*news, ("tree", object, None)], bases=(Span,))
+    monkeypatch.setattr(paged, "Span", later)
+    own = [getattr(spans_of(MIXED[:1], 144)[0], field.name) for field in fields(Span)]
+    dense = Dense([random(256, 2, 16)], [random(256, 2, 16)], 4)
+    ours = Paged(dense, page=PAGE, processors=4)
+    assert ours.numbers([later(*own)])
+    q = random(1, 4, 16)
+    for _ in range(2):
+        spans = [later(*own, tree=[1])]
+        assert torch.equal(attend(ours, spans, q), attend(dense, spans, q))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "tree" in caplog.text
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    """Which need not be there; what they share fits into a multiprocessor twice."""
+    program = Path(__file__).parent / "compiled.py"
+    aside = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, env=os.environ | aside
+    )
+    assert done.returncode == 0, done.stderr
+    shared = dict(line.split() for line in done.stdout.splitlines())
+    assert list(shared) == ["read", "merge", "attend"]
+    assert all(int(size) < 100_000 for size in shared.values())
+
+
+def choose(name: str, dtype: torch.dtype = torch.float32, **options: bool) -> Backend:
+    """A back end for a tiny cache."""
+    keys = [torch.zeros(2 * PAGE, 2, 16, dtype=dtype)]
+    return backend(name, keys, keys, 4, (), page=PAGE, double=options.get("double", False))
+
+
+def test_the_choice_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """By device unless it is forced."""
+    with caplog.at_level(logging.INFO):
+        assert isinstance(choose("auto"), Dense)
+        assert isinstance(choose("triton"), Paged)
+    assert [record.message for record in caplog.records] == [
+        "attention on cpu in float32: dense",
+        "attention on cpu in float32: triton",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("flash", {}, "unknown attention 'flash'; known are auto, dense, triton"),
+        (None, {}, "unknown attention None"),
+        (["triton"], {}, r"unknown attention \['triton'\]"),
+        ("triton", {"dtype": torch.float64}, "not torch.float64; choose 'dense' or 'auto'"),
+        ("triton", {"double": True}, "8 bits"),
+    ],
+)
+def test_what_cannot_be_is_refused(name: str, options: dict, message: str) -> None:
+    """With what would."""
+    with pytest.raises(ValueError, match=message):
+        choose(name, **options)
+
+
+def test_without_its_compiler_or_a_gpu_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are said before a model is loaded."""
+    monkeypatch.setattr(paged, "interpreted", False)
+    with pytest.raises(ValueError, match="it runs on a GPU, not on cpu"):
+        LLM("tiny-ar", attention="triton")
+    monkeypatch.setattr(choice, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="triton is not installed"):
+        LLM("tiny-ar", attention="triton")
+    assert isinstance(choose("auto"), Dense)
+
+
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [
+        ("tiny-ar", Autoregressive()),
+        pytest.param("tiny-dream", APD(verifier="tiny-aux"), marks=pytest.mark.slow),
+    ],
+)
+def test_text_of_the_zoo_is_that_of_dense(model: str, method: Method) -> None:
+    """Greedy, of models that are trained, several prompts at a time."""
+    texts = []
+    for name in ("dense", "triton"):
+        llm = LLM(model, method, attention=name, cache_gib=0.01)
+        kinds = {type(runner.backend) for runner in llm.runners.values()}
+        assert kinds == {Dense if name == "dense" else Paged}
+        given = [question.prompt for question in questions_of("story", 2)]
+        texts.append([out.text for out in llm.generate(given, max_tokens=6, temperature=0.0)])
+    assert texts[0] == texts[1] and all(texts[0])
+
+
+QUICK = KINDS[0], next(method for method in KINDS if isinstance(method, DFlash))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(method, marks=[] if method in QUICK else [pytest.mark.slow]) for method in KINDS],
+    ids=lambda method: type(method).__name__,
+)
+def test_tokens_of_every_method_are_those_of_dense(method: Method) -> None:
+    """On tiny models with windows and context, two requests side by side."""
+    found = []
+    for name in ("dense", "triton"):
+        engine = Engine()
+        for role, model in MODELS.items():
+            engine.add(Runner(role, model, slots=32 * PAGE, attention=name))
+        prompts = ((3, 1, 4, 1, 5), tuple(range(1, 20)))
+        asked = [Request(method=method, prompt=p, max_tokens=6) for p in prompts]
+        jobs = [each.submit(engine) for each in asked]
+        finish(engine)
+        found.append([tokens(job) for job in jobs])
+    assert found[0] == found[1]

@@ -1,0 +1,163 @@
+"""Reading a row in one pass against the reads of the reference, under Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outpace.decoding import kernel, sampling
+from outpace.decoding.fused import BLOCK, read_rows
+from outpace.decoding.noise import uniform
+from outpace.decoding.sampling import Noisy, Sample, Sampling, noise_of, scores
+from outpace.methods import apd
+from outpace.methods.apd import Mixture
+
+CPU = torch.device("cpu")
+scrambled = kernel.uniform  # a kernel finds what it calls among the names of its own module
+NAMES = ("confidence", "entropy", "logprob", "margin")
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=1.0, seed=1),
+    Sampling(temperature=0.3, top_p=0.5, seed=2),
+    Sampling(temperature=2.0, top_k=3, seed=3),
+    Sampling(temperature=1.5, min_p=0.3, seed=4),
+    Sampling(temperature=5.0, top_p=0.9, top_k=40, min_p=0.001, seed=5),
+]
+
+
+def logits_of(rows: int, vocab: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Rows of a head: some flat, some steep, and a token that is banned."""
+    drawn = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+    logits = (drawn * torch.linspace(0.5, 6, rows)[:, None]).to(dtype)
+    logits[:, vocab // 2] = -1e30
+    return logits
+
+
+def noisy(samplings: Sequence[Sampling], slots: Sequence[Sequence[int]]) -> Noisy:
+    """Rows with settings and noise of their own."""
+    return Noisy.of(samplings, range(len(samplings)), slots, CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("vocab", "count"), [(11, 3), (5000, 1)])
+def test_tokens_and_scores_are_those_of_the_reference(
+    vocab: int, count: int, dtype: torch.dtype
+) -> None:
+    """Greedy and drawn, under every cut, from rows within a block and of several."""
+    slots = [range(count)] * len(SAMPLINGS)
+    rows, each = slice(0, count * len(SAMPLINGS)), noisy(SAMPLINGS, slots)
+    logits = logits_of(rows.stop, vocab, dtype)
+    assert vocab < BLOCK or vocab % BLOCK
+    tokens, found = each.at_once(logits, rows)
+    wanted = each(logits, rows)
+    assert torch.equal(tokens, wanted) and len(set(tokens.tolist())) > 3
+    for name, expected in scores(logits, wanted, set(NAMES)).items():
+        torch.testing.assert_close(found[name], expected, atol=2e-5, rtol=2e-5)
+    logsum = logits.float().logsumexp(-1)
+    torch.testing.assert_close(found["logsum"], logsum, atol=2e-5, rtol=1e-6)
+
+
+@triton.jit
+def fill(keys, out, WIDTH: tl.constexpr):
+    """Write the uniform numbers of a key."""
+    row, columns = tl.program_id(0), tl.arange(0, WIDTH)
+    key = tl.load(keys + row)
+    numbers = scrambled(columns, key.to(tl.uint32), (key >> 32).to(tl.uint32))
+    tl.store(out + row * WIDTH + columns, numbers)
+
+
+def test_noise_is_the_same_to_the_last_bit() -> None:
+    """Its integers and the numbers that they become; logarithms may differ by a rounding."""
+    keys = noise_of([Sampling(seed=7)], [3], [range(4)])
+    out = torch.empty(4, 64)
+    fill[4,](keys, out, WIDTH=64)
+    assert torch.equal(out, uniform(keys, 64))
+
+
+def test_cuts_leave_the_tokens_that_they_leave_in_the_reference() -> None:
+    """From flat rows, where most of what is drawn first lies outside."""
+    samplings = [
+        Sampling(temperature=1e4, top_p=0.3, seed=1),
+        Sampling(temperature=1e4, top_k=2, seed=2),
+        Sampling(temperature=1e4, min_p=0.9999, seed=3),
+    ]
+    slots = [range(4)] * 3
+    each, logits = noisy(samplings, slots), logits_of(1, 60).repeat(12, 1)
+    tokens = each.at_once(logits, slice(0, 12))[0]
+    assert torch.equal(tokens, each(logits, slice(0, 12)))
+    best = logits[0].topk(2).indices.tolist()
+    assert set(tokens[4:8].tolist()) <= set(best)
+
+
+def test_a_view_of_rows_is_read_as_it_lies() -> None:
+    """What a head has beyond the vocabulary is not read."""
+    wide = logits_of(4, 40)
+    wide[:, 30:] = 50.0
+    view = wide[1:3, :30]
+    each = noisy([Sampling(temperature=1.0)], [range(2)])
+    assert torch.equal(each.at_once(view, slice(0, 2))[0], each(view, slice(0, 2)))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_no_number_is_chosen(value: float, temperature: float) -> None:
+    """So that the engine finds it."""
+    logits = logits_of(2, 9)
+    logits[0, 6] = value
+    each = noisy([Sampling(temperature=temperature)], [range(2)])
+    assert each.at_once(logits, slice(0, 2))[0][0] == 6
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mixture_is_read_as_the_reference_reads_it(
+    ratio: float, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of vocabularies of two lengths, at its ends exactly the one or the other."""
+    sampled = Sampling(temperature=temperature, top_p=0.9, seed=3)
+    guess, logits = logits_of(3, 30, seed=1), logits_of(3, 26, seed=2)
+    reads = [Mixture(guess=guess, ratio=ratio, sampling=sampled, step=1)]
+    found = []
+    for kernels in (False, True):
+        for module in (apd, sampling):
+            monkeypatch.setattr(module, "fits", lambda device, kernels=kernels: kernels)
+        found.append(Mixture.group(reads, [range(3)], CPU)(logits, slice(0, 3)).tokens)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "calls"),
+    [
+        ({"scores": NAMES}, 1),
+        ({"sampling": Sampling(temperature=0.5)}, 1),
+        ({"scores": ("confidence",), "sampling": Sampling(temperature=0.5, top_p=0.9)}, 1),
+        ({"scores": NAMES, "drawn": True, "sampling": Sampling(temperature=0.5)}, 1),
+        ({}, 0),
+    ],
+)
+def test_reads_take_one_pass_where_they_can(
+    fields: dict[str, Any], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And give what they give otherwise."""
+    counted = []
+
+    def count(*given: Any) -> Any:
+        counted.append(given)
+        return read_rows(*given)
+
+    monkeypatch.setattr(sampling, "read_rows", count)
+    logits, reads, slots = logits_of(6, 20), [Sample(**fields)] * 2, [range(3), range(2, 5)]
+    plain = Sample.group(reads, slots, CPU)(logits, slice(0, 6))
+    monkeypatch.setattr(sampling, "fits", lambda device: True)
+    fused = Sample.group(reads, slots, CPU)(logits, slice(0, 6))
+    assert len(counted) == calls
+    assert torch.equal(fused.tokens, plain.tokens) and fused.scores.keys() == plain.scores.keys()
+    for name, expected in plain.scores.items():
+        torch.testing.assert_close(fused.scores[name], expected, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,151 @@
+"""A pass makes the host wait once, for what was read: told on a CPU by what would wait on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helpers import finish, tokens
+from outpace.attention.paged import Launch, Paged
+from outpace.decoding import Sampling, cut, sampling
+from outpace.decoding.fused import SCORES, Settings
+from outpace.engine.engine import Engine
+from outpace.engine.runner import Runner
+from outpace.methods import APD, Method, apd
+from workload import KINDS, MODELS, Request, new_engine
+
+aten = torch.ops.aten
+COUNTED = {
+    aten._local_scalar_dense.default,  # item, bool, int, float
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+    aten.equal.default,
+}
+"""Operations whose result, or whose size, the host must know."""
+
+
+class Waits(TorchDispatchMode):
+    """Writes down where the host would wait for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """A mask as an index has a size that nobody knows."""
+        masks = func in (aten.index.Tensor, aten.index_put_.default) and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        if func in COUNTED or masks:
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Copies(TorchFunctionMode):
+    """Counts what is copied to the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """As a list, or as a tensor there."""
+        self.count += func in (Tensor.tolist, Tensor.cpu)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
+    """What each pass waits for and how often it copies, where a device is elsewhere.
+
+    Kernels are left out, since Triton's interpreter looks at everything that it is given.
+    """
+    told: list[tuple[list[str], int]] = []
+
+    def watched(self: Runner, feeds: Any, run: Callable[..., Any] = Runner.run) -> Any:
+        with Waits() as waits, Copies() as copies:
+            predictions = run(self, feeds)
+        told.append((waits.found, copies.count))
+        return predictions
+
+    def read_rows(logits: Tensor, settings: Settings, *rest: Any) -> Any:
+        assert len(settings.temperature) == len(logits)
+        scores = logits.new_zeros(len(SCORES), len(logits)).float()
+        return logits.argmax(-1), dict(zip(SCORES, scores, strict=True))
+
+    monkeypatch.setattr(Runner, "run", watched)
+    monkeypatch.setattr(sampling, "read_rows", read_rows)
+    for module in (sampling, apd):
+        monkeypatch.setattr(module, "fits", lambda device: True)
+    monkeypatch.setattr(cut, "waits", lambda logits: False)
+    return told
+
+
+SETTINGS = [Sampling(), Sampling(temperature=0.8, top_p=0.9, top_k=9, min_p=0.01, seed=1)]
+
+
+@pytest.mark.parametrize("sampled", SETTINGS, ids=["greedy", "drawn"])
+@pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
+def test_a_pass_waits_for_nothing_but_its_result(
+    method: Method, sampled: Sampling, passes: list[tuple[list[str], int]]
+) -> None:
+    """Of any method, greedy beside drawn."""
+    engine = new_engine()
+    jobs = [Request(method=method, sampling=each).submit(engine) for each in (sampled, Sampling())]
+    finish(engine)
+    assert all(tokens(job) for job in jobs)
+    assert passes
+    assert {tuple(found) for found, _ in passes} == {()}
+    assert max(count for _, count in passes) == 1
+
+
+def test_planning_the_kernel_waits_for_nothing(
+    passes: list[tuple[list[str], int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it needs is computed on the host, and travels with the batch."""
+    monkeypatch.setattr(Launch, "__call__", lambda self, q, keys, values: torch.zeros_like(q))
+    engine = Engine()
+    for name, model in MODELS.items():
+        engine.add(Runner(name, model, slots=2048, attention="triton"))
+    assert all(isinstance(each.backend, Paged) for each in engine.runners)
+    job = Request(method=APD(verifier="causal", window=4, lookahead=9)).submit(engine)
+    finish(engine)
+    assert tokens(job)
+    assert {tuple(found) for found, _ in passes} == {()}
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x: x[0].item(),
+        lambda x: bool((x > 0).any()),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x.masked_select(x > 0),
+        lambda x: x.unique(),
+    ],
+)
+def test_what_waits_is_seen(look: Callable[[Tensor], object]) -> None:
+    """Each of these would stop the host."""
+    with Waits() as waits:
+        look(torch.arange(3))
+    assert waits.found
+
+
+def test_what_is_copied_is_counted() -> None:
+    """Either way."""
+    with Copies() as copies:
+        torch.arange(3).tolist()
+        torch.arange(3).cpu()
+    assert copies.count == 2
