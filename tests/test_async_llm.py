@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from outpace.async_llm import Draining, QueueFull
 from outpace.decoding import Decoding, Forward, Request
 from outpace.engine.job import DecodingError
 from outpace.methods import APD, D2F, Autoregressive, Diffusion, LeftToRight, Method, Speculative
-from outpace.worker import Worker, WorkerDied
+from outpace.worker import HOPS, LONGEST, SHARE, Worker, WorkerDied
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 AUTOREGRESSIVE: list[Method] = [Autoregressive(), Speculative(draft="tiny-aux", tokens=3)]
@@ -345,3 +346,57 @@ def test_bounds_of_the_queue() -> None:
     """A queue of a negative length is none."""
     with pytest.raises(ValueError, match="max_waiting must be at least 0"):
         AsyncLLM(LLM("tiny-aux"), worker=Worker(), max_waiting=-1)
+
+
+def test_what_can_wait_rests_by_its_cost() -> None:
+    """Up to a bound; what cannot wait is told meanwhile, and changes nothing about that."""
+
+    def burn(seconds: float) -> None:
+        began = time.thread_time()
+        while time.thread_time() - began < seconds:
+            pass
+
+    async def told(worker: Worker, cost: float, *, all: bool) -> float:
+        """Seconds for which it is quiet behind an answer whose reader computes for so long."""
+        answer, loop = SimpleNamespace(news=asyncio.Event()), asyncio.get_running_loop()
+
+        async def read() -> None:
+            await answer.news.wait()
+            burn(cost)
+
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        worker.tell(loop, [answer], all=all)
+        await reader
+        for _ in range(HOPS):
+            await asyncio.sleep(0)
+        return worker.quiet - time.monotonic()
+
+    async def work() -> None:
+        worker = Worker()
+        try:
+            assert await told(worker, LONGEST * SHARE * 4, all=False) <= 0
+            assert await told(worker, LONGEST * SHARE / 5, all=True) > 0
+            most = await told(worker, LONGEST * SHARE * 4, all=True)
+            assert 0 < most <= LONGEST
+            assert 0 < await told(worker, 0, all=False) <= most
+        finally:
+            worker.close()
+
+    run(work())
+
+
+def test_streams_go_on_beside_one_that_is_watched(llm: LLM) -> None:
+    """Which is told of every forward; they are told more than their first text and their end."""
+
+    async def events(served: AsyncLLM, **options: Any) -> int:
+        answer = await served.submit(QUESTION, ignore_eos=True, max_tokens=200, **options)
+        return len([event async for event in answer])
+
+    async def work() -> list[int]:
+        async with serving(llm) as served:
+            many = (events(served, streams=True, seed=seed) for seed in range(4))
+            return await asyncio.gather(events(served, watched=True), *many)
+
+    watched, *others = run(work())
+    assert watched >= 100 and min(others) > 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -248,6 +247,8 @@ class AsyncLLM:
 
     def advance(self) -> bool:
         """A step of the engine, and word of it to the loops; False where nothing is left."""
+        if not (self.hand or self.moved):
+            return False
         return self.llm.driver.drive(self.turn, wait=True)
 
     def turn(self) -> bool:
@@ -259,7 +260,7 @@ class AsyncLLM:
     def deliver(self, *, all: bool) -> None:
         """Tell each loop once which of its answers moved: `all`, or those that cannot wait."""
         moved: dict[asyncio.AbstractEventLoop, list[AsyncAnswer]] = {}
-        all = all or time.monotonic() >= self.worker.quiet
+        all = all or self.worker.due
         for answer in dict.fromkeys(self.moved.popleft() for _ in range(len(self.moved))):
             if all or answer.urgent():
                 answer.take()
@@ -269,7 +270,7 @@ class AsyncLLM:
         for loop, answers in moved.items():
             self.hand.difference_update([answer for answer in answers if answer.over])
             try:
-                loop.call_soon_threadsafe(self.worker.tell, loop, answers)
+                loop.call_soon_threadsafe(partial(self.worker.tell, loop, answers, all=all))
             except RuntimeError:  # the loop is closed, and nobody waits any more
                 for answer in answers:
                     answer.cancel()

@@ -20,10 +20,12 @@ HOPS = 4
 FAILURES = 3
 """Steps of one engine that may fail one after the other before its worker gives up."""
 
-SHARE = 0.03
+SHARE = 0.01
 """Of its time a loop should spend on telling what is new at most; what comes meanwhile is told
-together."""
+together. The engine, the network and the client have as much to do with it again."""
 
+LONGEST = 0.25
+"""Seconds for which loops are told at most of nothing that can wait."""
 
 TURN = 1e-4
 """Seconds after which a thread that reads a constraint lets others have their turn. An engine gives
@@ -63,11 +65,13 @@ class Worker:
         heartbeat: reading of `time.monotonic` when the step that runs now began, 0 between steps.
         error: what ended the thread, if anything did.
         quiet: reading of `time.monotonic` up to which loops are told of nothing that can wait.
+        due: whether loops are told of everything in this round of steps.
         unread: constraints that wait to be read, and the one that is read now.
     """
 
     def __init__(self) -> None:
         self.quiet = 0.0
+        self.due = True
         self.members: list[Member] = []
         self.failures: Counter[Member] = Counter()
         self.wake = Flag()
@@ -89,6 +93,7 @@ class Worker:
         try:
             while not self.closed:
                 self.wake.clear()  # first, so that what comes from here on is seen
+                self.due = time.monotonic() >= self.quiet  # for all, so that none comes too late
                 busy = [self.step(member) for member in list(self.members)]
                 if not any(busy):
                     self.wake.wait()
@@ -115,9 +120,15 @@ class Worker:
         self.heartbeat = 0.0
         return more
 
-    def tell(self, loop: asyncio.AbstractEventLoop, answers: Sequence[Waiting]) -> None:
-        """Let those who wait for these answers go on, in their loop; and see how long they take."""
-        began = time.monotonic()
+    def tell(
+        self, loop: asyncio.AbstractEventLoop, answers: Sequence[Waiting], *, all: bool
+    ) -> None:
+        """Let those who wait for these answers go on, in their loop.
+
+        Where these are `all` that moved, a rest follows which is as long as they were costly. What
+        could not wait is told in it, too, and neither cuts nor prolongs it.
+        """
+        began = time.thread_time()
         for answer in answers:
             answer.news.set()
 
@@ -125,10 +136,11 @@ class Worker:
             if turns:
                 loop.call_soon(done, turns - 1)
             else:
-                now = time.monotonic()
-                self.quiet = now + (now - began) * (1 / SHARE - 1)
+                now, rest = time.monotonic(), (time.thread_time() - began) / SHARE
+                self.quiet = min(max(self.quiet, now) + rest, now + LONGEST)
 
-        done()
+        if all:
+            done()
 
     async def read(self, read: Callable[[], object]) -> None:
         """Read a constraint, while engines and loops go on."""

@@ -256,9 +256,8 @@ class Loading:
 
     def open(self, model: str, method: Named | None, *, prefix_cache: bool = True) -> LLM:
         """A model ready to decode."""
-        on_cpu = resolve_device(self.device).type == "cpu"
         with waiting(f"loading {model}"):
-            if on_cpu and load_config(model).parameters < SMALL:
+            if one_thread(model, self.device):
                 torch.set_num_threads(1)  # before layouts are tried
             return LLM(model, method, prefix_cache=prefix_cache, **asdict(self))
 
@@ -274,6 +273,11 @@ class Loading:
                 llms[model] = self.open(model, method, prefix_cache=False)
             llms[model].pair(method)
         return llms
+
+
+def one_thread(model: str, device: str | None) -> bool:
+    """Whether a model decodes fastest on one thread; `ValueError` for no model and no device."""
+    return resolve_device(device).type == "cpu" and load_config(model).parameters < SMALL
 
 
 CHOICE = Choice()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from typer import Argument, Exit, Option
 
-from outpace.cli.flags import LOADING, SMALL, Loading
+from outpace.cli.flags import LOADING, Loading, one_thread
 from outpace.methods import Method
+
+if TYPE_CHECKING:
+    from outpace.server.settings import Entry
 
 
 def serve(
@@ -67,11 +71,20 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     whole.check()
     with bound(whole.server) as own:
-        service = Service.load(whole)
-        llms = [each.llm for each in service.models.values()]
-        if all(llm.device.type == "cpu" and llm.target.parameters < SMALL for llm in llms):
-            torch.set_num_threads(1)
-        raise Exit(run(service, own))
+        if are_small(whole.models):
+            torch.set_num_threads(1)  # before layouts are tried
+        raise Exit(run(Service.load(whole), own))
+
+
+def are_small(models: Mapping[str, Entry]) -> bool:
+    """Whether all models decode fastest on one thread; `ValueError` that names what is none."""
+    for name, entry in models.items():
+        try:
+            if not one_thread(entry.path, entry.device):
+                return False
+        except ValueError as error:
+            raise ValueError(f"model {name}: {error}") from error
+    return True
 
 
 def pair(text: str) -> tuple[str, str]:
