@@ -15,12 +15,12 @@ FILE, METHOD, FAMILY = 350, 200, 80
 FUNCTION, MEDIAN = 60, 8
 BUDGET = {
     "": 2350,
-    "attention": 700,
+    "attention": 1300,
     "benchmark": 1200,
     "cli": 3000,
     "constraint": 2400,
-    "decoding": 1850,
-    "engine": 2300,
+    "decoding": 2150,
+    "engine": 2350,
     "evaluation": 2200,
     "load": 800,
     "methods": 1700,
