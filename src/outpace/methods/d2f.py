@@ -52,7 +52,8 @@ class D2F(Method):
     def decode(self, request: Request) -> Decoding:
         """Feed the blocks in flight, fill some of their holes, commit what has none before it."""
         canvas, edges = Canvas.of(request), [0, len(request)]
-        limit = request.limit - (request.max_tokens % self.block if self.canvas else 0)
+        whole = self.canvas and not request.cloze  # a text that is given ends where it ends
+        limit = request.limit - (request.max_tokens % self.block if whole else 0)
         scores = tuple(dict.fromkeys(("confidence", self.order)))
         step, alive = 0, True
         while alive:
