@@ -122,8 +122,8 @@ class Cloze:
         if not wait and not all(
             compiler.knows(hole.rule, False, size, ends) for hole in holes.values()
         ):
-            same = {"size": size, "ends": ends, "sequential": sequential}
-            raise Unread(partial(cls.of, compiler, holes, given, **same))
+            make = partial(cls.of, compiler, holes, given)
+            raise Unread(partial(make, size=size, ends=ends, sequential=sequential))
         made = []
         for number, (begin, hole) in enumerate(holes.items(), 1):
             try:

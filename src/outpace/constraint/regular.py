@@ -178,20 +178,15 @@ class Regular:
         tokens: Sequence[int],
     ) -> Iterator[tuple[int, int]]:
         """Where such stretches begin and end among steps; `rows` are those of places."""
-        begin, state, table, classes = (
-            0,
-            reach.states[-1],
-            self.automaton.table,
-            self.automaton.classes,
-        )
+        automaton, begin, state = self.automaton, 0, reach.states[-1]
         for number, step in enumerate(steps):
             if step.single >= 0 and number > begin:
                 if state != step.single:
                     yield begin, number
                 begin, state = number, step.single
             place = reach.first + number
-            kind = classes[tokens[rows[place]]] if place in rows else reach.kind(place)
-            state = -1 if state < 0 or kind == HOLE else int(table[state, kind])
+            known = automaton.classes[tokens[rows[place]]] if place in rows else reach.kind(place)
+            state = -1 if state < 0 or known == HOLE else int(automaton.table[state, known])
         if state < 0 or not reach.tail(reach.first + len(steps)).flags[state]:
             yield begin, len(steps)
 
