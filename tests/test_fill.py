@@ -12,6 +12,7 @@ import pytest
 
 from outpace import LLM, AsyncLLM, Hole
 from outpace.constraint.cloze import Parts
+from outpace.decoding import Decoding, Request
 from outpace.engine.job import DecodingError
 from outpace.layout import cloze_of
 from outpace.methods import (
@@ -258,10 +259,37 @@ def test_options_that_a_cloze_has_no_room_for_are_refused(options: Any) -> None:
         llm("tiny-dream").fill(["a", Hole(2)], **options)
 
 
+class Lazy(LeftToRight):
+    """Ends in front of the last slot."""
+
+    def decode(self, request: Request) -> Decoding:
+        request.max_tokens -= 1
+        yield from super().decode(request)
+        request.max_tokens += 1
+
+
 def test_a_method_that_leaves_holes_is_an_error() -> None:
-    """Whole blocks only, as the authors' code has them, do not reach the end."""
-    with pytest.raises(DecodingError, match=r"left the cloze open from slot [0-9]+ on \(length\)"):
-        llm("tiny-d2f").fill(["a", Hole(5)], method=D2F(block=4, canvas=True))
+    """Whatever it says itself."""
+    with pytest.raises(DecodingError, match=r"left the cloze open from slot [0-9]+ on \(stop\)"):
+        llm("tiny-dream").fill(["a", Hole(5)], method=Lazy())
+
+
+def test_whole_canvases_end_where_the_text_ends() -> None:
+    """Though it is no whole number of blocks; other methods refuse that, with both numbers."""
+    for parts in (["a", Hole(5)], ["a", Hole(2), " b", Hole(7), " c d"], ["a", Hole(8)]):
+        output = llm("tiny-d2f").fill(parts, method=D2F(block=4, canvas=True))
+        assert output.finish_reason == "stop" and len(output.ids) == output.given + output.chosen
+    (free,) = llm("tiny-d2f").generate("Go", method=D2F(block=4, canvas=True), max_tokens=5)
+    assert len(free.ids) <= 4
+    with pytest.raises(ValueError, match="max_tokens=5 is no whole number of blocks of 4: use 4"):
+        llm("tiny-dream").fill(["a", Hole(5)], method=Diffusion(block=4, canvas=True))
+
+
+def test_figures_count_what_was_chosen() -> None:
+    """Neither tokens of the text nor what pads a hole."""
+    output = llm("tiny-dream").fill(["3+4=", Hole(up_to=9, regex="[0-9]"), ". Ann has", Hole(2)])
+    assert output.chosen == 3 and output.figures.startswith(f"3 tokens in {output.forwards} ")
+    assert output.tokens_per_forward == 3 / output.forwards
 
 
 def test_two_at_once_are_each_as_alone() -> None:

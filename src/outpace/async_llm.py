@@ -38,6 +38,7 @@ class Event:
     Attributes:
         text: committed text, whole characters; empty where it is held back.
         ids: output tokens.
+        chosen: how many of them the model chose: in a cloze, others are given, or padding.
         logprobs: of these tokens, where they were asked for.
         steps: forwards, of every model.
         canvas: where the request is watched and its method fills out of order, the tokens that lie
@@ -47,6 +48,7 @@ class Event:
 
     text: str
     ids: Sequence[int]
+    chosen: int
     logprobs: Sequence[float] | None
     steps: Sequence[Step]
     canvas: Sequence[int]
@@ -93,6 +95,7 @@ class AsyncAnswer:
         return Event(
             text=text,
             ids=request.tokens[tokens],
+            chosen=self.answer.chosen(before.tokens, self.seen.tokens),
             logprobs=request.scores[tokens] if request.logprobs else None,
             steps=request.trace[before.steps : self.seen.steps],
             canvas=self.seen.canvas,
@@ -184,7 +187,7 @@ class AsyncLLM:
 
     async def submit(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None,
         *,
         streams: bool = False,
         watched: bool = False,
@@ -197,13 +200,8 @@ class AsyncLLM:
         """
         self.check()
         answer = AsyncAnswer(self, streams or watched)
-        prepare = partial(
-            self.llm.prepare,
-            prompt,
-            told=partial(self.tell, answer),
-            wait=False,
-            **options,
-        )
+        told = partial(self.tell, answer)
+        prepare = partial(self.llm.prepare, prompt, told=told, **options)
         self.coming += 1
         try:
             answer.answer = await self.prepared(answer.loop, prepare)
@@ -217,17 +215,18 @@ class AsyncLLM:
         return answer
 
     async def prepared(
-        self, loop: asyncio.AbstractEventLoop, prepare: Callable[[], Answer]
+        self, loop: asyncio.AbstractEventLoop, prepare: Callable[..., Answer]
     ) -> Answer:
         """A request with its prompt tokenised and its constraint read, each in another thread."""
-        while True:
-            try:
-                return await loop.run_in_executor(self.tokenising, prepare)
-            except Unread as unread:
-                read = unread.read
-            if self.worker.unread >= MOST_UNREAD:
-                raise QueueFull(f"{MOST_UNREAD} constraints wait to be read")
-            await self.worker.read(read)
+        try:
+            return await loop.run_in_executor(self.tokenising, partial(prepare, wait=False))
+        except Unread as unread:
+            read = unread.read
+        if self.worker.unread >= MOST_UNREAD:
+            raise QueueFull(f"{MOST_UNREAD} constraints wait to be read")
+        await self.worker.read(read)
+        # Where others are large, some of it may be forgotten again, and is then read here.
+        return await loop.run_in_executor(self.tokenising, prepare)
 
     def check(self) -> None:
         """Raise where no request can be taken now."""

@@ -99,8 +99,8 @@ class Layout:
             ends=ends,
         )
 
-    def constraint(self, compiler: Compiler, sequential: bool, size: int) -> Cloze:
-        """What holds an answer to it, of tokens below `size`."""
+    def constraint(self, compiler: Compiler, sequential: bool, size: int, wait: bool) -> Cloze:
+        """What holds an answer to it, of tokens below `size`; raises as `Cloze.of`."""
         return Cloze.of(
             compiler,
             self.holes,
@@ -108,6 +108,7 @@ class Layout:
             size=size,
             ends=self.ends,
             sequential=sequential,
+            wait=wait,
         )
 
     @property

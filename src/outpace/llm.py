@@ -196,7 +196,7 @@ class LLM:
         """A request that is ready to be submitted. Raises `ValueError` for bad input.
 
         `streams` and `told` are those of an `Answer`. Only a cloze needs no prompt. Unless it shall
-        `wait`, a constraint of a whole answer that was not read yet is an `Unread`.
+        `wait`, a constraint that was not read yet is an `Unread`.
         """
         chosen = Chosen.of(options)
         method = self.method if chosen.method is None else chosen.method
@@ -216,9 +216,10 @@ class LLM:
         processors: list[Processor] = [*chosen.processors(method, len(ids), ends, pairing.vocab)]
         if layout is None:
             slots = range(len(ids), len(ids) + int(max_tokens))
-            constraint = chosen.constraint(self.compiler, method, slots, ends, pairing.vocab, wait)
+            known = pairing.vocab, pairing.target.mask_id
+            constraint = chosen.constraint(self.compiler, method, slots, ends, *known, wait)
         else:
-            constraint = layout.constraint(self.compiler, method.sequential, pairing.vocab)
+            constraint = layout.constraint(self.compiler, method.sequential, pairing.vocab, wait)
         if constraint is not None:
             processors.append(constraint)
         answer.job = self.engine.job(

@@ -196,6 +196,7 @@ class Chosen:
         slots: range,
         ends: frozenset[int],
         vocab: int,
+        mask_id: int,
         wait: bool,
     ) -> Constraint | None:
         """What an answer of some slots that `ends` so must be, if it is constrained.
@@ -212,6 +213,7 @@ class Chosen:
             limit=slots.stop,
             size=vocab,
             ends=ends,
+            mask_id=mask_id,
             wait=wait,
         )
 

@@ -49,6 +49,11 @@ class Output:
     given: int = 0
 
     @property
+    def chosen(self) -> int:
+        """Tokens of `ids` that the model chose: all but those that were given."""
+        return len(self.ids) - self.given
+
+    @property
     def forwards(self) -> int:
         """Forward passes of the target model."""
         return sum(step.model == "target" for step in self.steps)
@@ -56,18 +61,18 @@ class Output:
     @property
     def tokens_per_forward(self) -> float:
         """Chosen tokens for each forward pass of the target model."""
-        return (len(self.ids) - self.given) / self.forwards if self.forwards else 0.0
+        return self.chosen / self.forwards if self.forwards else 0.0
 
     @property
     def tokens_per_second(self) -> float:
         """Chosen tokens for each second that the request ran."""
-        return (len(self.ids) - self.given) / self.seconds if self.seconds else 0.0
+        return self.chosen / self.seconds if self.seconds else 0.0
 
     @property
     def figures(self) -> str:
         """One line about how it was decoded."""
         return (
-            f"{len(self.ids)} tokens in {self.forwards} forwards: "
+            f"{self.chosen} tokens in {self.forwards} forwards: "
             f"{self.tokens_per_forward:.2f} tokens per forward, "
             f"{self.tokens_per_second:.0f} tokens per second ({self.finish_reason})"
         )
@@ -149,6 +154,14 @@ class Answer:
         text = self.detokenizer.take(final=request.finish_reason is not None)
         canvas = behind(request) if self.job.watched else ()
         self.pieces.append(Piece(text, len(self.detokenizer.ids), len(request.trace), canvas))
+
+    def chosen(self, begin: int, end: int) -> int:
+        """How many of its tokens from `begin` to `end` the model chose, and are no padding."""
+        layout, tokens = self.layout, self.job.request.tokens[begin:end]
+        if layout is None:
+            return len(tokens)
+        slots = enumerate(tokens, len(layout.prompt) + begin)
+        return sum(slot not in layout.given and token not in layout.ends for slot, token in slots)
 
     def output(self) -> Output:
         """What became of it, once it has ended; raises what its method raised."""

@@ -188,3 +188,13 @@ def test_a_tree_of_texts_has_no_others() -> None:
     dfa = Dfa.among(texts)
     every = ("".join(each) for n in range(5) for each in product("abc\u00e9", repeat=n))
     assert {text for text in every if accepts(dfa, text.encode())} == set(texts)
+
+
+def test_sets_that_a_later_python_may_read_otherwise_are_read(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """As this one reads them, without a word."""
+    assert Dfa.of("[[a]b]").accepts.any()
+    schema = {"type": "string", "pattern": "[a||b]"}
+    assert Dfa.of(pattern_of(schema), marked=True).accepts.any()
+    assert not recwarn.list

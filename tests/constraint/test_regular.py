@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -33,7 +34,7 @@ from helpers import (
 from outpace.constraint import reach
 from outpace.constraint.regular import Regular
 from outpace.decoding import Sampling
-from outpace.decoding.joint import Joint
+from outpace.decoding.joint import Fit, Joint
 from outpace.decoding.processor import NEVER
 from outpace.decoding.sampling import Sample
 from outpace.engine.pairing import Pairing
@@ -138,6 +139,7 @@ DRAWN = [
     ("(abc|bca){1,2}", [HOLE, HOLE, 2, HOLE], 6),
     ("(ab)*c?", [HOLE] * 4, 4),
     ("|a|ab|abc|b", [HOLE] * 4, 5),
+    ("(a|bb)[ab]c(b|ca)c", [HOLE, HOLE, 2, HOLE, HOLE], 5),
 ]
 
 
@@ -238,21 +240,26 @@ class Watching(Regular):
                 free = {t for t in range(SIZE) if row[t] > NEVER / 2}
                 assert free == allowed(found, slot - self.begin) - {HOLE}
 
-    def together(self, logits: Tensor, tokens: Tensor, slots: Any, one: Sample) -> Tensor:
-        chosen = Regular.together(self, logits, tokens, slots, one)
+    @staticmethod
+    def together(asked: Sequence[Fit], logits: Tensor, tokens: Tensor) -> None:
+        Regular.together(asked, logits, tokens)
+        for own, rows, slots, one in asked:
+            own.compare(slots, logits[list(rows)], tokens[list(rows)].tolist(), one)
+
+    def compare(self, slots: Any, logits: Tensor, chosen: list[int], one: Sample) -> None:
+        """One choice with all that fit."""
         assert one.joint is not None
         canvas = [*one.joint.text[self.begin : self.limit]]
         canvas += [HOLE] * (self.limit - self.begin - len(canvas))
         rows = {slot - self.begin: row for slot, row in zip(slots, logits, strict=True)}
         inside = {place: row for place, row in rows.items() if place < len(canvas)}
-        taken = tuple(t for s, t in zip(slots, chosen.tolist(), strict=True) if s < self.limit)
+        taken = tuple(t for s, t in zip(slots, chosen, strict=True) if s < self.limit)
         if inside:
             best = law([*completions(self.pattern, canvas, len(canvas))], inside)
             assert best[taken] > 0
             if one.sampling.temperature == 0:
                 assert best[taken] == pytest.approx(max(best.values()))
             self.checked.append(len(inside))
-        return chosen
 
 
 METHODS: list[Method] = [

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from asking import PAIRS, ask, chat, completion, refused
 from outpace.methods import METHODS
-from outpace.server.fields import EVERY, SCATTERED, SEQUENTIAL, fields_of
+from outpace.server.fields import AHEAD, EVERY, SCATTERED, SEQUENTIAL, fields_of
 from outpace.server.schema import ChatRequest, CompletionRequest, Extension
 from outpace.server.settings import Config, read
 
@@ -62,7 +62,7 @@ def test_listed_fields_are_those_that_are_taken(
 
 def test_every_field_is_in_the_table() -> None:
     """Beside those that say what is asked for, or say nothing."""
-    known = {*EVERY, *SEQUENTIAL, *SCATTERED}
+    known = {*EVERY, *SEQUENTIAL, *SCATTERED, *AHEAD}
     own = {f"outpace.{name}" for name in Extension.model_fields}
     asked = set(ChatRequest.model_fields) & set(CompletionRequest.model_fields) | own
     assert asked - known == {"model", "user", "outpace", "outpace.method", "outpace.options"}
@@ -76,7 +76,7 @@ def test_documentation_has_the_table() -> None:
         name: kind(**dict.fromkeys(kind.roles, "x"))  # type: ignore[arg-type]
         for name, kind in METHODS.items()
     }
-    for field in (*EVERY, *SEQUENTIAL, *SCATTERED):
+    for field in (*EVERY, *SEQUENTIAL, *SCATTERED, *AHEAD):
         able = {name for name, method in kinds.items() if field in fields_of(method)}
         told = shown.pop(field)
         assert (set(METHODS) if told == "all" else set(told.split(", "))) == able

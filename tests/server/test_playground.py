@@ -527,6 +527,78 @@ def test_constraint_that_is_wrong_is_shown_at_its_field(visit, must, rule, said)
     expect(page.locator("#status")).to_have_text(re.compile("^Finished: "))
 
 
+HOLES = {
+    "raw": "fill",
+    "prompt": "Tom has 3+4=<<3+4={{1:[0-9]}}>>{{..3:[0-9]{1,2}}}{{4}} are his.",
+    "temperature": 0,
+    "a.model": "tiny-dream",
+}
+
+
+@pytest.mark.parametrize("method", ["apd", "d2f", "diffusion", "fast_dllm", "left_to_right"])
+def test_holes_are_shown_filled(visit, method):
+    page = visit(HOLES | {"a.method": method})
+    expect(page.locator("#max_tokens")).to_be_hidden()
+    expect(page.locator("#must")).to_be_hidden()
+    run(page)
+    body = {
+        "model": "tiny-dream",
+        "prompt": HOLES["prompt"],
+        "temperature": 0,
+        "seed": 0,
+        "outpace": {"method": method, "fill": True},
+    }
+    reply = page.request.post(f"{visit.server}/v1/completions", data=body).json()
+    figures = reply["outpace"]
+    expect(page.locator(".answer")).to_have_text(reply["choices"][0]["text"])
+    texts = "(all) => all.map((each) => each.textContent).join('')"
+    assert page.locator(".piece").evaluate_all(texts) == "".join(figures["holes"])
+    given = "Tom has 3+4=<<3+4=>> are his."
+    assert page.locator(".given").evaluate_all(texts) == given
+    expect(page.locator("#status")).to_have_text(
+        f"Finished: {figures['tokens']} tokens in {figures['forwards']} forwards."
+    )
+    rows = page.locator(".piece").evaluate_all("pieces => pieces.map(piece => piece.row)")
+    assert set(rows) <= set(range(figures["forwards"]))
+    assert len(set(rows)) > 1 or figures["forwards"] == 1
+    page.locator(".piece").first.hover()
+    expect(page.locator(".piece").first).to_have_class(re.compile("chosen"))
+    expect(page.locator(".detail b")).to_have_text(re.compile(r"^Forward \d+ "))
+
+
+@pytest.mark.parametrize(
+    ("link", "control"),
+    [
+        ({"prompt": "Tom has {{x}}"}, "#prompt"),
+        ({"prompt": "Tom has {{2:[}}"}, "#prompt"),
+        ({"prompt": "Tom has none"}, "#prompt"),
+        ({"a.model": "tiny-ar", "a.method": "autoregressive"}, ".method"),
+    ],
+)
+def test_holes_that_cannot_be_filled_are_said_at_their_field(visit, link, control):
+    page = visit(HOLES | link)
+    run(page)
+    field = page.locator(control)
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(page.locator(f"[id='{field.get_attribute('id')}-error']")).to_be_visible()
+    expect(page.locator("#status")).to_have_text(re.compile("^Refused: "))
+    page.locator("[name=raw][value='']").check()
+    expect(page.locator("#max_tokens")).to_be_visible()
+    run(page)
+    expect(page.locator("#status")).to_have_text(re.compile("^Finished: "))
+
+
+def test_an_example_has_holes(visit):
+    page = visit(HOLES | {"raw": "", "prompt": "x"})
+    page.locator("#examples button", has_text=re.compile("^holes$")).click()
+    expect(page.locator("#max_tokens")).to_be_hidden()
+    run(page)
+    expect(page.locator("#status")).to_have_text(re.compile("^Finished: "))
+    assert "raw=fill" in page.url
+    page.locator("#examples button", has_text=re.compile("games")).click()
+    expect(page.locator("#max_tokens")).to_be_visible()
+
+
 def test_options_say_what_they_mean(visit):
     page = visit(D2F_LINK)
     title = page.locator("[name=confidence]").get_attribute("title")

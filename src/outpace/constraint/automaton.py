@@ -33,7 +33,8 @@ class Automaton:
         table: `[S, C]`, where a class leads from a state; -1 where no answer goes on so.
         accepts: `[S]`, whether an answer may end there.
         left: `[S]`, fewest tokens to a state where it may.
-        order: `[V]`, tokens by class, of which class c has those from `bounds[c]` on.
+        order: `[V]`, tokens by class.
+        same: where those of a class lie in that order.
         some: the classes that have tokens.
         pairs: `[2, P]`, states of which some token leads from one to the other, in order.
         own: where those lie that lead from a state.
@@ -61,8 +62,8 @@ class Automaton:
         self.table[self.left[self.table] == NEVER] = -1
         self.pad()
         self.order = self.classes.argsort(kind="stable")
-        self.bounds = self.classes[self.order].searchsorted(np.arange(last + 2))
-        self.some = np.flatnonzero(np.diff(self.bounds))
+        self.same = Spans(self.classes[self.order], last + 1)
+        self.some = np.flatnonzero(self.same.counts)
         self.pairs, self.bundles, self.members, self.inside = bundled(self.table)
         self.own = Spans(self.pairs[0], end + 1)
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from reprlib import repr as brief
 from typing import Any
 
 from torch import Tensor
 
 from outpace.constraint.automaton import Automaton
-from outpace.constraint.compiler import Compiler
+from outpace.constraint.compiler import Compiler, Rule, Unread
 from outpace.constraint.regular import Language, Regular
 from outpace.decoding import Request
+from outpace.decoding.joint import Fit
 from outpace.decoding.processor import NEVER
-from outpace.decoding.sampling import Sample, is_whole
+from outpace.decoding.sampling import is_whole
 
 ANYTHING = r"[\s\S]*"
 
@@ -47,14 +49,18 @@ class Hole:
         """Slots that it takes."""
         return int(self.tokens or self.up_to or 0)
 
+    @property
+    def rule(self) -> Rule:
+        """What its text must be, for a compiler."""
+        kind = "padded hole" if self.tokens is None else "hole"
+        return kind, ANYTHING if self.regex is None else self.regex
+
     def language(self, compiler: Compiler, size: int, ends: frozenset[int]) -> Language:
         """What may stand in it, of tokens below `size`; `ends` pad what is shorter.
 
         Raises `ValueError` where nothing does.
         """
-        kind = "padded hole" if self.tokens is None else "hole"
-        regex = ANYTHING if self.regex is None else self.regex
-        read = compiler.read((kind, regex), False, size, ends)
+        read = compiler.read(self.rule, False, size, ends)
         assert isinstance(read, Language)
         if not read.automaton.finishes(self.size)[0]:
             raise ValueError(f"it has {self.size} tokens, but {lengths(read.automaton, self.size)}")
@@ -105,12 +111,19 @@ class Cloze:
         size: int,
         ends: frozenset[int],
         sequential: bool,
+        wait: bool = True,
     ) -> Cloze:
         """Of `holes` by their first slots, and tokens `given` by their slots.
 
-        Raises `ValueError` that names the hole where nothing can fill it.
+        Raises `ValueError` that names the hole where nothing can fill it, and unless it shall
+        `wait`, `Unread` where a regular expression was not read yet.
         """
         mask_id = -1 if compiler.mask_id is None else compiler.mask_id
+        if not wait and not all(
+            compiler.knows(hole.rule, False, size, ends) for hole in holes.values()
+        ):
+            make = partial(cls.of, compiler, holes, given)
+            raise Unread(partial(make, size=size, ends=ends, sequential=sequential))
         made = []
         for number, (begin, hole) in enumerate(holes.items(), 1):
             try:
@@ -136,16 +149,16 @@ class Cloze:
                 logits[row] = NEVER
                 logits[row, token] = 0
 
-    def together(
-        self, logits: Tensor, tokens: Tensor, slots: Sequence[int], read: Sample
-    ) -> Tensor:
-        """Tokens `[r]` that fit together, hole by hole."""
-        result = tokens.clone()
-        for hole in self.holes:
-            if rows := rows_of(hole, slots):
-                own = [slots[row] for row in rows]
-                result[rows] = hole.together(logits[rows], tokens[rows], own, read)
-        return result
+    @staticmethod
+    def together(asked: Sequence[Fit], logits: Tensor, tokens: Tensor) -> None:
+        """Change tokens so that they fit together, hole by hole."""
+        holes = [
+            Fit(hole, [rows[place] for place in own], [slots[place] for place in own], read)
+            for cloze, rows, slots, read in asked
+            for hole in cloze.holes
+            if len(own := rows_of(hole, slots)) > 1
+        ]
+        Regular.together(holes, logits, tokens)
 
     def forced(self, ids: Sequence[int]) -> list[int]:
         """Tokens that must come next, as far as the end of the hole that a text ends in."""

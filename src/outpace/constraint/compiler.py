@@ -65,16 +65,18 @@ class Compiler:
         limit: int,
         size: int,
         ends: frozenset[int],
+        mask_id: int | None = None,
         wait: bool = True,
     ) -> Constraint:
         """What holds one answer to a rule, whose tokens are below `size` and which `ends` so.
 
-        It fills slots from `begin` to `limit`. Raises `ValueError` that names the rule for one that
+        It fills slots from `begin` to `limit`; `mask_id` stands for a hole where another model than
+        that of the compiler is fed holes. Raises `ValueError` that names the rule for one that
         is malformed, not supported, too large or fulfilled by nothing, and where the shortest
         answer is too long; and unless it shall `wait`, `Unread` for one that takes time to read.
         """
         name, _ = rule
-        if not wait and (rule, sequential, size, ends) not in self.known:
+        if not wait and not self.knows(rule, sequential, size, ends):
             raise Unread(partial(self.read, rule, sequential, size, ends))
         read = self.read(rule, sequential, size, ends)
         if isinstance(read, Language) and read.automaton.shortest > limit - begin:
@@ -82,7 +84,8 @@ class Compiler:
                 f"{name}: the shortest answer takes {read.automaton.shortest} tokens, "
                 f"but max_tokens={limit - begin}"
             )
-        mask_id = -1 if self.mask_id is None else self.mask_id
+        if mask_id is None:
+            mask_id = -1 if self.mask_id is None else self.mask_id
         return read.constraint(begin=begin, limit=limit, mask_id=mask_id, both=not sequential)
 
     def read(
@@ -105,6 +108,10 @@ class Compiler:
                 while sizes > MEMORY and len(self.known) > 1:
                     sizes -= self.known.popitem(last=False)[1].size
         return found
+
+    def knows(self, rule: Rule, sequential: bool, size: int, ends: frozenset[int]) -> bool:
+        """Whether a rule was read already."""
+        return (rule, sequential, size, ends) in self.known
 
     def found(self, key: object) -> Language | Grammar | None:
         """What is known, which now is the latest."""

@@ -13,8 +13,9 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Toke
 
 from outpace.constraint.pattern import TooLarge
 from outpace.decoding import Request
+from outpace.decoding.joint import Fit
 from outpace.decoding.processor import NEVER
-from outpace.decoding.sampling import Sample, chooser
+from outpace.decoding.sampling import chooser
 
 INSTALL = "it needs llguidance: pip install 'outpace[constrain]'"
 
@@ -114,18 +115,17 @@ class Derived:
             raise TooLarge(f"the grammar is too complex: {first_line(self.matcher.get_error())}")
         return len(self.tokens) == len(tokens)
 
-    def together(
-        self, logits: Tensor, tokens: Tensor, slots: Sequence[int], read: Sample
-    ) -> Tensor:
-        """Tokens `[r]` of holes, from left to right; each is bound by those in front."""
-        assert read.joint is not None
-        tokens, front = tokens.clone(), list(read.joint.text[self.begin : slots[0]])
-        for row, slot in enumerate(slots):
-            if len(front) == slot - self.begin and self.ban(logits[row], front):
-                choose = chooser([read.sampling], [read.step], [[slot]], logits.device)
-                tokens[row] = choose(logits[row : row + 1], slice(0, 1))[0]
-            front.append(int(tokens[row]))
-        return tokens
+    @staticmethod
+    def together(asked: Sequence[Fit], logits: Tensor, tokens: Tensor) -> None:
+        """Choose the tokens of holes from left to right; each is bound by those in front."""
+        for own, rows, slots, read in asked:
+            assert read.joint is not None
+            front = list(read.joint.text[own.begin : slots[0]])
+            for row, slot in zip(rows, slots, strict=True):
+                if len(front) == slot - own.begin and own.ban(logits[row], front):
+                    choose = chooser([read.sampling], [read.step], [[slot]], logits.device)
+                    tokens[row] = choose(logits[row : row + 1], slice(0, 1))[0]
+                front.append(int(tokens[row]))
 
     def check(self, request: Request) -> None:
         """Raise `ValueError` where what was committed is no beginning of an answer."""

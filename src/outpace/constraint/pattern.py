@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass, field
 from re import _compiler, _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
@@ -87,7 +88,7 @@ def net_of(pattern: str, *, marked: bool = False) -> Net:
             f"it is too large: {len(pattern)} characters, and at most {LONGEST} are read"
         )
     try:
-        tree = _parser.parse(pattern)
+        tree = parsed(pattern)
         weaver = Weaver(tree.state.flags, marked)
         weaver.net.end = weaver.sequence(tree, 0, first=True, last=True)
     except (re.error, OverflowError) as error:
@@ -95,6 +96,17 @@ def net_of(pattern: str, *, marked: bool = False) -> Net:
     except RecursionError as error:
         raise TooLarge("it is too large: its groups are nested too deeply") from error
     return weaver.net
+
+
+def parsed(pattern: str) -> Any:
+    """The tree of a pattern, as `re` reads it.
+
+    That a later release may read a set in another way is nothing that who gave it could mend.
+    """
+    with warnings.catch_warnings():
+        # No more than this, as another thread may see it.
+        warnings.filterwarnings("ignore", "Possible (nested )?set", FutureWarning)
+        return _parser.parse(pattern)
 
 
 @dataclass(slots=True)

@@ -25,11 +25,14 @@ class Moves:
         tos: `[n]`, where they lead, as a place among all the states that any of them leads to.
         begins, ends: `[s]`, the own ones of each state that has any; all are in order.
         owners: `[n]`, the place of its state among these.
+        alone: whether each state has one.
+        single: the state, where there is one; else -1.
         count: how many states they lead to.
     """
 
     def __init__(self, automaton: Automaton, heads: Flags, tails: Flags, kind: int) -> None:
-        which, targets, places = automaton.leading(np.flatnonzero(heads), kind)
+        states = np.flatnonzero(heads)
+        which, targets, places = automaton.leading(states, kind)
         live = tails[targets]
         which, targets = which[live], targets[live]
         self.automaton = automaton
@@ -37,6 +40,8 @@ class Moves:
         self.begins = np.flatnonzero(np.diff(which, prepend=-1))
         self.ends: Ids = np.append(self.begins, len(which))[1:]
         self.owners = np.repeat(np.arange(len(self.begins)), self.ends - self.begins)
+        self.alone = len(self.begins) == len(which)
+        self.single = int(states[which[0]]) if len(self.begins) == 1 else -1
         found = np.zeros(len(tails), dtype=bool)
         found[targets] = True
         self.tos = (found.cumsum() - 1)[targets]
@@ -62,8 +67,8 @@ class Moves:
         """The token that alone is left, where that is so."""
         if len(self.tos) != 1 or len(self.kinds) != 1:
             return None
-        begin, end = self.automaton.bounds[self.kinds[0] : self.kinds[0] + 2]
-        return int(self.automaton.order[begin]) if end - begin == 1 else None
+        same, kind = self.automaton.same, self.kinds[0]
+        return int(self.automaton.order[same.firsts[kind]]) if same.counts[kind] == 1 else None
 
 
 @dataclass(slots=True, eq=False)

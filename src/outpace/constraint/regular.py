@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from outpace.constraint.automaton import HOLE, Automaton
-from outpace.constraint.lattice import completed
-from outpace.constraint.reach import Reach, Sets
+from outpace.constraint.lattice import Stretch, complete
+from outpace.constraint.reach import Moves, Reach, Sets
 from outpace.decoding import Request
+from outpace.decoding.joint import Fit
 from outpace.decoding.processor import NEVER
-from outpace.decoding.sampling import Sample
 
 
 class Language:
@@ -31,6 +31,8 @@ class Language:
 
     def constraint(self, *, begin: int, limit: int, mask_id: int, both: bool) -> Regular:
         """What holds one answer to it, which fills slots from `begin` to `limit`."""
+        if 0 <= mask_id < len(self.free) and self.automaton.classes[mask_id]:
+            mask_id = -1  # a token that an answer may have is none
         return Regular(language=self, begin=begin, limit=limit, mask_id=mask_id, both=both)
 
 
@@ -53,6 +55,8 @@ class Regular:
     tokens: list[int] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
     """Tokens of the answer that were walked last, and the states behind them."""
+    known: tuple[Sequence[int], Reach] | None = None
+    """What was looked at last, without holes at its end: a row and its read ask for the same."""
 
     @property
     def automaton(self) -> Automaton:
@@ -109,11 +113,17 @@ class Regular:
         """What can still become of an answer."""
         first = self.hole(answer)
         behind = answer[first:]
-        kinds = self.automaton.classes[list(behind)].tolist() if behind else ()
-        holes = [
-            HOLE if token == self.mask_id else kind
-            for token, kind in zip(behind, kinds, strict=True)
-        ]
+        if behind.count(self.mask_id) == len(behind):
+            answer = answer[:first]
+        if self.known is None or self.known[0] != answer:
+            self.known = answer, self.reached(answer, first)
+        return self.known[1]
+
+    def reached(self, answer: Sequence[int], first: int) -> Reach:
+        """The same, of an answer whose first hole is at place `first`."""
+        behind = answer[first:]
+        classes = self.automaton.classes  # of which the mask may be none
+        holes = [HOLE if token == self.mask_id else int(classes[token]) for token in behind]
         return Reach(
             self.language.sets,
             [0, *self.walk(answer[:first])],
@@ -122,39 +132,63 @@ class Regular:
             both=self.both,
         )
 
-    def together(
-        self, logits: Tensor, tokens: Tensor, slots: Sequence[int], read: Sample
-    ) -> Tensor:
-        """Tokens `[r]` that fit together: those chosen apart if they do, as they mostly do.
+    @staticmethod
+    def together(asked: Sequence[Fit], logits: Tensor, tokens: Tensor) -> None:
+        """Change tokens so that they fit together; those chosen apart stay where they do.
 
         A draw that is kept if it fits, and else replaced by an independent one given that it
-        fits, has the law of the latter.
+        fits, has the law of the latter. So has one that is kept or replaced stretch by stretch.
         """
-        assert read.joint is not None
-        if len(slots) < 2:
-            return tokens
-        reach = self.reach(read.joint.text[self.begin : self.limit])
-        rows = {slot - self.begin: row for row, slot in enumerate(slots) if slot < self.limit}
-        places = sorted(p for p in rows if p >= reach.first and reach.kind(p) == HOLE)
-        if not places:
-            return tokens
-        inside = [rows[place] for place in places]
-        if self.fits(reach, places, tokens[inside].tolist()):
-            return tokens
-        result = tokens.clone()
-        result[inside] = completed(reach, places, logits[inside], self.begin, read)
-        return result
+        chosen = tokens.tolist()
+        complete(
+            [each for fit in asked for each in fit.constraint.broken(fit, chosen)], logits, tokens
+        )
 
-    def fits(self, reach: Reach, places: Sequence[int], tokens: Sequence[int]) -> bool:
-        """Whether tokens at some places are part of an answer, as far as all before is known."""
-        chosen = dict(zip(places, self.automaton.classes[list(tokens)].tolist(), strict=True))
-        state, end = reach.states[-1], places[-1] + 1
-        for place in range(reach.first, end):
-            kind = chosen.get(place, reach.kind(place))
-            state = -1 if kind == HOLE else int(self.automaton.table[state, kind])
-            if state < 0:
-                return False
-        return bool(reach.tail(end).flags[state])
+    def broken(self, fit: Fit, tokens: Sequence[int]) -> Iterator[Stretch]:
+        """Stretches of holes in which the `tokens` of all rows are no part of an answer.
+
+        In front of each a single state is live, so that none binds another one.
+        """
+        assert fit.read.joint is not None
+        reach = self.reach(fit.read.joint.text[self.begin : self.limit])
+        slots = zip(fit.slots, fit.rows, strict=True)
+        rows = {slot - self.begin: row for slot, row in slots if slot < self.limit}
+        rows = {p: rows[p] for p in sorted(rows) if p >= reach.first and reach.kind(p) == HOLE}
+        if not rows:
+            return
+        places = range(reach.first, max(rows) + 1)
+        steps = reach.steps(places.stop)
+        for begin, end in self.stretches(reach, steps, rows, tokens):
+            own = places[begin:end]
+            holes = [place for place in own if reach.kind(place) == HOLE]
+            if any(place in rows for place in holes):
+                yield Stretch(
+                    steps=steps[begin:end],
+                    holes=[place in holes for place in own],
+                    rows=[rows.get(place, -1) for place in holes],
+                    slots=[self.begin + place for place in holes],
+                    read=fit.read,
+                )
+
+    def stretches(
+        self,
+        reach: Reach,
+        steps: Sequence[Moves],
+        rows: Mapping[int, int],
+        tokens: Sequence[int],
+    ) -> Iterator[tuple[int, int]]:
+        """Where such stretches begin and end among steps; `rows` are those of places."""
+        automaton, begin, state = self.automaton, 0, reach.states[-1]
+        for number, step in enumerate(steps):
+            if step.single >= 0 and number > begin:
+                if state != step.single:
+                    yield begin, number
+                begin, state = number, step.single
+            place = reach.first + number
+            known = automaton.classes[tokens[rows[place]]] if place in rows else reach.kind(place)
+            state = -1 if state < 0 or known == HOLE else int(automaton.table[state, known])
+        if state < 0 or not reach.tail(reach.first + len(steps)).flags[state]:
+            yield begin, len(steps)
 
     def check(self, request: Request) -> None:
         """Raise `ValueError` where what was committed is no beginning of an answer."""

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from outpace.constraint.integers import integers
-from outpace.constraint.pattern import LONGEST, PLAIN, TooLarge, Unsupported
+from outpace.constraint.pattern import LONGEST, PLAIN, TooLarge, Unsupported, parsed
 
 DEPTH = 2
 """Arrays and objects within one another where a schema leaves open what a value is."""
@@ -219,7 +219,7 @@ def string(rules: Mapping[str, Any], at: str) -> str:
     if "pattern" in rules:
         pattern = need(rules["pattern"], str, f"pattern at {at}")
         try:
-            re.compile(pattern)  # alone, since what is half of a group would change what is around
+            parsed(pattern)  # alone, since what is half of a group would change what is around
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"pattern at {at} is malformed: {error}") from error
         return f'"{PLAIN.format(f"(?:{pattern})")}"'

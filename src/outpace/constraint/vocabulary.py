@@ -48,7 +48,7 @@ class Level:
 class Spans:
     """Neighbours of a list by their owners, who come in order."""
 
-    def __init__(self, owners: Ids, count: int) -> None:
+    def __init__(self, owners: NDArray[np.signedinteger[Any]], count: int) -> None:
         self.counts = np.bincount(owners, minlength=count)
         self.firsts = self.counts.cumsum() - self.counts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -24,13 +24,11 @@ class Constraint(Protocol):
         """Ban tokens in `logits f32[r, V]`, row by row, as a `Processor` does."""
         ...
 
-    def together(
-        self, logits: Tensor, tokens: Tensor, slots: Sequence[int], read: Sample
-    ) -> Tensor:
-        """Tokens `[r]` of several slots that are part of one answer.
+    @staticmethod
+    def together(asked: Sequence[Fit], logits: Tensor, tokens: Tensor) -> None:
+        """Change tokens so that those of several slots are part of one answer, for each read.
 
-        `tokens [r]` were chosen apart from `logits f32[r, V]`, which bans have changed already;
-        `read.joint` is the text that they go into.
+        `tokens [r]` were chosen apart from `logits f32[r, V]`, which bans have changed already.
         """
         ...
 
@@ -57,6 +55,18 @@ class Joint:
     text: Sequence[int]
 
 
+class Fit(NamedTuple):
+    """Slots of one read, whose tokens are to fit together, and the rows that they have.
+
+    `read.joint` is the text that they go into.
+    """
+
+    constraint: Any
+    rows: Sequence[int]
+    slots: Sequence[int]
+    read: Sample
+
+
 @dataclass(slots=True)
 class Jointly:
     """A chooser whose tokens fit together in each read that has a `joint`.
@@ -72,9 +82,12 @@ class Jointly:
         """Token of each row of `logits [r, V]`, which are the rows `rows` of the group."""
         tokens = self.apart(logits, rows)
         begins = accumulate(map(len, self.slots), initial=-rows.start)
+        asked: dict[type[Constraint], list[Fit]] = {}
         for read, slots, begin in zip(self.reads, self.slots, begins, strict=False):
-            if read.joint is not None and 0 <= begin < len(tokens):
-                own = slice(begin, begin + len(slots))
-                choose = read.joint.constraint.together
-                tokens[own] = choose(logits[own], tokens[own], slots, read)
+            if read.joint is not None and len(slots) > 1 and 0 <= begin < len(tokens):
+                own = range(begin, begin + len(slots))
+                fit = Fit(read.joint.constraint, own, slots, read)
+                asked.setdefault(type(read.joint.constraint), []).append(fit)
+        for kind, fits in asked.items():  # all at once, as much of it is the same for all
+            kind.together(fits, logits, tokens)
         return tokens

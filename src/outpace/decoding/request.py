@@ -53,6 +53,7 @@ class Request:
             holes are the mask.
         constraint: what the answer must be as a whole.
         given: tokens that stand in slots of the answer from the beginning.
+        cloze: whether every slot up to the limit is to be filled, as in a text with holes.
         pace: what requests of the same method share.
         finish_reason: why it has ended; None while it goes on.
         ids: prompt and committed tokens.
@@ -68,6 +69,7 @@ class Request:
     canvas: Sequence[int] = ()
     constraint: Constraint | None = None
     given: Mapping[int, int] = field(default_factory=dict)
+    cloze: bool = False
     pace: Pace = field(default_factory=Pace)
     finish_reason: FinishReason | None = None
     trace: list[Step] = field(default_factory=list)

@@ -65,8 +65,9 @@ class Engine:
     ) -> Job:
         """A request that is ready to enter, from any thread.
 
-        `listener` is called after every forward that committed tokens and at the end. Raises
-        `ValueError` for a request that could never run.
+        `given` are the tokens of a cloze, whose slots are all filled. `listener` is called after
+        every forward that committed tokens and at the end. Raises `ValueError` for a request that
+        could never run.
         """
         request = Request(
             prompt=list(prompt),
@@ -78,6 +79,7 @@ class Engine:
             processors=processors,
             constraint=constraint,
             given=given or {},
+            cloze=given is not None,
         )
         if method.adaptive:
             names = (runner.name for runner in pairing.runners.values())

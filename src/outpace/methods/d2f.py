@@ -66,7 +66,8 @@ class D2F(Method):
     def decode(self, request: Request) -> Decoding:
         """Feed the blocks in flight, fill some of their holes, commit what has none before it."""
         canvas, (edges, size) = Canvas.of(request), self.edges(request)
-        limit = request.limit - ((request.limit - edges[-1]) % size if self.canvas else 0)
+        whole = self.canvas and not request.cloze  # a text that is given ends where it ends
+        limit = request.limit - ((request.limit - edges[-1]) % size if whole else 0)
         scores = tuple(dict.fromkeys(("confidence", self.order)))
         step, alive = 0, True
         while alive:

@@ -16,6 +16,7 @@ from outpace.async_llm import AsyncAnswer, Draining, Event, QueueFull
 from outpace.constraint.pattern import TooLarge
 from outpace.engine.job import DecodingError
 from outpace.output import Output
+from outpace.server.cloze import clozes_of
 from outpace.server.fault import Fault, Gone
 from outpace.server.fields import check_fields
 from outpace.server.metrics import Clock
@@ -54,7 +55,7 @@ class Exchange:
         shown, self.method = choice.make(self.extension.options or {})
         check_fields(asked, shown)
         self.labels = (self.model.name, choice.name)
-        self.prompts = prompts_of(asked, self.model.characters)
+        self.prompts = prompts_of(asked, self.model.characters, self.model.entry.max_tokens)
         seed = service.random.getrandbits(32) if asked.seed is None else asked.seed
         self.seeds = [seed + i for _ in self.prompts for i in range(asked.n or 1)]
         self.reply = Reply(
@@ -91,7 +92,7 @@ class Exchange:
             options["logprobs"] = asked.logprobs is not None
         limit = self.model.entry.max_tokens
         if limit is not None and options["max_tokens"] is None:
-            options["max_tokens"] = limit
+            options["max_tokens"] = None if self.extension.fill else limit
         elif limit is not None and options["max_tokens"] > limit:
             name = self.field("max_tokens")
             raise Fault(400, f"{name}: at most {limit} here", param=name)
@@ -111,8 +112,8 @@ class Exchange:
             each = len(self.seeds) // len(self.prompts)
             with self.guarded():
                 for index, seed in enumerate(self.seeds):
-                    prompt = self.prompts[index // each]
-                    submit = self.model.engine.submit(prompt, seed=seed, **options)
+                    prompt, cloze = self.prompts[index // each]
+                    submit = self.model.engine.submit(prompt, cloze=cloze, seed=seed, **options)
                     self.answers.append(await self.admitted(submit))
             yield
             result = result_of(self.fault)
@@ -134,8 +135,9 @@ class Exchange:
             metrics.answered(self.labels, output)
         if self.outputs:
             each = len(self.seeds) // len(self.prompts)
-            asked = (output.prompt_tokens for i, output in self.outputs.items() if i % each == 0)
-            metrics.prompt.labels(*self.labels).inc(sum(asked))
+            first = (output for i, output in self.outputs.items() if i % each == 0)
+            asked = sum(output.prompt_tokens + output.given for output in first)
+            metrics.prompt.labels(*self.labels).inc(asked)
             self.clock.tell(metrics, self.labels)
 
     async def admitted(self, submit: Any) -> AsyncAnswer:
@@ -157,8 +159,10 @@ class Exchange:
             return Fault(400, f"{name}: {plain}", param=name)
         long = re.match(r"a prompt of (\d+) tokens", message)
         prompt = "messages" if self.reply.chat else "prompt"
+        if message.startswith("hole "):  # such a message quotes what a user wrote as well
+            return Fault(400, f"{prompt}: {message}", param=prompt)
         if long:
-            fits = int(long[1]) < self.model.llm.config.max_length
+            fits = int(long[1]) < self.model.llm.config.max_length and not self.extension.fill
             name = self.field("max_tokens") if fits else prompt
             return Fault(400, f"{name}: {message}", param=name, code="context_length_exceeded")
         if " has no variable " in message:
@@ -312,8 +316,11 @@ def result_of(fault: Fault | None) -> str:
     return "gone" if isinstance(fault, Gone) else "error" if fault.status == 500 else "refused"
 
 
-def prompts_of(asked: Asked, most: int | None) -> Sequence[Any]:
-    """The prompts of a request; `Fault` for one that is too long whatever its tokens are."""
+def prompts_of(asked: Asked, most: int | None, limit: int | None) -> Sequence[tuple[Any, Any]]:
+    """The prompts of a request, each with a text whose holes are to be filled, where it has one.
+
+    Raises `Fault` for one that is longer than `most` characters, and as `clozes_of`.
+    """
     if isinstance(asked, ChatRequest):
         field, texts = "messages", ["".join(message.text for message in asked.messages)]
         prompts: Sequence[Any] = [[message.plain() for message in asked.messages]]
@@ -324,4 +331,7 @@ def prompts_of(asked: Asked, most: int | None) -> Sequence[Any]:
     if most is not None and any(len(text) > most for text in texts):
         message = f"{field}: too long for this model, which takes {most} characters at most"
         raise Fault(400, message, param=field, code="context_length_exceeded")
-    return prompts
+    if asked.extension.fill:
+        assert isinstance(asked, ChatRequest | CompletionRequest)
+        return [*clozes_of(asked, limit)]
+    return [(prompt, None) for prompt in prompts]

@@ -44,19 +44,23 @@ their slot."""
 SCATTERED = ("outpace.provisional",)
 """What only methods have that choose tokens out of order."""
 
+AHEAD = ("outpace.fill",)
+"""What only methods have whose holes see what stands behind them."""
+
 NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
 """Values with which a field says nothing."""
 
 
 def fields_of(method: Method) -> tuple[str, ...]:
     """The fields that a method supports, beside those that say what is asked for."""
-    return EVERY + (SEQUENTIAL if method.sequential else SCATTERED)
+    ordered = SEQUENTIAL if method.sequential else SCATTERED
+    return EVERY + ordered + (AHEAD if method.sees_ahead else ())
 
 
 def check_fields(asked: Asked, method: Method) -> None:
     """Raise `Fault` that names a field which the method does not support."""
     supported = fields_of(method)
-    for name in (*SEQUENTIAL, *SCATTERED):
+    for name in (*SEQUENTIAL, *SCATTERED, *AHEAD):
         used = at(asked, name) not in (None, NEUTRAL.get(name, False))
         if used and name not in supported:
             raise Fault(400, f"{name}: {type(method).__name__} does not support it", param=name)

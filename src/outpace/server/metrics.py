@@ -49,7 +49,7 @@ class Metrics:
 
     def answered(self, labels: tuple[str, str], output: Output) -> None:
         """Count a whole answer."""
-        self.output.labels(*labels).inc(len(output.ids))
+        self.output.labels(*labels).inc(output.chosen)
         if output.forwards:
             self.rate.labels(*labels).observe(output.tokens_per_forward)
         counts: dict[str, int] = {}

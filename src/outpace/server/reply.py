@@ -175,13 +175,15 @@ class Reply:
         """How one choice was decoded."""
         figure: Object = {
             "forwards": output.forwards,
-            "tokens": len(output.ids),
+            "tokens": output.chosen,
             "tokens_per_forward": output.tokens_per_forward,
             "seconds": output.seconds,
             "tokens_per_second": output.tokens_per_second,
             "method": self.method,
             "seed": seed,
         }
+        if output.holes is not None:
+            figure["holes"] = list(output.holes)
         return figure | ({"steps": list(map(step, output.steps))} if trace else {})
 
 
@@ -200,8 +202,8 @@ def step(each: Step) -> Object:
 
 
 def usage(outputs: Sequence[Output], prompts: int) -> Object:
-    """Tokens of all prompts, each counted once, and of all choices."""
+    """Tokens of all prompts, each counted once, and of all choices; those given are a prompt's."""
     per = len(outputs) // prompts
-    asked = sum(output.prompt_tokens for output in outputs[::per])
-    given = sum(len(output.ids) for output in outputs)
-    return {"prompt_tokens": asked, "completion_tokens": given, "total_tokens": asked + given}
+    asked = sum(output.prompt_tokens + output.given for output in outputs[::per])
+    chosen = sum(output.chosen for output in outputs)
+    return {"prompt_tokens": asked, "completion_tokens": chosen, "total_tokens": asked + chosen}

@@ -32,6 +32,7 @@ class Extension(Strict):
     options: Annotated[dict[Name, Plain], Field(max_length=64)] | None = None
     trace: bool | None = None
     provisional: bool | None = None
+    fill: bool | None = None
 
 
 class StreamOptions(Strict):

@@ -55,7 +55,7 @@ class Strand:
         """Keep the steps and tokens of an event until a chunk tells them."""
         self.steps += map(step, event.steps)
         self.texts += map(self.reply.model.token, event.ids)
-        self.tokens += len(event.ids)
+        self.tokens += event.chosen
         self.forwards += sum(each.model == "target" for each in event.steps)
 
     def extra(self, end: bool = False) -> dict[str, Any] | None:

@@ -1,0 +1,167 @@
+"""Texts with holes over HTTP: filled as the library fills them, refused by the field."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from asking import PAIRS, QUESTION, ask, chat, completion, events, refused, text_of
+from outpace import LLM, Hole
+from outpace.server.app import build
+from outpace.server.service import Service
+from outpace.server.settings import Config, zoo
+from server.conftest import URL
+
+TEXT = "Tom has 3+4=<<3+4={{1:[0-9]}}>>{{..3:[0-9]{1,2}}}{{4}} are his."
+PARTS = [
+    "Tom has 3+4=<<3+4=",
+    Hole(1, regex="[0-9]"),
+    ">>",
+    Hole(up_to=3, regex="[0-9]{1,2}"),
+    Hole(4),
+    " are his.",
+]
+ABLE = {"apd", "d2f", "diffusion", "fast_dllm", "left_to_right", "wedlm"}
+FILL: dict[str, Any] = {"fill": True}
+
+
+def filling(prompt: Any = TEXT, *, model: str = "tiny-dream", **fields: Any) -> dict[str, Any]:
+    """A text to be filled."""
+    return completion(prompt, model=model, outpace=FILL | fields.pop("outpace", {}), **fields)
+
+
+@pytest.mark.parametrize(("model", "method"), PAIRS)
+def test_holes_are_filled_by_methods_that_see_ahead(
+    client: TestClient, model: str, method: str
+) -> None:
+    """Whole and streamed, in completions and chats; others are refused by name."""
+    common = {"model": model, "seed": 5, "temperature": 0.7, "n": 2, "outpace": {"method": method}}
+    body = filling(**common)
+    said = chat(TEXT) | common | {"outpace": {"method": method, **FILL}}
+    said["messages"] = [*chat()["messages"], {"role": "assistant", "content": TEXT}]
+    if method not in ABLE:
+        for each in (body, said):
+            error = refused(client, each)
+            assert error["param"] == "outpace.fill" and "does not support it" in error["message"]
+        return
+    for each in (body, said):
+        answer = ask(client, each)
+        streamed = events(client, each | {"stream_options": {"include_usage": True}})
+        for index, (choice, figures) in enumerate(
+            zip(answer["choices"], answer["outpace"], strict=True)
+        ):
+            digit, number, rest = figures["holes"]
+            text = choice["text"] if each is body else choice["message"]["content"]
+            assert text == f"Tom has 3+4=<<3+4={digit}>>{number}{rest} are his."
+            assert re.fullmatch("[0-9]", digit) and re.fullmatch("[0-9]{1,2}", number)
+            assert choice["finish_reason"] == "stop" and 5 < figures["tokens"] <= 8
+            assert "Tom has 3+4=<<3+4=" + text_of(streamed, index) == text
+        assert streamed[-1]["outpace"][1]["holes"] == answer["outpace"][1]["holes"]
+        assert streamed[-1]["usage"] == answer["usage"]
+        assert answer["usage"]["completion_tokens"] == sum(f["tokens"] for f in answer["outpace"])
+
+
+def test_a_text_is_filled_as_the_library_fills_it(client: TestClient, service: Service) -> None:
+    """Alone, and as the answer to a question; each prompt by itself."""
+    llm: LLM = service.models["tiny-dream"].llm
+    options: Any = {"temperature": 0.6, "top_p": 0.9, "seed": 3}
+    alone = llm.fill(PARTS, **options)
+    answer = ask(client, filling([TEXT, "One{{2}}."], logprobs=0, **options))
+    assert answer["choices"][0]["text"] == alone.text
+    assert answer["choices"][1]["text"] == llm.fill(["One", Hole(2), "."], **options).text
+    assert answer["outpace"][0]["tokens"] == alone.chosen < len(alone.ids)
+    assert answer["usage"]["prompt_tokens"] > alone.given
+    messages = chat()["messages"]
+    asked = llm.fill(PARTS, prompt=messages, **options)
+    body = chat(model="tiny-dream", outpace=FILL, **options)
+    body["messages"] = [*messages, {"role": "assistant", "content": TEXT}]
+    answer = ask(client, body)
+    assert answer["choices"][0]["message"]["content"] == asked.text != alone.text
+    assert answer["usage"]["prompt_tokens"] == asked.prompt_tokens + asked.given
+
+
+def test_a_stream_tells_tokens_of_holes_alone(client: TestClient) -> None:
+    """In every event, with the canvas beside it."""
+    body = filling(seed=2, outpace={"method": "fast_dllm", "trace": True, "provisional": True})
+    told = [chunk["outpace"] for chunk in events(client, body) if "outpace" in chunk]
+    counts = [each["tokens"] for each in told if "tokens" in each]
+    assert counts == sorted(counts) and counts[-1] == counts[-2] == told[-1]["tokens"]
+    canvases = [each["canvas"] for each in told if "canvas" in each]
+    assert any(None in canvas and " are" in canvas for canvas in canvases)
+
+
+def said(*messages: tuple[str, str]) -> dict[str, Any]:
+    """A chat of some messages."""
+    listed = [{"role": role, "content": content} for role, content in messages]
+    return {"model": "tiny-dream", "messages": listed, "outpace": FILL}
+
+
+MANY = "".join(f"{{{{1:{letter}}}}}" for letter in "abcdefghi")
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("prompt", filling("Tom has."), "a cloze without a hole"),
+    ("prompt", filling("Tom has {{x}}"), "'{{x}}' is no hole: write {{8}}"),
+    ("prompt", filling("{{8}} is his"), "nothing stands in front of the first hole"),
+    ("prompt", filling("a{{0}}"), "from 1 on, not 0"),
+    ("prompt", filling("a{{2:[}}"), "hole 1: it is malformed"),
+    ("prompt", filling("a{{2}}{{2:(a|b)*a(a|b){30}}}"), "hole 2: it is too large: its automaton"),
+    ("prompt", filling("a{{2:x{300}}}"), "hole 1: it has 2 tokens, but the shortest text"),
+    ("prompt", filling(r"a{{2:temperature=(.)\1}}"), "hole 1: a back-reference"),
+    ("prompt", filling("a{{999999999}}"), "hole 1: it is too large for 999999999 tokens"),
+    ("prompt", filling("a{{600}}"), "tiny-dream has"),
+    ("prompt", filling("a" + "{{1}}" * 257), "257 holes, and at most 256"),
+    ("prompt", filling("a" + MANY), "9 different regular expressions, and at most 8"),
+    ("prompt", filling([5, 6, 7]), "needs text, not token ids"),
+    ("prompt", filling(["a{{2}}", "b"]), "a cloze without a hole"),
+    ("prompt", filling("{{1:" * 1500), "is no hole"),
+    ("prompt", filling("a{{1:" + "{" * 3000), "is no hole"),
+    ("messages", chat(TEXT, model="tiny-dream", outpace=FILL), "the last one is the assistant's"),
+    ("messages", said(("assistant", TEXT)), "others stand in front"),
+    ("messages", said(("user", QUESTION), ("assistant", "Tom")), "a cloze without a hole"),
+    ("max_tokens", filling(max_tokens=5), "would break the cloze"),
+    ("stop", filling(stop=["x"]), "would break the cloze"),
+    ("stop_token_ids", filling(stop_token_ids=[3]), "would break the cloze"),
+    ("min_tokens", filling(min_tokens=3), "would break the cloze"),
+    ("ignore_eos", filling(ignore_eos=True), "would break the cloze"),
+    ("guided_regex", filling(guided_regex="a"), "would break the cloze"),
+    ("outpace.fill", filling(model="tiny-ar"), "does not support it"),
+    ("outpace.fill", filling(outpace={"fill": 1}), ""),
+    (
+        "outpace.fill",
+        filling(model="tiny-wedlm", outpace={"method": "wedlm", "options": {"verify": True}}),
+        "does not support it",
+    ),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("field", "body", "says"), BAD, ids=lambda value: str(value)[:60])
+def test_what_cannot_be_filled_is_refused_in_time(
+    client: TestClient, field: str, body: dict[str, Any], says: str, stream: bool
+) -> None:
+    """By the name of its field; a stream does not begin."""
+    began = time.process_time()
+    error = refused(client, body | {"stream": stream})
+    assert time.process_time() - began < 1.5
+    assert error["param"] == field and says in error["message"], error
+
+
+def test_an_answer_has_no_more_holes_than_the_operator_lets_it() -> None:
+    """As it has no more tokens."""
+    entry = zoo()["tiny-dream"].model_copy(update={"max_tokens": 6})
+    service = Service.load(Config(models={"tiny-dream": entry}))
+    with TestClient(build(service), URL) as client:
+        assert len(ask(client, filling("a{{..4}}{{2}}"))["outpace"]["holes"]) == 2
+        error = refused(client, filling("a{{..4}}{{3}}"))
+        assert error["param"] == "prompt" and "7 tokens in all holes" in error["message"]
+
+
+def test_methods_say_whether_they_fill(client: TestClient) -> None:
+    """Where they list their fields."""
+    for model in json.loads(client.get("/v1/models").text)["data"]:
+        for name, method in model["outpace"]["methods"].items():
+            assert ("outpace.fill" in method["fields"]) == (name in ABLE)
