@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test slow browser check docs gallery clean
+.PHONY: demo test slow exhaustive browser check docs gallery clean
 
 # The release of torch that the tests run with; `pip install .` alone takes any from 2.9 on.
 .venv/core: pyproject.toml
@@ -21,7 +21,7 @@ demo: .venv/core
 TOGETHER := -n auto --maxprocesses 4 --dist worksteal
 
 test: .venv/dev
-	$(BIN)/python -m pytest -q $(TOGETHER) -m "not slow and not browser"
+	$(BIN)/python -m pytest -q $(TOGETHER) -m "not slow and not exhaustive and not browser"
 
 # A release of OpenAI's client beside that of the development extra.
 .venv/openai2: .venv/dev
@@ -29,6 +29,9 @@ test: .venv/dev
 
 slow: .venv/dev .venv/openai2
 	$(BIN)/python -m pytest -q $(TOGETHER) -m slow
+
+exhaustive: .venv/dev
+	$(BIN)/python -m pytest -q $(TOGETHER) -m exhaustive
 
 browser: .venv/dev
 	$(BIN)/python -m pytest -q -m browser

@@ -133,7 +133,7 @@ def test_output_follows_the_target(method: Method) -> None:
     assert likelihood(pairs(method, FILTERED, FEW), law(FILTERED)) > 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 @every
 def test_long_output_follows_the_target(method: Method, sampling: Sampling) -> None:

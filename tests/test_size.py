@@ -18,7 +18,7 @@ BUDGET = {
     "attention": 1300,
     "benchmark": 1200,
     "cli": 3050,
-    "constraint": 2500,
+    "constraint": 2550,
     "decoding": 2150,
     "engine": 2350,
     "evaluation": 2200,

@@ -170,8 +170,7 @@ def test_what_the_kernel_does_not_know_is_left_to_dense(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A span with a field that is set and that the kernel never reads; the log says so once."""
-    news = [(field.name, field.type) for field in fields(Span)]
-    later = make_dataclass("Span", [*news, ("tree", object, None)], bases=(Span,))
+    later = make_dataclass("Span", [("leaf", object, None)], bases=(Span,))
     monkeypatch.setattr(paged, "Span", later)
     own = [getattr(spans_of(MIXED[:1], 144)[0], field.name) for field in fields(Span)]
     dense = Dense([random(256, 2, 16)], [random(256, 2, 16)], 4)
@@ -179,13 +178,13 @@ def test_what_the_kernel_does_not_know_is_left_to_dense(
     assert ours.numbers([later(*own)])
     q = random(1, 4, 16)
     for _ in range(2):
-        spans = [later(*own, tree=[1])]
+        spans = [later(*own, leaf=[1])]
         assert torch.equal(attend(ours, spans, q), attend(dense, spans, q))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "tree" in caplog.text
+    assert "leaf" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """Which need not be there; what they share fits into a multiprocessor twice."""
     program = Path(__file__).parent / "compiled.py"
@@ -247,7 +246,7 @@ def test_without_its_compiler_or_a_gpu_there_is_no_kernel(monkeypatch: pytest.Mo
     ("model", "method"),
     [
         ("tiny-ar", Autoregressive()),
-        pytest.param("tiny-dream", APD(verifier="tiny-aux"), marks=pytest.mark.slow),
+        pytest.param("tiny-dream", APD(verifier="tiny-aux"), marks=pytest.mark.exhaustive),
     ],
 )
 def test_text_of_the_zoo_is_that_of_dense(model: str, method: Method) -> None:
@@ -267,7 +266,10 @@ QUICK = KINDS[0], next(method for method in KINDS if isinstance(method, DFlash))
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(method, marks=[] if method in QUICK else [pytest.mark.slow]) for method in KINDS],
+    [
+        pytest.param(method, marks=[] if method in QUICK else [pytest.mark.exhaustive])
+        for method in KINDS
+    ],
     ids=lambda method: type(method).__name__,
 )
 def test_tokens_of_every_method_are_those_of_dense(method: Method) -> None:
@@ -278,7 +280,7 @@ def test_tokens_of_every_method_are_those_of_dense(method: Method) -> None:
         for role, model in MODELS.items():
             engine.add(Runner(role, model, slots=32 * PAGE, attention=name))
         prompts = ((3, 1, 4, 1, 5), tuple(range(1, 20)))
-        asked = [Request(method=method, prompt=p, max_tokens=6) for p in prompts]
+        asked = [Request(method=method, prompt=p, max_tokens=12) for p in prompts]
         jobs = [each.submit(engine) for each in asked]
         finish(engine)
         found.append([tokens(job) for job in jobs])

@@ -79,7 +79,7 @@ TWINS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", TWINS)
 def test_comparison_with_ourselves(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -81,7 +81,7 @@ def test_missing_extra_is_one_line(
     """Which says what to install."""
     for name in [name for name in sys.modules if name.startswith("outpace.server")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pydantic", None)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
     assert "pip install 'outpace[serve]'" in refused([], capsys)
 
 

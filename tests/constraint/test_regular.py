@@ -168,7 +168,7 @@ def test_draws_have_the_law_of_what_fits(pattern: str, canvas: list[int], room: 
     assert drawn_as_enumerated(pattern, canvas, room, 1500, temperature=0.9) > LIKELY
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("pattern", "canvas", "room", "temperature"),
     [(*drawn, (0.7, 1.5)[n % 2]) for n, drawn in enumerate(DRAWN)],

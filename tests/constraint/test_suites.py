@@ -59,7 +59,7 @@ CASES: list[tuple[str, Method]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda case: str(CASES[case]))
 def test_all_of_a_suite_is_fulfilled(case: int, temperature: float) -> None:

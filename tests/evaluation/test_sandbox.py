@@ -88,7 +88,7 @@ def test_what_computes_passes(program: str) -> None:
     assert run(program) == sandbox.Verdict(True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("program", HARMFUL.values(), ids=HARMFUL)
 def test_what_does_more_fails(program: str) -> None:
     """In its time, with a reason on one line, and leaves no process."""

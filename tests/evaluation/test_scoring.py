@@ -101,7 +101,7 @@ def test_sudoku(reference: str, answer: str, right: bool) -> None:
     assert SCORERS["sudoku"](answer, reference) is right
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("rules", "reference", "answers"),
     [

@@ -26,7 +26,7 @@ PARTS = [
     Hole(4),
     " are his.",
 ]
-ABLE = {"apd", "d2f", "diffusion", "fast_dllm", "left_to_right", "wedlm"}
+ABLE = {"apd", "block_diffusion", "d2f", "diffusion", "fast_dllm", "left_to_right", "wedlm"}
 FILL: dict[str, Any] = {"fill": True}
 
 

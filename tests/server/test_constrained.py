@@ -455,7 +455,7 @@ def test_some_hostile_constraints(client: TestClient, reading: list[float]) -> N
 
 
 @PYTHON_WARNS
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_many_hostile_constraints(client: TestClient, reading: list[float]) -> None:
     """Thousands."""
     attack(client, 3000, seed=1, reading=reading)

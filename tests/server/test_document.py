@@ -43,7 +43,7 @@ def test_document_names_every_route_and_field(client: TestClient) -> None:
             assert "422" not in operation["responses"], path
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
 def test_document_holds() -> None:
     """Of requests that follow it, and of those that do not; short answers will do."""

@@ -133,7 +133,7 @@ def test_some_hostile_requests(client: TestClient, service: Service) -> None:
     assert attacks(client, service, 300, seed=0, skip=ALONE) == {200, 400}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_many_hostile_requests(client: TestClient, service: Service) -> None:
     """Every bad value in every field, and thousands of others."""
     assert ALONE > 3000
