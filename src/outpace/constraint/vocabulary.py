@@ -137,15 +137,19 @@ def alike(table: Table) -> tuple[Ids, Ids]:
 
     It is -1 for bytes that lead nowhere.
     """
-    order = table.argsort(axis=1, kind="stable")
-    ranked = np.take_along_axis(table, order, 1)
+    # Most bytes do in every state what the one before them does.
+    firsts = np.flatnonzero((np.diff(table, axis=1, prepend=-2) != 0).any(0))
+    some = table[:, firsts]
+    order = some.argsort(axis=1, kind="stable")
+    ranked = np.take_along_axis(some, order, 1)
     new = np.diff(ranked, axis=1, prepend=-2) != 0
-    begins = np.maximum.accumulate(np.where(new, np.arange(256), 0), axis=1)
+    begins = np.maximum.accumulate(np.where(new, np.arange(len(firsts)), 0), axis=1)
     labels = np.empty_like(order)
-    np.put_along_axis(labels, order, np.take_along_axis(order, begins, 1), 1)
-    labels[table < 0] = -1
+    np.put_along_axis(labels, order, firsts[np.take_along_axis(order, begins, 1)], 1)
+    labels[some < 0] = -1
     found, kinds = np.unique(labels.astype(np.int16), axis=0, return_inverse=True)
-    return found.astype(np.int64), kinds.reshape(-1)
+    wide = np.repeat(found.astype(np.int64), np.diff(firsts, append=256), axis=1)
+    return wide, kinds.reshape(-1)
 
 
 @cache
