@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,5 +65,4 @@ def losses(out: Path) -> list[float]:
 def start(path: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
     """Train a recipe in a process of its own."""
     command = [sys.executable, "-m", "outpace.training.recipe", str(path), f"out={out}", *more]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)

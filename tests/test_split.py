@@ -175,7 +175,7 @@ def test_two_processes_answer_like_one(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, str(Path(split.__file__)), str(out)],
-            env={**os.environ, **meeting, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **meeting, "RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,
         )

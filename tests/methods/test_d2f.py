@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
+from blocks import says, shape
 from helpers import MASK, request_of, script
 from outpace.decoding import Decoding, Forward, Prediction, Request, Sampling
 from outpace.methods import D2F
@@ -19,25 +19,6 @@ def sequence(max_tokens: int = 8, **fields: Any) -> Request:
     return request_of(
         prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, eos=frozenset([EOS]), **fields
     )
-
-
-def says(tokens: str, sure: str, **ranks: list[float]) -> Prediction:
-    """A digit for each hole, and `+` where it is sure, else `-` or (the surest of these) `*`."""
-    confidence = {"+": 0.99, "*": 0.5, "-": 0.1}
-    return Prediction(
-        tokens=[int(token) for token in tokens],
-        scores={
-            "confidence": np.array([confidence[each] for each in sure], dtype=np.float32),
-            **{name: np.array(values, dtype=np.float32) for name, values in ranks.items()},
-        },
-    )
-
-
-def shape(forward: Forward) -> tuple[int, str, tuple[int, ...], list[int]]:
-    """Where a forward starts, what it feeds, in which blocks, and what it wants."""
-    fed = "".join("_" if token == MASK else str(token) for token in forward.ids)
-    assert isinstance(forward.pattern, tuple)
-    return forward.start, fed, forward.pattern, list(forward.predicted_slots())
 
 
 def test_the_pipeline() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -146,10 +145,8 @@ def interrupted_run(tmp_path: Path, *more: str) -> tuple[int, str]:
     """Status and output of a training that gets Ctrl-C after its third step."""
     (tmp_path / "recipe.toml").write_text(RECIPE)
     words = ("train", str(tmp_path / "recipe.toml"), f"out={tmp_path / 'out'}", *more)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "outpace", *words],
-        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -61,7 +61,7 @@ def slices(model: Stack, whole: Stack, share: Share) -> dict[str, list[Piece]]:
             source, total = (names[number], size) if apart else (names[0], len(parameter))
             before = 0 if apart else sum(sizes[0][:number])
             index = share.index((size, *rest), (rows, *own[name].shape[1:]), before)
-            made[name].append(Piece(source, (total, *rest), index or ()))
+            made[name].append(Piece(source, (total, *rest), index))
     return made
 
 

@@ -57,16 +57,16 @@ class Share:
         """Rows of an embedding that a process holds; the last one may hold some of no token."""
         return -(-vocab // self.size)
 
-    def index(self, whole: tuple[int, ...], own: tuple[int, ...], offset: int = 0) -> Index | None:
+    def index(self, whole: tuple[int, ...], own: tuple[int, ...], offset: int = 0) -> Index:
         """What of a part that begins at row `offset` of its tensor is this process's own.
 
-        `whole` and `own` are the shapes of that part and of the slice; None where nothing is cut.
+        `whole` and `own` are the shapes of that part and of the slice; empty where nothing is cut.
         """
         axes = [
             axis for axis, sizes in enumerate(zip(whole, own, strict=True)) if len({*sizes}) > 1
         ]
         if not axes:
-            return None if not offset else (slice(offset, offset + whole[0]),)
+            return () if not offset else (slice(offset, offset + whole[0]),)
         (axis,) = axes
         end = min((self.rank + 1) * own[axis], whole[axis])
         begin = min(self.rank * own[axis], end)
