@@ -139,19 +139,36 @@ def without_rights() -> None:
 
 
 def test_a_killed_parent_takes_its_program_along() -> None:
-    """Whatever that is doing."""
+    """Whatever that is doing, from its first moment on."""
     script = "from outpace.evaluation.sandbox import run\nrun('import time\\ntime.sleep(99)')"
-    parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
-    while not (found := jails(parent.pid)):
-        assert parent.poll() is None
-        time.sleep(0.05)
-    parent.kill()
-    parent.wait()
-    for _ in range(100):
-        if not any(Path(f"/proc/{pid}").exists() for pid in found):
-            return
-        time.sleep(0.05)
-    raise AssertionError("it lives on")
+    for delay in (0, 0.01, 0.03, 0.1, 0.5):
+        parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+        while not (found := jails(parent.pid)):
+            assert parent.poll() is None
+        time.sleep(delay)
+        parent.kill()
+        parent.wait()
+        began = time.monotonic()
+        while any(runs(pid) for pid in found):
+            assert time.monotonic() - began < 10, "it lives on"
+            time.sleep(0.01)
+
+
+def test_a_program_nobody_waits_for_does_not_begin() -> None:
+    """Its parent may end before the new process could ask to end with it."""
+    job = {"program": "pass", "token": "x", "seconds": 9, "memory": 1 << 28}
+    command = [sys.executable, "-I", "-B", str(sandbox.JAIL)]
+    for parent, says in ((os.getpid(), b'{"token": "x", "raised": null}'), (os.getppid(), b"")):
+        written = json.dumps({**job, "parent": parent}).encode()
+        assert subprocess.run(command, input=written, capture_output=True).stdout == says
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def jails(parent: int) -> list[int]:

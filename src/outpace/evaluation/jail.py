@@ -134,9 +134,11 @@ def run(program: str) -> str | None:
 
 
 def main() -> None:
-    """Read the job, close in, run it, write the verdict, end."""
+    """Read the job, close in, run it, write the verdict, end; nothing, if nobody waits for it."""
     control(DIE_WITH_PARENT, signal.SIGKILL)
     job = json.loads(sys.stdin.buffer.read())
+    if os.getppid() != job["parent"]:  # it died before this process could ask to die with it
+        return
     verdict = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):

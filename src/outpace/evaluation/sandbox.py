@@ -69,6 +69,7 @@ def execute(program: str, limits: Limits) -> Verdict:
     job = {
         "program": program,
         "token": token,
+        "parent": os.getpid(),
         "seconds": limits.seconds,
         "memory": limits.memory,
     }
