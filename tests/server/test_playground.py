@@ -125,8 +125,10 @@ def visit(browser: Browser, server: str) -> Iterator[Visitor]:
 
 
 def run(page: Page) -> None:
-    """Run until it has ended."""
+    """Run until it has ended; the page says so when it begins."""
+    page.locator("#status").evaluate("said => { said.textContent = '' }")
     page.keyboard.press("Control+Enter")
+    expect(page.locator("#status")).not_to_be_empty()
     expect(page.locator("#stop")).to_be_disabled(timeout=60_000)
 
 
