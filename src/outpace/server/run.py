@@ -36,6 +36,13 @@ class Server(uvicorn.Server):
         """Leave the signals alone."""
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where only then, since whoever reads it may connect at once."""
+        await super().startup(sockets)
+        for own in sockets or ():
+            host, port = own.getsockname()[:2]
+            log.info("listening on http://%s:%s", f"[{host}]" if ":" in host else host, port)
+
 
 def bound(settings: Settings) -> socket.socket:
     """A socket at the address; `ValueError` where that cannot be had."""
@@ -86,9 +93,6 @@ class Run:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         watchdog = asyncio.ensure_future(self.watch())
-        host, port = self.socket.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        log.info("listening on http://%s:%s", shown, port)
         try:
             await self.server.serve(sockets=[self.socket])
         finally:
