@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from outpace.cli.draw import CELLS, legend, slot_lines
+import pytest
+from rich.color import Color
+
+from outpace.cli.draw import CELLS, COLOURS, coloured, legend, slot_lines
 from outpace.decoding import Step
 from outpace.output import Output
 
@@ -33,3 +36,18 @@ def test_no_forward_at_all() -> None:
 def test_the_legend_names_all_cells() -> None:
     """But for the blank."""
     assert all(cell in legend().plain for cell in CELLS if cell != " ")
+
+
+@pytest.mark.parametrize("name", COLOURS)
+def test_colours_are_legible_on_white_and_on_black(name: str) -> None:
+    """By the contrast of WCAG 2.1, of which large text needs 3 and its smallest print 4.5."""
+    parts = [part / 255 for part in Color.parse(name).get_truecolor()]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    light = sum(weight * p for weight, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    assert min(1.05 / (light + 0.05), (light + 0.05) / 0.05) > 3.7
+
+
+def test_no_text_of_a_model_commands_the_terminal() -> None:
+    """Such as to clear it, or to rename its window; lines and tabs stay."""
+    (piece,) = coloured(["\x1b[2Ja\tb\n\x9b\x07\x7f"])
+    assert piece.plain == "␛[2Ja\tb\n\ufffd␇\ufffd"

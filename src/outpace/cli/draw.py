@@ -17,9 +17,15 @@ from outpace.llm import LLM
 from outpace.output import Output
 from outpace.trace import FILLED, FULL, HOLE, KEPT, STATES, block_edges, is_scattered, slot_states
 
-COLOURS = ("bright_cyan", "bright_yellow", "bright_magenta", "bright_green", "bright_blue")
+COLOURS = ("color(31)", "color(166)", "color(133)", "color(64)", "color(99)")
+"""Of forwards, in turn: each has a contrast of about 4 on white and on black alike."""
+
+PICTURES = {n: chr(0x2400 + n) for n in range(32) if chr(n) not in "\n\t"}
+PICTURES |= dict.fromkeys(range(127, 160), "\ufffd")
+"""What is shown for control characters."""
+
 CELLS = (" ", "░", "█", "▒", "·")
-STYLES = ("", "dim", "bold bright_green", "bright_blue", "dim")
+STYLES = ("", "dim", "bold color(64)", "color(31)", "dim")
 
 
 def colour(step: int) -> str:
@@ -29,7 +35,12 @@ def colour(step: int) -> str:
 
 def coloured(pieces: Iterable[str]) -> Iterator[Text]:
     """Pieces, a colour each."""
-    return (Text(piece, style=colour(step)) for step, piece in enumerate(pieces))
+    return (Text(visible(piece), style=colour(step)) for step, piece in enumerate(pieces))
+
+
+def visible(text: str) -> str:
+    """A text of a model, in which nothing commands the terminal."""
+    return text.translate(PICTURES)
 
 
 def show_pieces(console: Console, pieces: Iterable[str]) -> None:
@@ -47,7 +58,7 @@ def show_filled(console: Console, cloze: Parts, output: Output) -> None:
             line.append(part)
         else:
             number, text = next(holes)
-            line.append(text, style=colour(number))
+            line.append(visible(text), style=colour(number))
     console.print(line, soft_wrap=True)
 
 
@@ -77,7 +88,7 @@ def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> Non
     console.print(table)
     if scattered:
         console.print(legend())
-        console.print(output.text or output.ids)
+        console.print(visible(output.text) or output.ids)
 
 
 def cells(output: Output, width: int) -> Iterator[Text]:
@@ -130,7 +141,7 @@ def text_of(llm: LLM, ids: list[int]) -> str:
     """Text of tokens on one line; their ids where the model has no tokenizer."""
     if llm.text.tokenizer is None:
         return " ".join(map(str, ids))
-    return llm.text.decode(ids).replace("\n", "⏎")
+    return visible(llm.text.decode(ids).replace("\n", "⏎"))
 
 
 def report_table(reports: Iterable[tuple[str, Report]], *, scored: bool) -> Table:
