@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from rich.color import Color
 
-from outpace.cli.draw import CELLS, COLOURS, coloured, legend, slot_lines
+from outpace.cli.draw import CELLS, COLOURS, canvases, coloured, legend, slot_lines
 from outpace.decoding import Step
 from outpace.output import Output
 
@@ -51,3 +54,21 @@ def test_no_text_of_a_model_commands_the_terminal() -> None:
     """Such as to clear it, or to rename its window; lines and tabs stay."""
     (piece,) = coloured(["\x1b[2Ja\tb\n\x9b\x07\x7f"])
     assert piece.plain == "␛[2Ja\tb\n\ufffd␇\ufffd"
+
+
+def test_what_is_new_is_in_sight() -> None:
+    """However much stands in front of it, and however narrow the terminal is."""
+    llm: Any = SimpleNamespace(text=SimpleNamespace(tokenizer=None))
+    steps = [Step("target", 2, 1, 3, 3, 0.0, "causal") for _ in range(9)]
+    output = Output(
+        text="",
+        ids=[*range(100, 127)],
+        finish_reason="length",
+        steps=steps,
+        prompt_tokens=3,
+        seconds=1,
+    )
+    for width in (20, 36, 80):
+        for index, line in enumerate(canvases(llm, output, width)):
+            line.truncate(width, overflow="ellipsis")
+            assert " ".join(str(100 + 3 * index + n) for n in range(3)) in line.plain

@@ -33,11 +33,11 @@ from outpace.stream import Stream
 from outpace.text import Message
 
 HELP = """\
-/method NAME option=value …   decode by another method from now on; alone, say which there are
-/race NAME option=value …     answer the last message again by another method, side by side
-/reset                        forget what was said
-/help                         show this
-/exit                         end, as Ctrl-D does; Ctrl-C ends an answer"""
+/method NAME option=value …  decode by another method; alone, say which there are
+/race NAME option=value …    answer again by another method, and show both
+/reset                       forget what was said
+/help                        show this
+/exit                        end, as Ctrl-D does; Ctrl-C ends an answer"""
 
 
 def chat(

@@ -73,7 +73,7 @@ def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> Non
     Where slots were filled out of order, the canvas is one cell per slot, the text stands below.
     """
     scattered = is_scattered(output)
-    lines = cells(output, width) if scattered else canvases(llm, output)
+    lines = cells(output, width) if scattered else canvases(llm, output, width)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, justify in (("step", "right"), ("model", "left"), ("rows", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
@@ -124,15 +124,20 @@ def legend() -> Text:
     return line
 
 
-def canvases(llm: LLM, output: Output) -> Iterator[Text]:
-    """The output after each step: what stood there, what is new, and the holes in view."""
+def canvases(llm: LLM, output: Output, width: int) -> Iterator[Text]:
+    """The output after each step: what stood there, what is new, and the holes in view.
+
+    Of what stood there so much is left out that all of what is new has room, if anyhow it fits.
+    """
     done = 0
     for index, step in enumerate(output.steps):
         before = text_of(llm, output.ids[:done])
         after = text_of(llm, output.ids[: done + step.kept])
         done += step.kept
-        line = Text(before[-40:], style="dim")
-        line.append(after[len(before) :], style=f"bold {colour(index)}")
+        new = after[len(before) :]
+        room = min(max(width - len(new) - 1, 0), 40)
+        line = Text(before[max(len(before) - room, 0) :], style="dim")
+        line.append(new, style=f"bold {colour(index)}")
         holes = step.start + step.rows - output.prompt_tokens - done
         yield line.append(CELLS[HOLE] * max(holes, 0), style="dim")
 
