@@ -368,6 +368,17 @@ def test_bad_input_is_one_line_and_status_2(outpace, args, says):
     assert err.startswith("outpace: ") and err.count("\n") == 1 and says in err
 
 
+@pytest.mark.parametrize(
+    "args", [("train",), ("serve", "--config"), ("evaluate", "tiny-aux", "--protocol")]
+)
+def test_a_file_of_too_many_levels_is_refused(outpace, tmp_path, args):
+    """By its name."""
+    path = tmp_path / "deep.toml"
+    path.write_text("a = " + "[" * 5000)
+    status, _, err = outpace(*args, str(path))
+    assert status == 2 and err.startswith(f"outpace: {path} is no") and err.count("\n") == 1
+
+
 UNWRITABLE = [".", "/dev/full", "/proc/none/out", "/proc/version/out"]
 
 
