@@ -274,8 +274,12 @@ def main() -> None:
     """Measure, show, write and draw; or only draw."""
     parser = arguments(__doc__, rounds=7)
     sides_of = ["outpace", "transformers", "llama.cpp"]
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["Qwen2.5-0.5B"])
-    parser.add_argument("--sides", nargs="+", choices=sides_of, default=sides_of)
+    parser.add_argument(
+        "--shapes", nargs="+", choices=SHAPES, default=["Qwen2.5-0.5B"], help="of models"
+    )
+    parser.add_argument(
+        "--sides", nargs="+", choices=sides_of, default=sides_of, help="programs (all)"
+    )
     parser.add_argument("--counts", nargs="+", type=int, default=[1, 2], help="threads (1 2)")
     parser.add_argument("--png", type=Path, help="picture")
     parser.add_argument("--draw", type=Path, metavar="JSON", help="only draw what this file holds")

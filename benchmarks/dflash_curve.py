@@ -221,11 +221,13 @@ def draw(result: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Measure, write and draw."""
     parser = arguments(__doc__, rounds=None)
-    parser.add_argument("--draft", default="tiny-dflash")
-    parser.add_argument("--limit", type=int, default=500)
-    parser.add_argument("--batch", type=int, nargs="*", default=[1, 16])
-    parser.add_argument("--run", action="append", default=[], metavar="NAME=FOLDER")
-    parser.add_argument("--png", type=Path)
+    parser.add_argument("--draft", default="tiny-dflash", help="of tiny-ar (tiny-dflash)")
+    parser.add_argument("--limit", type=int, default=500, help="problems (500)")
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 16], help="at a time (1 16)")
+    parser.add_argument(
+        "--run", action="append", default=[], metavar="NAME=FOLDER", help="a training to draw"
+    )
+    parser.add_argument("--png", type=Path, help="picture")
     parser.add_argument("--draw", action="store_true", help="only draw what the JSON holds")
     options = parser.parse_args()
     if not options.draw:

@@ -1,6 +1,6 @@
 """llama.cpp beside us: a checkpoint in its format, and a step of its decoder.
 
-Needs `gguf` to write and `llama-cpp-python` to run, neither of which the package needs.
+Needs the extra `gguf` to write and `llama-cpp-python` to run, which nothing else here needs.
 """
 
 from __future__ import annotations

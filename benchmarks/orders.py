@@ -188,10 +188,10 @@ def chosen(points: Sequence[Point], options: argparse.Namespace) -> list[Point]:
 def main() -> None:
     """Measure, write and draw."""
     parser = curve.arguments(__doc__)
-    parser.add_argument("--model", default="tiny-dream")
+    parser.add_argument("--model", default="tiny-dream", help="of diffusion (tiny-dream)")
     parser.add_argument("--kinds", help="only these, such as 'confidence,dual cache'")
     parser.add_argument("--settings", help="only these, such as 'full,threshold 0.99'")
-    parser.add_argument("--block", type=int, default=32)
+    parser.add_argument("--block", type=int, default=32, help="tokens of a block (32)")
     parser.add_argument("--small", type=int, default=8, help="tokens of the smaller blocks (8)")
     options = parser.parse_args()
     rows = curve.results(options, chosen(settings(options), options), summary)

@@ -50,6 +50,7 @@ MARKED = {
         "start: generate GSAI-ML/LLaDA-8B-Instruct",
         "start: generate Qwen/Qwen3-8B",
         "start: generate tencent/WeDLM-8B-Instruct",
+        "training: generate Qwen/Qwen3-4B",
         "training: train qwen2.5-0.5b-dream",
         "training: train qwen3-4b-dflash",
     },

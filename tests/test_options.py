@@ -277,10 +277,10 @@ def test_several_answers_are_those_of_the_next_seeds(llm: LLM) -> None:
     assert one.ids == several[0][0].ids
 
 
-@pytest.mark.parametrize("n", [0, -1, 1.5, "2", True])
+@pytest.mark.parametrize("n", [0, -1, 1.5, "2", True, 10**23])
 def test_a_number_of_answers_is_one(llm: LLM, n: Any) -> None:
-    """From 1 on."""
-    with pytest.raises(ValueError, match="n must be a whole number from 1 on"):
+    """From 1 to what a list of requests may hold."""
+    with pytest.raises(ValueError, match="n must be a whole number from 1 to 65536, not"):
         llm.generate(QUESTION, n=n)
     with pytest.raises(ValueError, match="seed must be a whole number"):
         llm.generate(QUESTION, n=2, seed=[n])  # type: ignore[call-overload]

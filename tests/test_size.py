@@ -17,7 +17,7 @@ BUDGET = {
     "": 2350,
     "attention": 1300,
     "benchmark": 1200,
-    "cli": 3050,
+    "cli": 3100,
     "constraint": 2550,
     "decoding": 2150,
     "engine": 2350,

@@ -36,7 +36,7 @@ from outpace.output import Answer, Output
 from outpace.stream import Stream
 from outpace.text import Detokenizer, Prompt, Text, as_many
 
-DEFAULT_MAX_TOKENS = 256
+DEFAULT_MAX_TOKENS, MOST_ANSWERS = 256, 2**16
 
 
 class LLM:
@@ -310,8 +310,8 @@ class LLM:
         token ids, or a list of chat messages. With `n` each has a list of so many outputs, of the
         seeds `seed`, `seed + 1` and so on. Raises `ValueError` for bad input before any work.
         """
-        if n is not None and not (is_whole(n) and n >= 1):
-            raise ValueError(f"n must be a whole number from 1 on, not {n!r}")
+        if n is not None and not (is_whole(n) and 1 <= n <= MOST_ANSWERS):
+            raise ValueError(f"n must be a whole number from 1 to {MOST_ANSWERS}, not {n!r}")
         each = [options] if n is None else [seeded(options, number) for number in range(n)]
         served = self.serve((prompt, chosen) for prompt in as_many(prompts) for chosen in each)
         outputs = [output for _, output in sorted(served, key=itemgetter(0))]

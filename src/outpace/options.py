@@ -16,7 +16,7 @@ from outpace.decoding import CAUSAL_KINDS, Constraint, Processor, Sampling
 from outpace.decoding.processor import Bias, NotBefore, Penalties
 from outpace.decoding.sampling import is_number, is_whole
 from outpace.methods import METHODS, Method
-from outpace.methods.method import check_type
+from outpace.methods.method import at_least_one, check_type
 from outpace.methods.options import Named, method_of
 
 MOST = 1e4
@@ -111,6 +111,7 @@ class Chosen:
 
     def __post_init__(self) -> None:
         check_type("max_tokens", self.max_tokens, int | None)
+        at_least_one(max_tokens=self.max_tokens)
         for name in ("ignore_eos", "raw", "logprobs"):
             check_type(name, getattr(self, name), bool)
         if not (is_whole(self.min_tokens) and self.min_tokens >= 0):
@@ -150,7 +151,7 @@ class Chosen:
             return
         for name in names:
             if getattr(self, name) not in (None, (), [], False, 0):
-                raise ValueError(f"{name} would break the {what} of an answer: give one")
+                raise ValueError(f"{name} would break the {what} of an answer: give one of the two")
 
     def sampling(self, usual: Mapping[str, float]) -> Sampling:
         """How tokens are drawn; what is not chosen is as `usual`."""

@@ -43,6 +43,17 @@ def test_help_shows_what_is_measured(name: str, run, capsys: pytest.CaptureFixtu
     assert text in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
+def test_every_option_says_what_it_is(name: str) -> None:
+    """In its help."""
+    calls = [
+        node
+        for node in ast.walk(ast.parse((FOLDER / f"{name}.py").read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument"
+    ]
+    assert all(any(given.arg == "help" for given in call.keywords) for call in calls)
+
+
 SMOKES = [
     ("constraints", "--rounds 1 --tokens 40 --batch 2 --methods autoregressive --vocabulary 1500"),
     ("dflash_curve", "--limit 2 --batch 1 2"),

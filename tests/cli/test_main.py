@@ -54,10 +54,12 @@ def test_generate_takes_the_flags_of_its_method(outpace):
 
 def test_generate_takes_what_the_answer_must_be(outpace, tmp_path):
     (tmp_path / "schema.json").write_text('{"type": "integer", "minimum": 7, "maximum": 9}')
+    (tmp_path / "rule.lark").write_text("start: /[pq]/")
     for flags, known in (
         (("--schema", str(tmp_path / "schema.json")), "789"),
         (("--regex", "[xyz]"), "xyz"),
         (("--choices", "v", "--choices", "w"), "vw"),
+        (("--grammar", str(tmp_path / "rule.lark")), "pq"),
     ):
         status, out, _ = outpace("generate", "tiny-dream", STORY, "--max-tokens", "4", *flags)
         assert status == 0 and out[0] in known and out[1] == "\n"
@@ -271,7 +273,8 @@ def test_models_and_methods_are_listed(outpace):
         (("generate", "tiny-aux", "x", "--temperature", "nan"), "temperature"),
         (("generate", "tiny-aux", "x", "--top-p", "0"), "top_p"),
         (("generate", "tiny-aux", "x", "--dtype", "int4"), "bfloat16"),
-        (("generate", "tiny-aux", "x", "--schema", "none"), "none is no readable JSON"),
+        (("generate", "tiny-aux", "x", "--schema", "none"), "--schema none is no file of text"),
+        (("generate", "tiny-aux", "x", "--grammar", "."), "--grammar . is no file of text"),
         (("generate", "tiny-aux", "x", "--regex", "["), "regex: it is malformed"),
         (("generate", "tiny-aux", "x", "--regex", "a", "--choices", "b"), "two constraints"),
         (("generate", "tiny-dream", "x", "--method", "left_to_right", "--window", "0"), "window"),
@@ -288,6 +291,7 @@ def test_models_and_methods_are_listed(outpace):
         ),
         (("evaluate", "tiny-aux", "--task", "nonsense"), "story"),
         (("evaluate", "tiny-aux", "--limit", "0"), "limit"),
+        (("evaluate", "tiny-aux", "--limit", "99999999999"), "limit must be at most 100000"),
         (("evaluate", "tiny-aux", "--judge", "number"), "give --data and no --task"),
         (("evaluate", "tiny-aux", "--data", "x", "--judge", "mood"), "known are exact, number"),
         (("evaluate", "tiny-aux", "--data", "absent.jsonl"), "absent.jsonl"),
@@ -332,13 +336,20 @@ def test_models_and_methods_are_listed(outpace):
         (("generat",), "Did you mean 'generate'?"),
         (("race", "x", "--entry", "tiny-dream apd verifier=tiny-aux size=3"), "size"),
         (("train", "no-such.toml"), "no-such.toml"),
+        (("train", "tiny-ar", "--plan", "batch=99999999999"), "batch must be at most 65536"),
         (("train", "tiny-ar", "steps=1.5"), "steps must be a whole number, not 1.5"),
         (("train", "tiny-ar", "--plan", "path=absent.jsonl"), "absent.jsonl"),
         (("recipes", "show", "no-such"), "no-such"),
+        (("recipes", "show", sys.executable), "is no recipe, which is text"),
         (("recipes", "hide"), "hide"),
         (("generate",), "Missing argument 'model'"),
         (("generate", "tiny-aux", "x", "--nonsense"), "--nonsense"),
-        (("generate", "tiny-aux", "x", "--max-tokens", "abc"), "--max-tokens"),
+        (("generate", "tiny-aux", "x", "--max-tokens", "abc"), "'abc'"),
+        (("generate", "tiny-aux", "x", "--max-tokens", "-1"), "max_tokens must be at least 1"),
+        (("generate", "tiny-aux", "x", "--temperature", "warm"), "'warm'"),
+        (("generate", "tiny-aux", "x", "--device", "meta"), "no device 'meta'"),
+        (("generate", "tiny-aux", "x", "--cache-gib", "1e-9"), "give a larger cache_gib"),
+        (("generate", "tiny-aux", "x", "--n", "99999999999999"), "from 1 to 65536"),
         (("generate", "tiny-aux", "x", "more"), "more"),
         (("nonsense",), "nonsense"),
         (("benchmark",), "Missing command"),
@@ -356,6 +367,17 @@ def test_bad_input_is_one_line_and_status_2(outpace, args, says):
     status, _, err = outpace(*args)
     assert status == 2
     assert err.startswith("outpace: ") and err.count("\n") == 1 and says in err
+
+
+@pytest.mark.parametrize(
+    "args", [("train",), ("serve", "--config"), ("evaluate", "tiny-aux", "--protocol")]
+)
+def test_a_file_of_too_many_levels_is_refused(outpace, tmp_path, args):
+    """By its name."""
+    path = tmp_path / "deep.toml"
+    path.write_text("a = " + "[" * 5000)
+    status, _, err = outpace(*args, str(path))
+    assert status == 2 and err.startswith(f"outpace: {path} is no") and err.count("\n") == 1
 
 
 UNWRITABLE = [".", "/dev/full", "/proc/none/out", "/proc/version/out"]
@@ -425,14 +447,31 @@ def test_a_reader_that_leaves_is_no_error():
     assert done.stderr == b""
 
 
+def test_a_full_disk_is_one_line_and_status_2():
+    """Where standard output leads to it; nothing is said at the end a second time."""
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "outpace", "--version"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "outpace: standard output: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_closed_input_is_named(outpace, monkeypatch, command):
+    """As a shell's `<&-` leaves it."""
+    monkeypatch.setattr("sys.stdin", None)
+    status, _, err = outpace(command, "tiny-aux", *(["-"] if command == "generate" else []))
+    assert status == 2 and "standard input is closed" in err
+
+
 def test_an_error_of_several_lines_is_put_on_one(outpace, monkeypatch):
-    """Such as those of a template or a configuration file."""
+    """Such as those of a template or a configuration file; nothing in it commands the terminal."""
 
     def refuse(*args, **options):
-        raise ValueError("one\n  two\r\nthree")
+        raise ValueError("one\n  two\r\nthree \x1b[2J")
 
     monkeypatch.setattr(Loading, "open", refuse)
-    assert outpace("generate", "tiny-aux", "x")[2] == "outpace: one two three\n"
+    assert outpace("generate", "tiny-aux", "x")[2] == "outpace: one two three \\x1b[2J\n"
 
 
 @pytest.mark.parametrize("words", [(), ("-h",), ("--help",), ("generate", "-h")])
@@ -608,7 +647,7 @@ def test_the_command_line_is_frozen(outpace):
         | ENDING
         | DRESSING
         | {"--method", "--input", "--output", "--batch", "--raw", "--n", "--logprobs", "--fill"}
-        | {"--schema", "--regex", "--choices"}
+        | {"--schema", "--regex", "--choices", "--grammar"}
         | LOADING,
         "chat": SAMPLING | ENDING | DRESSING | {"--method"} | LOADING,
         "race": SAMPLING | ENDING | {"--entry", "--limit", "--template", "--json"} | LOADING,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,6 +109,15 @@ def test_budget_counts_keys_and_values_of_all_layers() -> None:
     """In bytes of the dtype."""
     slot = 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim * 2
     assert cache_slots(CONFIG, torch.bfloat16, 10 * slot + slot - 1) == 10
+    with pytest.raises(ValueError, match=f"of which a token takes {slot}: give a larger cache_gib"):
+        cache_slots(CONFIG, torch.bfloat16, slot - 1)
+
+
+def test_more_memory_than_there_is_is_refused() -> None:
+    """Before any of it is taken, and by what asked for it."""
+    for slots in (2**50, 2**70):
+        with pytest.raises(ValueError, match="no memory for .* GiB .* a smaller cache_gib"):
+            Cache(CONFIG, slots, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_pages_of_no_use_for_longest_are_taken_first() -> None:

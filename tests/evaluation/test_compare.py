@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outpace.evaluation.compare import areas, differences, fronts, read_results
+from outpace.evaluation.compare import READ, areas, differences, fronts, read_results
 
 
 def result(right: list[bool], tokens: list[int], **changes: Any) -> dict[str, Any]:
     """A result with answers of ten forwards each."""
     return {
+        **dict.fromkeys(READ),
         "schema": 1,
         "task": "story",
         "questions": "q",
@@ -98,6 +99,8 @@ def test_fronts_and_areas_are_of_the_same_questions() -> None:
         ('{"results": 5}', "is no report"),
         ('{"results": [{}]}', "of schema None, and this version reads schema 1"),
         ('{"results": [{"schema": 7}]}', "of schema 7, and this version reads schema 1"),
+        ('{"results": [{"schema": 1, "task": "story"}]}', "a.json has a result without questions"),
+        ("[" * 100_000, "is no report"),
     ],
 )
 def test_reports_of_another_schema_are_refused(tmp_path: Path, held: str, says: str) -> None:

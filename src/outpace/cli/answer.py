@@ -9,7 +9,15 @@ from typing import Annotated
 from typer import Argument, Option
 
 from outpace.answers import answer_file
-from outpace.cli.draw import bars, console, show_filled, show_pieces, show_trace, statistics
+from outpace.cli.draw import (
+    bars,
+    console,
+    show_filled,
+    show_pieces,
+    show_trace,
+    statistics,
+    visible,
+)
 from outpace.cli.flags import (
     CHOICE,
     DRESSING,
@@ -68,7 +76,7 @@ def generate(
         raise ValueError("--fill takes a text, and no --input, --output or --n")
     asked = prompt is not None or fill is not None
     if asked == (input is not None) or (input is None) != (output is None):
-        raise ValueError("give a prompt, or --input and --output")
+        raise ValueError("give a prompt, or --input and --output, files of JSON lines")
     if input is not None and (n != 1 or logprobs or dressing.system is not None):
         raise ValueError("--n, --logprobs and --system go with a prompt, not with --input")
     if n < 1:
@@ -103,7 +111,7 @@ def show_answers(llm: LLM, prompt: Prompt, n: int, options: Options) -> None:
         (outputs,) = llm.generate(prompt, n=n, **options)
     for seed, output in enumerate(outputs, options.get("seed", 0)):
         console.print(f"seed {seed}", style="bold underline")
-        console.print(output.text, soft_wrap=True)
+        console.print(visible(output.text), soft_wrap=True)
         show_figures(llm, output)
 
 

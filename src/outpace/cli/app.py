@@ -48,6 +48,9 @@ BENCHMARKS = {
 GROUPS = {"recipes": "outpace.cli.training:recipes_group"}
 """Functions that make commands under one name."""
 
+KINDS = {"int": "a whole number", "float": "a number"}
+"""Types of values, in words; others stay as pydantic names them."""
+
 Params = TypeVar("Params", bound=Sequence[Any])
 
 
@@ -160,4 +163,17 @@ def run(words: list[str]) -> int:
     try:
         return build().main(words, prog_name="outpace", standalone_mode=False) or 0
     except UsageError as error:
-        raise ValueError(error.format_message()) from error
+        raise ValueError(plainly(error)) from error
+
+
+def plainly(error: Any) -> str:
+    """What is wrong with words, and with which: recent Typer does not tell a value of wrong type.
+
+    Its reason then is the error of pydantic that it was made of.
+    """
+    listed = getattr(error.__cause__, "errors", None)
+    if listed is None:
+        return error.format_message()
+    fault = listed()[0]
+    kind = fault["type"].partition("_")[0]
+    return f"{error.param.opts[0]} takes {KINDS.get(kind, kind)}, not {fault['input']!r}"

@@ -23,7 +23,7 @@ from outpace.cli.flags import (
     ModelName,
 )
 from outpace.cli.options import parse_words
-from outpace.cli.terminal import errors
+from outpace.cli.terminal import check_input, errors
 from outpace.engine.job import DecodingError
 from outpace.llm import LLM
 from outpace.methods import METHODS, Method
@@ -33,11 +33,11 @@ from outpace.stream import Stream
 from outpace.text import Message
 
 HELP = """\
-/method NAME option=value …   decode by another method from now on; alone, say which there are
-/race NAME option=value …     answer the last message again by another method, side by side
-/reset                        forget what was said
-/help                         show this
-/exit                         end, as Ctrl-D does; Ctrl-C ends an answer"""
+/method NAME option=value …  decode by another method; alone, say which there are
+/race NAME option=value …    answer again by another method, and show both
+/reset                       forget what was said
+/help                        show this
+/exit                        end, as Ctrl-D does; Ctrl-C ends an answer"""
 
 
 def chat(
@@ -70,6 +70,7 @@ def chat(
 
 def lines() -> Iterator[str]:
     """What is typed, line by line, with a prompt and a history where there is a terminal."""
+    check_input()
     typed = sys.stdin.isatty()
     if typed:
         import readline  # noqa: F401  # `input` edits lines with it
@@ -163,9 +164,9 @@ class Conversation:
         finally:
             console.print()
         console.print(turn.figures, style="dim", soft_wrap=True)
-        if turn.text.plain:
+        if turn.output is not None and turn.output.text:
             self.last = turn
-            self.said = [*asked, {"role": "assistant", "content": turn.text.plain}]
+            self.said = [*asked, {"role": "assistant", "content": turn.output.text}]
 
     def choose(self, words: str) -> None:
         """Decode by another method; without words, say what there is."""

@@ -17,9 +17,15 @@ from outpace.llm import LLM
 from outpace.output import Output
 from outpace.trace import FILLED, FULL, HOLE, KEPT, STATES, block_edges, is_scattered, slot_states
 
-COLOURS = ("bright_cyan", "bright_yellow", "bright_magenta", "bright_green", "bright_blue")
+COLOURS = ("color(31)", "color(166)", "color(133)", "color(64)", "color(99)")
+"""Of forwards, in turn: each has a contrast of about 4 on white and on black alike."""
+
+PICTURES = {n: chr(0x2400 + n) for n in range(32) if chr(n) not in "\n\t"}
+PICTURES |= dict.fromkeys(range(127, 160), "\ufffd")
+"""What is shown for control characters."""
+
 CELLS = (" ", "░", "█", "▒", "·")
-STYLES = ("", "dim", "bold bright_green", "bright_blue", "dim")
+STYLES = ("", "dim", "bold color(64)", "color(31)", "dim")
 
 
 def colour(step: int) -> str:
@@ -29,7 +35,12 @@ def colour(step: int) -> str:
 
 def coloured(pieces: Iterable[str]) -> Iterator[Text]:
     """Pieces, a colour each."""
-    return (Text(piece, style=colour(step)) for step, piece in enumerate(pieces))
+    return (Text(visible(piece), style=colour(step)) for step, piece in enumerate(pieces))
+
+
+def visible(text: str) -> str:
+    """A text of a model, in which nothing commands the terminal."""
+    return text.translate(PICTURES)
 
 
 def show_pieces(console: Console, pieces: Iterable[str]) -> None:
@@ -47,7 +58,7 @@ def show_filled(console: Console, cloze: Parts, output: Output) -> None:
             line.append(part)
         else:
             number, text = next(holes)
-            line.append(text, style=colour(number))
+            line.append(visible(text), style=colour(number))
     console.print(line, soft_wrap=True)
 
 
@@ -62,7 +73,7 @@ def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> Non
     Where slots were filled out of order, the canvas is one cell per slot, the text stands below.
     """
     scattered = is_scattered(output)
-    lines = cells(output, width) if scattered else canvases(llm, output)
+    lines = cells(output, width) if scattered else canvases(llm, output, width)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, justify in (("step", "right"), ("model", "left"), ("rows", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
@@ -77,7 +88,7 @@ def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> Non
     console.print(table)
     if scattered:
         console.print(legend())
-        console.print(output.text or output.ids)
+        console.print(visible(output.text) or output.ids)
 
 
 def cells(output: Output, width: int) -> Iterator[Text]:
@@ -113,15 +124,20 @@ def legend() -> Text:
     return line
 
 
-def canvases(llm: LLM, output: Output) -> Iterator[Text]:
-    """The output after each step: what stood there, what is new, and the holes in view."""
+def canvases(llm: LLM, output: Output, width: int) -> Iterator[Text]:
+    """The output after each step: what stood there, what is new, and the holes in view.
+
+    Of what stood there so much is left out that all of what is new has room, if anyhow it fits.
+    """
     done = 0
     for index, step in enumerate(output.steps):
         before = text_of(llm, output.ids[:done])
         after = text_of(llm, output.ids[: done + step.kept])
         done += step.kept
-        line = Text(before[-40:], style="dim")
-        line.append(after[len(before) :], style=f"bold {colour(index)}")
+        new = after[len(before) :]
+        room = min(max(width - len(new) - 1, 0), 40)
+        line = Text(before[max(len(before) - room, 0) :], style="dim")
+        line.append(new, style=f"bold {colour(index)}")
         holes = step.start + step.rows - output.prompt_tokens - done
         yield line.append(CELLS[HOLE] * max(holes, 0), style="dim")
 
@@ -130,7 +146,7 @@ def text_of(llm: LLM, ids: list[int]) -> str:
     """Text of tokens on one line; their ids where the model has no tokenizer."""
     if llm.text.tokenizer is None:
         return " ".join(map(str, ids))
-    return llm.text.decode(ids).replace("\n", "⏎")
+    return visible(llm.text.decode(ids).replace("\n", "⏎"))
 
 
 def report_table(reports: Iterable[tuple[str, Report]], *, scored: bool) -> Table:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 import torch
 from typer import Argument, Option
 
-from outpace.cli.terminal import waiting
+from outpace.cli.terminal import check_input, waiting
 from outpace.llm import LLM
 from outpace.methods import Method
 from outpace.methods.options import Named
@@ -89,6 +89,7 @@ JsonPath = Annotated[Path | None, Option("--json", help="Write the figures here.
 
 SchemaPath = Annotated[Path | None, Option(help="JSON schema that the answer fulfils.")]
 Regex = Annotated[str | None, Option(help="Regular expression of the whole answer.")]
+GrammarPath = Annotated[Path | None, Option(help="Grammar, in Lark, that the answer follows.")]
 Choices = Annotated[list[str] | None, Option(help="One of these is the answer; give several.")]
 
 ClozeText = Annotated[str | None, Option("--fill", help="Text with holes: {{8}}, {{..8}}.")]
@@ -186,11 +187,15 @@ class Rule:
     schema: SchemaPath = None
     regex: Regex = None
     choices: Choices = None
+    grammar: GrammarPath = None
 
     def options(self) -> Options:
-        """As a request takes them. Raises `ValueError` for a file that is no JSON."""
+        """As a request takes them. Raises `ValueError` for a file that is no JSON, or no text."""
         schema = None if self.schema is None else read_json(self.schema)
-        return Options(schema=schema, regex=self.regex, choices=self.choices or None)
+        grammar = None if self.grammar is None else read_text(self.grammar, "--grammar")
+        return Options(
+            schema=schema, regex=self.regex, choices=self.choices or None, grammar=grammar
+        )
 
 
 def bias(text: str) -> tuple[int, float]:
@@ -226,18 +231,28 @@ def typed(prompt: str) -> str:
     """A prompt; `-` stands for what comes on standard input, but for the end of its last line."""
     if prompt != "-":
         return prompt
+    check_input()
     try:
         return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"standard input is not UTF-8: {error}") from error
 
 
-def read_json(path: Path) -> Any:
-    """What a file of JSON holds; `ValueError` where there is none."""
+def read_text(path: Path, flag: str) -> str:
+    """What the file of a flag holds; `ValueError` where there is none, or no text in it."""
     try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no readable JSON: {error}") from error
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{flag} {path} is no file of text: {error}") from error
+
+
+def read_json(path: Path) -> Any:
+    """What the file of a schema holds; `ValueError` where that is no JSON."""
+    text = read_text(path, "--schema")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"--schema {path} is no readable JSON: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

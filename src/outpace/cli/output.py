@@ -10,10 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def replaced(path: Path | None) -> Iterator[Path | None]:
-    """An empty file to fill, which takes the place of `path` unless something fails.
+    """A file to write, which then takes the place of `path` unless something fails.
 
-    Raises `ValueError` or `OSError` on the way in where no file can be written there. None for
-    None.
+    Raises `ValueError` on the way in where no file can be written there. None for None.
     """
     if path is None:
         yield None
@@ -23,9 +22,13 @@ def replaced(path: Path | None) -> Iterator[Path | None]:
         raise ValueError(f"{path} is no file to write to; name another")
     if path.exists() and not os.access(path, os.W_OK):
         raise ValueError(f"{path} may not be written to; name another")
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{os.getpid()}.{path.name}")
-    draft.touch()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.touch()
+        draft.unlink()  # a second Ctrl-C, while the first one ends the work, finds nothing to leave
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror}; name another") from error
     try:
         yield draft
         draft.replace(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,12 @@ errors = Console(stderr=True, **PLAIN)
 
 EVERY = 10.0
 """Seconds between lines about a wait, where no bar can be seen."""
+
+
+def check_input() -> None:
+    """Raise `ValueError` where standard input was closed."""
+    if sys.stdin is None:
+        raise ValueError("standard input is closed: give the prompt as an argument, or in a pipe")
 
 
 def piped() -> Console:

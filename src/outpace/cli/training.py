@@ -58,4 +58,7 @@ def show_recipe(
     name: Annotated[str, Argument(help="One of those that `outpace recipes` lists.")],
 ) -> None:
     """Print a recipe, to be changed and kept."""
-    print(recipes.find(name).read_text(encoding="utf-8"), end="")
+    try:
+        print(recipes.find(name).read_text(encoding="utf-8"), end="")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is no recipe, which is text: {error}") from error

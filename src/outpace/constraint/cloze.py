@@ -87,7 +87,7 @@ def checked_cloze(cloze: Any) -> list[str | Hole]:
         if not isinstance(part, str | Hole):
             raise ValueError(f"a cloze is a list of text and holes; {brief(part)} is neither")
     if not any(isinstance(part, Hole) for part in cloze):
-        raise ValueError("a cloze without a hole has nothing to fill: give Hole(8) somewhere")
+        raise ValueError("a cloze without a hole has nothing to fill: give Hole(8) or {{8}}")
     return [part for part in cloze if part != ""]
 
 

@@ -206,8 +206,14 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     """Memory in which attention may look at slots that nobody has written, and not count them."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # PyTorch would write all of it; the system gives pages of zeros when they are first used.
-    blank = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        # PyTorch would write all of it; the system gives pages of zeros when they are first used.
+        blank = np.zeros(size, dtype=np.uint8)
+    except (MemoryError, OverflowError, ValueError) as error:
+        raise ValueError(
+            f"no memory for {size / 2**30:.3g} GiB of keys and values: give a smaller cache_gib"
+        ) from error
     return torch.from_numpy(blank).view(dtype).view(shape)
 
 
@@ -225,5 +231,11 @@ def alignment(count: int) -> int:
 
 
 def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:
-    """Number of slots that fit into `budget` bytes."""
-    return budget // (2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize)
+    """Number of slots that fit into `budget` bytes; `ValueError` where not one does."""
+    slot = 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
+    if budget < slot:
+        raise ValueError(
+            f"{budget} bytes hold no keys and values, of which a token takes {slot}: give a larger "
+            "cache_gib"
+        )
+    return budget // slot

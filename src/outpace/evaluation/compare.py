@@ -19,6 +19,13 @@ Statistic = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 
 DRAWS, TAILS = 10_000, (0.025, 0.975)
 
+READ = (
+    *("task", "questions", "model", "method", "problems", "accuracy", "interval"),
+    *("tokens_per_forward", "tokens_per_forward_error", "tokens_per_second"),
+    *("latency", "first_text", "acceptance_length", "p_cache", "samples"),
+)
+"""Figures without which a result cannot be shown or compared."""
+
 
 def read_results(paths: Iterable[Path]) -> list[Result]:
     """The results of report files; `ValueError` for one that is none, or of another schema."""
@@ -30,7 +37,7 @@ def results_of(path: Path) -> list[Result]:
     try:
         results = json.loads(path.read_bytes())["results"]
         schemas = [result.get("schema") for result in results]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is no report: write one with evaluate --json") from error
     for schema in schemas:
         if schema != SCHEMA:
@@ -38,6 +45,9 @@ def results_of(path: Path) -> list[Result]:
                 f"{path} is a report of schema {schema}, and this version reads schema {SCHEMA}: "
                 "evaluate again"
             )
+    for result in results:
+        if missing := [name for name in READ if name not in result]:
+            raise ValueError(f"{path} has a result without {missing[0]}: evaluate again")
     return [{**result, "file": path.name} for result in results]
 
 

@@ -180,7 +180,7 @@ def settings(protocol: str) -> list[Setting]:
         raise ValueError(f"unknown protocol {protocol!r}; known are {', '.join(PROTOCOLS)}")
     try:
         return list(read(tomllib.loads(path.read_text())))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no protocol: {error}") from error
 
 

@@ -14,9 +14,12 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     try:
         if not isinstance(device, str | torch.device):
             raise NotImplementedError("give a name such as 'cpu' or 'cuda'")
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()
     except (AssertionError, RuntimeError, NotImplementedError) as error:
-        raise ValueError(f"no device {str(device)!r}: {error}") from error
+        reason = str(error).partition(". ")[0]
+        raise ValueError(
+            f"no device {str(device)!r} here: {reason}; give cpu, or cuda where there is one"
+        ) from error
     return torch.device(device)
 
 

@@ -154,7 +154,7 @@ def read(path: Path) -> Config:
         raise ValueError(f"no settings at {str(path)!r}; give a TOML file")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
     return checked(Config, table, str(path))
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from outpace.training import trackers
 
+MOST = 2**16
+"""Examples of an update."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
@@ -41,6 +44,8 @@ class Loop:
         for name in ("steps", "batch", "accumulation", "log_every", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.batch > MOST:
+            raise ValueError(f"batch must be at most {MOST} examples, not {self.batch}")
         if self.precision not in ("no", "bf16"):
             raise ValueError(f"precision {self.precision!r} is unknown; choose no or bf16")
         if self.seed < 0:

@@ -133,7 +133,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     path = find(path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
     objective, known = table.setdefault("objective", {}), [*SECTIONS, "objective"]
     if loose := [name for name in known if not isinstance(table.get(name, {}), dict)]:
@@ -221,7 +221,7 @@ def change(table: dict[str, Any], override: str) -> None:
         raise ValueError(f"{override!r} is no override; write key=value, such as optim.lr=1e-3")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         value = text
     *sections, last = key.split(".")
     if not sections and last != "out":

@@ -12,6 +12,9 @@ from typing import Any
 from outpace.jsonl import Record, read_records
 from outpace.zoo.problems import Problem
 
+MOST = 100_000
+"""Problems that are made at a time: a few seconds, and some hundred megabytes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
@@ -76,5 +79,7 @@ class Made(Task):
             raise ValueError(
                 f"problems of this task are generated; they are not read from {path!r}"
             )
+        if limit > MOST:
+            raise ValueError(f"limit must be at most {MOST} where problems are made, not {limit}")
         made = self.problems(limit)
         return [{"question": p.question, "answer": p.answer, "final": p.final} for p in made]
