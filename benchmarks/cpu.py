@@ -5,7 +5,8 @@
 Random weights of a published shape, bfloat16 in the file. A step feeds 1 to 32 rows behind a prompt
 of 64 tokens and reads the most probable token of each. Every side has its turn in every round;
 medians of wall time. Sides: outpace in float32, bfloat16 and int8, transformers in float32 and
-bfloat16, and llama.cpp in four formats, where `llama-cpp-python` and `gguf` are installed.
+bfloat16, and llama.cpp in four formats, where the extra `llama` is installed. Peak memory of a
+process that loads a model and says one token, over the size of the bfloat16 file, comes first.
 
 From the steps follows a projection, which is no measurement: what a token would cost with each
 method, if it kept as many tokens per forward as on the zoo (`benchmarks/results/methods.json`) with
@@ -20,6 +21,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,10 +33,23 @@ import torch
 
 import llama
 from checkpoints import TINY_AR, Config, prompt, qwen2
-from harness import Bar, Row, alternate, arguments, finish, median, prepare, save, show
+from harness import (
+    Bar,
+    Row,
+    Timing,
+    alternate,
+    arguments,
+    finish,
+    median,
+    prepare,
+    save,
+    show,
+    timed,
+)
 from outpace import LLM
 from outpace.decoding import Forward
 from outpace.engine.feed import Feed
+from outpace.models.compress import compress
 from outpace.models.load import save_model, translate
 from outpace.models.transformer import Transformer
 
@@ -54,10 +69,14 @@ OURS: dict[str, dict[str, Any]] = {
     "outpace int8": {"quantize": "int8"},
 }
 THEIRS = {f"transformers {name}": name for name in ("float32", "bfloat16")}
+WRITTEN = "outpace int8, from a file of 8 bits"
 LLAMA = {f"llama.cpp {kind}": kind for kind in llama.FORMATS}
 RESULTS = Path(__file__).parent / "results" / "methods.json"
 BLOCK, KEPT = 16, 6
 """Rows and tokens of a step of DFlash or verified WeDLM, for the bars."""
+
+PAUSE = 0.01
+"""Seconds between two sides: each has threads of its own, which look out for more for a while."""
 
 Step = Callable[[Sequence[int]], object]
 
@@ -117,11 +136,17 @@ def sides(folder: Path, given: Sequence[int], wanted: Sequence[str]) -> Iterator
     if "llama.cpp" not in wanted:
         return
     if missing := llama.available():
-        print(f"llama.cpp is left out: {missing} (pip install llama-cpp-python gguf)")
+        print(f"llama.cpp is left out: {missing} (pip install 'outpace[llama]')")
         return
     for name, kind in LLAMA.items():
         path = llama.write(folder, kind, folder / f"{kind}.gguf")
         yield name, llama.stepper(path, given, max(ROWS))
+
+
+def settled(run: Callable[[], object]) -> Timing:
+    """Seconds of a call, once the threads of the side before it have stopped waiting for work."""
+    time.sleep(PAUSE)
+    return timed(run)
 
 
 def measured(shape: str, steps: dict[str, Step], threads: int, rounds: int) -> list[Row]:
@@ -133,26 +158,38 @@ def measured(shape: str, steps: dict[str, Step], threads: int, rounds: int) -> l
     for count in ROWS:
         ids = prompt(count, SHAPES[shape]["vocab_size"], seed=count)
         turns = {name: partial(step, ids) for name, step in steps.items()}
-        for name, timings in alternate(turns, rounds).items():
+        for name, timings in alternate(turns, rounds, settled).items():
             rows[name][f"{count} rows"] = median(timings, "wall") * 1e3
     return list(rows.values())
 
 
 LOADED = """
-import json, resource, sys
+import json, re, sys
+from pathlib import Path
 from outpace import LLM
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-LLM(sys.argv[1], device="cpu", cache_gib=0.01, **json.loads(sys.argv[2]))
-print(before * 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+def peak():
+    return 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+
+before = peak()
+llm = LLM(sys.argv[1], device="cpu", cache_gib=0.01, **json.loads(sys.argv[2]))
+llm.generate([[1, 2, 3]], max_tokens=1)
+print(before, peak())
 """
+"""On Linux; what `getrusage` calls the peak of a process is at least its parent's."""
 
 
 def memory(folder: Path) -> list[Row]:
-    """Peak memory of loading, over the size of the file, each in a process of its own."""
+    """Peak memory of loading and one token, over the file, each in a process of its own."""
     size = (folder / "model.safetensors").stat().st_size
+    written = compress(folder, folder / "int8")
+    loads: dict[str, tuple[Path, dict[str, Any]]] = {
+        **{name: (folder, loading) for name, loading in OURS.items()},
+        WRITTEN: (written, {}),
+    }
     rows = []
-    for name, loading in OURS.items():
-        words = [sys.executable, "-c", LOADED, str(folder), json.dumps(loading)]
+    for name, (path, loading) in loads.items():
+        words = [sys.executable, "-c", LOADED, str(path), json.dumps(loading)]
         done = subprocess.run(words, capture_output=True, text=True, check=True)
         before, peak = map(int, done.stdout.split())
         rows.append(
@@ -221,8 +258,8 @@ def bars(rows: Sequence[Row], loads: Sequence[Row], shape: str) -> list[Bar]:
         what = f"projected: {BLOCK} rows of int8 for {KEPT} tokens, ms per token"
         found.append(Bar(what=what, value=value, limit=best))
     for row in loads:
-        if row["side"] == "outpace int8":
-            what = "peak memory of loading int8, over the bfloat16 file"
+        if row["side"] in ("outpace int8", WRITTEN):
+            what = f"{row['side']}: peak memory, over the bfloat16 file"
             found.append(Bar(what=what, value=row["over the file"], limit=1.3))
     return found
 
@@ -254,7 +291,9 @@ def draw(rows: Sequence[Row], shape: str, path: Path) -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All shapes."""
-    tables: dict[str, list[Row]] = {"steps": [], "memory": [], "projection": []}
+    tables: dict[str, list[Row]] = {"steps": [], "memory": [], "projection": [], "llama.cpp": []}
+    if "llama.cpp" in options.sides and llama.available() is None:
+        tables["llama.cpp"] = [llama.built()]
     for shape in options.shapes:
         with tempfile.TemporaryDirectory() as name:
             folder = made(SHAPES[shape], Path(name))

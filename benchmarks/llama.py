@@ -1,6 +1,6 @@
 """llama.cpp beside us: a checkpoint in its format, and a step of its decoder.
 
-Needs the extra `gguf` to write and `llama-cpp-python` to run, which nothing else here needs.
+Needs the extra `llama`: `gguf` to write, and `llama-cpp-python` to run.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -94,26 +93,42 @@ def write(folder: Path, kind: str, path: Path) -> Path:
     return path
 
 
-def stepper(path: Path, prompt: Sequence[int], most: int) -> Callable[[Sequence[int]], Any]:
-    """What feeds rows behind a prompt, at most so many, and reads all of their logits."""
+def built() -> dict[str, str]:
+    """Which llama.cpp this is, and what of the processor it was built for."""
     import llama_cpp
 
-    model = llama_cpp.Llama(
-        str(path),
-        n_ctx=CONTEXT,
-        n_batch=max(most, len(prompt)),
-        logits_all=True,
-        verbose=False,
-        n_threads=torch.get_num_threads(),
-        n_threads_batch=torch.get_num_threads(),
-    )
-    model.eval(list(prompt))
+    system = llama_cpp.llama_print_system_info().decode()
+    return {"llama-cpp-python": llama_cpp.__version__, "system": system}
 
-    def step(rows: Sequence[int]) -> Any:
+
+def stepper(path: Path, prompt: Sequence[int], most: int) -> Callable[[Sequence[int]], list[int]]:
+    """What feeds rows behind a prompt, at most so many, and says the likeliest token after each.
+
+    Logits are read where they lie: `Llama.eval` would copy them.
+    """
+    import llama_cpp
+
+    most = max(most, len(prompt))
+    model = llama_cpp.Llama(str(path), n_ctx=CONTEXT, n_batch=most, verbose=False)
+    memory = llama_cpp.llama_get_memory(model.ctx)
+    batch = llama_cpp.llama_batch_init(most, 0, 1)
+
+    def feed(rows: Sequence[int], start: int) -> list[int]:
         threads = torch.get_num_threads()
         llama_cpp.llama_set_n_threads(model.ctx, threads, threads)
-        model.n_tokens = len(prompt)
-        model.eval(list(rows))
-        return model.scores[len(prompt) : len(prompt) + len(rows)].argmax(-1)
+        llama_cpp.llama_memory_seq_rm(memory, -1, start, -1)
+        batch.n_tokens = len(rows)
+        for place, token in enumerate(rows):
+            batch.token[place], batch.pos[place] = token, start + place
+            batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
+            batch.logits[place] = True
+        if code := llama_cpp.llama_decode(model.ctx, batch):
+            raise RuntimeError(f"llama.cpp gave up a pass of {len(rows)} rows with code {code}")
+        logits = llama_cpp.llama_get_logits(model.ctx)
+        tokens: list[int] = (
+            np.ctypeslib.as_array(logits, (len(rows), model.n_vocab())).argmax(-1).tolist()
+        )
+        return tokens
 
-    return step
+    feed(prompt, 0)
+    return lambda rows: feed(rows, len(prompt))

@@ -15,7 +15,7 @@ from helpers import chi_square
 from outpace.decoding import GREEDY, Sample, Sampling
 from outpace.decoding.cut import keep_top_k, keep_top_p, nucleus
 from outpace.decoding.noise import gumbel
-from outpace.decoding.sampling import noise_of
+from outpace.decoding.sampling import PART, likeliest, noise_of
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.9, 0.5, 0.0, -0.3, -0.5, -1.0, -1.2, -2.0, -4.0])
@@ -105,6 +105,22 @@ def test_zero_temperature_takes_the_most_probable() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 1.0]])
     read = Sample.group([GREEDY], [[4, 5]], CPU)
     assert read(logits, slice(0, 2)).tokens.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("columns", [5, PART, 16 * PART - 1, 16 * PART, 16 * PART + 1, 20_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_most_probable_is_found_in_parts(columns: int, dtype: torch.dtype) -> None:
+    """The first of equals and of what is no number, in a slice, with all but a few left out."""
+    torch.manual_seed(columns)
+    wide = torch.randn(40, columns + 3).to(dtype)
+    wide[:8] = wide[:8].round()  # many are equal
+    wide[8:12] = -torch.inf
+    wide[9, columns - 1] = wide[10, columns // 2] = 1.0
+    wide[12, [columns // 3, columns - 2]] = torch.nan
+    wide[13, 4] = wide[14, columns - 1] = torch.inf
+    wide[:, columns:] = 9.0  # beyond the slice
+    for logits in (wide[:, :columns], wide[:, :columns].contiguous(), wide[:1, :columns]):
+        assert torch.equal(likeliest(logits), logits.argmax(-1))
 
 
 def test_low_temperature_comes_to_the_same() -> None:

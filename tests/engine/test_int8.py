@@ -53,10 +53,11 @@ def test_models_stay_quantised_when_they_are_laid_out() -> None:
     assert all(is_quantised(each.model) for each in engine.runners)
 
 
-def test_a_hundred_mixed_requests_equal_each_alone() -> None:
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.exhaustive)])
+def test_mixed_requests_equal_each_alone(count: int) -> None:
     """Of all methods, greedy and sampled, in passes that cut prompts: tokens, ends and traces."""
     rng = Random(0)
-    batch = [random_request(rng) for _ in range(100)]
+    batch = [random_request(rng) for _ in range(count)]
     engine = small_engine(slots=400, max_rows=64)
     assert serve(engine, batch) == [alone(request) for request in batch]
     assert pages_in_use(engine) == 0

@@ -232,8 +232,24 @@ def chooser(
 ) -> Chooser:
     """Spread each request's settings, and the noise of its step, over the slots that it wants."""
     if all(sampling.temperature == 0 for sampling in samplings):
-        return lambda logits, rows: logits.argmax(-1)
+        return lambda logits, rows: likeliest(logits)
     return Noisy.of(samplings, steps, slots, device)
+
+
+PART = 512
+"""Columns among which the largest is looked for, once it is known to be there."""
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """What `logits.argmax(-1)` is of `logits [R, V]`: on a CPU its loop is a tenth as fast."""
+    columns = logits.shape[-1]
+    if logits.device.type != "cpu" or columns < 16 * PART:
+        return logits.argmax(-1)
+    whole = logits[:, : columns - columns % PART].unflatten(-1, (-1, PART))
+    # The last part shares columns with the one before, which is found first if they are equal.
+    best = torch.cat((whole.amax(-1), logits[:, -PART:].amax(-1, keepdim=True)), -1)
+    first = best.argmax(-1, keepdim=True).mul_(PART).clamp_(max=columns - PART)
+    return first.squeeze(-1) + logits.gather(-1, first + torch.arange(PART)).argmax(-1)
 
 
 def noise_of(
@@ -278,7 +294,7 @@ class Noisy:
         if fits(logits.device):
             return self.at_once(logits, rows)[0]
         settings, known = self.cut.of_rows(rows), self.cut.known[:, rows]
-        tokens = logits.argmax(-1)
+        tokens = likeliest(logits)
         # Rows are picked by index, so that a greedy neighbour costs nothing and changes nothing.
         if len(found := known[0].nonzero()[0]):
             warm = to_device(found, logits.device)
