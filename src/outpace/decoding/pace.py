@@ -160,4 +160,5 @@ class Pace:
         """Tokens that cycles which propose so many bring on average."""
         rates = self.rates.get(0 if self.dial.nested else value, [1.0])
         last = rates[-1] if len(rates) > 1 else HOPE
-        return sum(accumulate((rates + [last] * value)[:value], mul))
+        total: float = sum(accumulate((rates + [last] * value)[:value], mul))
+        return total
