@@ -506,7 +506,7 @@ def test_drafts_change_nothing_but_the_forwards(
         output = one(causal, "Hello", method=method, temperature=temperature, seed=5)
         assert output.ids == plain.ids
         drafted = any(step.model == "draft" for step in output.steps)
-        assert drafted or method.adaptive  # on a busy machine drafting may not pay
+        assert drafted or method.tokens == "auto"  # on a busy machine drafting may not pay
         if method.draft == names["causal"]:
             assert output.tokens_per_forward > 3
 

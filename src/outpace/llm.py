@@ -18,7 +18,7 @@ from outpace.decoding import DRAFT_KINDS, Processor, Request
 from outpace.decoding.sampling import is_whole
 from outpace.driver import Driver
 from outpace.engine.cache import cache_slots
-from outpace.engine.engine import Engine
+from outpace.engine.engine import Engine, Pacing
 from outpace.engine.pairing import Pairing, check_kinds, named
 from outpace.engine.runner import Runner
 from outpace.engine.team import Team
@@ -49,11 +49,12 @@ class LLM:
     models too, on a CPU. `cache_gib` is memory for keys and values of each model (2 GiB on the CPU
     and half of what is free on a GPU by default); `max_length` limits prompt and answer together;
     `mask_id` names the mask token where `config.json` does not; `prefix_cache` lets causal models
-    find what they computed for prompts that began alike; `attention` is the back end, `dense`,
-    `triton` (on a GPU) or `auto`. `tensor_parallel` splits every model over so many processes that
-    were started together: in the first one this is an `LLM` like any other; the others work for it
-    here until it ends, and end then (`SystemExit`). Raises `ValueError` for what cannot be loaded
-    or does not fit.
+    find what they computed for prompts that began alike; `pace="auto"` lets methods be less
+    parallel than their options say where that is faster at the present load; `attention` is the
+    back end, `dense`, `triton` (on a GPU) or `auto`. `tensor_parallel` splits every model over so
+    many processes that were started together: in the first one this is an `LLM` like any other; the
+    others work for it here until it ends, and end then (`SystemExit`). Raises `ValueError` for what
+    cannot be loaded or does not fit.
     """
 
     def __init__(
@@ -73,9 +74,11 @@ class LLM:
         prefix_cache: bool = True,
         tensor_parallel: int = 1,
         attention: str = "auto",
+        pace: Pacing = "off",
     ) -> None:
         check_type("cache_gib", cache_gib, float | None)
         check_type("prefix_cache", prefix_cache, bool)
+        check_type("pace", pace, Pacing)
         if cache_gib is not None and not 0 < cache_gib < float("inf"):
             raise ValueError(f"cache_gib must be a positive number, not {cache_gib}")
         self.device = resolve_device(device)
@@ -88,7 +91,7 @@ class LLM:
         self.max_length = max_length
         self.cache_gib = cache_gib
         self.running = {"prefix_cache": prefix_cache, "attention": attention}
-        self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences)
+        self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences, pace=pace)
         self.driver = Driver(self.engine)
         self.loading = Lock()
         self.runners: dict[str, Runner] = {}

@@ -64,6 +64,7 @@ SMOKES = [
     ("host_time", "--rounds 1 --tokens 4 --batch 1 2"),
     ("methods", "--limit 1 --max-tokens 16"),
     ("quality", "--limit 2 --mixed 12 --max-tokens 12"),
+    ("pace", "--rounds 1 --tokens 4 --batch 1 2 --only Speculative"),
     ("orders", "--limit 1 --max-tokens 32 --settings half,one,factor"),
     (
         "serve",

@@ -708,7 +708,7 @@ ENDING = {"--stop", "--stop-id", "--ignore-eos", "--min-tokens"}
 DRESSING = {"--system", "--template"}
 LOADING = {
     *("--adapter", "--dtype", "--quantize", "--device", "--max-length", "--mask-id"),
-    *("--cache-gib", "--tensor-parallel", "--attention", "--help"),
+    *("--cache-gib", "--tensor-parallel", "--attention", "--pace", "--help"),
 }
 
 

@@ -1,4 +1,4 @@
-"""How long drafts should be, on machines and drafts whose figures are known."""
+"""How many tokens to propose, on machines and drafts whose figures are known."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from random import Random
 
 import pytest
 
-from outpace.decoding.pace import Cost, Pace
+from outpace.decoding.pace import Dial, Pace, halved
+
+MOST = 16
 
 
 @dataclass
 class Machine:
-    """Seconds of a pass, and the chance that a draft is kept."""
+    """Seconds of a pass by its rows, and the chance that a draft is kept."""
 
     target: Callable[[float], float] = lambda rows: 10 + 0.5 * (rows > 1) * (rows + 8)
     draft: float = 2.0
@@ -22,38 +24,49 @@ class Machine:
     once: bool = True
     spikes: float = 0.0
 
+    def pace(self, most: int = MOST) -> Pace:
+        """One that drafts a block at once, or token by token."""
+        return Pace(
+            Dial(
+                values=range(1, most + 1),
+                passes=lambda value: [
+                    ("draft", MOST, min(value - 1, 1) if self.once else value - 1),
+                    ("target", value, 1),
+                ],
+            )
+        )
+
     def kept(self, rng: Random, count: int) -> int:
         """Drafts that a verification keeps."""
         return next((n for n in range(count) if rng.random() > self.chance), count)
 
-    def seconds(self, count: int) -> float:
-        """What a turn with so many drafts takes."""
-        passes = min(count, 1) if self.once else count
-        return self.target(count + 1) + passes * self.draft
+    def seconds(self, value: int) -> float:
+        """What a cycle that proposes so many tokens takes."""
+        passes = min(value - 1, 1) if self.once else value - 1
+        return self.target(value) + passes * self.draft
 
-    def speed(self, count: int) -> float:
-        """Tokens a second with so many drafts every time."""
-        return sum(self.chance**n for n in range(count + 1)) / self.seconds(count)
+    def speed(self, value: int) -> float:
+        """Tokens a second where every cycle proposes so many."""
+        return sum(self.chance**n for n in range(value)) / self.seconds(value)
 
-    def run(self, pace: Pace, turns: int, *, most: int = 15, requests: int = 1) -> list[int]:
-        """Drafts of each turn."""
-        rng, counts = Random(0), []
-        for _ in range(turns):
-            count = pace.length(most, rows=16 if self.once else 1, once=self.once)
-            if count:
-                for _ in range(1 if self.once else count):
-                    pace.passed("draft", requests, requests * (16 if self.once else 1), self.draft)
-                pace.verified(count, self.kept(rng, count))
+    def run(self, pace: Pace, cycles: int, *, requests: int = 1) -> list[int]:
+        """Tokens proposed in each cycle."""
+        rng, values = Random(0), []
+        for _ in range(cycles):
+            value = pace.value()
+            for _ in range(min(value - 1, 1) if self.once else value - 1):
+                pace.passed("draft", requests, requests * MOST, self.draft)
             slow = 10 if rng.random() < self.spikes else 1
-            pace.passed("target", requests, requests * (count + 1), slow * self.target(count + 1))
-            counts.append(count)
-        return counts
+            pace.passed("target", requests, requests * value, slow * self.target(value))
+            pace.brought(value, 1 + self.kept(rng, value - 1))
+            values.append(value)
+        return values
 
-    def loss(self, counts: list[int], most: int = 15) -> float:
-        """Tokens a second of these turns, as a share of the best that any one length gives."""
-        seconds = sum(self.seconds(count) for count in counts)
-        tokens = sum(self.speed(count) * self.seconds(count) for count in counts)
-        return 1 - tokens / seconds / max(self.speed(count) for count in range(most + 1))
+    def loss(self, values: list[int]) -> float:
+        """Tokens a second of these cycles, as a share of the best that any one number gives."""
+        seconds = sum(self.seconds(value) for value in values)
+        tokens = sum(self.speed(value) * self.seconds(value) for value in values)
+        return 1 - tokens / seconds / max(self.speed(value) for value in range(1, MOST + 1))
 
 
 MACHINES = {
@@ -70,65 +83,120 @@ MACHINES = {
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_speed_is_nearly_that_of_the_best_length(name: str) -> None:
-    """What finding it takes included, and never much below that of no drafts."""
+def test_speed_is_nearly_that_of_the_best_number(name: str) -> None:
+    """What finding it takes included, and never much below that of plain decoding."""
     machine = MACHINES[name]
-    counts = machine.run(Pace(), 1000)
-    assert machine.loss(counts) < (0.08 if machine.spikes else 0.05)
+    values = machine.run(machine.pace(), 1000)
+    assert machine.loss(values) < (0.08 if machine.spikes else 0.05)
 
 
 def test_nothing_is_known_at_first() -> None:
-    """The first turn drafts all, the second nothing: then both are timed."""
-    counts = Machine(chance=0.9).run(Pace(), 40)
-    assert counts[:2] == [15, 0] and min(counts[2:]) > 4
+    """The first cycle proposes all, the second one token: then both are timed."""
+    machine = Machine(chance=0.9)
+    values = machine.run(machine.pace(), 40)
+    assert values[:2] == [MOST, 1] and min(values[2:]) > 5
+
+
+def test_cheap_rows_and_good_drafts_give_long_drafts_and_dear_ones_none() -> None:
+    """The two ends."""
+    cheap = Machine(chance=0.95, target=lambda rows: 10.0, draft=0.1)
+    dear = Machine(chance=0.3, target=lambda rows: 10.0 * rows)
+    assert set(cheap.run(cheap.pace(), 100)[20:]) == {MOST}
+    values = dear.run(dear.pace(), 400)[20:]
+    assert values.count(1) > 0.95 * len(values)
 
 
 def test_a_draft_that_is_of_no_use_is_asked_less_and_less() -> None:
     """But never given up, in case that it becomes good."""
-    pace, useless = Pace(), Machine(chance=0.0)
-    counts = useless.run(pace, 1000)
-    tries = [turn for turn in range(20, 1000) if counts[turn] and not counts[turn - 1]]
+    useless = Machine(chance=0.0)
+    pace = useless.pace()
+    values = useless.run(pace, 1000)
+    tries = [at for at in range(20, 1000) if values[at] > 1 and values[at - 1] == 1]
     gaps = [after - before for before, after in pairwise(tries)]
     assert len(gaps) >= 3 and all(after > 1.8 * before for before, after in pairwise(gaps))
-    assert sum(map(bool, counts)) < 0.03 * len(counts)
-    assert sum(map(bool, Machine(chance=1.0).run(pace, 1500)[-400:])) > 390
+    assert sum(value > 1 for value in values) < 0.03 * len(values)
+    assert sum(value > 1 for value in Machine(chance=1.0).run(pace, 1500)[-400:]) > 390
 
 
-def test_batches_of_other_sizes_have_costs_of_their_own() -> None:
+def test_what_pays_depends_on_the_load_and_comes_back_when_it_falls() -> None:
     """Sixteen at a time fill the machine, one does not."""
-    pace = Pace()
     alone = Machine(chance=0.9)
     many = Machine(chance=0.9, target=lambda rows: 16 * rows, draft=20.0)
+    pace = alone.pace()
     assert min(alone.run(pace, 50)[5:]) >= 6
-    assert sum(map(bool, many.run(pace, 200, requests=16))) < 20
-    assert sorted(alone.run(pace, 50))[5] >= 6
+    assert sum(value > 1 for value in many.run(pace, 200, requests=16)) < 20
+    assert sum(value < 6 for value in alone.run(pace, 50)) < 3
 
 
-def test_long_prompts_are_no_verifications() -> None:
-    """A prefill says nothing of the passes that follow."""
-    pace = Pace()
+def test_a_load_that_was_never_met_is_tried_out_at_once() -> None:
+    """Though drafting did not pay under the last one, and would not be tried there for long."""
+    alone = Machine(chance=0.9)
+    many = Machine(chance=0.9, target=lambda rows: 16 * rows, draft=20.0)
+    pace = alone.pace()
+    many.run(pace, 500, requests=64)
+    assert min(alone.run(pace, 50)[5:]) >= 6
+    assert set(pace.loads) == {0, 6}
+
+
+def test_numbers_of_requests_that_are_alike_share_what_is_known() -> None:
+    """By a factor of the square root of two above or below a power of two."""
+    machine = Machine()
+    pace = machine.pace()
+    for requests in (1, 2, 3, 5, 6, 46, 64, 90):
+        machine.run(pace, 1, requests=requests)
+    assert set(pace.loads) == {0, 1, 2, 3, 6}
+
+
+def test_windows_are_judged_by_what_they_brought_themselves() -> None:
+    """A small window does not bring the beginning of what a large one does."""
+    pace = Pace(Dial(values=[1, 5, 9], passes=lambda value: [("target", value, 1)], nested=False))
+    brings = {1: 1, 5: 2, 9: 9}
+    values = []
+    for _ in range(300):
+        values.append(value := pace.value())
+        pace.passed("target", 1, value, 10 + value)
+        pace.brought(value, brings[value])
+    assert values.count(9) > 270 and values.count(1) >= 4
+    assert pace.tokens(9) == pytest.approx(9, rel=0.05)
+
+
+def test_cycles_may_bring_nothing() -> None:
+    """As of a window whose first hole stays open."""
+    pace = Machine().pace(4)
+    for _ in range(100):
+        pace.brought(4, 0)
+    assert pace.tokens(4) < 0.1
+
+
+def test_long_prompts_are_no_cycles() -> None:
+    """A prefill says nothing of the passes that follow, unless these are as long."""
+    pace = Machine().pace()
     pace.passed("target", 1, 100, 50.0)
     pace.passed("draft", 1, 100, 50.0)
-    assert not pace.costs and pace.length(4, rows=1, once=False) == 4
+    assert not any(load.costs for load in pace.loads.values()) and pace.value() == MOST
+    wide = Pace(Dial(values=[4, 100], passes=lambda value: [("target", value + 16, 1)]))
+    wide.passed("target", 1, 116, 50.0)
+    assert wide.load.costs
 
 
-def test_there_may_be_nothing_to_draft() -> None:
-    """At the end of a budget."""
-    pace = Pace()
-    assert pace.length(0, rows=1, once=False) == 0
-    Machine().run(pace, 20)
-    assert pace.length(0, rows=1, once=True) == 0
+def test_a_dial_of_one_value_stays() -> None:
+    """Whatever passes take."""
+    machine = Machine()
+    assert set(machine.run(machine.pace(1), 100)) == {1}
 
 
-def test_cost_is_a_line_that_never_falls() -> None:
-    """And a constant where all passes had the same rows."""
-    cost = Cost()
-    for rows in (2, 4, 8, 16):
-        cost.add(rows, 3 + rows)
-    assert [cost.at(rows) for rows in (1, 5, 20)] == pytest.approx([4, 8, 23], rel=1e-3)
-    falling, flat = Cost(), Cost()
-    for rows in (2, 4):
-        falling.add(rows, 10 - rows)
-        flat.add(7, 5.0)
-    assert falling.at(1) == pytest.approx(falling.at(9)) == pytest.approx(7, rel=0.01)
-    assert flat.at(1) == pytest.approx(flat.at(99)) == pytest.approx(5)
+def test_bounds_are_kept() -> None:
+    """No other number is ever said, however good it were."""
+    for least, most in ((3, 7), (1, 2), (5, 5), (4, 60)):
+        machine = Machine(chance=0.99)
+        values = halved(least, most)
+        pace = Pace(Dial(values=values, passes=lambda value: [("target", value, 1)]))
+        said = machine.run(pace, 300)
+        assert set(said) <= set(values) and (values[0], values[-1]) == (least, most)
+
+
+def test_halved_numbers_rise() -> None:
+    """From the least to the most, the second at least twice as large or the next."""
+    assert halved(4, 16) == [4, 8, 16] and halved(1, 16) == [1, 2, 4, 8, 16]
+    assert halved(3, 16) == [3, 4, 8, 16] and halved(7, 7) == [7] and halved(6, 7) == [6, 7]
+    assert halved(16, 10**400) == [16, 32, 64] and halved(100, 10**400) == [100]

@@ -197,7 +197,7 @@ def test_trace_accounts_for_every_forward(client: TestClient, model: str, method
     assert sum(step["kept"] for step in steps) == told[-1]["tokens"] == 16
     assert told[-1]["forwards"] == whole["outpace"]["forwards"]
     assert set(steps[0]) == {
-        *("model", "start", "rows", "seen", "kept", "seconds", "pattern", "holes")
+        *("model", "start", "rows", "seen", "kept", "seconds", "pattern", "holes", "dial")
     }
     assert "steps" not in chunks[-1]["outpace"]
     assert chunks[-1]["usage"] == whole["usage"]

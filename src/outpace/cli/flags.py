@@ -71,6 +71,7 @@ Dtype = Annotated[
 ]
 Device = Annotated[str | None, Option(help="cpu or cuda.", show_default="cuda where there is one")]
 Attention = Annotated[str, Option(help="auto, dense, or triton (on a GPU).")]
+Pace = Annotated[str, Option(help="off, or auto: less parallel where that is faster.")]
 AdapterName = Annotated[str | None, Option(help="Folder or hub name of a LoRA to merge.")]
 MaxLength = Annotated[
     int | None, Option(help="Most tokens of prompt and answer.", show_default="the model's")
@@ -268,6 +269,7 @@ class Loading:
     cache_gib: CacheGib = None
     tensor_parallel: TensorParallel = 1
     attention: Attention = "auto"
+    pace: Pace = "off"
 
     def open(self, model: str, method: Named | None, *, prefix_cache: bool = True) -> LLM:
         """A model ready to decode."""

@@ -1,132 +1,164 @@
-"""How many tokens to draft at a time: as many as promise the most tokens per second."""
+"""How many tokens to propose at a time: as many as promise the most tokens per second."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import log2
 from operator import mul
 
-import numpy as np
-from numpy.typing import NDArray
+from outpace.decoding.cost import MEMORY, Cost
 
 HOPE, FAITH = 0.75, 3
-"""Share of drafts that are thought to be kept at first, and how many drafts that thought weighs."""
-
-MEMORY = 64
-"""Verifications, and passes, that are remembered."""
+"""Share of proposals that are thought to be kept at first, and how many that thought weighs."""
 
 TRIAL = 4
-"""Verifications in a row by which drafting is tried where it does not seem to pay."""
+"""Cycles in a row by which another dial is tried where the least one seems best."""
 
 PATIENCE = 32
-"""Passes without drafts until a trial, at first; then twice as many each time."""
+"""Cycles until the next trial, at first; then twice as many each time."""
 
 REMINDER = 256
-"""Passes until one without drafts is timed again."""
+"""Cycles until one with the least dial is timed again."""
+
+REVIEW = 8
+"""Cycles for which a decision holds."""
 
 LONG = 64
-"""Rows of a request from which on a pass is no verification but reads a prompt."""
+"""Rows of a request from which on a pass reads a prompt, unless a cycle has half as many."""
+
+
+MOST = 64
+"""Most tokens that are proposed where a pace decides."""
+
+Passes = Sequence[tuple[str, int, int]]
+"""What a cycle runs: the role of a model, rows of each request, how often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dial:
+    """What a method lets a `Pace` decide: how many tokens a cycle proposes.
+
+    Attributes:
+        values: numbers to choose from, rising, from the least parallel to what the options say.
+        passes: the passes of a cycle that proposes so many.
+        nested: whether a cycle that proposes more keeps what a shorter one would have kept, so
+            that each tells of all that are shorter.
+    """
+
+    values: Sequence[int]
+    passes: Callable[[int], Passes]
+    nested: bool = True
+
+
+def halved(least: int, most: int) -> list[int]:
+    """Numbers from `least` to `most`, each half of the next; none far above `MOST`."""
+    values = [most := max(least, min(most, MOST))]
+    while values[0] // 2 > least:
+        values.insert(0, values[0] // 2)
+    return values if least >= most else [least, *values]
 
 
 @dataclass(slots=True)
-class Cost:
-    """Seconds of a pass by its rows: a line through recent ones, by least squares."""
+class Load:
+    """What is known, and decided, while about so many requests run at a time."""
 
-    sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros(5))
+    costs: dict[str, Cost] = field(default_factory=dict)
+    tried: set[int] = field(default_factory=set)
+    dial: int = 0
+    review: int = 0
+    reminder: int = 0
+    due: int = 0
+    patience: int = PATIENCE
 
-    def add(self, rows: int, seconds: float) -> None:
-        """A pass fed so many rows per request."""
-        if self.sums[0] > 2:
-            # Something else may have had the machine.
-            seconds = min(seconds, 2 * self.at(rows))
-        self.sums *= 1 - 1 / MEMORY
-        self.sums += moments(rows, seconds)
-
-    def at(self, rows: float, plain: float | None = None) -> float:
-        """Seconds that a pass of so many rows per request takes; more rows never take less.
-
-        `plain` is what one row takes, which counts as one more pass.
-        """
-        sums = self.sums if plain is None else self.sums + moments(1, plain)
-        count, x, y, xx, xy = sums.tolist()
-        spread = xx - x * x / count
-        slope = max((xy - x * y / count) / spread, 0.0) if spread > 1e-6 * xx else 0.0
-        return max(y / count + slope * (rows - x / count), 0.0)
-
-
-def moments(rows: int, seconds: float) -> NDArray[np.float64]:
-    """What least squares need of a point."""
-    return np.array((1, rows, seconds, rows * rows, rows * seconds))
+    def seconds(self, passes: Passes) -> float:
+        """What the passes of a cycle take."""
+        one = self.costs["plain"].at(1) if "plain" in self.costs else None
+        taken = 0.0
+        for model, rows, times in passes:
+            plain = one if model == "target" else None
+            if plain is None or rows > 1:
+                taken += times * self.costs[model].at(rows, plain)
+            else:
+                taken += times * plain
+        return taken
 
 
 class Pace:
-    """What the requests of one method have seen of late: seconds of passes, drafts kept.
+    """Turns the dial of one method for all of its requests, by what they have seen of late.
 
-    The engine tells it of every pass, the method of every verification. Costs are those of passes
-    in which all requests feed the same number of rows; they are kept apart for batches of one, of
-    two or three, of four to seven, and so on.
+    The engine tells it of every pass, a request of what every cycle brought. Costs are those of
+    passes in which all requests feed the same number of rows. They are kept apart for numbers of
+    requests that differ by a factor of 2, since what pays depends on how busy the machine is.
     """
 
-    def __init__(self) -> None:
-        self.costs: dict[tuple[str, int], Cost] = {}
-        self.size = 0
-        self.passes = 0
-        self.due, self.patience, self.trial = 0, PATIENCE, TRIAL
-        self.rates: list[float] = []
-        self.counts: list[int] = []
+    def __init__(self, dial: Dial) -> None:
+        self.dial = dial
+        self.loads: dict[int, Load] = {}
+        self.load = self.loads.setdefault(0, Load())
+        self.long = max(LONG, *(2 * rows for _, rows, _ in dial.passes(dial.values[-1])))
+        self.cycles = 0
+        self.rates: dict[int, list[float]] = {}
+        self.counts: dict[int, list[int]] = {}
 
     def passed(self, model: str, requests: int, rows: int, seconds: float) -> None:
         """A pass of a model was fed so many rows of so many requests."""
-        self.size = requests.bit_length()
-        self.passes += model == "target"
         each = round(rows / requests)
-        if each < LONG:
+        if model == "target":
+            self.load = self.loads.setdefault(round(log2(requests)), Load())
+            self.cycles += 1
+        if each < self.long:
             # A row alone is another kind of product.
             kind = "plain" if (model, each) == ("target", 1) else model
-            self.costs.setdefault((kind, self.size), Cost()).add(each, seconds)
+            self.load.costs.setdefault(kind, Cost()).add(each, seconds)
 
-    def verified(self, drafted: int, kept: int) -> None:
-        """A verification kept so many drafts."""
-        for index in range(min(kept + 1, drafted)):
-            if index == len(self.rates):
-                self.rates.append(self.rates[-1] if self.rates else HOPE)
-                self.counts.append(FAITH)
-            self.counts[index] = min(self.counts[index] + 1, MEMORY)
-            self.rates[index] += ((index < kept) - self.rates[index]) / self.counts[index]
+    def brought(self, value: int, tokens: int) -> None:
+        """A cycle that proposed so many tokens brought so many."""
+        key = 0 if self.dial.nested else value
+        # Where but one is proposed, it is the target's own.
+        rates, counts = self.rates.setdefault(key, [1.0]), self.counts.setdefault(key, [FAITH])
+        for index in range(min(tokens + 1, value)):
+            if index == len(rates):
+                rates.append(HOPE if index == 1 else rates[-1])
+                counts.append(FAITH)
+            counts[index] = min(counts[index] + 1, MEMORY)
+            rates[index] += ((index < tokens) - rates[index]) / counts[index]
 
-    def length(self, most: int, *, rows: int, once: bool) -> int:
-        """Number of tokens to draft, 0 to `most`.
+    def value(self) -> int:
+        """Number of tokens that a cycle is to propose now."""
+        if self.cycles >= self.load.review:
+            self.load.dial, cycles = self.decide(self.load)
+            self.load.review = self.cycles + cycles
+            self.load.tried.add(self.load.dial)
+        return self.load.dial
 
-        The draft is fed `rows` rows per pass, and takes one pass for all tokens or, unless `once`,
-        one for each. Before anything has been timed, it is `most`.
-        """
-        plain, target, draft = (
-            self.costs.get((kind, self.size)) for kind in ("plain", "target", "draft")
-        )
-        if target is None or draft is None or not most:
-            return most
-        if plain is None or self.passes % REMINDER == 0:
-            return 0
-        alone, drafting = plain.at(1), draft.at(rows)
-        speeds = [
-            tokens / (max(target.at(count + 1, alone), alone) + drafting * (1 if once else count))
-            for count, tokens in enumerate(self.tokens(most), 1)
-        ]
-        best = 1 + int(np.argmax(speeds))
-        if speeds[best - 1] * alone > 1:
-            self.patience, self.trial = PATIENCE, TRIAL
-            return best
-        if self.trial:
-            self.trial -= 1
-            self.due = self.passes + self.patience
-            return best
-        if self.passes >= self.due:
-            self.patience *= 2
-            self.trial = TRIAL
-        return 0
+    def decide(self, load: Load) -> tuple[int, int]:
+        """A value of the dial, and for how many cycles."""
+        values = self.dial.values
+        models = {model for model, _, times in self.dial.passes(values[-1]) if times}
+        if not models <= load.costs.keys():
+            return values[-1], 1
+        if values[0] not in load.tried or self.cycles >= load.reminder:
+            load.reminder = self.cycles + REMINDER
+            return values[0], 1 if self.dial.nested else TRIAL
+        speeds = {
+            value: self.tokens(value) / max(load.seconds(self.dial.passes(value)), 1e-9)
+            for value in values
+        }
+        best = max(speeds, key=speeds.__getitem__)
+        if best != values[0]:
+            load.patience, load.due = PATIENCE, 0
+        elif self.cycles >= load.due and len(values) > 1:
+            load.due, load.patience = self.cycles + TRIAL + load.patience, 2 * load.patience
+            for counts in self.counts.values():
+                counts[:] = [min(count, FAITH) for count in counts]  # what it shows counts for most
+            return max(values[1:], key=speeds.__getitem__), TRIAL
+        return best, REVIEW
 
-    def tokens(self, most: int) -> list[float]:
-        """Tokens that verifications of 1 to `most` drafts bring on average."""
-        last = self.rates[-1] if self.rates else HOPE
-        rates = [*self.rates, *[last] * most][:most]
-        return list(accumulate(accumulate(rates, mul), initial=1.0))[1:]
+    def tokens(self, value: int) -> float:
+        """Tokens that cycles which propose so many bring on average."""
+        rates = self.rates.get(0 if self.dial.nested else value, [1.0])
+        last = rates[-1] if len(rates) > 1 else HOPE
+        total: float = sum(accumulate((rates + [last] * value)[:value], mul))
+        return total

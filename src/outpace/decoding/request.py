@@ -29,6 +29,7 @@ class Step:
         seconds: wall time of the pass, shared by everyone in the batch.
         pattern: what the rows saw of each other; of a tree, that it was one.
         holes: runs of slots that were fed as masks.
+        dial: tokens that the cycle of this forward was to propose, where a `Pace` decided.
     """
 
     model: str
@@ -39,6 +40,7 @@ class Step:
     seconds: float
     pattern: Literal["causal", "full", "tree"] | tuple[int, ...] = "causal"
     holes: tuple[range, ...] = ()
+    dial: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,7 +56,9 @@ class Request:
         constraint: what the answer must be as a whole.
         given: tokens that stand in slots of the answer from the beginning.
         cloze: whether every slot up to the limit is to be filled, as in a text with holes.
-        pace: what requests of the same method share.
+        pace: what decides, for all requests of its method, how parallel to be; None where the
+            options do.
+        dialled, since: tokens that the present cycle proposes by it, and slots before that.
         finish_reason: why it has ended; None while it goes on.
         ids: prompt and committed tokens.
     """
@@ -70,10 +74,12 @@ class Request:
     constraint: Constraint | None = None
     given: Mapping[int, int] = field(default_factory=dict)
     cloze: bool = False
-    pace: Pace = field(default_factory=Pace)
+    pace: Pace | None = None
     finish_reason: FinishReason | None = None
     trace: list[Step] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
+    dialled: int | None = field(default=None, init=False)
+    since: int = field(default=0, init=False)
     ids: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,6 +134,15 @@ class Request:
             self.scores.append(score)
         if len(self.ids) == self.limit:
             self.finish_reason = "length"
+
+    def dial(self, most: int) -> int:
+        """Number of tokens that the next cycle proposes: `most`, or fewer where that pays."""
+        if self.pace is None:
+            return most
+        if self.dialled is not None:
+            self.pace.brought(self.dialled, len(self.ids) - self.since)
+        self.dialled, self.since = min(most, self.pace.value()), len(self.ids)
+        return self.dialled
 
     @property
     def joint(self) -> Joint | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from operator import attrgetter
+from typing import Literal
 
 from outpace.decoding import Constraint, Pace, Prediction, Processor, Request, Sampling
 from outpace.decoding.sampling import is_whole
@@ -16,6 +17,13 @@ from outpace.engine.pairing import Pairing
 from outpace.engine.prefix import Saved
 from outpace.engine.runner import Runner
 from outpace.methods import Method
+from outpace.methods.method import check_type
+
+Pacing = Literal["off", "auto"]
+"""How parallel methods are: as their options say, or as the load lets it pay."""
+
+PACES = 256
+"""Methods, each with its options, of which is remembered what they have seen."""
 
 Work = tuple[Job, Feed, Feed | None]
 """A job, what it feeds in a pass, and what is left of its forward for a later one."""
@@ -28,10 +36,18 @@ class Engine:
     notices), `max_sequences` the requests that run at a time; others queue in order. An engine
     belongs to one thread at a time. All that waits is found among the requests that run, so an
     exception that leaves a step, such as Ctrl-C, loses nobody: the next step runs again what was
-    not finished.
+    not finished. With `pace` "auto" a `Pace` decides, by the `clock`, how parallel methods are.
     """
 
-    def __init__(self, *, max_rows: int = 2048, max_sequences: int = 256) -> None:
+    def __init__(
+        self,
+        *,
+        max_rows: int = 2048,
+        max_sequences: int = 256,
+        pace: Pacing = "off",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        check_type("pace", pace, Pacing)
         for name, value in {"max_rows": max_rows, "max_sequences": max_sequences}.items():
             if not (is_whole(value) and value >= 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
@@ -40,6 +56,8 @@ class Engine:
         self.runners: list[Runner] = []
         self.queue: deque[Job] = deque()
         self.running: list[Job] = []
+        self.pace = pace
+        self.clock = clock
         self.paces: dict[tuple[Method | str, ...], Pace] = {}
         self.turns = count()
         self.broken = False
@@ -81,11 +99,20 @@ class Engine:
             given=given or {},
             cloze=given is not None,
         )
-        if method.adaptive:
-            names = (runner.name for runner in pairing.runners.values())
-            request.pace = self.paces.setdefault((method, *names), request.pace)
         pairing.check(method, request)
+        request.pace = self.pace_of(method, pairing)
         return Job(request=request, method=method, pairing=pairing, listener=listener)
+
+    def pace_of(self, method: Method, pairing: Pairing) -> Pace | None:
+        """What all requests of a method and its models share, if something may be decided."""
+        dial = method.dial(pairing.target, auto=self.pace == "auto")
+        if dial is None:
+            return None
+        names = (runner.name for runner in pairing.runners.values())
+        pace = self.paces.setdefault((method, *names), Pace(dial))
+        while len(self.paces) > PACES:
+            self.paces.pop(list(self.paces)[0], None)
+        return pace
 
     def enter(self, job: Job) -> Job:
         """Queue a request; once, however often this is called."""
@@ -105,7 +132,10 @@ class Engine:
         waiting: list[Job] = []
         for runner in self.runners:
             if waiting := [job for job in self.running if job.runner is runner]:
-                self.run(runner, self.take(runner, sorted(waiting, key=attrgetter("turn"))))
+                began = self.clock()
+                work = self.take(runner, sorted(waiting, key=attrgetter("turn")))
+                self.run(runner, work)
+                self.time(work, self.clock() - began)
                 break
         self.broken = False
         return bool(waiting)
@@ -193,7 +223,6 @@ class Engine:
                     self.run(runner, [each])
             return
         seconds = time.perf_counter() - began
-        self.time(work, seconds)
         runner.learn((feed, job.request.ids) for job, feed, _ in work)
         for (job, _, rest), prediction in zip(work, predictions, strict=True):
             # A listener that hears of one request's end may have cancelled another.
@@ -203,11 +232,11 @@ class Engine:
 
     @staticmethod
     def time(work: Sequence[Work], seconds: float) -> None:
-        """Tell all who adapt to it what a pass took."""
-        if adaptive := [(job, feed) for job, feed, _ in work if job.method.adaptive]:
+        """Tell those who decide by it what a pass took, with what methods made of it."""
+        pairs = ((job.request.pace, feed.model) for job, feed, _ in work)
+        if told := {(pace, role) for pace, role in pairs if pace is not None}:
             rows = sum(len(feed.ids) for _, feed, _ in work)
-            told = {(id(job.request.pace), feed.model): job.request.pace for job, feed in adaptive}
-            for (_, role), pace in told.items():
+            for pace, role in told:
                 pace.passed(role, len(work), rows, seconds)
 
     @property
@@ -221,10 +250,10 @@ class Engine:
         if rest is not None:
             job.put_by(rest, prediction)
             return
-        whole, before = job.whole, len(job.request.ids)
+        whole, before, dial = job.whole, len(job.request.ids), job.request.dialled
         assert whole is not None
         self.advance(job, job.joined(prediction))
-        kept = job.note(whole, before)
+        kept = job.note(whole, before, dial)
         if job.done:
             self.finish(job)
         elif kept or job.watched:

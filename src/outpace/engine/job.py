@@ -144,8 +144,8 @@ class Job:
             prediction.features = torch.cat((*self.features, prediction.features))
         return prediction
 
-    def note(self, whole: Feed, before: int) -> int:
-        """Add a forward to the trace; how many tokens were kept beyond those known before."""
+    def note(self, whole: Feed, before: int, dial: int | None) -> int:
+        """Add a forward of a cycle to the trace; how many tokens it brought to those before."""
         request = self.request
         kept = len(request.ids) - before
         request.trace.append(
@@ -158,6 +158,7 @@ class Job:
                 seconds=self.seconds,
                 pattern="tree" if isinstance(whole.pattern, Tree) else whole.pattern,
                 holes=whole.holes(request.target.mask_id, before),
+                dial=dial,
             )
         )
         self.seconds, self.features = 0.0, []

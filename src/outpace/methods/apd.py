@@ -14,15 +14,18 @@ from outpace.decoding import (
     CAUSAL_KINDS,
     FULL,
     Decoding,
+    Dial,
     Forward,
     Kind,
     Request,
     Sampling,
+    Target,
     agreement,
 )
 from outpace.decoding.fused import fits, to_device
+from outpace.decoding.pace import MOST, halved
 from outpace.decoding.sampling import Noisy, Read, Reader, Readout, chooser
-from outpace.methods.method import Method, Within, at_least_one, fraction
+from outpace.methods.method import Method, Within, at_least_one, check_least, fraction
 
 Coupling = Literal["gumbel", "argmax"]
 
@@ -35,7 +38,8 @@ class APD(Method):
     2025). `ratio` weighs the diffusion model against the verifier in the target distribution: 1
     takes every proposal, 0 keeps what the verifier would say. The first proposal is always kept.
     `window` and `lookahead` are the paper's W (tokens whose keys are computed again) and M (masks
-    shown). `coupling` draws the target with the noise of the proposal, as the paper has it, or
+    shown). `least` is a shorter lookahead that a `Pace` may choose, where the text is to depend on
+    the load. `coupling` draws the target with the noise of the proposal, as the paper has it, or
     takes its arg-max on raw logits, as the authors' code does.
     """
 
@@ -47,11 +51,23 @@ class APD(Method):
     window: Annotated[int | None, Within(2, 64, log=True)] = 16
     lookahead: Annotated[int | None, Within(4, 128, log=True)] = 100
     coupling: Coupling = "gumbel"
+    least: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         fraction(ratio=self.ratio)
         at_least_one(window=self.window, lookahead=self.lookahead)
+        check_least(self.least, lookahead=self.lookahead)
+
+    def dial(self, target: Target, *, auto: bool) -> Dial | None:
+        """How many masks are shown."""
+        if not auto or self.least is None or self.lookahead is None:
+            return None
+        window = min(self.window or 1, MOST)
+        return Dial(
+            values=halved(self.least, self.lookahead),
+            passes=lambda value: [("target", window + value, 1), ("verifier", value, value > 1)],
+        )
 
     def decode(self, request: Request) -> Decoding:
         """Propose all holes in one pass, check them in another, keep the leading agreement."""
@@ -59,7 +75,7 @@ class APD(Method):
         start, ready, step, alive = 0, 0, 0, True  # ready: verifier slots that hold output
         while alive:
             n = len(request)
-            end = min(n + (self.lookahead or request.max_tokens), request.limit)
+            end = min(n + request.dial(self.lookahead or request.max_tokens), request.limit)
             guess = yield Forward(
                 ids=request.ids[start:] + request.ahead(end),
                 start=start,

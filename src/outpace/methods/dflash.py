@@ -12,15 +12,18 @@ from torch import Tensor
 from outpace.decoding import (
     FULL,
     Decoding,
+    Dial,
     Forward,
     Kind,
     Request,
     Sample,
+    Target,
     Verify,
     agreement,
     draft_read,
     verify_read,
 )
+from outpace.decoding.pace import MOST
 from outpace.methods.method import Length, Method, Within, at_least_one, check_length
 
 
@@ -46,10 +49,19 @@ class DFlash(Method):
         at_least_one(block=self.block)
         check_length(self.tokens, self.verify)
 
-    @property
-    def adaptive(self) -> bool:
-        """Whether it wants `request.pace` to know what passes take."""
-        return self.tokens == "auto"
+    def dial(self, target: Target, *, auto: bool) -> Dial | None:
+        """How many drafts are verified, or made at all; under "rejection" it decides on tokens."""
+        if self.verify == "rejection" or not (auto or self.tokens == "auto"):
+            return None
+        block = self.block or target.block or 1
+        return Dial(
+            values=range(1, min(self.most(block), MOST) + 1),
+            passes=lambda value: [("draft", min(block, MOST), value > 1), ("target", value, 1)],
+        )
+
+    def most(self, block: int) -> int:
+        """Tokens of a cycle, that behind the drafts included."""
+        return block if self.tokens == "auto" else min(block, self.tokens + 1)
 
     def decode(self, request: Request) -> Decoding:
         """Fill a block of masks behind the last token, keep what the target agrees with."""
@@ -60,7 +72,8 @@ class DFlash(Method):
                 f"block {block} is longer than the {trained} that {self.draft} was trained for",
                 stacklevel=2,
             )
-        out = yield Forward(ids=request.ids, start=0, read=request.sample(), features_for="draft")
+        plain = request.sample()
+        out = yield Forward(ids=request.ids, start=0, read=plain, features_for="draft")
         assert out.features is not None
         features, alive = [out.features], request.commit(out.tokens, out.logprobs)
         while alive:
@@ -68,10 +81,7 @@ class DFlash(Method):
             drafted: list[int] = []
             guesses: list[Tensor | None] = []
             rows = min(block, request.limit - n)
-            if self.tokens == "auto":
-                count = request.pace.length(rows - 1, rows=rows, once=True)
-            else:
-                count = min(rows - 1, self.tokens)
+            count = request.dial(self.most(rows)) - 1
             if count:
                 out = yield Forward(
                     ids=[request.ids[-1]] + [request.target.mask_id] * (rows - 1),
@@ -88,11 +98,10 @@ class DFlash(Method):
                 ids=[request.ids[-1], *drafted],
                 start=n - 1,
                 predict=range(n, n + count + 1),
-                read=verify_read(request, self.verify, drafted, guesses),
+                read=verify_read(request, self.verify, drafted, guesses) if drafted else plain,
                 features_for="draft",
             )
             kept = agreement(drafted, out.tokens)
-            request.pace.verified(count, kept)
             assert out.features is not None
             features.append(out.features[: kept + 1])
             alive = request.commit(out.tokens[: kept + 1], out.logprobs)

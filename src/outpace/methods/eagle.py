@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from math import ceil
 from typing import Annotated
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from outpace.decoding import (
     CAUSAL,
     Decoding,
+    Dial,
     Forward,
     Kind,
     Pattern,
@@ -19,6 +21,7 @@ from outpace.decoding import (
     Read,
     Request,
     Sample,
+    Target,
     Tree,
     Verify,
     draft_read,
@@ -72,20 +75,51 @@ class Eagle(Method):
         open_ahead = 0 if self.width == 1 else max(self.nodes, self.width * self.depth)
         return prompt + max_tokens + open_ahead
 
+    def dial(self, target: Target, *, auto: bool) -> Dial | None:
+        """How many levels are drafted; under "rejection" another number would give other tokens."""
+        if self.verify == "rejection" or not auto:
+            return None
+        return Dial(
+            values=range(1, self.levels + 2),
+            passes=lambda value: [
+                ("draft", self.width, value - 1),
+                ("target", self.rows(value), 1),
+            ],
+        )
+
+    @property
+    def levels(self) -> int:
+        """Tokens that are drafted in a row."""
+        return min(self.depth + 1, self.nodes - 1)
+
+    def rows(self, value: int) -> int:
+        """Rows that are verified of a tree of one level less: a share of `nodes`."""
+        if self.width == 1:
+            return value
+        return 1 + ceil((self.nodes - 1) * (value - 1) / self.levels)
+
     def decode(self, request: Request) -> Decoding:
         """Grow a tree behind the last token, keep the branch that the target agrees with."""
-        out = yield Forward(ids=request.ids, start=0, read=request.sample(), features_for="draft")
+        read = request.sample()
+        out = yield Forward(ids=request.ids, start=0, read=read, features_for="draft")
         assert out.features is not None
         features, alive = [out.features], request.commit(out.tokens, out.logprobs)
         ready = len(request.prompt)  # slots of the target that hold the text
         while alive:
             n = len(request)
-            levels = min(self.depth + 1, self.nodes - 1, request.limit - n - 1)
-            drafted = Branches(self.width)
-            if levels:
-                drafted = yield from self.grow(request, torch.cat(features), levels)
-                features = []
-            rows = drafted.best(self.nodes - 1)
+            value = request.dial(self.levels + 1)
+            levels = min(value - 1, request.limit - n - 1)
+            if not levels:
+                out = yield Forward(
+                    ids=request.ids[ready:], start=ready, read=read, features_for="draft"
+                )
+                assert out.features is not None
+                features.append(out.features[n - 1 - ready :])
+                ready, alive = n, request.commit(out.tokens, out.logprobs)
+                continue
+            drafted = yield from self.grow(request, torch.cat(features), levels)
+            features = []
+            rows = drafted.best(self.rows(value) - 1)
             tokens = [drafted.tokens[row] for row in rows]
             parents = drafted.parents_among(rows)
             tree = Tree.of(n - 1, parents)

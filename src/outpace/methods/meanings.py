@@ -9,6 +9,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "window": "W: feed again the last group and window − 1 tokens before it",
         "lookahead": "M: masks shown, and so the most tokens per forward",
         "coupling": "how the verifier's y is drawn",
+        "least": "with pace=auto, the lookahead may be as short as this; None: it stays",
     },
     "autoregressive": {},
     "block_diffusion": {
@@ -82,6 +83,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "clip": "open no slot behind max_tokens",
         "eager": "emit a token once all before it are filled",
         "verify": "emit only what Autoregressive would say",
+        "least": "with pace=auto, the window may be as small as this; None: it stays",
     },
 }
 """By the name of the method, and of the option."""

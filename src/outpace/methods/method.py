@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from outpace.decoding import CAUSAL_KINDS, Decoding, Kind, Request, Verify
+from outpace.decoding import CAUSAL_KINDS, Decoding, Dial, Kind, Request, Target, Verify
 from outpace.decoding.sampling import HOTTEST, is_number, is_whole
 
 
@@ -55,10 +55,12 @@ class Method(ABC):
         """Whether holes see tokens that stand behind them."""
         return Kind.DIFFUSION in self.decodes or not self.sequential
 
-    @property
-    def adaptive(self) -> bool:
-        """Whether it wants `request.pace` to know what passes take."""
-        return False
+    def dial(self, target: Target, *, auto: bool) -> Dial | None:
+        """What a `Pace` decides for its requests, who ask by `request.dial`; None for nothing.
+
+        `auto` is whether it may decide what the options do not leave open.
+        """
+        return None
 
     def models(self) -> dict[str, str]:
         """Name of the model in each further role."""
@@ -94,6 +96,13 @@ def check_length(tokens: Length, verify: Verify) -> None:
             "under verify='rejection' another number of drafts gives other tokens, so that "
             "tokens='auto' would not give the same text again: give tokens a number"
         )
+
+
+def check_least(least: int | None, **most: int | None) -> None:
+    """Raise `ValueError` where the lower bound of an option that a `Pace` turns is none."""
+    ((name, value),) = most.items()
+    if least is not None and (value is None or not 1 <= least <= value):
+        raise ValueError(f"least must be 1 to {name}={value}, not {least}: give both as numbers")
 
 
 def is_real(value: object) -> bool:

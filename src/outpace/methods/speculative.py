@@ -10,13 +10,16 @@ from torch import Tensor
 from outpace.decoding import (
     CAUSAL_KINDS,
     Decoding,
+    Dial,
     Forward,
     Request,
+    Target,
     Verify,
     agreement,
     draft_read,
     verify_read,
 )
+from outpace.decoding.pace import MOST
 from outpace.methods.method import Length, Method, Within, check_length
 
 LONGEST = 8
@@ -44,13 +47,25 @@ class Speculative(Method):
         check_length(self.tokens, self.verify)
 
     @property
-    def adaptive(self) -> bool:
-        """Whether it wants `request.pace` to know what passes take."""
-        return self.tokens == "auto"
+    def most(self) -> int:
+        """Tokens of a cycle, that behind the drafts included."""
+        return 1 + (LONGEST if self.tokens == "auto" else self.tokens)
+
+    def dial(self, target: Target, *, auto: bool) -> Dial | None:
+        """How many drafts; under "rejection" another number would give other tokens."""
+        if self.verify == "rejection" or not (auto or self.tokens == "auto"):
+            return None
+        return Dial(
+            values=range(1, min(self.most, MOST) + 1),
+            passes=lambda value: [("draft", 1, value - 1), ("target", value, 1)],
+        )
 
     def decode(self, request: Request) -> Decoding:
         """Draft some tokens, keep those that the target agrees with and its next one."""
-        out = yield Forward(ids=request.ids, start=0, read=request.sample())
+        plain = request.sample()
+        # The noise of the target makes the draft say the same more often than none does.
+        read = draft_read(request, self.verify, match=plain)
+        out = yield Forward(ids=request.ids, start=0, read=plain)
         alive, ready = (
             request.commit(out.tokens, out.logprobs),
             0,
@@ -59,13 +74,7 @@ class Speculative(Method):
             n = len(request)
             drafted: list[int] = []
             guesses: list[Tensor | None] = []
-            # The noise of the target makes the draft say the same more often than none does.
-            read = draft_read(request, self.verify, match=request.sample())
-            count = request.limit - n - 1
-            if self.tokens == "auto":
-                count = request.pace.length(min(count, LONGEST), rows=1, once=False)
-            else:
-                count = min(count, self.tokens)
+            count = request.dial(min(self.most, request.limit - n)) - 1
             while len(drafted) < count:
                 tail = (request.ids + drafted)[ready:]
                 out = yield Forward(ids=tail, start=ready, read=read, model="draft")
@@ -76,9 +85,8 @@ class Speculative(Method):
                 ids=[request.ids[-1], *drafted],
                 start=n - 1,
                 predict=range(n, n + count + 1),
-                read=verify_read(request, self.verify, drafted, guesses),
+                read=verify_read(request, self.verify, drafted, guesses) if drafted else plain,
             )
             kept = agreement(drafted, out.tokens)
-            request.pace.verified(count, kept)
             ready = min(ready, n + kept)
             alive = request.commit(out.tokens[: kept + 1], out.logprobs)

@@ -8,9 +8,24 @@ from typing import Annotated
 
 import numpy as np
 
-from outpace.decoding import Canvas, Decoding, Forward, Kind, Prediction, Request, agreement
+from outpace.decoding import (
+    Canvas,
+    Decoding,
+    Dial,
+    Forward,
+    Kind,
+    Prediction,
+    Request,
+    Target,
+    agreement,
+)
 from outpace.decoding.order import best
-from outpace.methods.method import Among, Method, Within, at_least_one
+from outpace.decoding.pace import halved
+from outpace.decoding.target import Rank
+from outpace.methods.method import Among, Method, Within, at_least_one, check_least
+
+FEWEST = 4
+"""Slots of the smallest window that is tried in the place of a larger one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +42,8 @@ class WeDLM(Method):
     one. `block` opens the next window only when the last one is full. `clip` opens no slot that the
     answer may not take. `eager` emits a token as soon as all before it are filled; without it, a
     forward later, once its key is final. `verify` emits only what the model says token by token as
-    well: the output is that of `Autoregressive`, at any temperature.
+    well: the output is that of `Autoregressive`, at any temperature. `least` is a smaller window
+    that a `Pace` may choose, where the text is to depend on the load.
     """
 
     decodes = (Kind.FILLING,)
@@ -40,6 +56,7 @@ class WeDLM(Method):
     clip: bool = False
     eager: bool = True
     verify: Annotated[bool, Among((False, True))] = False
+    least: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,6 +66,9 @@ class WeDLM(Method):
                 raise ValueError(f"{name} must be 0 or a positive number, not {value}")
         if self.confidence is not None and not 0 < self.confidence <= 1:
             raise ValueError(f"confidence must lie above 0 and be at most 1, not {self.confidence}")
+        check_least(self.least, window=self.window)
+        if self.least is not None and self.verify:
+            raise ValueError("with verify no window changes the text: leave least out")
 
     @property
     def sequential(self) -> bool:
@@ -60,6 +80,20 @@ class WeDLM(Method):
         windows = 0 if self.clip or self.verify else 1 if self.eager else 2
         return prompt + max_tokens + max(windows * self.window - 1, 0)
 
+    def dial(self, target: Target, *, auto: bool) -> Dial | None:
+        """How far the window reaches; where all is verified, whether there is one."""
+        if not auto or not (self.verify or self.least):
+            return None
+        if self.verify:  # the token behind a full window comes with it
+            values = [1, *(window + 1 for window in halved(FEWEST, self.window))]
+        else:
+            values = halved(self.least or 1, self.window)
+        return Dial(
+            values=values,
+            passes=lambda value: [("target", value + (not self.verify), 1)],
+            nested=False,
+        )
+
     def decode(self, request: Request) -> Decoding:
         """Refill the window, feed it in known-first order, fill what is sure, emit the prefix."""
         if self.verify:
@@ -68,7 +102,7 @@ class WeDLM(Method):
         canvas, ready, alive = Canvas.of(request), 0, True  # ready: slots with final keys
         while alive:
             filled = canvas.filled
-            self.refill(canvas, request.limit)
+            self.refill(canvas, request.limit, request.dial(self.window))
             out = yield self.forward(request, canvas, ready)
             ready = filled
             alive = canvas.commit(request, filled)
@@ -80,25 +114,29 @@ class WeDLM(Method):
         """The same, but tokens' rows, which predict the next token, say how much of it is kept."""
         canvas, ready, alive = Canvas.of(request), 0, True
         while alive:
+            window = request.dial(self.window + 1) - 1
+            if not window and canvas.holes:
+                canvas = Canvas.of(request)
             n, filled = len(request), canvas.filled
-            self.refill(canvas, request.limit)
+            self.refill(canvas, request.limit, window)
             out = yield self.forward(request, canvas, ready, checked=range(n, filled + 1))
             said = out.tokens[: filled + 1 - n]
             ready = n + agreement(canvas.ids[n:filled], said)
             alive = request.commit(said[: ready + 1 - n], out.logprobs)
-            if ready < filled:
+            if ready < filled or not canvas.holes:
                 canvas = Canvas.of(request)  # what lies behind a wrong token is of no use
             elif alive:
                 drafts = canvas.holes[1:]
                 canvas.fill([filled], said[-1:])
                 self.fill(canvas, drafts, out, first=len(said))
 
-    def refill(self, canvas: Canvas, limit: int) -> None:
-        """Let the window reach `window` slots behind the known prefix; a block, once it is full."""
+    def refill(self, canvas: Canvas, limit: int, window: int) -> None:
+        """Let the window reach so many slots behind the known prefix; a block, once it is full."""
         if self.block and canvas.holes:
             return
-        end = canvas.filled + self.window
-        canvas.extend((min(end, limit) if self.clip or self.verify else end) - len(canvas))
+        end = canvas.filled + window
+        end = min(end, limit) if self.clip or self.verify else end
+        canvas.extend(max(end - len(canvas), 0))
 
     def forward(
         self, request: Request, canvas: Canvas, ready: int, checked: Sequence[int] = ()
@@ -119,11 +157,13 @@ class WeDLM(Method):
             positions=order,
             predict=[*checked, *asked],
             predict_from=[*(slot - 1 for slot in checked), *range(end - len(asked), end)],
-            read=request.sample(
-                scores=("entropy",) if self.confidence is None else ("confidence",),
-                joint=not checked,
-            ),
+            read=request.sample(scores=self.scores if asked else (), joint=not checked),
         )
+
+    @property
+    def scores(self) -> tuple[Rank, ...]:
+        """What the choice of holes looks at."""
+        return ("entropy",) if self.confidence is None else ("confidence",)
 
     def fill(self, canvas: Canvas, holes: list[int], out: Prediction, first: int = 0) -> None:
         """Put tokens into the holes that are in little doubt, at least into one.

@@ -198,6 +198,7 @@ def step(each: Step) -> Object:
         "seconds": each.seconds,
         "pattern": each.pattern,
         "holes": [[hole.start, hole.stop] for hole in each.holes],
+        "dial": each.dial,
     }
 
 

@@ -1,0 +1,239 @@
+"""Methods that a `Pace` turns, beside autoregressive decoding and their own fixed settings.
+
+Story problems, greedy, so many at a time, on the models of the zoo; the sides of a concurrency take
+turns in one process. What is compared are tokens per second of CPU time, which the `Pace` is told
+as well, so that neighbours on the machine do not count. The round that warms up is the one in which
+it learns most. Lossless methods must not be slower than autoregressive decoding of the same model;
+at one request at a time, no method than the best of its fixed settings. A diffusion model is held
+against the autoregressive `tiny-ar`.
+
+    python benchmarks/pace.py --json benchmarks/results/pace.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from checkpoints import load
+from harness import Bar, Row, Timing, alternate, arguments, finish, prepare, show
+from outpace import LLM, Output
+from outpace.evaluation.run import questions_of
+from outpace.methods import APD, D2F, Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
+
+LEAST, FIXED = 0.97, 0.95
+"""Tokens per second over those of autoregressive decoding, and of the best fixed setting."""
+
+FEWEST = 6
+"""Requests of a run, at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A method whose dial is turned, the same with fixed settings, and what it is held against."""
+
+    model: str
+    method: Method
+    fixed: Mapping[str, Method] = field(default_factory=dict)
+    beside: str | None = None
+
+
+def eagle(depth: int, **options: int) -> Eagle:
+    """A draft of that many levels and one."""
+    return Eagle(draft="tiny-eagle", depth=depth, **options)
+
+
+def wedlm(window: int, *, verify: bool, least: int | None = None) -> WeDLM:
+    """A window of so many slots."""
+    return WeDLM(window=window, entropy=0.8 if verify else 0.4, verify=verify, least=least)
+
+
+def apd(lookahead: int, least: int | None = None) -> APD:
+    """So many masks."""
+    return APD(verifier="tiny-aux", ratio=0.3, window=16, lookahead=lookahead, least=least)
+
+
+CASES = {
+    "Speculative": Case(
+        model="tiny-ar",
+        method=Speculative(draft="tiny-aux", tokens=8),
+        fixed={f"tokens={n}": Speculative(draft="tiny-aux", tokens=n) for n in (2, 4, 8)},
+    ),
+    "DFlash": Case(
+        model="tiny-ar",
+        method=DFlash(draft="tiny-dflash", tokens=15),
+        fixed={f"tokens={n}": DFlash(draft="tiny-dflash", tokens=n) for n in (3, 7, 15)},
+    ),
+    "Eagle, chain": Case(
+        model="tiny-ar",
+        method=eagle(7, width=1),
+        fixed={f"depth={n}": eagle(n, width=1) for n in (1, 3, 7)},
+    ),
+    "Eagle, 16 nodes": Case(
+        model="tiny-ar",
+        method=eagle(7, nodes=16),
+        fixed={f"depth={n}": eagle(n, nodes=2 * n + 2) for n in (1, 3, 7)},
+    ),
+    "WeDLM, verified": Case(
+        model="tiny-wedlm",
+        method=wedlm(16, verify=True),
+        fixed={f"window={n}": wedlm(n, verify=True) for n in (4, 8, 16)},
+    ),
+    "WeDLM": Case(
+        model="tiny-wedlm",
+        method=wedlm(16, verify=False, least=1),
+        fixed={f"window={n}": wedlm(n, verify=False) for n in (4, 8, 16)},
+    ),
+    "APD": Case(
+        model="tiny-dream",
+        method=apd(16, least=1),
+        fixed={f"lookahead={n}": apd(n) for n in (4, 8, 16)},
+        beside="tiny-ar",
+    ),
+    "D2F, no dial": Case(model="tiny-d2f", method=D2F(add=0.5, confidence=0.98), beside="tiny-ar"),
+}
+
+
+@dataclass(slots=True)
+class Side:
+    """A method on a model, with a `Pace` or without, and its answers."""
+
+    llm: LLM
+    method: Method
+    auto: bool
+    outputs: list[Output] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    def speeds(self, timings: Sequence[Timing]) -> list[float]:
+        """Tokens per second of CPU time in each round."""
+        counted = self.tokens[-len(timings) :]
+        return [tokens / timing.cpu for tokens, timing in zip(counted, timings, strict=True)]
+
+    @property
+    def dial(self) -> float:
+        """Mean number of tokens that cycles proposed; 0 where nothing decides."""
+        steps = [step for output in self.outputs for step in output.steps]
+        found = [step.dial for step in steps if step.dial is not None and step.model == "target"]
+        return statistics.fmean(found) if found else 0.0
+
+
+def run_of(side: Side, options: argparse.Namespace, batch: int) -> Callable[[], None]:
+    """All requests once, `batch` at a time."""
+    prompts = [question.prompt for question in questions_of("story", max(batch, FEWEST))]
+    asked = {"method": side.method, "max_tokens": options.tokens, "temperature": 0.0}
+
+    def run() -> None:
+        side.llm.engine.pace = "auto" if side.auto else "off"
+        served = dict(side.llm.serve([(prompt, asked) for prompt in prompts], batch=batch))
+        side.outputs = [served[number] for number in sorted(served)]
+        side.tokens.append(sum(len(output.ids) for output in side.outputs))
+
+    return run
+
+
+def sides_of(cases: Mapping[str, Case], llms: Mapping[str, LLM], fixed: bool) -> dict[str, Side]:
+    """What takes turns: first the baselines, then each case and, if wanted, its fixed settings."""
+    bases = dict.fromkeys(case.beside or case.model for case in cases.values())
+    sides = {base: Side(llms[base], Autoregressive(), False) for base in bases}
+    for name, case in cases.items():
+        sides[name] = Side(llms[case.model], case.method, True)
+        for setting, method in case.fixed.items() if fixed else ():
+            sides[f"{name}, {setting}"] = Side(llms[case.model], method, False)
+    return sides
+
+
+def measure(
+    cases: Mapping[str, Case], llms: Mapping[str, LLM], batch: int, options: argparse.Namespace
+) -> tuple[list[Row], list[Bar]]:
+    """Every case at one concurrency."""
+    sides = sides_of(cases, llms, fixed=batch == 1)
+    timings = alternate(
+        {name: run_of(side, options, batch) for name, side in sides.items()}, options.rounds
+    )
+    speeds = {name: side.speeds(timings[name]) for name, side in sides.items()}
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    for name, case in cases.items():
+        base = case.beside or case.model
+        ratios = [a / b for a, b in zip(speeds[name], speeds[base], strict=True)]
+        own = {setting: speeds[f"{name}, {setting}"] for setting in case.fixed if batch == 1}
+        best = max(own, key=lambda setting: statistics.median(own[setting]), default="")
+        over = [a / b for a, b in zip(speeds[name], own[best], strict=True)] if best else []
+        pairs = zip(sides[name].outputs, sides[base].outputs, strict=True)
+        rows.append(
+            {
+                "method": name,
+                "concurrency": batch,
+                "tokens per CPU second": statistics.median(speeds[name]),
+                "autoregressive": statistics.median(speeds[base]),
+                "ratio": statistics.median(ratios),
+                "range": f"{min(ratios):.2f}-{max(ratios):.2f}",
+                "mean dial": sides[name].dial,
+                "equal texts": sum(a.ids == b.ids for a, b in pairs) / len(sides[name].outputs),
+                "best fixed": best,
+                "over best fixed": statistics.median(over) if over else 0.0,
+            }
+        )
+        what = f"{name}, {batch} at a time: over"
+        bars.append(bar(f"{what} autoregressive", rows[-1]["ratio"], LEAST))
+        if over:
+            bars.append(bar(f"{what} {best}", rows[-1]["over best fixed"], FIXED))
+    return rows, bars
+
+
+def bar(what: str, value: float, limit: float) -> Bar:
+    """A ratio of speeds that must not be smaller."""
+    return Bar(what=what, value=value, limit=limit, at_least=True)
+
+
+def models_of(cases: Mapping[str, Case]) -> dict[str, LLM]:
+    """Every model once, with all that its methods need, timed by CPU seconds."""
+    names = dict.fromkeys(
+        name for case in cases.values() for name in (case.beside or case.model, case.model)
+    )
+    llms = {name: load(name) for name in names}
+    for llm in llms.values():
+        llm.engine.clock = time.process_time
+    for case in cases.values():
+        for method in (case.method, *case.fixed.values()):
+            llms[case.model].pair(method)
+    return llms
+
+
+def chosen(words: Sequence[str] | None) -> dict[str, Case]:
+    """The cases whose names begin with one of some words; all without any."""
+    found = {
+        name: case
+        for name, case in CASES.items()
+        if words is None or name.lower().startswith(tuple(word.lower() for word in words))
+    }
+    if not found:
+        raise SystemExit(f"no case begins with {words}; there are: {'; '.join(CASES)}")
+    return found
+
+
+def main() -> None:
+    """Measure all concurrencies."""
+    parser = arguments(__doc__, rounds=5)
+    parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer (64)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64], help="at a time")
+    parser.add_argument("--only", nargs="+", help="beginnings of the names of cases")
+    options = parser.parse_args()
+    prepare(options)
+    cases = chosen(options.only)
+    llms = models_of(cases)
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    for batch in options.batch:
+        found, marks = measure(cases, llms, batch, options)
+        show(f"{batch} at a time", found)
+        rows += found
+        bars += marks
+    finish(options, {"pace": rows}, bars)
+
+
+if __name__ == "__main__":
+    main()

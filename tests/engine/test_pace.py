@@ -1,0 +1,193 @@
+"""How parallel methods are at a load: decided by a clock that the tests turn, never the text."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers import enter, finish, runner, tokens
+from outpace.decoding import Sampling
+from outpace.decoding.pace import MOST
+from outpace.engine.engine import PACES, Engine
+from outpace.engine.runner import Runner
+from outpace.methods import (
+    APD,
+    Autoregressive,
+    DFlash,
+    Diffusion,
+    Eagle,
+    LeftToRight,
+    Method,
+    Speculative,
+    WeDLM,
+)
+from workload import EOS, Request, alone, new_engine, serve
+
+LOSSLESS = [
+    Speculative(draft="near", tokens=4),
+    DFlash(draft="features", tokens=4),
+    Eagle(draft="states", width=1, depth=3),
+    Eagle(draft="states", width=2, depth=3, nodes=8),
+    WeDLM(window=8, entropy=2.0, verify=True),
+]
+SAMPLED = Sampling(temperature=1.5, top_p=0.9, seed=3)
+
+
+class Clock:
+    """Moves on by what passes cost: so much, and `row` for all but `free` rows beyond the first."""
+
+    def __init__(self, engine: Engine, row: float, free: int = 0) -> None:
+        self.now, self.row, self.free = 0.0, row, free
+        engine.clock = lambda: self.now
+        for each in engine.runners:
+            self.drive(each)
+
+    def drive(self, runner: Runner) -> None:
+        """Let a pass of a runner take its time; one of a draft takes next to none."""
+        run = runner.run
+
+        def timed(feeds):
+            rows = max(sum(len(feed.ids) - 1 for feed in feeds) - self.free, 0)
+            self.now += 10 + self.row * rows if feeds[0].model == "target" else 0.1
+            return run(feeds)
+
+        runner.run = timed
+
+
+def batch(method: Method, count: int, **options) -> list[Request]:
+    """So many requests, with prompts of different lengths."""
+    samplings = (Sampling(), SAMPLED)
+    return [
+        Request(
+            method=method,
+            prompt=tuple(range(1 + n % 3, 9 + n % 5)),
+            sampling=samplings[n % 2],
+            **{"max_tokens": 40, **options},
+        )
+        for n in range(count)
+    ]
+
+
+def plain(requests: list[Request]) -> list[list[int]]:
+    """What autoregressive decoding of the same model gives."""
+    engine = new_engine()
+    jobs = [
+        enter(
+            engine,
+            Autoregressive(),
+            request.prompt,
+            runners={"target": runner(engine, request.roles["target"])},
+            max_tokens=request.max_tokens,
+            sampling=request.sampling,
+            eos=EOS,
+        )
+        for request in requests
+    ]
+    finish(engine)
+    return [tokens(job) for job in jobs]
+
+
+def dials(results) -> list[int]:
+    """What was decided, cycle by cycle."""
+    steps = [step for _, _, steps in results for step in steps if step.model == "target"]
+    return [step.dial for step in steps if step.dial is not None]
+
+
+@pytest.mark.parametrize("row", [0.0, 20.0], ids=["free rows", "dear rows"])
+@pytest.mark.parametrize("method", LOSSLESS, ids=repr)
+def test_lossless_methods_say_what_autoregressive_decoding_says(method: Method, row: float) -> None:
+    """Greedy and sampled, at any decision; and the decision follows from what rows cost."""
+    engine = new_engine(pace="auto")
+    Clock(engine, row)
+    requests = batch(method, 4)
+    results = serve(engine, requests)
+    assert [ids for ids, *_ in results] == plain(requests)
+    decided = dials(results)
+    assert decided and min(decided) == 1 and max(decided) > 2
+    if row:  # which is known by now
+        later = dials(serve(engine, requests))
+        assert later.count(1) > 0.5 * len(later)
+
+
+@pytest.mark.parametrize("method", LOSSLESS, ids=repr)
+def test_off_leaves_all_as_the_options_say(method: Method) -> None:
+    """And no decision is in the trace."""
+    engine = new_engine()
+    Clock(engine, 20.0)
+    requests = batch(method, 2, max_tokens=12)
+    results = serve(engine, requests)
+    assert results == [alone(each) for each in requests]
+    assert not dials(results) and not engine.paces
+
+
+def test_lossy_dials_move_within_bounds_that_were_given() -> None:
+    """A lookahead, and a window that is not verified."""
+    for method, least, most in (
+        (APD(verifier="causal", window=4, lookahead=9, least=2), 2, 9),
+        (WeDLM(window=8, entropy=2.0, least=3), 3, 8),
+    ):
+        engine = new_engine(pace="auto")
+        Clock(engine, 20.0)
+        found = dials(serve(engine, batch(method, 4)))
+        assert {min(found), max(found)} == {least, most}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        APD(verifier="causal", window=4, lookahead=9),
+        WeDLM(window=6, entropy=2.0),
+        LeftToRight(tokens=2, window=4, lookahead=6),
+        Diffusion(block=4),
+        Speculative(draft="near", tokens=4, verify="rejection"),
+        DFlash(draft="features", tokens=4, verify="rejection"),
+        Eagle(draft="states", width=1, depth=2, verify="rejection"),
+        Autoregressive(),
+    ],
+    ids=repr,
+)
+def test_nothing_that_decides_on_tokens_moves_unless_bounds_say_so(method: Method) -> None:
+    """The same tokens and trace as without."""
+    engine = new_engine(pace="auto")
+    Clock(engine, 20.0)
+    requests = batch(method, 2, max_tokens=12)
+    assert serve(engine, requests) == [alone(each) for each in requests]
+    assert not engine.paces
+
+
+def test_a_decision_recovers_when_the_load_falls() -> None:
+    """Rows of many requests are dear together; of one alone they cost next to nothing."""
+    engine = new_engine(pace="auto")
+    Clock(engine, 20.0, free=4)
+    method = Speculative(draft="causal", tokens=4)  # its own draft: all is kept
+    many = dials(serve(engine, batch(method, 16)))
+    assert many.count(1) > 0.5 * len(many)
+    few = [dials(serve(engine, batch(method, 1))) for _ in range(3)]
+    assert min(few[-1]) > 1
+
+
+@pytest.mark.parametrize("pace", ["on", "", None, 1, True])
+def test_another_word_is_refused(pace) -> None:
+    """Before anything is loaded."""
+    with pytest.raises(ValueError, match="pace must be 'off' or 'auto', not"):
+        Engine(pace=pace)
+
+
+def test_no_more_is_remembered_than_there_is_room_for() -> None:
+    """Of methods whose options differ from request to request."""
+    engine = new_engine(pace="auto")
+    for number in range(PACES + 10):
+        method = WeDLM(window=4, entropy=1 + number / 1000, verify=True)
+        engine.cancel(Request(method=method).submit(engine))
+    assert len(engine.paces) == PACES
+
+
+def test_huge_options_end_as_soon_as_small_ones() -> None:
+    """The least that is proposed is what they say, the most never more than `MOST`."""
+    for method in (
+        Speculative(draft="near", tokens=10**30),
+        WeDLM(window=8, entropy=2.0, least=2),
+        APD(verifier="causal", window=10**30, lookahead=10**30, least=2),
+    ):
+        engine = new_engine(pace="auto")
+        found = dials(serve(engine, batch(method, 1)))
+        assert 1 <= min(found) <= max(found) <= MOST
