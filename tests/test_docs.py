@@ -80,6 +80,8 @@ MARKED = {
         "load: benchmark serve",
         "load: serve",
         "scale: --nproc-per-node 2",
+        "scale: serve Qwen/Qwen3-8B",
+        "scale: serve tiny-ar",
         "server: serve",
         "server: serve --config",
         "server: serve --model",

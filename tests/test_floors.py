@@ -47,6 +47,7 @@ FLOORS: dict[str, set[str]] = {
     "benchmark": {"evaluation", "jsonl", "llm", *BELOW_LLM},
     "load": {"answers", "evaluation", "text"},
     "server": {"async_llm", "llm", "version", "worker", *BELOW_LLM},
+    "ray": {"server", *BELOW_LLM},
     "cli": {
         *(
             "answers",
@@ -55,6 +56,7 @@ FLOORS: dict[str, set[str]] = {
             "jsonl",
             "llm",
             "load",
+            "ray",
             "recipes",
             "server",
             "stream",

@@ -25,6 +25,7 @@ BUDGET = {
     "load": 800,
     "methods": 1700,
     "models": 5700,
+    "ray": 600,
     "recipes": 50,
     "server": 2700,
     "training": 4550,
