@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import resource
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outpace import LLM
-from outpace.answers import answer_file, answers, appended
+from outpace import LLM, Output
+from outpace.answers import Refused, answer_file, answers, appended
+from outpace.methods import Autoregressive
 from outpace.models.load import ZOO, load_tokenizer
 from outpace.training.data import Data, Examples
 from outpace.zoo.story import problems
@@ -245,6 +247,26 @@ def test_a_seed_is_a_whole_number(llm: LLM, tmp_path: Path, seed: Any) -> None:
     """Each line adds its number."""
     with pytest.raises(ValueError, match="seed must be a whole number"):
         answer_file(llm, prompts(tmp_path / "prompts"), tmp_path / "out", seed=seed)
+
+
+def test_a_request_that_is_refused_elsewhere_is_named(tmp_path: Path) -> None:
+    """Though others were taken after it; what was answered before is kept."""
+
+    class Elsewhere:
+        name, method = "m", Autoregressive()
+
+        def serve(self, requests: Any, *, batch: int) -> Iterator[tuple[int, Output]]:
+            assert len(list(requests)) == 9 and batch == 4
+            yield 5, Output(text="a", ids=[1], finish_reason="stop", steps=[], **ASIDE)
+            raise Refused("no room", 3)
+
+    source, target = prompts(tmp_path / "prompts.jsonl"), tmp_path / "data.jsonl"
+    with pytest.raises(ValueError, match=f"{source}:4: no room"):
+        answer_file(Elsewhere(), source, target, batch=4)
+    assert [record["line"] for record in read(target)] == [6]
+
+
+ASIDE: Any = {"prompt_tokens": 1, "seconds": 0.0}
 
 
 def test_prompts_are_taken_as_they_are_needed(llm: LLM) -> None:

@@ -1,7 +1,8 @@
 """The documentation shows only what works: commands, snippets, recipes, links.
 
 A command that is not run here has a mark behind it, or above it for all that follow in its block:
-`# hub` (downloads weights or data), `# long` (minutes or hours), `# serves` (until it is stopped).
+`# hub` (downloads weights or data), `# long` (minutes or hours), `# ray` (needs that extra),
+`# serves` (until it is stopped).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ MARKED = {
         "models: generate Dream-org/Dream-v0-Base-7B",
         "models: generate qwen2.5-0.5b-instruct-q8_0.gguf",
         "scale: --nproc-per-node 2",
+        "scale: generate Qwen/Qwen3-8B",
         "start: generate Dream-org/Dream-v0-Base-7B",
         "start: generate Dream-org/Dream-v0-Instruct-7B",
         "start: generate GSAI-ML/LLaDA-8B-Instruct",
@@ -76,11 +78,17 @@ MARKED = {
         "training: train tiny-wedlm-wordings",
         "training: train tiny-wedlm",
     },
+    "ray": {
+        "scale: evaluate tiny-ar",
+        "scale: generate tiny-ar",
+    },
     "serves": {
         "README: serve",
         "load: benchmark serve",
         "load: serve",
         "scale: --nproc-per-node 2",
+        "scale: serve Qwen/Qwen3-8B",
+        "scale: serve tiny-ar",
         "server: serve",
         "server: serve --config",
         "server: serve --model",

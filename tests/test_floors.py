@@ -42,11 +42,12 @@ FLOORS: dict[str, set[str]] = {
     "async_llm": {"constraint", "decoding", "engine", "llm", "options", "output", "text", "worker"},
     "__init__": {"async_llm", "constraint", "llm", "output", "version"},
     "trace": {"decoding", "output"},
-    "answers": {"jsonl", "llm", "options", "output", "text"},
+    "answers": {"jsonl", "methods", "options", "output", "text"},
     "evaluation": {"answers", "jsonl", "llm", "zoo", *BELOW_LLM, *SHARED},
     "benchmark": {"evaluation", "jsonl", "llm", *BELOW_LLM},
     "load": {"answers", "evaluation", "text"},
     "server": {"async_llm", "llm", "version", "worker", *BELOW_LLM},
+    "ray": {"answers", "evaluation", "llm", "server", *BELOW_LLM},
     "cli": {
         *(
             "answers",
@@ -55,6 +56,7 @@ FLOORS: dict[str, set[str]] = {
             "jsonl",
             "llm",
             "load",
+            "ray",
             "recipes",
             "server",
             "stream",

@@ -8,17 +8,45 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
 from outpace.jsonl import Record, parse, read_records
-from outpace.llm import LLM
+from outpace.methods import Method
 from outpace.options import Options, seeded
 from outpace.output import Output
 from outpace.text import Message, Prompt, checked_prompt
 
 
+class Answering(Protocol):
+    """Whatever answers many requests: a model, or several copies of it."""
+
+    @property
+    def name(self) -> str:
+        """That of the model."""
+
+    @property
+    def method(self) -> Method:
+        """How it decodes unless a request says otherwise."""
+
+    def serve(
+        self, requests: Iterable[tuple[Prompt | None, Options]], *, batch: int
+    ) -> Iterator[tuple[int, Output]]:
+        """Answer requests, each given with its number as it ends; as `LLM.serve`.
+
+        Raises `Refused`, or `ValueError` for the last one that was taken.
+        """
+
+
+class Refused(ValueError):
+    """A request that cannot be run, by its number."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
 def answers(
-    llm: LLM, requests: Iterable[tuple[str, Prompt, Options]], *, batch: int
+    llm: Answering, requests: Iterable[tuple[str, Prompt, Options]], *, batch: int
 ) -> Iterator[tuple[int, Output]]:
     """Answer named prompts, `batch` at a time, and give each with its number when it has ended.
 
@@ -36,11 +64,12 @@ def answers(
     try:
         yield from served
     except ValueError as error:
-        raise ValueError(f"{names[-1]}: {error}") from error
+        number = error.number if isinstance(error, Refused) else -1
+        raise ValueError(f"{names[number]}: {error}") from error
 
 
 def answer_file(
-    llm: LLM,
+    llm: Answering,
     source: str | Path,
     target: str | Path,
     *,

@@ -26,6 +26,7 @@ from outpace.layout import Layout
 from outpace.methods import METHODS, Method
 from outpace.methods.method import check_type
 from outpace.methods.options import Named, method_of
+from outpace.models.config import ModelConfig
 from outpace.models.device import resolve_device, resolve_dtype
 from outpace.models.families import FAMILIES
 from outpace.models.int8 import check
@@ -37,6 +38,16 @@ from outpace.stream import Stream
 from outpace.text import Detokenizer, Prompt, Text, as_many
 
 DEFAULT_MAX_TOKENS, MOST_ANSWERS = 256, 2**16
+
+
+def title(model: str | Path, adapter: str | Path | None) -> str:
+    """The name of a model."""
+    return str(model) if adapter is None else f"{model} + {adapter}"
+
+
+def native(config: ModelConfig) -> Method:
+    """How a model decodes where nobody says otherwise: as its family does."""
+    return METHODS[FAMILIES[config.family].method]()
 
 
 class LLM:
@@ -96,7 +107,7 @@ class LLM:
         self.loading = Lock()
         self.runners: dict[str, Runner] = {}
         self.pairings: dict[tuple[object, ...], Pairing] = {}
-        self.name = str(model) if adapter is None else f"{model} + {adapter}"
+        self.name = title(model, adapter)
         self.text = Text(self.name, load_tokenizer(model))
         self.model = load_model(
             model,
@@ -112,8 +123,7 @@ class LLM:
         self.target = self.add(self.name, self.model, self.text.size)
         self.config = self.target.config
         self.eos = frozenset(self.config.eos) | self.text.eos
-        native = METHODS[FAMILIES[self.config.family].method]
-        self.method = native() if method is None else method_of(method)
+        self.method = native(self.config) if method is None else method_of(method)
         self.compiler = Compiler(self.text.tokenizer, self.config.mask_id)
         self.pair(self.method)
 

@@ -264,6 +264,13 @@ def test_models_and_methods_are_listed(outpace):
         (("report", "no-such-file.json"), "no-such-file.json"),
         (("generate", "tiny-aux", "--input", "a"), "give a prompt, or --input and --output"),
         (("generate", "tiny-aux", "--input", "none", "--output", "b"), "no prompts at 'none'"),
+        (("generate", "tiny-aux", "x", "--ray"), "go with --input"),
+        (("generate", "tiny-aux", "--fill", "{{2}}", "--ray"), "go with --input"),
+        (
+            ("generate", "tiny-aux", "--input", "a", "--output", "b", "--replicas", "2"),
+            "with --ray",
+        ),
+        (("evaluate", "tiny-aux", "--replicas", "2"), "with --ray"),
         (("generate", "tiny-aux", "x", "--method", "nonsense"), "autoregressive"),
         (("generate", "tiny-aux", "x", "--method", "apd"), "--verifier"),
         (("generate", "tiny-aux", "x", "--method", "apd", "--verifier", "tiny-aux"), "diffusion"),

@@ -52,6 +52,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--host", "0.0.0.0"], "--insecure"),
         (["--host", "not an address"], "not an address"),
         (["--port", "70000"], "port"),
+        (["tiny-ar", "--max-replicas", "2"], "--replicas"),
         (["--port", "-1"], "port"),
         (["--drain-seconds", "-1"], "drain_seconds"),
         (["--step-seconds", "nan"], "step_seconds"),
@@ -83,6 +84,16 @@ def test_missing_extra_is_one_line(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fastapi", None)
     assert "pip install 'outpace[serve]'" in refused([], capsys)
+
+
+def test_missing_ray_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which says what to install."""
+    for name in [name for name in sys.modules if name.startswith("outpace.ray")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "pip install 'outpace[ray]'" in refused(["tiny-ar", "--replicas", "2"], capsys)
 
 
 def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

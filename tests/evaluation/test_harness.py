@@ -244,6 +244,7 @@ def test_bad_input_is_one_line(harness: Any, capsys: pytest.CaptureFixture[str])
     for words, says in (
         (["--tasks", "gsm8k_cott"], "unknown task 'gsm8k_cott' of lm-evaluation-harness; near are"),
         (["--tasks", "gsm8k", "--task", "gsm8k"], "--tasks bring their own questions"),
+        (["--tasks", "gsm8k", "--ray"], "leave --ray"),
         (["--tasks", "gsm8k", "--temperature", "1"], "bring their own sampling"),
     ):
         with pytest.raises(SystemExit):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from outpace.answers import answer_file
+from outpace.answers import Answering, answer_file
 from outpace.cli.draw import (
     bars,
     console,
@@ -36,6 +36,7 @@ from outpace.cli.flags import (
     typed,
 )
 from outpace.cli.output import replaced
+from outpace.cli.spread import SPREAD, Spread
 from outpace.cli.terminal import piped, waiting
 from outpace.layout import cloze_of
 from outpace.llm import LLM
@@ -63,6 +64,7 @@ def generate(
     raw: Raw = False,
     rule: Rule = RULE,
     loading: Loading = LOADING,
+    spread: Spread = SPREAD,
 ) -> None:
     """Answer a prompt, streamed and coloured by forward pass; or a file of prompts.
 
@@ -86,8 +88,12 @@ def generate(
     text = None if prompt is None else typed(prompt)
     cloze = None if fill is None else cloze_of(fill)
     options = choice.options() | ending.options() | dressing.options() | rule.options()
-    llm = loading.open(model, method)
     options |= Options(raw=raw, logprobs=logprobs)
+    if input is not None and output is not None:
+        return answer_lines(spread.open(loading, model, method), input, output, batch, options)
+    if spread != SPREAD:
+        raise ValueError("--ray and --replicas go with --input and --output")
+    llm = loading.open(model, method)
     question = None if text is None else dressing.prompt(llm, text, raw=raw)
     if cloze is not None:
         filled = llm.fill(cloze, prompt=question, **options)
@@ -95,8 +101,6 @@ def generate(
         show_figures(llm, filled)
     elif question is not None:
         show_answers(llm, question, n, options)
-    elif input is not None and output is not None:
-        answer_lines(llm, input, output, batch, options)
 
 
 def show_answers(llm: LLM, prompt: Prompt, n: int, options: Options) -> None:
@@ -122,7 +126,7 @@ def show_figures(llm: LLM, output: Output) -> None:
     console.print(statistics(output), style="dim", soft_wrap=True)
 
 
-def answer_lines(llm: LLM, source: Path, target: Path, batch: int, options: Options) -> None:
+def answer_lines(llm: Answering, source: Path, target: Path, batch: int, options: Options) -> None:
     """Answer a file, with a bar, and tell how many and how fast."""
     began, written = time.perf_counter(), 0
     with bars() as shown:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from outpace.answers import Answering
 from outpace.cli.asking import ASKING, Asking
 from outpace.cli.draw import bars, console, report_table, show_pieces
 from outpace.cli.flags import (
@@ -29,6 +30,7 @@ from outpace.cli.flags import (
 )
 from outpace.cli.options import entry_of, parse_method, split_entry
 from outpace.cli.output import replaced
+from outpace.cli.spread import SPREAD, Spread
 from outpace.cli.tasks import Tasks, show
 from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
@@ -133,7 +135,7 @@ def parse_entry(text: str) -> tuple[str, Method]:
 
 
 def run(
-    llm: LLM,
+    llm: Answering,
     questions: list[Question],
     named: dict[str, str],
     batch: int,
@@ -185,6 +187,7 @@ def evaluate_command(
     ending: Ending = ENDING,
     template: Template = None,
     loading: Loading = LOADING,
+    spread: Spread = SPREAD,
     harness: Tasks = HARNESS,
     no_prefix_cache: NoPrefixCache = False,
     samples: Annotated[
@@ -204,6 +207,8 @@ def evaluate_command(
     if harness.tasks is not None:
         if replace(asking, num_shots=None) != ASKING:
             raise ValueError("--tasks bring their own questions: leave --task, --data … out")
+        if spread != SPREAD:
+            raise ValueError("--tasks are asked here: leave --ray and --replicas out")
         with replaced(json_path) as file:
             llm = loading.open(model, method, prefix_cache=not no_prefix_cache)
             results, report = harness.run(
@@ -222,7 +227,8 @@ def evaluate_command(
     asked, questions = asking.setting(), asking.questions(limit)
     options = asked.options(asked_for | Options(method=method))
     with replaced(json_path) as file, replaced(beside(json_path)) as answers:
-        llm = loading.open(model, options["method"], prefix_cache=not no_prefix_cache)
+        cached = not no_prefix_cache
+        llm = spread.open(loading, model, options["method"], prefix_cache=cached)
         named = {"task": asked.task, "protocol": asking.protocol}
         report = run(llm, questions, named, batch, options, samples)
         console.print(report_table([(entry_of(llm.name, llm.method), report)], scored=True))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from typer import Argument, Exit, Option
@@ -15,7 +16,29 @@ from outpace.cli.flags import LOADING, Loading, one_thread
 from outpace.methods import Method
 
 if TYPE_CHECKING:
-    from outpace.server.settings import Entry
+    from outpace.server.settings import Config, Entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """How the server as a whole behaves."""
+
+    host: Annotated[str | None, Option(help="Address to listen on; 127.0.0.1 by default.")] = None
+    port: Annotated[int | None, Option(help="Port; 8000 by default, 0 for any.")] = None
+    api_key: Annotated[str | None, Option(help="Key that clients must send.")] = None
+    api_key_file: Annotated[Path | None, Option(help="File that holds the key.")] = None
+    insecure: Annotated[bool, Option("--insecure", help="Listen elsewhere without a key.")] = False
+    max_waiting: Annotated[int | None, Option(help="Requests that wait for a model.")] = None
+    drain_seconds: Annotated[float | None, Option(help="Time of requests after SIGTERM.")] = None
+    step_seconds: Annotated[float | None, Option(help="Longest step of the engine.")] = None
+
+    def settings(self) -> dict[str, Any]:
+        """Those that were given, as a file has them."""
+        values = {n: str(v) if isinstance(v, Path) else v for n, v in vars(self).items()}
+        return {n: v for n, v in values.items() if v is not None and v is not False}
+
+
+SERVING = Serving()
 
 
 def serve(
@@ -28,14 +51,11 @@ def serve(
         list[str] | None, Option(help="name=path of a model that requests may name for a role.")
     ] = None,
     config: Annotated[Path | None, Option(help="TOML file of the server and its models.")] = None,
-    host: Annotated[str | None, Option(help="Address to listen on; 127.0.0.1 by default.")] = None,
-    port: Annotated[int | None, Option(help="Port; 8000 by default, 0 for any.")] = None,
-    api_key: Annotated[str | None, Option(help="Key that clients must send.")] = None,
-    api_key_file: Annotated[Path | None, Option(help="File that holds the key.")] = None,
-    insecure: Annotated[bool, Option("--insecure", help="Listen elsewhere without a key.")] = False,
-    max_waiting: Annotated[int | None, Option(help="Requests that wait for a model.")] = None,
-    drain_seconds: Annotated[float | None, Option(help="Time of requests after SIGTERM.")] = None,
-    step_seconds: Annotated[float | None, Option(help="Longest step of the engine.")] = None,
+    serving: Serving = SERVING,
+    replicas: Annotated[
+        int | None, Option(help="Processes that share the requests, on Ray; one for each GPU.")
+    ] = None,
+    max_replicas: Annotated[int | None, Option(help="As many of them under load.")] = None,
     loading: Loading = LOADING,
 ) -> None:
     """Serve models over HTTP, as OpenAI's clients ask; without any, those of the zoo."""
@@ -45,6 +65,8 @@ def serve(
         from outpace.server.service import Service
     except ImportError as error:
         raise ValueError(f"{error}; serving needs: pip install 'outpace[serve]'") from error
+    if max_replicas is not None and replicas is None:
+        raise ValueError("--max-replicas goes with --replicas")
     named = [] if model is None else [(given.name_of(model), model)]
     named += map(pair, models or ())
     if config is not None and named:
@@ -57,23 +79,24 @@ def serve(
         name: given.entry(path, method, dict(map(pair, further or ())), vars(loading))
         for name, path in named
     }
-    flags = {
-        "host": host,
-        "port": port,
-        "api_key": api_key,
-        "api_key_file": None if api_key_file is None else str(api_key_file),
-        "insecure": insecure or None,
-        "max_waiting": max_waiting,
-        "drain_seconds": drain_seconds,
-        "step_seconds": step_seconds,
-    }
-    whole = given.merged(config, entries, {k: v for k, v in flags.items() if v is not None})
+    whole = given.merged(config, entries, serving.settings())
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     whole.check()
+    if replicas is not None:
+        raise Exit(replicated(whole, replicas, max_replicas))
     with bound(whole.server) as own:
         if are_small(whole.models):
             torch.set_num_threads(1)  # before layouts are tried
         raise Exit(run(Service.load(whole), own))
+
+
+def replicated(config: Config, replicas: int, most: int | None) -> int:
+    """Serve by several processes; the exit status."""
+    try:
+        from outpace.ray.run import run
+    except ImportError as error:
+        raise ValueError(f"{error}; --replicas needs: pip install 'outpace[ray]'") from error
+    return run(config, replicas, most, small=are_small(config.models))
 
 
 def are_small(models: Mapping[str, Entry]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Unpack
 
+from outpace.answers import Answering
 from outpace.evaluation.protocol import setting
 from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
@@ -27,7 +28,7 @@ def questions_of(task: str, limit: int, path: str | None = None) -> list[Questio
 
 
 def evaluate(
-    llm: LLM,
+    llm: Answering,
     questions: Sequence[Question],
     *,
     task: str = "",
@@ -40,9 +41,9 @@ def evaluate(
     """Answer all questions, `batch` at a time, then judge the answers.
 
     `samples` is a file to which each answer is added as it ends; those of an earlier run of the
-    same are not asked for again. `progress` is called after each answer. One answer runs first
-    without being counted. Raises `ValueError` where there is no question, no room for one, or
-    where the file holds another run.
+    same are not asked for again. `progress` is called after each answer. Where the model is in
+    this process, one answer runs first without being counted. Raises `ValueError` where there is no
+    question, no room for one, or where the file holds another run.
     """
     if not questions:
         raise ValueError("there is no question to evaluate on")
@@ -62,7 +63,7 @@ def evaluate(
         report.seconds = max((record["clock"] for record in answers.records.values()), default=0.0)
         todo = [number for number in range(len(questions)) if number not in known]
         coming = llm.serve(((questions[n].prompt, options) for n in todo), batch=batch)
-        if todo:
+        if todo and isinstance(llm, LLM):
             llm.generate([questions[0].prompt], **options)
         began = time.perf_counter() - report.seconds
         report.outputs = list(known.values())

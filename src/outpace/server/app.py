@@ -18,6 +18,7 @@ from outpace.server.page import Page
 from outpace.server.reply import dumps
 from outpace.server.schema import ChatRequest, CompletionRequest, parse
 from outpace.server.service import Service
+from outpace.server.settings import Settings
 from outpace.version import __version__
 
 log = logging.getLogger("outpace.server")
@@ -37,10 +38,11 @@ class Stream(Response):
             await self.exchange.stream(send)
 
 
-def build(service: Service) -> FastAPI:
-    """The application of a server."""
-    app = FastAPI(title="outpace", version=__version__, docs_url=None, redoc_url=None)
-    settings = service.settings
+def guarded(settings: Settings, *, openapi_url: str | None = "/openapi.json") -> FastAPI:
+    """An application without routes of its own: keys, bounds, and faults as answers."""
+    app = FastAPI(
+        title="outpace", version=__version__, docs_url=None, redoc_url=None, openapi_url=openapi_url
+    )
     key = settings.key()
     app.add_middleware(
         Guard,
@@ -51,6 +53,12 @@ def build(service: Service) -> FastAPI:
     app.add_exception_handler(Fault, refused)
     app.add_exception_handler(HTTPException, not_found)
     app.add_exception_handler(Exception, broken)
+    return app
+
+
+def build(service: Service) -> FastAPI:
+    """The application of a server."""
+    app = guarded(service.settings)
     add_answers(app, service)
     add_models(app, service)
     add_state(app, service)

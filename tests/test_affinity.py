@@ -1,0 +1,119 @@
+"""Which replica answers a prompt: the choice alone, without Ray."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from outpace.ray.affinity import BEGINNING, beginning_of, chosen, ranked
+
+LONG = "x" * BEGINNING
+CHAT = [{"role": "system", "content": LONG}, {"role": "user", "content": "One?"}]
+NAMES = ["a", "b", "c", "d", "e"]
+WORDS = [f"beginning {n}" for n in range(1000)]
+
+
+def word(**body: Any) -> str:
+    """Of a request as it comes."""
+    return beginning_of(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ({"prompt": LONG + "one"}, {"prompt": LONG + "two", "max_tokens": 5}),
+        ({"prompt": LONG + "one"}, {"prompt": [LONG, "another one"]}),
+        ({"prompt": [7] * 300}, {"prompt": [7] * 299 + [8]}),
+        ({"prompt": [7] * 300}, {"prompt": [[7] * 256, [8]]}),
+        ({"messages": CHAT}, {"messages": [CHAT[0], {"role": "user", "content": "Two?"}]}),
+        (
+            {"messages": CHAT},
+            {"messages": [{"role": "system", "content": [{"type": "text", "text": LONG}]}]},
+        ),
+    ],
+)
+def test_what_begins_alike_has_one_word(one: dict[str, Any], two: dict[str, Any]) -> None:
+    """In every form of a prompt; on another model it has another one."""
+    assert word(model="m", **one) == word(model="m", **two) != ""
+    assert word(model="m", **one) != word(model="n", **one)
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ({"prompt": "One?"}, {"prompt": "Two?"}),
+        ({"prompt": [7, 8]}, {"prompt": [78]}),
+        ({"messages": CHAT[1:]}, {"messages": [{"role": "user", "content": "Two?"}]}),
+        ({"messages": CHAT[1:]}, {"messages": [{"role": "system", "content": "One?"}]}),
+    ],
+)
+def test_what_begins_otherwise_has_another(one: dict[str, Any], two: dict[str, Any]) -> None:
+    """However short it is."""
+    assert word(model="m", **one) != word(model="m", **two)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"3", b'"prompt"', b"{}", b'{"prompt": null}', b"\xff", b"[" * 10**5],
+)
+def test_what_is_no_request_has_none(body: bytes) -> None:
+    """And is refused by whoever gets it."""
+    assert beginning_of(body) == ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": ""},
+        {"prompt": {}},
+        {"prompt": {"a": 1}},
+        {"prompt": "\ud800"},
+        {"prompt": [None, True, 1.5]},
+        {"prompt": [[[[[]]]]]},
+        {"messages": [1, {"role": 3}, {"content": 4}, {"role": "user", "content": [5, {}]}]},
+        {"messages": [{}], "model": ["x" * 10**5]},
+    ],
+)
+def test_what_is_bad_has_some_word(body: dict[str, Any]) -> None:
+    """Of bounded length, and the same each time."""
+    assert len(word(**body)) == 32 and word(**body) == word(**body)
+
+
+def test_replicas_share_beginnings_evenly() -> None:
+    """Each has a fifth of them, give or take; and the order does not depend on who lists them."""
+    firsts = Counter(ranked(each, NAMES)[0] for each in WORDS)
+    assert set(firsts) == set(NAMES) and all(150 < count < 250 for count in firsts.values())
+    assert all(ranked(each, NAMES) == ranked(each, NAMES[::-1]) for each in WORDS)
+
+
+def test_order_is_the_same_in_every_process() -> None:
+    """Unlike that of Python's own hashes."""
+    assert "".join(ranked("beginning", NAMES)) == "ebadc"
+
+
+@pytest.mark.parametrize("gone", NAMES)
+def test_only_what_was_its_own_moves_when_a_replica_goes(gone: str) -> None:
+    """To the second of each."""
+    left = [name for name in NAMES if name != gone]
+    for each in WORDS:
+        before = ranked(each, NAMES)
+        assert ranked(each, left) == [name for name in before if name != gone]
+
+
+def test_own_replica_comes_first_until_it_has_far_more() -> None:
+    """Then the less loaded of the two; others only where neither has room."""
+    own, second, *others = ranked("w", NAMES)
+    idle = dict.fromkeys(NAMES, 0)
+    assert chosen("w", idle, slack=3) == [[own], [second], others]
+    assert chosen("w", {**idle, own: 3}, slack=3) == [[own], [second], others]
+    assert chosen("w", {**idle, own: 4}, slack=3) == [[own, second], others]
+    assert chosen("w", {**idle, own: 9, second: 6}, slack=3) == [[own], [second], others]
+    assert chosen("w", {own: 99}) == [[own], [], []]
+
+
+def test_without_a_beginning_all_rank_alike() -> None:
+    """For Ray to find the least loaded."""
+    assert chosen("", {"a": 5, "b": 0}) == [["a", "b"]]

@@ -1,0 +1,349 @@
+"""Replicas on Ray Serve: the front alone, then two of them that stream, die and drain."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+
+from outpace import LLM
+from outpace.server.fault import Fault
+from outpace.server.settings import Config, Entry, Settings
+from outpace.zoo.story import problems
+from rayed import SECONDS, Program, running
+
+ray = pytest.importorskip("ray.serve", reason="needs the extra ray")
+
+from ray.exceptions import ActorDiedError  # noqa: E402
+from ray.serve.exceptions import BackPressureError  # noqa: E402
+
+from outpace.ray import front  # noqa: E402
+from outpace.ray.front import Passed, merged  # noqa: E402
+from outpace.ray.replicas import application  # noqa: E402
+from outpace.ray.run import check  # noqa: E402
+
+HEAD = {"type": "http.response.start", "status": 200, "headers": []}
+HALF = {"type": "http.response.body", "body": b"a", "more_body": True}
+LAST = {"type": "http.response.body", "body": b"b", "more_body": False}
+
+
+class Handle:
+    """Ray's handle of replicas that are scripted: messages, then how it ends; None never does."""
+
+    def __init__(self, *scripts: list[Any]) -> None:
+        self.scripts = list(scripts)
+        self.cancelled = 0
+
+    @property
+    def answer(self) -> Handle:
+        """The method that is called."""
+        return self
+
+    def remote(self, *asked: object) -> Handle:
+        """Call it."""
+        self.script = self.scripts.pop(0)
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for each in self.script:
+            if each is None:
+                await asyncio.Event().wait()
+            if isinstance(each, Exception):
+                raise each
+            yield dict(each)
+
+    def cancel(self) -> None:
+        """Give it up."""
+        self.cancelled += 1
+
+
+def passed(handle: Handle, beginning: str = "w", goes: bool = False) -> list[Any]:
+    """What a client gets, which stays or goes."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        if not goes:
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(Passed(handle, beginning, {}, b"")({}, receive, send))
+    return sent
+
+
+@pytest.mark.parametrize("begun", [[], [HEAD]])
+def test_replica_that_ends_before_its_first_word_is_replaced(begun: list[Any]) -> None:
+    """And nobody sees it."""
+    handle = Handle([*begun, ActorDiedError()], [HEAD, HALF, LAST])
+    assert passed(handle) == [HEAD, HALF, LAST]
+    assert handle.cancelled == 2
+
+
+def test_replica_that_ends_in_the_middle_is_told() -> None:
+    """By an error event, which is the end; no other replica begins anew."""
+    *front_of_it, last = passed(Handle([HEAD, HALF, ActorDiedError()]))
+    assert front_of_it == [HEAD, HALF] and not last.get("more_body")
+    assert json.loads(last["body"].removeprefix(b"data: "))["error"]["type"] == "unavailable_error"
+
+
+def test_replica_that_ends_behind_its_last_word_has_answered() -> None:
+    """Nothing follows."""
+    assert passed(Handle([HEAD, LAST, ActorDiedError()])) == [HEAD, LAST]
+
+
+@pytest.mark.parametrize(
+    ("scripts", "status"),
+    [
+        ([[ActorDiedError()]] * front.ATTEMPTS, 503),
+        ([[BackPressureError(1, 1)]], 429),
+        ([[ray.exceptions.RayServeException("no")]], 503),
+    ],
+)
+def test_what_cannot_be_had_is_a_fault(scripts: list[list[Any]], status: int) -> None:
+    """Which a client may try again."""
+    with pytest.raises(Fault) as refused:
+        passed(Handle(*scripts))
+    assert refused.value.status == status and refused.value.headers["Retry-After"]
+
+
+def test_client_that_goes_ends_its_request() -> None:
+    """On the replica, too."""
+    handle = Handle([HEAD, HALF, None])
+    passed(handle, goes=True)
+    assert handle.cancelled == 1
+
+
+def test_state_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no replica; prompts wait for one."""
+    monkeypatch.setattr(front, "STATE_SECONDS", 0.01)
+    with pytest.raises(Fault, match="no replica"):
+        passed(Handle([None]), beginning="")
+
+
+TEXT = """# HELP outpace_running Requests.
+# TYPE outpace_running gauge
+outpace_running{model="m"} 2.0
+# HELP outpace_seconds Time.
+# TYPE outpace_seconds histogram
+outpace_seconds_bucket{le="1.0"} 1.0
+outpace_seconds_bucket{le="+Inf"} 2.0
+outpace_seconds_count 2.0
+outpace_seconds_sum 3.5
+"""
+
+
+def test_metrics_name_their_replicas() -> None:
+    """Each family once."""
+    text = merged([("one", TEXT), ("two", TEXT)]).decode()
+    assert text.count("# TYPE outpace_running gauge") == 1
+    for name in ("one", "two"):
+        assert f'outpace_running{{model="m",replica="{name}"}} 2.0' in text
+        assert f'outpace_seconds_bucket{{le="+Inf",replica="{name}"}} 2.0' in text
+        assert f'outpace_seconds_sum{{replica="{name}"}} 3.5' in text
+
+
+@pytest.mark.parametrize(
+    ("server", "entry", "named"),
+    [
+        ({}, {"tensor_parallel": 2}, "tensor_parallel"),
+        ({"host": "0.0.0.0"}, {}, "API key"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(server: Any, entry: Any, named: str) -> None:
+    """Before Ray is started."""
+    models = {"m": Entry(path="tiny-ar", **entry)}
+    with pytest.raises(ValueError, match=named):
+        application(Config(server=Settings(**server), models=models))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "most", "port", "named"),
+    [
+        (0, None, 8000, "at least 1, not 0"),
+        (2, 1, 8000, "at least 2"),
+        (2, None, 0, "port 0"),
+        (2, None, -1, "cannot listen"),
+    ],
+)
+def test_what_cannot_run_is_refused(replicas: int, most: int | None, port: int, named: str) -> None:
+    """Before Ray is started, too; -1 is a port in use."""
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        settings = Settings(port=own.getsockname()[1] if port < 0 else port)
+        config = Config(server=settings, models={"m": Entry(path="tiny-ar")})
+        with pytest.raises(ValueError, match=named):
+            check(config, replicas, most)
+
+
+QUESTIONS = [problem.question + "\n" for problem in problems("test", 16)]
+CHOSEN = {"max_tokens": 64, "temperature": 0.8, "seed": 7}
+LONG = {"max_tokens": 300, "ignore_eos": True, "temperature": 0.0}
+
+
+class Served:
+    """A server of two replicas."""
+
+    def __init__(self, program: Program, port: int) -> None:
+        self.program = program
+        self.url = f"http://127.0.0.1:{port}"
+
+    def ask(self, prompt: str, **fields: Any) -> httpx2.Response:
+        """The whole answer."""
+        body = {"model": "tiny-ar", "prompt": prompt, **fields}
+        return httpx2.post(f"{self.url}/v1/completions", json=body, timeout=SECONDS)
+
+    def stream(self, prompt: str, times: list[float], **fields: Any) -> list[str]:
+        """The events of a stream, whose `times` are noted as they come."""
+        body = {"model": "tiny-ar", "prompt": prompt, "stream": True, **fields}
+        told = []
+        url = f"{self.url}/v1/completions"
+        with httpx2.stream("POST", url, json=body, timeout=SECONDS) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    told.append(line.removeprefix("data: "))
+                    times.append(time.monotonic())
+        return told
+
+    def running(self) -> float:
+        """Requests in all engines."""
+        lines = httpx2.get(f"{self.url}/metrics", timeout=SECONDS).text.splitlines()
+        counts = [line for line in lines if line.startswith("outpace_running{")]
+        assert counts
+        return sum(float(line.rpartition(" ")[2]) for line in counts)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """Two replicas of a small model."""
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        port = own.getsockname()[1]
+    words = ("serve", "tiny-ar", "--replicas", "2", "--port", str(port))
+    with running(*words, "--cache-gib", "0.25") as program:
+        program.until(lambda: "listening on" in program.told())
+        yield Served(program, port)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """The same model in this process."""
+    return LLM("tiny-ar", cache_gib=0.25)
+
+
+def said(events: list[str]) -> str:
+    """The text of a stream."""
+    chunks = [json.loads(event) for event in events if event != "[DONE]"]
+    return "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk.get("choices"))
+
+
+@pytest.mark.exhaustive
+def test_replicas_answer_as_one_process(served: Served, llm: LLM) -> None:
+    """With the same tokens, whole and streamed, and as many pieces; both of them are asked."""
+    expected = [output.text for output in llm.generate(QUESTIONS, raw=True, **CHOSEN)]
+    with ThreadPoolExecutor(8) as pool:
+        whole = [*pool.map(lambda prompt: served.ask(prompt, **CHOSEN), QUESTIONS)]
+        streams = [*pool.map(lambda prompt: served.stream(prompt, [], **CHOSEN), QUESTIONS)]
+    assert [answer.json()["choices"][0]["text"] for answer in whole] == expected
+    assert [said(events) for events in streams] == expected
+    assert len({answer.headers["x-outpace-replica"] for answer in whole}) == 2
+
+
+@pytest.mark.exhaustive
+def test_text_comes_as_it_is_committed(served: Served) -> None:
+    """Long before the end."""
+    times: list[float] = []
+    began = time.monotonic()
+    events = served.stream(QUESTIONS[0], times, **LONG)
+    assert events[-1] == "[DONE]" and len(events) > 4
+    assert times[0] - began < (times[-1] - began) / 2
+
+
+@pytest.mark.exhaustive
+def test_prompts_that_begin_alike_land_on_one_replica(served: Served) -> None:
+    """19 of 20 at least, with 8 at a time; and each replica has its part."""
+    prompts = [(n, f"{n} {QUESTIONS[n % 16] * 4} {end}") for end in range(10) for n in range(20)]
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda each: served.ask(each[1], max_tokens=1), prompts)
+        landed = defaultdict(Counter)
+        for (beginning, _), answer in zip(prompts, answers, strict=True):
+            landed[beginning][answer.headers["x-outpace-replica"]] += 1
+    share = sum(max(counts.values()) for counts in landed.values()) / len(prompts)
+    print(f"{share:.1%} of prompts that begin alike on one replica")
+    assert share >= 0.95
+    assert len(set().union(*landed.values())) == 2
+
+
+@pytest.mark.exhaustive
+def test_state_and_refusals_are_those_of_one_process(served: Served) -> None:
+    """Routes, faults and bounds."""
+    for path in ("/health", "/ready", "/v1/models/tiny-ar", "/openapi.json", "/"):
+        assert httpx2.get(served.url + path).status_code == 200
+    assert served.ask("a", n=99).json()["error"]["param"] == "n"
+    assert served.ask("a " * 5000).status_code == 400
+    assert served.ask("a" * 3 * 2**20).status_code == 413
+    assert httpx2.get(f"{served.url}/nowhere").status_code == 404
+    assert httpx2.get(f"{served.url}/health", headers={"Host": "evil.example"}).status_code == 421
+
+
+@pytest.mark.exhaustive
+def test_client_that_goes_leaves_nothing_behind(served: Served) -> None:
+    """Its request ends on its replica."""
+    body = {"model": "tiny-ar", "prompt": QUESTIONS[0], "stream": True, **LONG}
+    url = f"{served.url}/v1/completions"
+    for _ in range(8):
+        with httpx2.stream("POST", url, json=body, timeout=SECONDS) as answer:
+            next(answer.iter_lines())
+    began = time.monotonic()
+    while served.running():
+        assert time.monotonic() - began < 20
+        time.sleep(0.1)
+
+
+@pytest.mark.exhaustive
+def test_replica_that_is_killed_takes_nobody_with_it(served: Served, llm: LLM) -> None:
+    """Streams of the other one are whole, its own say that they are not; what had not begun is
+    answered by the other. Then there are two again."""
+    expected = [output.text for output in llm.generate(QUESTIONS, raw=True, **LONG)]
+    times: list[list[float]] = [[] for _ in QUESTIONS]
+    with ThreadPoolExecutor(32) as pool:
+        streams: list[Future[list[str]]] = [
+            pool.submit(served.stream, *each, **LONG) for each in zip(QUESTIONS, times, strict=True)
+        ]
+        whole = [pool.submit(served.ask, prompt, **LONG) for prompt in QUESTIONS]
+        served.program.until(lambda: all(times))
+        served.program.kill_one("ServeReplica:outpace:replicas")
+        ends = [stream.result(SECONDS) for stream in streams]
+        answers = [answer.result(SECONDS) for answer in whole]
+    finished = [events[-1] == "[DONE]" for events in ends]
+    assert any(finished) and not all(finished)
+    for events, text, done in zip(ends, expected, finished, strict=True):
+        if done:
+            assert said(events) == text
+        else:
+            assert "has ended" in json.loads(events[-1])["error"]["message"]
+            assert text.startswith(said(events[:-1]))
+    assert [answer.json()["choices"][0]["text"] for answer in answers] == expected
+    again = served.ask(QUESTIONS[0], **CHOSEN)
+    assert again.status_code == 200
+    served.program.until(lambda: len(served.program.actors("ServeReplica:outpace:replicas")) == 2)
+
+
+@pytest.mark.exhaustive
+def test_signal_drains(served: Served) -> None:
+    """What is in hand is finished; the status is 0, and no process stays."""
+    times: list[float] = []
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(served.stream, QUESTIONS[0], times, **{**LONG, "max_tokens": 100})
+        served.program.until(lambda: bool(times))
+        served.program.process.terminate()
+        assert stream.result(SECONDS)[-1] == "[DONE]"
+    assert served.program.process.wait(SECONDS) == 0, served.program.told()
+    assert not served.program.actors("")
