@@ -17,6 +17,7 @@ from outpace.decoding import (
     draft_read,
     verify_read,
 )
+from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
 from outpace.methods.method import Length, Method, Within, check_length
 
 LONGEST = 8
@@ -27,10 +28,12 @@ LONGEST = 8
 class Speculative(Method):
     """Draft with a small model token by token, verify in one pass (Leviathan et al., 2023).
 
-    Lossless: what comes out follows the target alone. `tokens` are drafted at a time; "auto" takes
-    as many as pay, or none. `verify` keeps a draft where the target, sampled with the request's own
-    noise, says the same (the output is the autoregressive one of the same seed), or by rejection
-    sampling (of the same law).
+    Lossless, but for verify="fly": what comes out follows the target alone. `tokens` are drafted at
+    a time; "auto" takes as many as pay, or none. `verify` keeps a draft where the target, sampled
+    with the request's own noise, says the same (the output is the autoregressive one of the same
+    seed), or by rejection sampling (of the same law). With "fly" a draft stays also where the
+    target says another token, if it is in doubt there (`fly_entropy`, in nats, over its three
+    likeliest tokens) and says the `fly_window` drafts behind.
     """
 
     roles = {"draft": CAUSAL_KINDS}
@@ -38,10 +41,13 @@ class Speculative(Method):
     draft: str
     tokens: Annotated[Length, Within(1, LONGEST)] = "auto"
     verify: Verify = "match"
+    fly_window: int = FLY_WINDOW
+    fly_entropy: float = FLY_ENTROPY
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_length(self.tokens, self.verify)
+        check_fly(self.verify, self.fly_window, self.fly_entropy, self.tokens)
 
     @property
     def adaptive(self) -> bool:
@@ -76,7 +82,9 @@ class Speculative(Method):
                 ids=[request.ids[-1], *drafted],
                 start=n - 1,
                 predict=range(n, n + count + 1),
-                read=verify_read(request, self.verify, drafted, guesses),
+                read=verify_read(
+                    request, self.verify, drafted, guesses, fly=(self.fly_window, self.fly_entropy)
+                ),
             )
             kept = agreement(drafted, out.tokens)
             request.pace.verified(count, kept)
