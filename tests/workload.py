@@ -95,6 +95,8 @@ KINDS: list[Method] = [
     Diffusion(guidance=1.5, ends="last"),
     FastDLLM(threshold=0.4, block=4),
     FastDLLM(budget=1.0, cache="prefix", block=6),
+    Speculative(draft="near", tokens=4, verify="fly", fly_window=1, fly_entropy=0.0),
+    Eagle(draft="states", width=1, depth=3, verify="fly", fly_window=2),
 ]
 """Of each method a few, which run on any prompt with 12 or 20 tokens."""
 
@@ -108,10 +110,16 @@ class Request:
     max_tokens: int = 12
     sampling: Sampling = Sampling()
     arrives: int = 0
+    on: str | None = None
 
     @property
     def roles(self) -> dict[str, str]:
-        """Name of the model in each role."""
+        """Name of the model in each role; that of the target is given by `on`, or found."""
+        return {"target": self.on or self.target, **self.method.models()}
+
+    @property
+    def target(self) -> str:
+        """Name of a model that the method decodes."""
         target = "diffusion" if Kind.DIFFUSION in self.method.decodes else "causal"
         if (Kind.DRAFT,) in self.method.roles.values():
             target = "rich"
@@ -121,7 +129,7 @@ class Request:
             target = "unshifted"
         if isinstance(self.method, D2F | BlockDiffusion) and self.method.block is None:
             target = "blocks" if len(self.prompt) % 2 else "shifted blocks"
-        return {"target": target, **self.method.models()}
+        return target
 
     def submit(self, engine: Engine, listener: Callable[[Tokens], None] | None = None) -> Job:
         """Queue it."""
@@ -186,6 +194,11 @@ def serve(engine: Engine, requests: Sequence[Request]) -> list[Result]:
 
 optional = st.one_of(st.none(), st.integers(1, 8))
 verify = st.sampled_from(["match", "rejection"])
+loosely = {
+    "verify": st.just("fly"),
+    "fly_window": st.integers(1, 2),
+    "fly_entropy": st.sampled_from([0.0, 0.3, 1.0]),
+}
 STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
     Autoregressive: st.just(Autoregressive()),
     LeftToRight: st.one_of(
@@ -218,18 +231,35 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
         order=st.sampled_from(["confidence", "margin", "entropy"]),
         canvas=st.booleans(),
     ),
-    Speculative: st.builds(
-        Speculative,
-        draft=st.sampled_from(["near", "causal"]),
-        tokens=st.integers(1, 6),
-        verify=verify,
+    Speculative: st.one_of(
+        st.builds(
+            Speculative,
+            draft=st.sampled_from(["near", "causal"]),
+            tokens=st.integers(1, 6),
+            verify=verify,
+        ),
+        st.builds(
+            Speculative,
+            draft=st.sampled_from(["near", "causal"]),
+            tokens=st.integers(3, 6),
+            **loosely,
+        ),
     ),
-    DFlash: st.builds(
-        DFlash,
-        draft=st.just("features"),
-        block=st.integers(1, 5),
-        tokens=st.integers(1, 5),
-        verify=verify,
+    DFlash: st.one_of(
+        st.builds(
+            DFlash,
+            draft=st.just("features"),
+            block=st.integers(1, 5),
+            tokens=st.integers(1, 5),
+            verify=verify,
+        ),
+        st.builds(
+            DFlash,
+            draft=st.just("features"),
+            block=st.integers(4, 5),
+            tokens=st.integers(3, 5),
+            **loosely,
+        ),
     ),
     Eagle: st.one_of(
         st.builds(
@@ -245,6 +275,9 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
             width=st.just(1),
             depth=st.integers(1, 4),
             verify=st.just("rejection"),
+        ),
+        st.builds(
+            Eagle, draft=st.just("states"), width=st.just(1), depth=st.integers(2, 4), **loosely
         ),
     ),
     WeDLM: st.builds(
@@ -341,7 +374,7 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         nodes=rng.randint(2, 16),
     ),
     D2F: lambda rng: D2F(
-        block=rng.choice([None, *range(1, 9)]),
+        block=rng.choice([None, rng.randint(1, 8)]),
         add=rng.choice([0.0, 0.1, 1.0]),
         confidence=rng.choice([0.3, 0.6, 0.9]),
         order=rng.choice(["confidence", "margin", "entropy"]),

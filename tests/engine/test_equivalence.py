@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from random import Random
 
@@ -15,9 +16,11 @@ from outpace.decoding import Sampling
 from outpace.engine.cache import PAGE
 from outpace.methods import (
     APD,
+    D2F,
     METHODS,
     Autoregressive,
     DFlash,
+    Eagle,
     LeftToRight,
     Method,
     Speculative,
@@ -95,6 +98,38 @@ def test_a_hundred_mixed_requests_equal_each_alone() -> None:
     assert pages_in_use(engine) == 0
     assert not engine.running and not engine.queue
     assert {type(request.method) for request in batch} == set(METHODS.values())
+
+
+@pytest.mark.exhaustive
+def test_a_thousand_mixed_requests_equal_each_alone_and_token_by_token() -> None:
+    """In one batch; what is lossless gives the autoregressive output of its target."""
+    rng = Random(1)
+    batch = [replace(random_request(rng), arrives=rng.randint(0, 600)) for _ in range(1000)]
+    count = Counter(kind_of(request) for request in batch)
+    assert len(count) == len(METHODS) + 2 and min(count.values()) > 20, count
+    engine = new_engine(max_rows=128)
+    together = serve(engine, batch)
+    assert pages_in_use(engine) == 0
+    for request, found in zip(batch, together, strict=True):
+        assert found == alone(request), request
+        if lossless(request.method):
+            plain = replace(request, method=Autoregressive(), on=request.roles["target"])
+            assert found[:2] == alone(plain)[:2], request
+
+
+def kind_of(request: Request) -> str:
+    """A method; chains of `Eagle` and trees apart, and `D2F` on its two kinds of models."""
+    match request.method:
+        case Eagle(width=width):
+            return "chain" if width == 1 else "tree"
+        case D2F(block=block):
+            return "blocks of the model" if block is None else "blocks"
+    return type(request.method).__name__
+
+
+def lossless(method: Method) -> bool:
+    """Whether the tokens must be those of `Autoregressive`."""
+    return getattr(method, "verify", None) in ("match", True)
 
 
 @pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -126,11 +128,21 @@ def test_block_beyond_the_trained_one_warns() -> None:
     [
         ({"block": 0}, "block must be at least 1, not 0"),
         ({"tokens": 0}, "tokens must be at least 1, not 0"),
-        ({"verify": "hope"}, "verify must be 'match' or 'rejection', not 'hope'"),
+        ({"verify": "hope"}, "verify must be 'match' or 'rejection' or 'fly', not 'hope'"),
         ({"verify": "rejection"}, "tokens='auto' would not give the same text again"),
+        ({"verify": "fly", "tokens": 4}, "no draft has fly_window=6 others behind it where 4 are"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:
     """With the value."""
     with pytest.raises(ValueError, match=message):
         DFlash(draft="", **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"block": 4}], ids=str)
+def test_a_block_too_short_for_loose_verification_is_refused(options: dict) -> None:
+    """Of four slots, three of which are drafts."""
+    method = DFlash(draft="", tokens=9, verify="fly", fly_window=3, **options)
+    with pytest.raises(ValueError, match="fly_window=3 others behind it where 3 are verified"):
+        method.check(sequence())
+    replace(method, fly_window=2).check(sequence())

@@ -182,7 +182,10 @@ def test_processors_are_told_the_branch_in_front_of_each_row() -> None:
         ({"width": 10**9}, r"width \* \(depth - 1\) must not exceed that"),
         ({"width": 8, "depth": 9}, r"can point at 63 others"),
         ({"verify": "rejection"}, "those of a tree are not drawn: give width 1, or"),
-        ({"verify": "hope"}, "verify must be 'match' or 'rejection', not 'hope'"),
+        ({"verify": "fly"}, "verify='fly' judges .* a tree has several: give width 1"),
+        ({"verify": "fly", "width": 1, "depth": 5}, "fly_window=6 others .* where 6 are verified"),
+        ({"verify": "fly", "width": 1, "nodes": 7}, "fly_window=6 others .* where 6 are verified"),
+        ({"verify": "hope"}, "verify must be 'match' or 'rejection' or 'fly', not 'hope'"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:

@@ -8,6 +8,7 @@ import torch
 from helpers import one_hot, request_of, script
 from outpace.decoding import Forward, Prediction, Request, Sample, Sampling
 from outpace.decoding.accept import Rejection
+from outpace.decoding.fly import Fly
 from outpace.methods import Speculative
 
 WARM = Sampling(temperature=1.0, seed=7)
@@ -88,13 +89,36 @@ def test_rejection_reads_the_draft_with_noise_of_its_own() -> None:
     assert torch.equal(target.read.guess, torch.cat((first, second)))
 
 
+def test_loose_verification_keeps_what_its_read_says() -> None:
+    """Drafts and target are read as under match, the target with window and entropy."""
+    seq = sequence(max_tokens=5, sampling=WARM)
+    answers = [[8], [9], [10], [11], [9, 10, 11, 12]]
+    method = Speculative(draft="", tokens=3, verify="fly", fly_window=2, fly_entropy=0.5)
+    forwards = script(method, seq, answers)
+    assert seq.tokens == [8, 9, 10, 11, 12]
+    assert [forward.read for forward in forwards[:4]] == [Sample(sampling=WARM)] * 4
+    read = Fly(drafted=(9, 10, 11), window=2, entropy=0.5, sampling=WARM)
+    assert forwards[4].read == read
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"tokens": 0}, "tokens must be at least 1, not 0"),
         ({"tokens": "many"}, "tokens must be a whole number or .auto., not .many."),
-        ({"verify": "hope"}, "verify must be 'match' or 'rejection', not 'hope'"),
+        ({"verify": "hope"}, "verify must be 'match' or 'rejection' or 'fly', not 'hope'"),
         ({"verify": "rejection"}, "tokens='auto' would not give the same text again"),
+        ({"verify": "fly"}, "tokens='auto' would not give the same text again"),
+        ({"verify": "fly", "tokens": 6}, "no draft has fly_window=6 others behind it where 6 are"),
+        ({"verify": "fly", "tokens": 8, "fly_window": 0}, "fly_window must be at least 1, not 0"),
+        ({"verify": "fly", "tokens": 8, "fly_entropy": -0.1}, "between 0 and 1.0986, .* not -0.1"),
+        ({"verify": "fly", "tokens": 8, "fly_entropy": 1.1}, "between 0 and 1.0986, .* not 1.1"),
+        (
+            {"verify": "fly", "tokens": 8, "fly_entropy": float("nan")},
+            "fly_entropy must .* not nan",
+        ),
+        ({"fly_window": 2}, "are for verify='fly', and verify is 'match'"),
+        ({"verify": "rejection", "tokens": 8, "fly_entropy": 0.4}, "and verify is 'rejection'"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:

@@ -201,6 +201,20 @@ def test_sliding_layers_are_causal_unless_told(
         ({"dflash_config": {**NESTED, "projector_type": "dspark"}}, "projector_type is 'dspark'"),
         ({"dflash_config": {**NESTED, "selector_rank": 256}}, "selector_rank is 256"),
         ({"dflash_config": {**NESTED, "use_swa": True}}, "use_swa is True"),
+        ({"dflash_config": {**NESTED, "conv_kernel_size": 2}}, "conv_kernel_size is 2"),
+        (
+            {"architectures": ["DFlash2DraftModel"]},
+            "DFlash2DraftModel is DFlash2: .* a selector, wh",
+        ),
+        (
+            {"architectures": ["LiLiCorrDraftModel"]},
+            "LiLiCorrDraftModel is LiLiCorr: .* families df",
+        ),
+        (
+            {"architectures": ["XPressDraftModel"]},
+            "XPressDraftModel is XPress: .* a refiner, which",
+        ),
+        ({"architectures": ["Qwen3XPressModel"]}, "Qwen3XPressModel is XPress: .* not supported"),
         ({"draft_vocab_size": 12}, "draft_vocab_size is 12"),
         ({"is_neox_style": False}, "is_neox_style is False"),
         ({"output_multiplier": 0.5}, "output_multiplier is 0.5"),

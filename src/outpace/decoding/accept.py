@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outpace.decoding.fly import Fly
 from outpace.decoding.fused import to_device
 from outpace.decoding.noise import uniform
 from outpace.decoding.request import Request
 from outpace.decoding.sampling import Noisy, Read, Reader, Readout, Sample, chooser, noise_of
 
-Verify = Literal["match", "rejection"]
-"""Keep a draft where the target, sampled with its own noise, says the same; or by rejection."""
+Verify = Literal["match", "rejection", "fly"]
+"""Keep a draft where the target, sampled with its own noise, says it; by rejection; or loosely."""
 
 DRAFT, COIN = 1, 2
 """Steps whose noise rejection sampling uses, besides that of the target, which is 0."""
@@ -33,20 +34,35 @@ def agreement(drafted: Sequence[int], tokens: Sequence[int]) -> int:
 
 def draft_read(request: Request, verify: Verify, match: Sample) -> Sample:
     """How a draft chooses tokens: by `match`, or as rejection sampling must know it."""
-    return match if verify == "match" else request.sample(DRAFT, keep=True)
+    return request.sample(DRAFT, keep=True) if verify == "rejection" else match
 
 
 def verify_read(
-    request: Request, verify: Verify, drafted: Sequence[int], guesses: Sequence[Tensor | None]
+    request: Request,
+    verify: Verify,
+    drafted: Sequence[int],
+    guesses: Sequence[Tensor | None],
+    *,
+    fly: tuple[int, float],
 ) -> Read:
     """How the target reads drafted tokens, and the one behind them.
 
     The drafts that agree with its tokens are kept, and its next token behind them. `guesses` are
-    the logits that the drafts were drawn from, as far as these were kept.
+    the logits that the drafts were drawn from, as far as these were kept; `fly` is the window and
+    the entropy of loose verification.
     """
     plain = request.sample()
     if verify == "match" or not drafted:
         return plain
+    if verify == "fly":
+        window, entropy = fly
+        return Fly(
+            drafted=tuple(drafted),
+            window=window,
+            entropy=entropy,
+            sampling=plain.sampling,
+            scores=plain.scores,
+        )
     guess = torch.cat([guess for guess in guesses if guess is not None])
     return Rejection(
         drafted=tuple(drafted), guess=guess, sampling=plain.sampling, scores=plain.scores

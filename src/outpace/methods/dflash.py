@@ -24,6 +24,7 @@ from outpace.decoding import (
     verify_read,
 )
 from outpace.decoding.pace import MOST
+from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
 from outpace.methods.method import Length, Method, Within, at_least_one, check_length
 
 
@@ -32,9 +33,9 @@ class DFlash(Method):
     """Draft a block in one pass from the target's features, verify it in another.
 
     "DFlash: Block Diffusion for Flash Speculative Decoding" (Chen et al., 2026, section 3).
-    Lossless: what comes out follows the target alone. `block` is the last known token and the
-    drafts behind it (the trained length where None), of which `tokens` are verified: a number, or
-    with "auto" as many as pay, or none. `verify` is as in `Speculative`.
+    Lossless, but for verify="fly": what comes out follows the target alone. `block` is the last
+    known token and the drafts behind it (the trained length where None), of which `tokens` are
+    verified: a number, or with "auto" as many as pay, or none. `verify` is as in `Speculative`.
     """
 
     roles = {"draft": (Kind.DRAFT,)}
@@ -43,15 +44,24 @@ class DFlash(Method):
     block: int | None = None
     tokens: Annotated[Length, Within(1, 15)] = "auto"
     verify: Verify = "match"
+    fly_window: int = FLY_WINDOW
+    fly_entropy: float = FLY_ENTROPY
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one(block=self.block)
         check_length(self.tokens, self.verify)
+        check_fly(self.verify, self.fly_window, self.fly_entropy, self.tokens)
+
+    def check(self, request: Request) -> None:
+        """Raise `ValueError` where a block is too short for loose verification."""
+        if self.tokens != "auto":
+            drafts = min(self.tokens, (self.block or request.target.block or 1) - 1)
+            check_fly(self.verify, self.fly_window, self.fly_entropy, drafts)
 
     def dial(self, target: Target, *, auto: bool) -> Dial | None:
-        """How many drafts are verified, or made at all; under "rejection" it decides on tokens."""
-        if self.verify == "rejection" or not (auto or self.tokens == "auto"):
+        """How many drafts are verified, or made at all; else than under "match" it decides on tokens."""
+        if self.verify != "match" or not (auto or self.tokens == "auto"):
             return None
         block = self.block or target.block or 1
         return Dial(
@@ -98,7 +108,9 @@ class DFlash(Method):
                 ids=[request.ids[-1], *drafted],
                 start=n - 1,
                 predict=range(n, n + count + 1),
-                read=verify_read(request, self.verify, drafted, guesses) if drafted else plain,
+                read=verify_read(
+                    request, self.verify, drafted, guesses, fly=(self.fly_window, self.fly_entropy)
+                ),
                 features_for="draft",
             )
             kept = agreement(drafted, out.tokens)

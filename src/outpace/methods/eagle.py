@@ -29,6 +29,7 @@ from outpace.decoding import (
 )
 from outpace.decoding.branches import Branches, followed
 from outpace.decoding.tree import BITS
+from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
 from outpace.methods.method import Method, Within, at_least_one
 
 Drafting = Generator[Forward, Prediction, Branches]
@@ -39,11 +40,11 @@ class Eagle(Method):
     """Draft a tree token by token from the target's features, verify it in one pass.
 
     "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test"
-    (Li et al., 2025), with the trees of EAGLE-2 (Li et al., 2024). Lossless: what comes out follows
-    the target alone. Of each level the `width` likeliest nodes are extended, each by its `width`
-    likeliest tokens, `depth` times; the likeliest `nodes` of all are verified, the last known token
-    among them. A width of 1 is a chain. `verify` is as in `Speculative`; a tree, whose tokens are
-    not drawn, is verified by "match".
+    (Li et al., 2025), with the trees of EAGLE-2 (Li et al., 2024). Lossless, but for verify="fly":
+    what comes out follows the target alone. Of each level the `width` likeliest nodes are extended,
+    each by its `width` likeliest tokens, `depth` times; the likeliest `nodes` of all are verified,
+    the last known token among them. A width of 1 is a chain. `verify` is as in `Speculative`; a
+    tree, whose tokens are not drawn, is verified by "match".
     """
 
     roles = {"draft": (Kind.EXTENDING,)}
@@ -53,6 +54,8 @@ class Eagle(Method):
     depth: Annotated[int, Within(1, 7)] = 7
     nodes: Annotated[int, Within(2, BITS + 1)] = 60
     verify: Verify = "match"
+    fly_window: int = FLY_WINDOW
+    fly_entropy: float = FLY_ENTROPY
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,11 +67,16 @@ class Eagle(Method):
                 f"width {self.width} and depth {self.depth} are too much: a row can point at "
                 f"{BITS} others, so width * (depth - 1) must not exceed that"
             )
-        if self.width > 1 and self.verify == "rejection":
-            raise ValueError(
-                "verify='rejection' must know what drafts were drawn from, and those of a tree are "
-                "not drawn: give width 1, or verify='match', which keeps as many"
-            )
+        if self.width > 1 and self.verify != "match":
+            why = {
+                "rejection": "must know what drafts were drawn from, and those of a tree are not "
+                "drawn: give width 1, or verify='match', which keeps as many",
+                "fly": "judges a draft by the one row of those behind it, and a tree has several: "
+                "give width 1",
+            }
+            raise ValueError(f"verify={self.verify!r} {why[self.verify]}")
+        drafts = min(self.depth + 1, self.nodes - 1)
+        check_fly(self.verify, self.fly_window, self.fly_entropy, drafts)
 
     def slots(self, prompt: int, max_tokens: int) -> int:
         """A tree lies behind the text, in the target and in the draft."""
@@ -76,8 +84,8 @@ class Eagle(Method):
         return prompt + max_tokens + open_ahead
 
     def dial(self, target: Target, *, auto: bool) -> Dial | None:
-        """How many levels are drafted; under "rejection" another number would give other tokens."""
-        if self.verify == "rejection" or not auto:
+        """How many levels; only under "match" another number gives the same tokens."""
+        if self.verify != "match" or not auto:
             return None
         return Dial(
             values=range(1, self.levels + 2),
@@ -133,7 +141,13 @@ class Eagle(Method):
                 positions=None if plain else tree.positions(ready),
                 predict=[n + depth for depth in depths],
                 predict_from=range(n - 1, n + len(tokens)),
-                read=verify_read(request, self.verify, tokens, drafted.guesses),
+                read=verify_read(
+                    request,
+                    self.verify,
+                    tokens,
+                    drafted.guesses,
+                    fly=(self.fly_window, self.fly_entropy),
+                ),
                 features_for="draft",
                 branches=[drafted.path(row) for row in (-1, *rows)] if request.processors else None,
             )

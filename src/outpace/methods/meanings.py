@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+FLY = {
+    "fly_window": "under verify='fly', the drafts behind a loose one that the target must say",
+    "fly_entropy": "under verify='fly', how much in doubt the target must be, in nats",
+}
+"""Of the methods that can verify loosely."""
+
 MEANINGS: dict[str, dict[str, str]] = {
     "apd": {
         "verifier": "name or folder of the verifier",
@@ -35,6 +41,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "block": "the last token and the masks behind it; the trained length by default",
         "tokens": "how many of the proposals are verified: a number, or as many as pay",
         "verify": "how a draft is kept, as in Speculative",
+        **FLY,
     },
     "diffusion": {
         "order": "which holes are filled next",
@@ -53,6 +60,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "depth": "how often a level is extended, so that depth + 1 tokens are drafted in a row",
         "nodes": "rows that are verified, the last token among them",
         "verify": "how a draft is kept, as in Speculative",
+        **FLY,
     },
     "fast_dllm": {
         "threshold": "holes whose confidence reaches it are filled; None: one hole per forward",
@@ -72,6 +80,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "draft": "name or folder of the draft",
         "tokens": "tokens drafted at a time: a number, or as many (8 at most) as pay",
         "verify": "how a draft is kept",
+        **FLY,
     },
     "wedlm": {
         "window": "W: slots opened behind the leading run",

@@ -91,9 +91,9 @@ def check_length(tokens: Length, verify: Verify) -> None:
     """Raise `ValueError` for a number below one, or one that would decide on the tokens."""
     if tokens != "auto":
         at_least_one(tokens=tokens)
-    elif verify == "rejection":
+    elif verify != "match":
         raise ValueError(
-            "under verify='rejection' another number of drafts gives other tokens, so that "
+            f"under verify={verify!r} another number of drafts gives other tokens, so that "
             "tokens='auto' would not give the same text again: give tokens a number"
         )
 

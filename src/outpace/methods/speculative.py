@@ -20,6 +20,7 @@ from outpace.decoding import (
     verify_read,
 )
 from outpace.decoding.pace import MOST
+from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
 from outpace.methods.method import Length, Method, Within, check_length
 
 LONGEST = 8
@@ -30,10 +31,12 @@ LONGEST = 8
 class Speculative(Method):
     """Draft with a small model token by token, verify in one pass (Leviathan et al., 2023).
 
-    Lossless: what comes out follows the target alone. `tokens` are drafted at a time; "auto" takes
-    as many as pay, or none. `verify` keeps a draft where the target, sampled with the request's own
-    noise, says the same (the output is the autoregressive one of the same seed), or by rejection
-    sampling (of the same law).
+    Lossless, but for verify="fly": what comes out follows the target alone. `tokens` are drafted at
+    a time; "auto" takes as many as pay, or none. `verify` keeps a draft where the target, sampled
+    with the request's own noise, says the same (the output is the autoregressive one of the same
+    seed), or by rejection sampling (of the same law). With "fly" a draft stays also where the
+    target says another token, if it is in doubt there (`fly_entropy`, in nats, over its three
+    likeliest tokens) and says the `fly_window` drafts behind.
     """
 
     roles = {"draft": CAUSAL_KINDS}
@@ -41,10 +44,13 @@ class Speculative(Method):
     draft: str
     tokens: Annotated[Length, Within(1, LONGEST)] = "auto"
     verify: Verify = "match"
+    fly_window: int = FLY_WINDOW
+    fly_entropy: float = FLY_ENTROPY
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_length(self.tokens, self.verify)
+        check_fly(self.verify, self.fly_window, self.fly_entropy, self.tokens)
 
     @property
     def most(self) -> int:
@@ -52,8 +58,8 @@ class Speculative(Method):
         return 1 + (LONGEST if self.tokens == "auto" else self.tokens)
 
     def dial(self, target: Target, *, auto: bool) -> Dial | None:
-        """How many drafts; under "rejection" another number would give other tokens."""
-        if self.verify == "rejection" or not (auto or self.tokens == "auto"):
+        """How many drafts; only under "match" another number gives the same tokens."""
+        if self.verify != "match" or not (auto or self.tokens == "auto"):
             return None
         return Dial(
             values=range(1, min(self.most, MOST) + 1),
@@ -85,7 +91,9 @@ class Speculative(Method):
                 ids=[request.ids[-1], *drafted],
                 start=n - 1,
                 predict=range(n, n + count + 1),
-                read=verify_read(request, self.verify, drafted, guesses) if drafted else plain,
+                read=verify_read(
+                    request, self.verify, drafted, guesses, fly=(self.fly_window, self.fly_entropy)
+                ),
             )
             kept = agreement(drafted, out.tokens)
             ready = min(ready, n + kept)

@@ -20,6 +20,7 @@ from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.extending import draft_of
 from outpace.models.families import FAMILIES, Family
+from outpace.models.families.drafts import LATER
 from outpace.models.fields import brief, checked, count, index, indices, line, read_json
 from outpace.models.fill import fill
 from outpace.models.gguf.config import fields_of
@@ -95,8 +96,14 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
         for name, field in family.aliases.items():
             if names == [name] and config.get(field) is not None:
                 return family
-    if isinstance(names, list) and names and str(names[0]) in known:
-        return known[names[0]]
+    first = str(names[0]) if isinstance(names, list) and names else ""
+    if first in known:
+        return known[first]
+    if first in LATER:
+        raise ValueError(
+            f"{path}: {first} is {LATER[first]}, which is not supported; drafts of the families "
+            "dflash and eagle are"
+        )
     raise ValueError(
         f"{path}: architectures {brief(names)} is not supported; known are "
         f"{', '.join(sorted(known))}"

@@ -1,4 +1,4 @@
-"""Published drafts, and the targets that they were made for; written by hand."""
+"""Published drafts, and the targets that they were made for; drafts that are not read."""
 
 from __future__ import annotations
 
@@ -32,3 +32,11 @@ DRAFTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 """Drafts of each method by the names of their targets."""
+
+LATER: Mapping[str, str] = {
+    "DFlash2DraftModel": "DFlash2: a DFlash draft with convolutions and a selector",
+    "LiLiCorrDraftModel": "LiLiCorr: a DFlash draft with a correlator of its candidates",
+    "Qwen3XPressModel": "XPress: a DFlash draft with a refiner",
+    "XPressDraftModel": "XPress: a DFlash draft with a refiner",
+}
+"""Architectures of drafts after DFlash, which are refused, and what each of them is."""
