@@ -77,6 +77,7 @@ MARKED = {
     },
     "serves": {
         "README: serve",
+        "capacity: benchmark serve",
         "load: benchmark serve",
         "load: serve",
         "scale: --nproc-per-node 2",
