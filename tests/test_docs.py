@@ -50,7 +50,9 @@ MARKED = {
         "start: generate GSAI-ML/LLaDA-8B-Instruct",
         "start: generate Qwen/Qwen3-8B",
         "start: generate tencent/WeDLM-8B-Instruct",
+        "training: train llada-8b-d2f",
         "training: train qwen2.5-0.5b-dream",
+        "training: train qwen2.5-7b-wedlm",
         "training: train qwen3-4b-dflash",
     },
     "long": {
