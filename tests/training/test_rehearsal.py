@@ -54,6 +54,7 @@ def test_a_plan_says_what_a_run_allocates(objective: str, tmp_path: Path) -> Non
     assert planned(path) == pytest.approx(memory.allocated(path), rel=CLOSE)
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("objective", memory.MODELS)
 @pytest.mark.parametrize("recompute", ["true", "false"])

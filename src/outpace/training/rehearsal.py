@@ -7,6 +7,7 @@ processes share out what is trained, a group is pretended whose others are not t
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -135,7 +136,9 @@ def rehearsed(
         for rows in portions:
             memory.rename((p.grad for p in learnt if p.grad is not None), GRADIENTS)
             try:
-                with memory:
+                with warnings.catch_warnings(), memory:
+                    # PyTorch says that a CPU has no fused norm for these dtypes, once.
+                    warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
                     loss, _ = scored(rows)
                     (loss / rows.mass).backward()
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
