@@ -53,7 +53,9 @@ MARKED = {
         "start: generate Qwen/Qwen3-8B",
         "start: generate tencent/WeDLM-8B-Instruct",
         "training: generate Qwen/Qwen3-4B",
+        "training: train llada-8b-d2f",
         "training: train qwen2.5-0.5b-dream",
+        "training: train qwen2.5-7b-wedlm",
         "training: train qwen3-4b-dflash",
     },
     "long": {
@@ -84,6 +86,7 @@ MARKED = {
     },
     "serves": {
         "README: serve",
+        "capacity: benchmark serve",
         "load: benchmark serve",
         "load: serve",
         "scale: --nproc-per-node 2",

@@ -27,7 +27,7 @@ BUDGET = {
     "models": 5700,
     "recipes": 50,
     "server": 2700,
-    "training": 4550,
+    "training": 4980,
     "zoo": 450,
 }
 """Lines that a package may have; whoever needs more changes its line here, and says why."""

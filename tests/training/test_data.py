@@ -83,6 +83,29 @@ def test_both_shapes_of_json_lines_are_read_in_a_new_order_each_epoch(tmp_path: 
     assert epochs[0] != epochs[1]
 
 
+def test_formats_of_public_data_sets_are_read(tmp_path: Path) -> None:
+    """As the same conversation in our own."""
+    ours = {"prompt": "What is\n\n1+1", "response": "2"}
+    turns = [{"from": "human", "value": "What is\n\n1+1"}, {"from": "gpt", "value": "2"}]
+    others = [
+        {"conversations": turns, "id": "7"},
+        {"instruction": "What is", "input": "1+1", "output": "2", "text": "What is 1+1 2"},
+        {"instruction": "What is\n\n1+1", "input": "", "output": "2"},
+    ]
+    examples = Examples(Data(path=lines(tmp_path / "a", ours, *others)), TOKENIZER)
+    examples.check()
+    assert all(examples[n] == examples[0] for n in range(4))
+
+
+def test_plain_text_has_no_prompt(tmp_path: Path) -> None:
+    """And ends as a response does."""
+    examples = Examples(Data(path=lines(tmp_path / "a", {"text": "1 + 1", "id": 3})), TOKENIZER)
+    examples.check()
+    assert examples[0].prompt == [] and examples[0].response[-1] == END
+    assert TOKENIZER.decode(examples[0].response[:-1]) == "1 + 1"
+    assert examples.question() is None
+
+
 def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path) -> None:
     """To the length that is asked for."""
     record = {"prompt": "1 2 3", "response": "4 5 6 7 8 9"}
@@ -153,6 +176,11 @@ def test_files_of_something_else_are_named(tmp_path: Path, content: bytes, messa
         ({"messages": [{"role": "user", "content": "?"}]}, "messages that end"),
         ({"prompt": "?", "response": ""}, "a:1 has an empty response"),
         ([1], "found list"),
+        ({"text": ""}, "a:1 has an empty response"),
+        ({"text": 7}, "a:1 needs prompt and response"),
+        ({"conversations": [{"from": "gpt", "value": 7}]}, "a:1 needs prompt and response"),
+        ({"conversations": ["?", {"from": "gpt", "value": "!"}]}, "a:1 needs messages of role"),
+        ({"instruction": "?", "input": 3, "output": None}, "a:1 needs prompt and response"),
         ({"question": "?", "answer": "!"}, r"found \['answer', 'question'\]; fields names others"),
         ({"prompt": "\ud800", "response": "!"}, "a:1 has a text that is not UTF-8"),
         ({"messages": ["?", {"role": "assistant", "content": "!"}]}, "a:1 needs messages of role"),

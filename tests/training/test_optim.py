@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from torch.optim import AdamW, Muon
 
@@ -9,6 +11,8 @@ from helpers import published
 from outpace.models.load import translate
 from outpace.models.transformer import Transformer
 from outpace.training.optim import Optim
+
+SHAPES = ("linear", "cosine")
 
 
 def test_the_rate_rises_stays_and_falls_to_nothing() -> None:
@@ -41,3 +45,23 @@ def test_frozen_models_and_unknown_optimizers_are_refused() -> None:
         Optim(optimizer="sgd")
     with pytest.raises(ValueError, match="no trainable"):
         Optim().build(Transformer(translate(published())).requires_grad_(False))
+
+
+def test_a_cosine_falls_as_far_as_it_is_told() -> None:
+    """Slowly at both ends, and never below its share; half of the way at half of the steps."""
+    optim = Optim(lr=1.0, warmup=0, decay=1.0, schedule="cosine", least=0.1)
+    rates = [optim.rate(step, 1000) for step in range(1000)]
+    assert sorted(rates, reverse=True) == rates
+    assert rates[0] == pytest.approx(1.0, abs=1e-4)
+    assert rates[500] == pytest.approx(0.55, abs=2e-3)
+    assert rates[-1] == pytest.approx(0.1, abs=1e-4) and min(rates) >= 0.1
+    assert rates[0] - rates[10] < 1e-3 < rates[500] - rates[510]
+    assert {Optim(lr=1.0, warmup=0, decay=0, schedule=name).rate(7, 9) for name in SHAPES} == {1.0}
+
+
+@pytest.mark.parametrize("wrong", [{"schedule": "steps"}, {"least": -0.1}, {"least": float("nan")}])
+def test_schedules_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
+    """By name."""
+    (name,) = wrong
+    with pytest.raises(ValueError, match=name):
+        Optim(**wrong)

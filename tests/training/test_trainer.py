@@ -49,6 +49,23 @@ def test_going_on_from_a_checkpoint_reaches_the_same_weights(tmp_path: Path) -> 
         assert all(torch.equal(whole[key], halves[key]) for key in whole)
 
 
+def test_epochs_are_steps(tmp_path: Path) -> None:
+    """Of the data that there is; data without end has none."""
+    assert Loop(batch=4, epochs=2.5).over(10).steps == 7
+    assert Loop(steps=9, batch=4).over(None).steps == 9
+    path = tmp_path / "data.jsonl"
+    path.write_text(
+        "".join(json.dumps({"prompt": "?", "response": "! " * n}) + "\n" for n in (3, 4))
+    )
+    trainer(tmp_path / "run", data=str(path), batch=2, epochs=3, log_every=1).fit()
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3]
+    with pytest.raises(ValueError, match="without end"):
+        trainer(tmp_path / "story", epochs=1)
+    for wrong in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="epochs"):
+            Loop(epochs=wrong)
+
+
 def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
     """But for rounding."""
     one = trainer(tmp_path / "one", steps=1)

@@ -22,7 +22,7 @@ def train_command(
     Ctrl-C ends it after the step that runs, with a checkpoint; a second one ends it at once.
     """
     try:
-        from outpace.training.plan import plan as planned
+        from outpace.training.plan import Planner
         from outpace.training.recipe import load, train
     except ImportError as error:
         raise ValueError(f"{error}; training needs: pip install 'outpace[train]'") from error
@@ -30,8 +30,10 @@ def train_command(
         train(recipe, overrides or [], processes)
         return
     table = Table(box=None, show_header=False, pad_edge=False)
-    for name, text in planned(load(recipe, overrides or []), processes).described():
-        table.add_row(name, text)
+    planner = Planner(load(recipe, overrides or []))
+    for lines in (planner.plan(processes).described(), planner.spread(processes)):
+        for name, text in lines:
+            table.add_row(name, text)
     console.print(table)
 
 

@@ -41,10 +41,11 @@ class Data:
     """Where examples come from.
 
     Attributes:
-        path: a file of JSON lines, `{"prompt", "response"}` or `{"messages": [...]}`; a data set of
-            the hub with such columns, `hub:owner/name:config:split`; problems of the zoo,
-            `story:train` or `table:train`; or several of these. A response does not end where its
-            line has the `finish_reason` "length".
+        path: a file of JSON lines, `{"prompt", "response"}` or `{"messages": [...]}`, or as those
+            of ShareGPT, Alpaca or plain `{"text"}`; a data set of the hub with such columns,
+            `hub:owner/name:config:split`; problems of the zoo, `story:train` or `table:train`; or
+            several of these. A response does not end where its line has the `finish_reason`
+            "length".
         fields: what prompt and response are called in files and data sets that name them otherwise.
         turns: how many examples each of several paths gives before the next one does; 1 each.
         drills: share of stories replaced by a line of bare equations (`story:` only).
@@ -153,7 +154,7 @@ class Examples:
             for place, (messages, _, _) in watched(each.all(), each.size or 0):
                 # Templates refuse roles and their order; what is said makes no difference.
                 roles = tuple(message["role"] for message in messages)
-                if roles not in known:
+                if roles and roles not in known:
                     try:
                         self.rendered(messages)
                     except ValueError as error:
@@ -167,7 +168,12 @@ class Examples:
         return text if 0 < len(text) <= longest and text.isprintable() else None
 
     def chat(self, messages: list[dict[str, str]], answer: str, ended: bool) -> Example:
-        """Tokenise a conversation, by the tokenizer's chat template where it has one."""
+        """Tokenise a conversation, by the tokenizer's chat template where it has one.
+
+        Text that is no conversation has no messages, and is learnt from its first token on.
+        """
+        if not messages:
+            return self.example([], answer, ended=ended)
         text = self.rendered(messages)[-WIDEST * self.data.longest :]
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return self.example(list(ids), answer, ended=ended)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from typing import Self
 
 from outpace.training import trackers
 
@@ -16,6 +18,7 @@ class Loop:
 
     Attributes:
         steps: updates of the weights.
+        epochs: so many times through the data, instead of `steps`.
         batch: examples per update, over all processes.
         accumulation: portions in which a process feeds its share of them.
         seed: of the data order, the noise and fresh weights.
@@ -30,6 +33,7 @@ class Loop:
     """
 
     steps: int = 1000
+    epochs: float | None = None
     batch: int = 32
     accumulation: int = 1
     seed: int = 0
@@ -46,11 +50,21 @@ class Loop:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.batch > MOST:
             raise ValueError(f"batch must be at most {MOST} examples, not {self.batch}")
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise ValueError(f"epochs must be a number above 0, not {self.epochs}")
         if self.precision not in ("no", "bf16"):
             raise ValueError(f"precision {self.precision!r} is unknown; choose no or bf16")
         if self.seed < 0:
             raise ValueError(f"seed must not be negative, not {self.seed}")
         trackers.check(self.tracker)
+
+    def over(self, examples: int | None) -> Self:
+        """The settings with the steps that `epochs` are, in an epoch of so many examples."""
+        if self.epochs is None:
+            return self
+        if examples is None:
+            raise ValueError(f"epochs {self.epochs} of data without end; give steps instead")
+        return replace(self, steps=math.ceil(self.epochs * examples / self.batch))
 
     def share(self, processes: int) -> int:
         """Examples of one portion of one process; refuses a batch that does not divide."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
@@ -11,6 +11,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
@@ -18,6 +19,12 @@ from outpace.models.transformer import Transformer
 from outpace.training.data import Example
 from outpace.training.rows import UNSCORED, Rows
 from outpace.training.sights import hidden_states
+
+ENTRIES = 2**26
+"""Logits that are in memory at a time: a quarter of a GiB in float32."""
+
+Targets = Callable[[Tensor], Tensor]
+"""Distributions `f32[n, vocab]` that rows at places `i64[n]` learn."""
 
 
 @dataclass(slots=True)
@@ -46,13 +53,11 @@ class Objective:
     """A way to make rows; the options of a subclass are its fields.
 
     `roles` names the models that it looks at besides the trained one, `method` the decoding method
-    that it trains for, where that is not the one of the model's family. Logits of `together` scored
-    rows are in memory at a time; of all where it is None.
+    that it trains for, where that is not the one of the model's family.
     """
 
     roles: ClassVar[tuple[str, ...]] = ()
     method: ClassVar[str | None] = None
-    together: ClassVar[int | None] = None
 
     @property
     def taught(self) -> bool:
@@ -63,6 +68,11 @@ class Objective:
     def forwards(self) -> int:
         """Passes of the trained model in one loss."""
         return 1
+
+    @property
+    def once(self) -> Self:
+        """The objective with one pass in a loss, where that may have several."""
+        return self
 
     @property
     def even(self) -> bool:
@@ -105,20 +115,32 @@ def cross_entropy(
     model: Transformer | Draft,
     hidden: Tensor,
     rows: Rows,
-    targets: Tensor | None = None,
+    targets: Targets | None = None,
 ) -> Loss:
     """Weighted cross-entropy, with logits made for the scored rows only.
 
-    `targets f32[scored, vocab]` are distributions to learn in place of the labels.
+    `targets` gives distributions to learn in place of the labels. Where there are many rows or a
+    large vocabulary, logits of some of them are there at a time, and are made again in the
+    backward pass.
     """
     places = scored(rows)
-    labels = rows.labels[places]
-    logits = model.head(hidden[places]).float()
-    learnt = labels if targets is None else targets
-    losses = F.cross_entropy(logits, learnt, reduction="none")
-    hits = (logits.detach().argmax(dim=-1) == labels).sum()
+    few = max(ENTRIES // model.config.vocab, 1)
+
+    def part(hidden: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        labels = rows.labels[places]
+        logits = model.head(hidden).float()
+        learnt = labels if targets is None else targets(places)
+        return F.cross_entropy(logits, learnt, reduction="none"), logits.argmax(-1) == labels
+
+    if len(places) <= few:
+        losses, hits = part(hidden[places], places)
+    else:
+        parts = [
+            checkpoint(part, hidden[each], each, use_reentrant=False) for each in places.split(few)
+        ]
+        losses, hits = (torch.cat(each) for each in zip(*parts, strict=True))
     counts = torch.tensor(float(len(places)), device=hidden.device)
-    return Loss((losses * rows.weights[places]).sum(), {"accuracy": (hits.float(), counts)})
+    return Loss((losses * rows.weights[places]).sum(), {"accuracy": (hits.sum().float(), counts)})
 
 
 def mean(losses: Sequence[Loss]) -> Loss:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import nn
@@ -16,7 +17,9 @@ class Optim:
         optimizer: `adamw`, or `muon` (Jordan et al., 2024) for matrices and AdamW for the rest.
         lr: largest learning rate; Muon's updates are scaled to AdamW's size, so one serves both.
         warmup: steps over which the rate rises from zero.
-        decay: share of the steps, at the end, over which it falls to zero.
+        decay: share of the steps, at the end, over which it falls; 0 is a constant rate.
+        schedule: how it falls, `linear` or along a `cosine`.
+        least: share of the rate that it falls to.
         weight_decay: decoupled decay of matrices.
         betas: of AdamW.
         momentum: of Muon.
@@ -27,6 +30,8 @@ class Optim:
     lr: float = 3e-4
     warmup: int = 50
     decay: float = 0.35
+    schedule: str = "linear"
+    least: float = 0.0
     weight_decay: float = 0.02
     betas: tuple[float, float] = (0.9, 0.98)
     momentum: float = 0.95
@@ -37,6 +42,10 @@ class Optim:
             raise ValueError(f"optimizer {self.optimizer!r} is unknown; choose adamw or muon")
         if not 0 <= self.decay <= 1:
             raise ValueError(f"decay is a share between 0 and 1, not {self.decay}")
+        if self.schedule not in ("linear", "cosine"):
+            raise ValueError(f"schedule {self.schedule!r} is unknown; choose linear or cosine")
+        if not 0 <= self.least <= 1:
+            raise ValueError(f"least is a share between 0 and 1, not {self.least}")
         if self.lr <= 0 or self.warmup < 0:
             raise ValueError(f"lr {self.lr} must be positive and warmup {self.warmup} not negative")
 
@@ -78,4 +87,6 @@ class Optim:
         rise = min((step + 1) / (self.warmup + 1), 1.0)
         falling = self.decay * steps
         fall = min((steps - step) / (falling + 1), 1.0) if falling else 1.0
-        return self.lr * min(rise, fall)
+        if self.schedule == "cosine":
+            fall = (1 - math.cos(math.pi * fall)) / 2
+        return self.lr * min(rise, self.least + (1 - self.least) * fall)

@@ -1,13 +1,14 @@
 """What a recipe will need, before anything is trained: sizes, steps, memory, work.
 
-Sizes are counted, on models without memory; lengths are those of the first examples; activations
-and hours are estimates, by the formulas below.
+Sizes are counted, on models without memory; lengths are those of the first examples; what passes
+hold is counted by a step that is rehearsed; hours are an estimate.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,16 +16,20 @@ from numpy.random import default_rng
 from torch import nn
 from torch.optim import Muon
 
-from outpace.models.config import ModelConfig
+from outpace.models.device import DTYPES
 from outpace.models.extending import draft_of
 from outpace.models.load import CONFIG, load_config, resolve, translate
 from outpace.models.transformer import Stack, Transformer
 from outpace.training import lora, weights
+from outpace.training.allocated import ACTIVATIONS, EXCHANGED, LOGITS
 from outpace.training.data import Examples
-from outpace.training.objective import Objective
+from outpace.training.loop import Loop
+from outpace.training.objective import Models
 from outpace.training.recipe import Recipe
+from outpace.training.rehearsal import FROZEN, TRAINED, rehearsed
 from outpace.training.report import duration
-from outpace.training.rows import UNSCORED, Rows
+from outpace.training.rows import UNSCORED, Rows, pack
+from outpace.training.scored import teachers
 from outpace.training.trainer import cut_data, tokenizer_of
 
 LIGHT = ("*.json", "*.txt", "*.jinja")
@@ -33,9 +38,16 @@ LIGHT = ("*.json", "*.txt", "*.jinja")
 LOOKED_AT = 64
 """Examples whose lengths are measured, or a portion where that has more."""
 
-FLOPS = 40e12
-"""Operations per second that time is counted with: bfloat16 on a GPU of 24 GB, about a third of
-what its maker states."""
+CARDS = {24: 40e12, 80: 330e12, 141: 330e12}
+"""Operations per second that time is counted with, by GB of a card: about a third of what makers
+state for dense bfloat16 (120, and 989 of an H100 and an H200). It is assumed, and was not measured.
+"""
+
+FILLED = 0.92
+"""Share of a card that tensors may fill; its driver and the allocator's gaps take the rest."""
+
+SPREAD = (1, 8, 32)
+"""Numbers of devices that a plan speaks of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +59,14 @@ class Plan:
         lines: of an epoch; None where data is made without end.
         example: mean tokens of an example.
         rows: mean rows fed in a step, over all devices.
-        weights, gradients, optimizer, activations: bytes of a device.
+        peak: bytes of a device by what they are for, when forward and backward hold the most.
+        gradients, optimizer: bytes of a device when weights are updated.
         checkpoint: bytes of one.
         work: operations of a step.
     """
 
     model: str
-    steps: int
-    batch: int
+    train: Loop
     processes: int
     trained: int
     parameters: int
@@ -62,22 +74,45 @@ class Plan:
     lines: int | None
     example: float
     rows: float
-    weights: float
+    peak: Counter[str]
     gradients: float
     optimizer: float
-    activations: float
     checkpoint: float
     work: float
 
     @property
+    def weights(self) -> float:
+        """Bytes of a device, trained or not."""
+        return self.peak[TRAINED] + self.peak[FROZEN]
+
+    @property
+    def activations(self) -> float:
+        """Bytes of a device that only passes hold: what is kept, logits, what is exchanged."""
+        return sum(self.peak[use] for use in (ACTIVATIONS, LOGITS, EXCHANGED))
+
+    @property
     def memory(self) -> float:
-        """Bytes of a device, in all."""
-        return self.weights + self.gradients + self.optimizer + self.activations
+        """Bytes of a device, in all: of a backward pass, or of an update where that has more.
+
+        AdamW over many tensors at once takes one more number for each.
+        """
+        update = self.weights + 2 * self.gradients + self.optimizer
+        return max(self.peak.total() + self.optimizer, update)
+
+    @property
+    def card(self) -> int | None:
+        """GB of the smallest card that holds it; None where none does."""
+        return next((size for size in CARDS if self.memory <= FILLED * size * 1e9), None)
 
     @property
     def seconds(self) -> float:
-        """Of the whole run, with devices that are as fast as `FLOPS` says."""
-        return self.steps * self.work / FLOPS / self.processes
+        """Of the whole run, on such cards; what they exchange takes no time in it."""
+        return self.train.steps * self.work / CARDS[self.card or max(CARDS)] / self.processes
+
+    @property
+    def place(self) -> str:
+        """The card that holds it."""
+        return "more than any card has" if self.card is None else f"a card of {self.card} GB"
 
     def described(self) -> Iterator[tuple[str, str]]:
         """Headings and what stands behind them."""
@@ -86,26 +121,148 @@ class Plan:
         yield "parameters", f"{count(self.trained)} trained of {count(self.parameters)}{looking}"
         many = "made without end" if self.lines is None else f"{self.lines:,} examples in an epoch"
         yield "data", f"{many}; {self.example:,.0f} tokens in one, of those looked at"
-        tokens = self.batch * self.example
-        yield "step", f"{self.batch} examples, {tokens:,.0f} tokens, {self.rows:,.0f} rows fed"
+        batch, steps = self.train.batch, self.train.steps
+        tokens = batch * self.example
+        yield "step", f"{batch} examples, {tokens:,.0f} tokens, {self.rows:,.0f} rows fed"
+        epoch = f"; an epoch is {self.lines / batch:,.1f}" if self.lines else ""
+        yield "steps", f"{steps:,}{epoch}"
+        yield "memory", f"{gib(self.memory)} per device: {self.place}"
+        yield "weights", f"{gib(self.peak[TRAINED])} trained, {gib(self.peak[FROZEN])} not"
+        yield "update", f"gradients {gib(self.gradients)}, optimizer {gib(self.optimizer)}"
         yield (
-            "steps",
-            f"{self.steps:,}"
-            + (f"; an epoch is {self.lines / self.batch:,.1f}" if self.lines else ""),
-        )
-        yield (
-            "memory",
+            "passes",
             (
-                f"{gib(self.memory)} per device: weights {gib(self.weights)}, gradients "
-                f"{gib(self.gradients)}, optimizer {gib(self.optimizer)}, activations about "
-                f"{gib(self.activations)}"
+                f"activations {gib(self.peak[ACTIVATIONS])}, logits {gib(self.peak[LOGITS])}, "
+                f"exchanged {gib(self.peak[EXCHANGED])}"
             ),
         )
         yield "disk", f"{gib(2 * self.checkpoint)} for two checkpoints"
-        yield (
-            "time",
-            (f"about {duration(self.seconds)} at {FLOPS / 1e12:.0f} TFLOP per second and device"),
+        rate = CARDS[self.card or max(CARDS)] / 1e12
+        yield "time", f"about {duration(self.seconds)} at {rate:.0f} TFLOP per second and device"
+
+
+class Planner:
+    """A recipe with the examples that its plans look at."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Load configurations, tokenizer and data, and no weights; check all lines."""
+        self.recipe = recipe
+        with torch.device("meta"):
+            self.model, others = modelled(recipe)
+        self.others = list(others.values())
+        data = cut_data(recipe.data, [each.config for each in (self.model, *self.others)])
+        tokenizer = tokenizer_of(light(recipe.model.spoken))
+        self.examples = Examples(data, tokenizer, recipe.train.seed)
+        self.examples.check()
+        self.objective = recipe.objective.bind(self.model.config)
+        self.known: dict[int, Rows] = {}
+
+    def rows(self, number: int) -> Rows:
+        """What is fed of an example."""
+        if number not in self.known:
+            rng = default_rng([self.recipe.train.seed, number, 2])
+            self.known[number] = self.objective.rows(self.examples[number], rng)
+        return self.known[number]
+
+    def plan(self, processes: int = 1, train: Loop | None = None) -> Plan:
+        """What each of so many devices needs, by the settings of the recipe or by others."""
+        recipe, model, objective = self.recipe, self.model, self.objective
+        train = (train or recipe.train).over(self.examples.epoch)
+        share = train.share(processes)
+        looked = max(LOOKED_AT // share, 1) * share
+        fed = [self.rows(number) for number in range(looked)]
+        portions = [fed[at : at + share] for at in range(0, looked, share)]
+        largest = pack(max(portions, key=lambda parts: sum(map(len, parts))))
+        learnt = total(p for p in model.parameters() if p.requires_grad)
+        whole = total(model.parameters())
+        looking = total(p for each in self.others for p in each.parameters())
+        kept = looking + (whole if objective.taught and recipe.adapter is None else 0)
+        looking += whole if objective.taught else 0
+        states, parts = moments(recipe, model), processes if train.shard else 1
+        rows = sum(map(len, fed)) / looked * train.batch
+        example = sum(len(self.examples[n]) for n in range(looked)) / looked
+        # Forward once or twice; backward for inputs, and for weights where they are trained.
+        passes = 2 + train.recompute + (recipe.adapter is None)
+        inner = total(p for name, p in model.named_parameters() if "embedding" not in name)
+        scored = sum(int((each.labels != UNSCORED).sum()) for each in fed) / sum(map(len, fed))
+        head = scored * model.config.vocab * model.config.dim
+        # A target reads the example once, a teacher all rows that are learnt.
+        read = example * train.batch if recipe.model.target else rows
+        return Plan(
+            model=f"{recipe.model.init or recipe.model.target or 'fresh'} as "
+            f"{model.config.architecture}",
+            train=train,
+            processes=processes,
+            trained=learnt,
+            parameters=whole,
+            others=kept,
+            lines=self.examples.epoch,
+            example=example,
+            rows=rows,
+            peak=self.peak(largest, processes, train),
+            gradients=4 * learnt / parts,
+            optimizer=states / parts,
+            checkpoint=4 * learnt + states,
+            work=2 * objective.forwards * (rows * (passes * inner + 3 * head) + read * looking),
         )
+
+    def peak(self, portion: Rows, processes: int, train: Loop) -> Counter[str]:
+        """Bytes of a device when its passes hold the most, by what they are for."""
+        once = self.objective.once
+        peak = rehearsed(
+            self.cast,
+            once,
+            [portion] * min(train.accumulation, 2),
+            processes=processes,
+            shared=train.shard,
+            again=train.recompute,
+            precision=train.precision,
+        )
+        for use in (ACTIVATIONS, LOGITS):  # of all passes, whose backward comes behind the last
+            peak[use] *= self.objective.forwards // once.forwards
+        return peak
+
+    def cast(self) -> Models:
+        """The models as a run begins with them."""
+        recipe, taught = self.recipe, self.objective.taught
+        model, others = modelled(recipe, attached=False)
+        dtype = DTYPES[recipe.model.dtype]
+        for each in others.values():
+            in_dtype(each, dtype)
+        if recipe.adapter is None:
+            teaching = {"teacher": modelled(recipe)[0]} if taught else {}
+        else:
+            in_dtype(model, dtype)
+            teaching = teachers(self.objective, model, adapted=True)
+            lora.attach(model, recipe.adapter, recipe.train.seed)
+        return Models(model, {**teaching, **others})
+
+    def spread(self, processes: int) -> Iterator[tuple[str, str]]:
+        """What other numbers of devices come to, and the other way to keep activations."""
+        train = self.recipe.train
+        portion = train.share(processes)
+        other = self.plan(processes, replace(train, recompute=not train.recompute))
+        word = "true" if other.train.recompute else "false"
+        yield f"recompute = {word}", f"{gib(other.memory)} per device: {other.place}"
+        for number in SPREAD:
+            mine, rest = divmod(train.batch, number)
+            if rest:
+                yield f"on {number}", f"batch {train.batch} does not divide into {number} devices"
+                continue
+            portions = next(n for n in range(1, mine + 1) if not mine % n and mine // n <= portion)
+            made = self.plan(number, replace(train, accumulation=portions))
+            yield (
+                f"on {number}",
+                (
+                    f"{gib(made.memory)} per device: {made.place}, accumulation {portions}; "
+                    f"about {duration(made.seconds)}"
+                ),
+            )
+
+
+def plan(recipe: Recipe, processes: int = 1) -> Plan:
+    """What a recipe needs; loads configurations, tokenizer and data, and no weights."""
+    return Planner(recipe).plan(processes)
 
 
 def count(parameters: int) -> str:
@@ -118,85 +275,39 @@ def gib(size: float) -> str:
     return f"{size / 2**30:,.2f} GiB"
 
 
-def plan(recipe: Recipe, processes: int = 1) -> Plan:
-    """What a recipe needs; loads configurations, tokenizer and data, and no weights."""
-    model, others = modelled(recipe)
-    known = (model, *others)
-    tokenizer = tokenizer_of(light(recipe.model.spoken))
-    data = cut_data(recipe.data, [each.config for each in known])
-    examples = Examples(data, tokenizer, recipe.train.seed)
-    examples.check()
-    objective = recipe.objective.bind(model.config)
-    share = recipe.train.share(processes)
-    looked = max(LOOKED_AT // share, 1) * share
-    portions = sampled(objective, examples, looked, share, recipe.train.seed)
-    largest = max(portions, key=len)
-    learnt = total(p for p in model.parameters() if p.requires_grad)
-    whole = total(model.parameters())
-    if objective.taught:
-        others = [*others, model]
-    looking = sum(total(each.parameters()) for each in others)
-    states = moments(recipe, model)
-    rows = sum(map(len, portions)) / looked * recipe.train.batch
-    kept = 0 if recipe.adapter and objective.taught else looking
-    single = {"float32": 4, "bfloat16": 2}[recipe.model.dtype]
-    # Forward once or twice; backward for the inputs, and for the weights where they are trained.
-    passes = 2 + recipe.train.recompute + (recipe.adapter is None)
-    inner = total(p for name, p in model.named_parameters() if "embedding" not in name)
-    head = sum(part.scored for part in portions) / sum(map(len, portions)) * head_size(model)
-    example = sum(len(examples[n]) for n in range(looked)) / looked
-    # A target reads the example once, a teacher all rows that are learnt.
-    read = example * recipe.train.batch if recipe.model.target else rows
-    return Plan(
-        model=f"{recipe.model.init or recipe.model.target or 'fresh'} as "
-        f"{model.config.architecture}",
-        steps=recipe.train.steps,
-        batch=recipe.train.batch,
-        processes=processes,
-        trained=learnt,
-        parameters=whole,
-        others=looking if kept else 0,
-        lines=examples.epoch,
-        example=example,
-        rows=rows,
-        weights=4 * learnt + single * (whole - learnt + kept),
-        gradients=4 * learnt,
-        optimizer=states,
-        activations=activations(recipe, objective, model.config, largest, learnt),
-        checkpoint=4 * learnt + states,
-        work=2 * objective.forwards * (rows * (passes * inner + 3 * head) + read * looking),
-    )
+def modelled(recipe: Recipe, *, attached: bool = True) -> tuple[Stack, dict[str, Transformer]]:
+    """The model of a recipe, with its adapter where that is `attached`, and those that look on.
 
-
-def modelled(recipe: Recipe) -> tuple[Stack, list[Stack]]:
-    """The model of a recipe and those that look on, without memory."""
+    Weights are random, so they are made where tensors have no memory.
+    """
     given = recipe.model
-    others: list[Stack] = []
-    with torch.device("meta"):
-        if given.target is not None:
-            target = Transformer(load_config(light(given.target)))
-            named = given.init and load_config(light(given.init))
-            made: Stack = draft_of(named or translate(given.config), target)
-            others.append(target)
-        elif given.init is None:
-            made = Transformer(translate(given.config))
-        else:
-            folder = light(given.init)
-            config = weights.changed(load_config(folder), given.config, folder / CONFIG)
-            made = Transformer(config)
-        if recipe.adapter is not None:
-            lora.attach(made, recipe.adapter, recipe.train.seed)
+    others: dict[str, Transformer] = {}
+    if given.target is not None:
+        others["target"] = target = Transformer(load_config(light(given.target)))
+        named = given.init and load_config(light(given.init))
+        made: Stack = draft_of(named or translate(given.config), target)
+    elif given.init is None:
+        made = Transformer(translate(given.config))
+    else:
+        folder = light(given.init)
+        config = weights.changed(load_config(folder), given.config, folder / CONFIG)
+        made = Transformer(config)
+    if recipe.adapter is not None and attached:
+        lora.attach(made, recipe.adapter, recipe.train.seed)
     return made, others
+
+
+def in_dtype(model: nn.Module, dtype: torch.dtype) -> None:
+    """Put weights in a dtype; `Module.to` cannot where they are fake tensors."""
+    for module in model.modules():
+        for name, parameter in [*module.named_parameters(recurse=False)]:
+            if parameter.dtype != dtype:
+                setattr(module, name, nn.Parameter(parameter.detach().to(dtype)))
 
 
 def light(name: str) -> Path:
     """Folder of a checkpoint, whose weights are not downloaded for this."""
     return resolve(name, LIGHT)
-
-
-def head_size(model: Stack) -> int:
-    """Numbers of the matrix that makes logits."""
-    return model.config.vocab * model.config.dim
 
 
 def total(parameters: Iterable[torch.Tensor]) -> int:
@@ -211,46 +322,3 @@ def moments(recipe: Recipe, model: nn.Module) -> float:
         for optimizer in recipe.optim.build(model)
         for group in optimizer.param_groups
     )
-
-
-def sampled(
-    objective: Objective, examples: Examples, number: int, portion: int, seed: int
-) -> list[Sample]:
-    """The rows of the first examples, in portions as they are fed."""
-    rows = [objective.rows(examples[n], default_rng([seed, n, 2])) for n in range(number)]
-    return [Sample(rows[at : at + portion]) for at in range(0, number, portion)]
-
-
-class Sample:
-    """Rows of a portion: how many there are, and how many are scored."""
-
-    def __init__(self, parts: list[Rows]) -> None:
-        self.rows = sum(map(len, parts))
-        self.scored = sum(int((part.labels != UNSCORED).sum()) for part in parts)
-
-    def __len__(self) -> int:
-        return self.rows
-
-
-def activations(
-    recipe: Recipe, objective: Objective, config: ModelConfig, portion: Sample, trained: int
-) -> float:
-    """Bytes that the backward pass of a portion needs.
-
-    A block keeps, of each row, its input and the normed one twice, queries, keys and values before
-    and after rotation and spread over all heads, what they attend to, and gate, up and their
-    product: with `recompute` only the input, and all of one block at a time. The head keeps the
-    logits of the scored rows, their copy in float32, its gradient, and those of a teacher. Under
-    autocast the weights that are trained have a copy in bfloat16.
-    """
-    fast = recipe.train.precision == "bf16"
-    size = 2 if fast else 4
-    width, shared = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    row = 4 * config.dim
-    block = row * 2 + size * (3 * config.dim + 6 * width + 4 * shared + 5 * config.mlp)
-    layers = config.layers
-    kept = row * layers + block if recipe.train.recompute else block * layers
-    logit = size + 8 + (16 if objective.taught else 0)
-    scored = min(portion.scored, objective.together or portion.scored)
-    fed = portion.rows * kept + scored * config.vocab * logit
-    return float(objective.forwards * fed + (2 * trained if fast else 0))

@@ -34,7 +34,7 @@ from outpace.training.trackers import leaves
 RUN, METRICS, HELD = "run.json", "metrics.jsonl", "held_out.jsonl"
 FREE = {
     *("out", "train.steps", "train.log_every", "train.save_every", "train.accumulation"),
-    *("train.recompute", "train.tracker"),
+    *("train.epochs", "train.recompute", "train.tracker"),
 }
 """Settings that a run may change when it goes on, beside all of `held_out`."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import torch
 from torch import Tensor, nn
 
+from outpace.models.transformer import Stack, Transformer
 from outpace.training.objective import Models, Objective
 from outpace.training.rows import Rows
 
@@ -23,3 +26,12 @@ class Scored(nn.Module):
         with torch.autocast(rows.ids.device.type, torch.bfloat16, self.precision == "bf16"):
             loss = self.objective.loss(self.models, rows)
         return loss.total, loss.metrics
+
+
+def teachers(objective: Objective, model: Stack, *, adapted: bool) -> dict[str, Transformer]:
+    """The model as it starts; under an adapter it shares the weights, which stay as they are."""
+    if not objective.taught:
+        return {}
+    assert isinstance(model, Transformer)
+    kept = (*model.parameters(), *model.buffers()) if adapted else ()
+    return {"teacher": deepcopy(model, {id(parameter): parameter for parameter in kept})}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -41,29 +42,32 @@ def prepared(
     return alike
 
 
-def shard(scored: nn.Module, model: Stack, precision: str) -> None:
+def shard(scored: nn.Module, model: Stack, precision: str, mesh: DeviceMesh | None = None) -> None:
     """Share out the parameters of a trained model, which is a part of what is `scored`.
 
     In `bf16` it computes with weights of bfloat16; those that are updated stay as they are, and
-    gradients are averaged in float32.
+    gradients are averaged in float32. The processes are those of `mesh`, by default all.
     """
     half = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
     # What goes into a block keeps its dtype: rotary tables may have to be in float32.
     policy = MixedPrecisionPolicy(cast_forward_inputs=False, **half if precision == "bf16" else {})
     for block in model.blocks:
-        fully_shard(block, mp_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
     # A look at held-out examples runs no backward, behind which the rest would be shared out again.
-    fully_shard(scored, mp_policy=policy, reshard_after_forward=True)
+    fully_shard(scored, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
 
 
-def shard_frozen(models: Iterable[Stack], device: torch.device) -> None:
+def shard_frozen(
+    models: Iterable[Stack], device: torch.device, mesh: DeviceMesh | None = None
+) -> None:
     """Share out the blocks of models that only look on; the rest moves to the device."""
     for model in models:
         model.requires_grad_(False)
         for block in model.blocks:
-            fully_shard(block, reshard_after_forward=True)
+            fully_shard(block, mesh=mesh, reshard_after_forward=True)
         for name, child in model.named_children():
-            if name != "blocks":
+            # `Module.to` cannot handle fake tensors, of which a plan is made where they are.
+            if name != "blocks" and any(p.device != device for p in child.parameters()):
                 child.to(device)
         model.cos, model.sin = model.cos.to(device), model.sin.to(device)
 

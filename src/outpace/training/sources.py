@@ -190,6 +190,7 @@ def conversation(record: Any, place: str, fields: Fields | None = None) -> Conve
     ended = not isinstance(record, dict) or record.get("finish_reason") != "length"
     if fields is not None and isinstance(record, dict):
         record = dict(zip(("prompt", "response"), map(record.get, fields), strict=True))
+    record = ours(record)
     match record:
         case {"response": ""} | {"messages": [*_, {"role": "assistant", "content": ""}]}:
             raise ValueError(f"{place} has an empty response, from which there is nothing to learn")
@@ -202,6 +203,32 @@ def conversation(record: Any, place: str, fields: Fields | None = None) -> Conve
     for each in found:
         check_message(each, place)
     return found, checked(response, place), ended
+
+
+SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+"""Roles by what ShareGPT's files call them; `system` is the same."""
+
+
+def ours(record: Any) -> Any:
+    """A record of ShareGPT's format, of Alpaca's or of plain text as one of ours.
+
+    Any other stays as it is.
+    """
+    match record:
+        case {"conversations": [*turns]}:
+            messages = [
+                {"role": SPEAKERS.get(turn.get("from"), turn.get("from")), "content": turn["value"]}
+                if isinstance(turn, dict) and "value" in turn
+                else turn
+                for turn in turns
+            ]
+            return {"messages": messages}
+        case {"instruction": str(asked), "output": response, **rest}:
+            given = rest.get("input")
+            return {"prompt": f"{asked}\n\n{given}" if given else asked, "response": response}
+        case {"text": text, **rest} if not {"prompt", "response", "messages"} & {*rest}:
+            return {"messages": [{"role": "assistant", "content": text}]}
+    return record
 
 
 def lack(record: Any, fields: Fields | None) -> str:

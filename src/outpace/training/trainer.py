@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from outpace.models.draft import Draft
 from outpace.models.load import load_model, load_tokenizer, save_model, tokenizer_folder
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint, interrupt, lora, report, trackers
+from outpace.training.ahead import Ahead
 from outpace.training.data import Data, Examples
 from outpace.training.decoder import Decoder
 from outpace.training.folder import alone, writing
@@ -35,7 +35,7 @@ from outpace.training.optim import Optim
 from outpace.training.recompute import recompute
 from outpace.training.report import Report
 from outpace.training.rows import Rows, pack
-from outpace.training.scored import Scored
+from outpace.training.scored import Scored, teachers
 from outpace.training.shard import gathered, prepared, whole
 
 TOKENIZER_FILES = (
@@ -89,6 +89,7 @@ class Trainer:
         others = onlookers(objective, others or {})
         cut = cut_data(self.data, [known.config for known in (self.model, *others.values())])
         self.examples = Examples(cut, tokenizer_of(self.tokenizer), self.loop.seed)
+        self.loop = self.loop.over(self.examples.epoch)
         self.objective = objective.bind(self.model.config)
         self.adapter, self.held_out = adapter, held_out
         self.out = Path(out)
@@ -100,7 +101,7 @@ class Trainer:
         main = self.accelerator.is_main_process
         self.examples.check(report.watched if main else lambda lines, count: lines)
         self.watch = None if held_out is None else self.watcher(held_out, cut)
-        others = {**self.teachers(), **others}
+        others |= teachers(self.objective, self.model, adapted=adapter is not None)
         if adapter is None:
             self.model.requires_grad_(True)
         else:
@@ -108,6 +109,7 @@ class Trainer:
         if self.loop.recompute:
             recompute(self.model)
         scored = Scored(self.objective, Models(self.model.train(), others), self.loop.precision)
+        self.ahead = Ahead(self.batches)
         self.sharded = self.loop.shard and self.accelerator.num_processes > 1
         self.scored, *self.optimizers = prepared(
             scored, self.optim, self.accelerator, shared=self.sharded
@@ -212,16 +214,9 @@ class Trainer:
         asked = self.examples.question() or "What is 17 + 25?"
         return f"the model lies in {folder}; decode with it:\n{decoder.command(folder, asked)}"
 
-    def teachers(self) -> dict[str, Transformer]:
-        """The model as it starts; it shares the weights where those are to stay as they are."""
-        if not self.objective.taught:
-            return {}
-        assert isinstance(self.model, Transformer)
-        kept = self.model.parameters() if self.adapter else ()
-        return {"teacher": deepcopy(self.model, {id(parameter): parameter for parameter in kept})}
-
     def close(self) -> None:
-        """Leave the group of processes."""
+        """Leave the group of processes, and make no more data."""
+        self.ahead.close()
         self.accelerator.end_training()
 
     def update(self, step: int, steps: int) -> tuple[Tensor, Tensor, dict[str, Any], int, int]:
@@ -230,7 +225,7 @@ class Trainer:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
-        batches, tokens = self.batches(step)
+        batches, tokens = self.ahead(step, last=step + 1 == steps)
         mass = torch.tensor(sum(rows.mass for rows in batches), device=self.accelerator.device)
         everyone = self.accelerator.reduce(mass.clone(), reduction="mean")
         total = torch.zeros((), device=self.accelerator.device)

@@ -21,6 +21,7 @@ from outpace.training.objective import (
     Loss,
     Models,
     Objective,
+    Targets,
     check_shares,
     check_weights,
     cross_entropy,
@@ -101,6 +102,11 @@ class D2F(Objective):
         """Unrolled decoding ends when all is filled."""
         return not self.unroll
 
+    @property
+    def once(self) -> Self:
+        """The first state only."""
+        return replace(self, unroll=min(self.unroll, 1))
+
     def bind(self, config: ModelConfig) -> Self:
         """Take shift and mask token from the model, which must be a diffusion model."""
         if config.kind is not Kind.DIFFUSION:
@@ -172,7 +178,7 @@ class D2F(Objective):
         pipeline = Pipeline(rows, self.shift)
         attend = over_rows(models.trained.config, rows.ranges, rows.ids.device)
         losses: list[Loss] = []
-        for _ in range(self.unroll):
+        for number in range(self.unroll):
             state = pipeline.append()
             holes = scored(state)
             if not len(holes):
@@ -180,18 +186,27 @@ class D2F(Objective):
             hidden = models.trained(state.ids, state.positions, attend)
             targets = self.targets(models, state)
             losses.append(cross_entropy(models.trained, hidden, state, targets))
+            if number + 1 == self.unroll:
+                break
             with torch.no_grad():
                 sure = models.trained.head(hidden[holes]).float().softmax(dim=-1).amax(dim=-1)
             pipeline.fill(sure, self.confidence)
         return mean(losses)
 
-    def targets(self, models: Models, rows: Rows) -> Tensor | None:
-        """What scored rows learn, `f32[scored, vocab]`; None where it is their labels."""
+    def targets(self, models: Models, rows: Rows) -> Targets | None:
+        """What scored rows learn; None where it is their labels."""
         if not self.taught:
             return None
-        teacher, places = models.others["teacher"], scored(rows)
+        teacher = models.others["teacher"]
         with torch.no_grad():
             hidden = hidden_states(teacher, replace(rows, ranges=whole(rows.ranges)))
-            soft = teacher.head(hidden[places]).float().softmax(dim=-1)
-        true = F.one_hot(rows.labels[places], soft.shape[-1]).to(soft.dtype)
-        return soft.lerp(true, self.hard)
+
+        @torch.no_grad()
+        def soft(places: Tensor) -> Tensor:
+            law = teacher.head(hidden[places]).float().softmax(dim=-1)
+            if not self.hard:
+                return law
+            true = F.one_hot(rows.labels[places], law.shape[-1]).to(law.dtype)
+            return law.lerp(true, self.hard)
+
+        return soft

@@ -74,7 +74,6 @@ class DFlash(Objective):
 
     roles: ClassVar[tuple[str, ...]] = ("target",)
     method: ClassVar[str | None] = "dflash"
-    together: ClassVar[int | None] = CHUNK
 
     anchors: int = 512
     fixed: bool = False

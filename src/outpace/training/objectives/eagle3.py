@@ -43,7 +43,6 @@ class Eagle3(Objective):
 
     roles: ClassVar[tuple[str, ...]] = ("target",)
     method: ClassVar[str | None] = "eagle"
-    together: ClassVar[int | None] = CHUNK
 
     tokens: int = 7
     discount: float = 0.8

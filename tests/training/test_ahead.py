@@ -1,0 +1,56 @@
+"""Data of the next step is made while a step runs, and is what it would be without that."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from outpace.training.ahead import Ahead
+from runs import trainer
+
+
+def test_the_next_one_is_begun() -> None:
+    """In another thread, once each; a jump is made anew; behind the last one nothing is."""
+    made: list[int] = []
+    begun = {n: threading.Event() for n in range(12)}
+
+    def make(step: int) -> int:
+        assert threading.current_thread() is not threading.main_thread()
+        made.append(step)
+        begun[step].set()
+        return step * 10
+
+    ahead = Ahead(make)
+    assert ahead(0) == 0 and begun[1].wait(5)
+    assert ahead(1) == 10 and begun[2].wait(5)
+    assert ahead(7, last=True) == 70
+    ahead.close()
+    assert made == [0, 1, 2, 7]
+
+
+def test_a_fault_is_raised_where_it_is_wanted() -> None:
+    """And not a step earlier."""
+
+    def make(step: int) -> int:
+        if step == 1:
+            raise ValueError("step 1 has no data")
+        return step
+
+    ahead = Ahead(make)
+    assert ahead(0) == 0
+    with pytest.raises(ValueError, match="step 1"):
+        ahead(1)
+    ahead.close()
+
+
+def test_batches_are_those_of_the_step(tmp_path: Path) -> None:
+    """Whatever was made before."""
+    run = trainer(tmp_path, batch=4)
+    for step in (0, 1, 5, 6):
+        ours, tokens = run.ahead(step)
+        theirs, count = run.batches(step)
+        assert tokens == count
+        assert all((a.ids == b.ids).all() for a, b in zip(ours, theirs, strict=True))
+    run.close()
