@@ -23,6 +23,7 @@ from harness import Bar, Row, Timing, alternate, arguments, finish, prepare, sho
 from outpace import LLM, Output
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, D2F, Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
+from outpace.options import Options
 
 LEAST, FIXED = 0.97, 0.95
 """Tokens per second over those of autoregressive decoding, and of the best fixed setting."""
@@ -41,9 +42,9 @@ class Case:
     beside: str | None = None
 
 
-def eagle(depth: int, **options: int) -> Eagle:
+def eagle(depth: int, *, width: int = 10, nodes: int = 60) -> Eagle:
     """A draft of that many levels and one."""
-    return Eagle(draft="tiny-eagle", depth=depth, **options)
+    return Eagle(draft="tiny-eagle", depth=depth, width=width, nodes=nodes)
 
 
 def wedlm(window: int, *, verify: bool, least: int | None = None) -> WeDLM:
@@ -123,11 +124,11 @@ class Side:
 def run_of(side: Side, options: argparse.Namespace, batch: int) -> Callable[[], None]:
     """All requests once, `batch` at a time."""
     prompts = [question.prompt for question in questions_of("story", max(batch, FEWEST))]
-    asked = {"method": side.method, "max_tokens": options.tokens, "temperature": 0.0}
+    asked: Options = {"method": side.method, "max_tokens": options.tokens, "temperature": 0.0}
 
     def run() -> None:
         side.llm.engine.pace = "auto" if side.auto else "off"
-        served = dict(side.llm.serve([(prompt, asked) for prompt in prompts], batch=batch))
+        served = dict(side.llm.serve(((prompt, asked) for prompt in prompts), batch=batch))
         side.outputs = [served[number] for number in sorted(served)]
         side.tokens.append(sum(len(output.ids) for output in side.outputs))
 

@@ -14,20 +14,21 @@ from source import MODULES, ROOT, modules
 FILE, METHOD, FAMILY = 350, 200, 80
 FUNCTION, MEDIAN = 60, 8
 BUDGET = {
-    "": 2360,
+    "": 2400,
     "attention": 1300,
     "benchmark": 1200,
-    "cli": 3100,
+    "cli": 3200,
     "constraint": 2550,
-    "decoding": 2250,
+    "decoding": 2350,
     "engine": 2350,
     "evaluation": 2200,
     "load": 800,
-    "methods": 1850,
-    "models": 5700,
+    "methods": 1900,
+    "models": 5750,
+    "ray": 750,
     "recipes": 50,
     "server": 2700,
-    "training": 4980,
+    "training": 5050,
     "zoo": 450,
 }
 """Lines that a package may have; whoever needs more changes its line here, and says why."""

@@ -60,7 +60,7 @@ class DFlash(Method):
             check_fly(self.verify, self.fly_window, self.fly_entropy, drafts)
 
     def dial(self, target: Target, *, auto: bool) -> Dial | None:
-        """How many drafts are verified, or made at all; else than under "match" it decides on tokens."""
+        """How many drafts are verified, if any; only "match" gives the same tokens for any."""
         if self.verify != "match" or not (auto or self.tokens == "auto"):
             return None
         block = self.block or target.block or 1

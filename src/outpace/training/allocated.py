@@ -30,7 +30,7 @@ class Allocated(TorchDispatchMode):
 
     def __init__(self, vocab: int = 0) -> None:
         """Tensors whose last axis is a `vocab` are logits, flat ones what processes exchange."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.vocab = vocab
         self.alive: dict[int, tuple[weakref.ref[torch.UntypedStorage], str, int]] = {}
         self.flat: set[int] = set()

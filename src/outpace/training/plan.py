@@ -17,9 +17,10 @@ from torch import nn
 from torch.optim import Muon
 
 from outpace.models.device import DTYPES
+from outpace.models.draft import Draft
 from outpace.models.extending import draft_of
 from outpace.models.load import CONFIG, load_config, resolve, translate
-from outpace.models.transformer import Stack, Transformer
+from outpace.models.transformer import Transformer
 from outpace.training import lora, weights
 from outpace.training.allocated import ACTIVATIONS, EXCHANGED, LOGITS
 from outpace.training.data import Examples
@@ -230,7 +231,9 @@ class Planner:
         for each in others.values():
             in_dtype(each, dtype)
         if recipe.adapter is None:
-            teaching = {"teacher": modelled(recipe)[0]} if taught else {}
+            teacher, _ = modelled(recipe) if taught else (None, {})
+            assert not isinstance(teacher, Draft)
+            teaching = {"teacher": teacher} if teacher is not None else {}
         else:
             in_dtype(model, dtype)
             teaching = teachers(self.objective, model, adapted=True)
@@ -275,7 +278,9 @@ def gib(size: float) -> str:
     return f"{size / 2**30:,.2f} GiB"
 
 
-def modelled(recipe: Recipe, *, attached: bool = True) -> tuple[Stack, dict[str, Transformer]]:
+def modelled(
+    recipe: Recipe, *, attached: bool = True
+) -> tuple[Transformer | Draft, dict[str, Transformer]]:
     """The model of a recipe, with its adapter where that is `attached`, and those that look on.
 
     Weights are random, so they are made where tensors have no memory.
@@ -285,7 +290,7 @@ def modelled(recipe: Recipe, *, attached: bool = True) -> tuple[Stack, dict[str,
     if given.target is not None:
         others["target"] = target = Transformer(load_config(light(given.target)))
         named = given.init and load_config(light(given.init))
-        made: Stack = draft_of(named or translate(given.config), target)
+        made: Transformer | Draft = draft_of(named or translate(given.config), target)
     elif given.init is None:
         made = Transformer(translate(given.config))
     else:

@@ -65,7 +65,7 @@ class Weightless(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     def __torch_dispatch__(
@@ -89,7 +89,7 @@ class Weightless(TorchDispatchMode):
 @contextmanager
 def pretended(processes: int) -> Iterator[None]:
     """A group of processes, of which this is the first and the others are not there."""
-    store = distributed.HashStore()
+    store = distributed.HashStore()  # type: ignore[attr-defined]
     distributed.init_process_group("fake", rank=0, world_size=processes, store=store)
     try:
         yield
@@ -128,8 +128,8 @@ def rehearsed(
         memory = Allocated(model.config.vocab)
         learnt = [p for p in model.parameters() if p.requires_grad]
         memory.follow(learnt, TRAINED)
-        for each in (model, *others.values()):
-            memory.follow((*each.parameters(), *each.buffers()), FROZEN)
+        for held in (model, *others.values()):
+            memory.follow((*held.parameters(), *held.buffers()), FROZEN)
         if processes > 1 and not shared:
             for parameter in learnt:  # averaged in buckets, which are there all the time
                 parameter.grad = torch.zeros_like(parameter)

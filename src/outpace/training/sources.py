@@ -217,7 +217,10 @@ def ours(record: Any) -> Any:
     match record:
         case {"conversations": [*turns]}:
             messages = [
-                {"role": SPEAKERS.get(turn.get("from"), turn.get("from")), "content": turn["value"]}
+                {
+                    "role": SPEAKERS.get(str(turn.get("from")), turn.get("from")),
+                    "content": turn["value"],
+                }
                 if isinstance(turn, dict) and "value" in turn
                 else turn
                 for turn in turns
