@@ -39,11 +39,17 @@ def trainer(out: Path, architecture: str = "Qwen2ForCausalLM", **options: Any) -
     mask = {} if architecture.startswith("Qwen") else {"mask_token_id": 1021}
     config = published(architecture, vocab_size=1024, **mask)
     objective = MDLM(suffix=0.3, anchored=0.3) if mask else SFT()
-    defaults = {"optimizer": "muon", "lr": 1e-2, "warmup": 2, "batch": 4, "save_every": 4}
+    defaults = {
+        "data": "story:train",
+        "optimizer": "muon",
+        "lr": 1e-2,
+        "warmup": 2,
+        "batch": 4,
+        "save_every": 4,
+    }
     return Trainer(
         weights.fresh(config, 0),
         objective,
-        data="story:train",
         out=out,
         tokenizer=ZOO / "vocabulary",
         **{**defaults, **options},

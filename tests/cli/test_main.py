@@ -654,7 +654,7 @@ def test_the_command_line_is_frozen(outpace):
         | ENDING
         | DRESSING
         | {"--method", "--input", "--output", "--batch", "--raw", "--n", "--logprobs", "--fill"}
-        | {"--schema", "--regex", "--choices", "--grammar"}
+        | {"--schema", "--regex", "--choices", "--grammar", "--ray", "--replicas"}
         | LOADING,
         "chat": SAMPLING | ENDING | DRESSING | {"--method"} | LOADING,
         "race": SAMPLING | ENDING | {"--entry", "--limit", "--template", "--json"} | LOADING,
@@ -664,7 +664,7 @@ def test_the_command_line_is_frozen(outpace):
         | DRESSING
         | {"--method", "--task", "--data", "--limit", "--batch", "--no-prefix-cache"}
         | {"--protocol", "--shots", "--num-shots", "--samples", "--judge"}
-        | {"--tasks", "--include", "--chat", "--draws", "--json"}
+        | {"--tasks", "--include", "--chat", "--draws", "--json", "--ray", "--replicas"}
         | LOADING,
         "report": {"--png", "--help"},
         "tune": SAMPLING
@@ -684,6 +684,8 @@ def test_the_command_line_is_frozen(outpace):
             "--host",
             "--port",
             "--max-waiting",
+            "--replicas",
+            "--max-replicas",
         }
         | {"--api-key", "--api-key-file", "--insecure", "--drain-seconds", "--step-seconds"}
         | LOADING,

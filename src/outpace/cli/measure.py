@@ -228,12 +228,10 @@ def evaluate_command(
     options = asked.options(asked_for | Options(method=method))
     with replaced(json_path) as file, replaced(beside(json_path)) as answers:
         cached = not no_prefix_cache
-        answering = spread.open(loading, model, options["method"], prefix_cache=cached)
+        by = spread.open(loading, model, options["method"], prefix_cache=cached)
         named = {"task": asked.task, "protocol": asking.protocol}
-        report = run(answering, questions, named, batch, options, samples)
-        console.print(
-            report_table([(entry_of(answering.name, answering.method), report)], scored=True)
-        )
+        report = run(by, questions, named, batch, options, samples)
+        console.print(report_table([(entry_of(by.name, by.method), report)], scored=True))
         write_json(file, [report])
         if answers is not None:
             lines = (json.dumps(line, default=str) for line in judged(questions, report))

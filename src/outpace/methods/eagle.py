@@ -68,13 +68,10 @@ class Eagle(Method):
                 f"{BITS} others, so width * (depth - 1) must not exceed that"
             )
         if self.width > 1 and self.verify != "match":
-            why = {
-                "rejection": "must know what drafts were drawn from, and those of a tree are not "
-                "drawn: give width 1, or verify='match', which keeps as many",
-                "fly": "judges a draft by the one row of those behind it, and a tree has several: "
-                "give width 1",
-            }
-            raise ValueError(f"verify={self.verify!r} {why[self.verify]}")
+            raise ValueError(
+                f"verify={self.verify!r} takes a chain: drafts of a tree are not drawn, and "
+                "each has several behind it; give width 1, or verify='match'"
+            )
         drafts = min(self.depth + 1, self.nodes - 1)
         check_fly(self.verify, self.fly_window, self.fly_entropy, drafts)
 
@@ -89,10 +86,7 @@ class Eagle(Method):
             return None
         return Dial(
             values=range(1, self.levels + 2),
-            passes=lambda value: [
-                ("draft", self.width, value - 1),
-                ("target", self.rows(value), 1),
-            ],
+            passes=lambda n: [("draft", self.width, n - 1), ("target", self.rows(n), 1)],
         )
 
     @property

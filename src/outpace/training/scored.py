@@ -28,7 +28,7 @@ class Scored(nn.Module):
         return loss.total, loss.metrics
 
 
-def teachers(objective: Objective, model: Stack, *, adapted: bool) -> dict[str, Transformer]:
+def teachers(objective: Objective, model: Stack, adapted: bool) -> dict[str, Transformer]:
     """The model as it starts; under an adapter it shares the weights, which stay as they are."""
     if not objective.taught:
         return {}

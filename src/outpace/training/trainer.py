@@ -91,8 +91,7 @@ class Trainer:
         self.examples = Examples(cut, tokenizer_of(self.tokenizer), self.loop.seed)
         self.loop = self.loop.over(self.examples.epoch)
         self.objective = objective.bind(self.model.config)
-        self.adapter, self.held_out = adapter, held_out
-        self.out = Path(out)
+        self.adapter, self.held_out, self.out = adapter, held_out, Path(out)
         named = {"init": model} if isinstance(model, str) else dict(self.model.config.source)
         self.settings = self.described(source or named)
         report.refuse_other(self.out, self.settings)
@@ -101,7 +100,7 @@ class Trainer:
         main = self.accelerator.is_main_process
         self.examples.check(report.watched if main else lambda lines, count: lines)
         self.watch = None if held_out is None else self.watcher(held_out, cut)
-        others |= teachers(self.objective, self.model, adapted=adapter is not None)
+        others = {**teachers(self.objective, self.model, adapter is not None), **others}
         if adapter is None:
             self.model.requires_grad_(True)
         else:
