@@ -26,7 +26,7 @@ ONE = LeftToRight(window=16, lookahead=16)
         ("tiny-dream", ONE),
         ("tiny-llada", ONE),
         ("tiny-llada", FastDLLM(threshold=None, block=8)),
-        ("tiny-block", BlockDiffusion(threshold=None)),
+        ("tiny-block", BlockDiffusion()),
     ],
     ids=str,
 )
