@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from random import Random
 
@@ -85,7 +84,7 @@ def test_verified_text_is_that_of_the_quantised_model(begin: int) -> None:
         texts = []
         for method in (Autoregressive(), *methods):
             engine = small_engine()
-            request = Named(method=method, prompt=prompt, max_tokens=24, target=target)
+            request = Request(method=method, prompt=prompt, max_tokens=24, on=target)
             job = request.submit(engine)
             finish(engine)
             texts.append(result(job)[0])
@@ -128,15 +127,3 @@ def test_a_verifier_of_8_bits_checks_a_target_of_8_bits() -> None:
     """Both are quantised, and both are asked."""
     _, _, steps = alone(Request(method=APD(verifier="causal", ratio=0.6)))
     assert {step.model for step in steps} == {"target", "verifier"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Named(Request):
-    """A request on a target by its name."""
-
-    target: str
-
-    @property
-    def roles(self) -> dict[str, str]:
-        """Name of the model in each role."""
-        return {"target": self.target, **self.method.models()}
