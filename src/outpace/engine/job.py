@@ -84,6 +84,7 @@ class Job:
         if self.decoding is None:
             self.decoding = self.method.decode(self.request)
         forward = self.decoding.send(prediction)  # type: ignore[arg-type]  # None begins
+        self.features = []  # of another forward: its own come part by part, even after Ctrl-C
         self.whole = self.feed = self.feed_of(forward)
         self.runner = self.pairing.runners[forward.model]
 
@@ -161,7 +162,7 @@ class Job:
                 dial=dial,
             )
         )
-        self.seconds, self.features = 0.0, []
+        self.seconds = 0.0
         return kept
 
     def failure(self, error: BaseException) -> DecodingError:
