@@ -156,7 +156,17 @@ def words(name: str, folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", recipes.names())
+LARGE = {name for name in recipes.names() if not name.startswith("tiny-")} - {"qwen3-4b-dflash"}
+"""Recipes whose steps take seconds to rehearse."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.exhaustive if name in LARGE else ())
+        for name in recipes.names()
+    ],
+)
 def test_every_recipe_has_a_plan(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
