@@ -174,7 +174,7 @@ def terminal(*words: str) -> Iterator[Callable[[str, str], str]]:
     """A command at a terminal; what is called types keys and returns what is shown until a word."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "outpace", *words]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
     process = subprocess.Popen(
         command,
         stdin=theirs,
