@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from outpace.ray.affinity import beginning_of
 from outpace.server.app import guarded
+from outpace.server.exchange import gone
 from outpace.server.fault import Fault
 from outpace.server.settings import Settings
 
@@ -139,12 +140,6 @@ class Passed(Response):
                 yield message
         finally:
             answer.cancel()
-
-
-async def gone(receive: Receive) -> None:
-    """Wait until the client has gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def plain(scope: Scope) -> dict[str, Any]:

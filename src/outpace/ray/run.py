@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 
 from outpace.ray.cluster import Share, join, share
 from outpace.ray.replicas import application, at_a_time
-from outpace.server.run import bound
+from outpace.server.run import bound, log_address
 from outpace.server.settings import Config
 
 log = logging.getLogger("outpace.server")
@@ -43,8 +43,7 @@ def run(config: Config, replicas: int, most: int | None, *, small: bool) -> int:
         deploy(config, each, replicas, most)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: ended.set())
-        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-        log.info("listening on http://%s:%s", shown, settings.port)
+        log_address(settings.host, settings.port)
         ended.wait()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once

@@ -191,8 +191,7 @@ class Exchange:
 
     async def watch(self, receive: Receive) -> None:
         """End it when its client goes."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await gone(receive)
         self.end(Gone())
 
     def end(self, fault: Fault) -> None:
@@ -278,6 +277,12 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+async def gone(receive: Receive) -> None:
+    """Wait until the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def merged(answers: Sequence[AsyncAnswer]) -> AsyncGenerator[tuple[int, Event], None]:

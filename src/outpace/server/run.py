@@ -40,8 +40,12 @@ class Server(uvicorn.Server):
         """Listen, and say where only then, since whoever reads it may connect at once."""
         await super().startup(sockets)
         for own in sockets or ():
-            host, port = own.getsockname()[:2]
-            log.info("listening on http://%s:%s", f"[{host}]" if ":" in host else host, port)
+            log_address(*own.getsockname()[:2])
+
+
+def log_address(host: str, port: int) -> None:
+    """Say where a server listens."""
+    log.info("listening on http://%s:%s", f"[{host}]" if ":" in host else host, port)
 
 
 def bound(settings: Settings) -> socket.socket:
