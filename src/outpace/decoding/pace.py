@@ -28,7 +28,6 @@ REVIEW = 8
 LONG = 64
 """Rows of a request from which on a pass reads a prompt, unless a cycle has half as many."""
 
-
 MOST = 64
 """Most tokens that are proposed where a pace decides."""
 

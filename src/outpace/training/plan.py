@@ -157,6 +157,7 @@ class Planner:
         self.examples.check()
         self.objective = recipe.objective.bind(self.model.config)
         self.known: dict[int, Rows] = {}
+        self.plans: dict[tuple[int, Loop], Plan] = {}
 
     def rows(self, number: int) -> Rows:
         """What is fed of an example."""
@@ -167,8 +168,14 @@ class Planner:
 
     def plan(self, processes: int = 1, train: Loop | None = None) -> Plan:
         """What each of so many devices needs, by the settings of the recipe or by others."""
+        train = (train or self.recipe.train).over(self.examples.epoch)
+        if (processes, train) not in self.plans:
+            self.plans[processes, train] = self.made(processes, train)
+        return self.plans[processes, train]
+
+    def made(self, processes: int, train: Loop) -> Plan:
+        """The same, whose passes are rehearsed for it."""
         recipe, model, objective = self.recipe, self.model, self.objective
-        train = (train or recipe.train).over(self.examples.epoch)
         share = train.share(processes)
         looked = max(LOOKED_AT // share, 1) * share
         fed = [self.rows(number) for number in range(looked)]

@@ -39,7 +39,6 @@ from outpace.training.shard import shard, shard_frozen
 
 TRAINED, FROZEN, GRADIENTS = "trained", "frozen", "gradients"
 
-
 INDEXING = (
     torch.ops.aten.index.Tensor,
     torch.ops.aten.index_put_.default,
