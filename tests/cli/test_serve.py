@@ -76,24 +76,26 @@ def test_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         assert port in refused(["--port", port], capsys)
 
 
+@pytest.mark.parametrize(
+    ("words", "ours", "theirs", "extra"),
+    [
+        ([], "outpace.server", "fastapi", "serve"),
+        (["tiny-ar", "--replicas", "2"], "outpace.ray", "ray", "ray"),
+    ],
+)
 def test_missing_extra_is_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    ours: str,
+    theirs: str,
+    extra: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Which says what to install."""
-    for name in [name for name in sys.modules if name.startswith("outpace.server")]:
+    for name in [name for name in sys.modules if name.startswith(ours)]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "fastapi", None)
-    assert "pip install 'outpace[serve]'" in refused([], capsys)
-
-
-def test_missing_ray_is_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which says what to install."""
-    for name in [name for name in sys.modules if name.startswith("outpace.ray")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert "pip install 'outpace[ray]'" in refused(["tiny-ar", "--replicas", "2"], capsys)
+    monkeypatch.setitem(sys.modules, theirs, None)
+    assert f"pip install 'outpace[{extra}]'" in refused(words, capsys)
 
 
 def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
