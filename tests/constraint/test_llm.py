@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from pydantic import BaseModel
 
-from outpace import LLM
+from outpace import LLM, Hole
 from outpace.methods import (
     APD,
     D2F,
@@ -222,6 +222,23 @@ def test_what_cannot_fit_is_refused() -> None:
         assert output.text == "x" * 12 and output.finish_reason == "stop"
 
 
+def test_what_plainly_cannot_fit_is_not_read() -> None:
+    """Its automaton alone, of 4,000 characters that each are any, would take longer than that."""
+    long, model = r"[\s\S]{4000}", llm("tiny-dream")
+    says = "its shortest text has 400. characters, but there is room for 16 tokens, of 9 bytes"
+    begun = time.process_time()
+    with pytest.raises(ValueError, match=f"^regex: {says}"):
+        model.generate(QUESTION, regex=long, max_tokens=16)
+    with pytest.raises(ValueError, match=f"^schema: {says}"):
+        model.generate(QUESTION, schema={"type": "string", "minLength": 4000}, max_tokens=16)
+    with pytest.raises(ValueError, match=f"^hole 1: {says}"):
+        model.fill(["Say ", Hole(16, regex=long)])
+    assert time.process_time() - begun < 1
+    # As much as there may be room for is read.
+    with pytest.raises(ValueError, match="^regex: the shortest answer takes 144 tokens, but"):
+        model.generate(QUESTION, regex="[0-9]{144}", max_tokens=16)
+
+
 def deep(levels: int) -> dict[str, Any]:
     """Arrays within one another."""
     schema: dict[str, Any] = {}
@@ -237,15 +254,16 @@ def doubling(levels: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/0", "$defs": {**defs, str(levels): {"type": "null"}}}
 
 
-SETS = "".join(f"[a{chr(0x4E00 + number)}]" for number in range(5000))
+SETS = "".join(f"[a{chr(0x4E00 + number)}]?" for number in range(5000))
 MANY = [f"{number * 7919 % 100_003:06d}" for number in range(100_000)]
 HUGE = "must be a number of at most 40 digits"
 BAD: list[tuple[Any, str]] = [
     ({"regex": "(a|b)*a(a|b){25}"}, "^regex: it is too large: its automaton has too many"),
-    ({"regex": "((a{1000}){1000}){1000}"}, "^regex: it is too large"),
+    ({"regex": "((a{0,999}){0,999}){0,999}"}, "^regex: it is too large"),
+    ({"regex": "((a{1000}){1000}){1000}"}, "^regex: its shortest text has 1000000000 char"),
     ({"regex": "(" * 5000 + ")" * 5000}, "^regex: it is too large: its groups are nested"),
     ({"regex": SETS}, "^regex: it is too large: more than 50 sets of characters"),
-    ({"regex": r"(\w\d\s.){999}"}, "^regex: it is too large"),
+    ({"regex": r"(\w\d\s.){0,999}"}, "^regex: it is too large"),
     ({"regex": "[ab"}, "^regex: it is malformed: unterminated character set"),
     ({"regex": r"(a)\1"}, "^regex: a back-reference is not supported"),
     ({"regex": r"(?=a)b"}, "^regex: look-around is not supported"),

@@ -175,8 +175,12 @@ def hashed(numbers: Ids) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 
 def distances(froms: Ids, tos: Ids, accepts: Flags) -> Ids:
     """Fewest steps from each state to one that accepts."""
-    left, steps = np.where(accepts, 0, NEVER), 0
-    while len(found := froms[(left[tos] == steps) & (left[froms] == NEVER)]):
+    order = tos.argsort(kind="stable")
+    before, froms = Spans(tos[order], len(accepts)), froms[order]
+    left, steps, found = np.where(accepts, 0, NEVER), 0, np.flatnonzero(accepts)
+    while len(found):
         steps += 1
+        near = froms[before.of(found)[1]]
+        found = np.unique(near[left[near] == NEVER])
         left[found] = steps
     return left

@@ -60,7 +60,7 @@ class Hole:
 
         Raises `ValueError` where nothing does.
         """
-        read = compiler.read(self.rule, False, size, ends)
+        read = compiler.read(self.rule, False, size, ends, self.size)
         assert isinstance(read, Language)
         if not read.automaton.finishes(self.size)[0]:
             raise ValueError(f"it has {self.size} tokens, but {lengths(read.automaton, self.size)}")

@@ -14,7 +14,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Toke
 from outpace.constraint.automaton import NEVER, Automaton
 from outpace.constraint.dfa import Dfa
 from outpace.constraint.grammar import Grammar
-from outpace.constraint.pattern import LONGEST, TooLarge, Unsupported
+from outpace.constraint.pattern import LONGEST, Room, TooLarge, Unsupported
 from outpace.constraint.regular import Language
 from outpace.constraint.schema import pattern_of
 from outpace.constraint.vocabulary import Vocabulary, bytes_of
@@ -77,8 +77,8 @@ class Compiler:
         """
         name, _ = rule
         if not wait and not self.knows(rule, sequential, size, ends):
-            raise Unread(partial(self.read, rule, sequential, size, ends))
-        read = self.read(rule, sequential, size, ends)
+            raise Unread(partial(self.read, rule, sequential, size, ends, limit - begin))
+        read = self.read(rule, sequential, size, ends, limit - begin)
         if isinstance(read, Language) and read.automaton.shortest > limit - begin:
             raise ValueError(
                 f"{name}: the shortest answer takes {read.automaton.shortest} tokens, "
@@ -89,15 +89,19 @@ class Compiler:
         return read.constraint(begin=begin, limit=limit, mask_id=mask_id, both=not sequential)
 
     def read(
-        self, rule: Rule, sequential: bool, size: int, ends: frozenset[int]
+        self, rule: Rule, sequential: bool, size: int, ends: frozenset[int], room: int
     ) -> Language | Grammar:
-        """A rule for any request; what is known is not read again, nor does it wait for others."""
+        """A rule for any request; what is known is not read again, nor does it wait for others.
+
+        It may not be read, but refused at once, where `room` for so many tokens is plainly too
+        little.
+        """
         key = rule, sequential, size, ends
         if (found := self.found(key)) is not None:
             return found
         with self.reading:
             try:
-                found = self.found(key) or self.compiled(rule, sequential, size, ends)
+                found = self.found(key) or self.compiled(rule, sequential, size, ends, room)
             except ValueError as error:
                 if rule[0] in WHOLE:
                     raise  # its cloze says which hole it is
@@ -121,7 +125,7 @@ class Compiler:
             return self.known.get(key)
 
     def compiled(
-        self, rule: Rule, sequential: bool, size: int, ends: frozenset[int]
+        self, rule: Rule, sequential: bool, size: int, ends: frozenset[int], room: int
     ) -> Language | Grammar:
         """An automaton where there is one; else what methods that go from left to right follow."""
         if not ends:
@@ -138,8 +142,9 @@ class Compiler:
         if name == "grammar":
             return Grammar.of(name, source, self.tokenizer, size, ends)
         try:
-            make = WHOLE.get(name, Automaton)
-            automaton = make(bytewise(name, source), self.vocabulary(size), ends)
+            make, vocabulary = WHOLE.get(name, Automaton), self.vocabulary(size)
+            dfa = bytewise(name, source, (room, vocabulary.longest))
+            automaton = make(dfa, vocabulary, ends)
             if automaton.shortest == NEVER:
                 raise ValueError("no text of its tokens fulfils it")
             return Language(automaton)
@@ -172,17 +177,17 @@ class Compiler:
 HERE = "by methods that fill holes in any order; one that commits from left to right may follow it"
 
 
-def bytewise(name: str, source: str) -> Dfa:
+def bytewise(name: str, source: str, room: Room) -> Dfa:
     """A rule as an automaton over bytes."""
     match name:
         case "regex" | "hole" | "padded hole":
-            return Dfa.of(source)
+            return Dfa.of(source, room=room)
         case "choices":
             return Dfa.among(json.loads(source))
     try:
         schema = json.loads(source)
         check(schema)
-        return Dfa.of(pattern_of(schema), marked=True)
+        return Dfa.of(pattern_of(schema), marked=True, room=room)
     except RecursionError as error:
         raise TooLarge("it is too large: it is nested too deeply") from error
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.constraint.pattern import Net, TooLarge, net_of
+from outpace.constraint.pattern import Net, Room, TooLarge, net_of
 
 WORK = 1_000_000
 """States of a net that may be looked at to make an automaton: half a second or so."""
@@ -36,9 +36,9 @@ class Dfa:
     accepts: Flags
 
     @classmethod
-    def of(cls, pattern: str, *, marked: bool = False) -> Dfa:
+    def of(cls, pattern: str, *, marked: bool = False, room: Room = None) -> Dfa:
         """That of a regular expression. Raises `ValueError` as `net_of`, and where it is empty."""
-        dfa = determined(net_of(pattern, marked=marked))
+        dfa = determined(net_of(pattern, marked=marked, room=room))
         if not len(dfa.table):
             raise ValueError("no text at all fulfils it")
         return dfa

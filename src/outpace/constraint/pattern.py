@@ -55,6 +55,10 @@ class TooLarge(ValueError):
     """A constraint that takes too much memory or time."""
 
 
+Room = tuple[int, int] | None
+"""How many tokens a text may take, and the bytes of the longest; None where it does not matter."""
+
+
 @dataclass(slots=True)
 class Net:
     """A nondeterministic automaton over bytes; state 0 is where texts begin.
@@ -78,10 +82,11 @@ class Net:
         return len(self.edges) - 1
 
 
-def net_of(pattern: str, *, marked: bool = False) -> Net:
+def net_of(pattern: str, *, marked: bool = False, room: Room = None) -> Net:
     """The net of what `re.fullmatch` of a pattern finds; `marked` ones have `PLAIN` groups.
 
-    Raises `Unsupported` that names a construct, `TooLarge`, or `ValueError` where it is malformed.
+    Raises `Unsupported` that names a construct, `TooLarge`, or `ValueError` where it is malformed
+    or plainly takes more `room` than there is.
     """
     if len(pattern) > LONGEST:
         raise TooLarge(
@@ -89,6 +94,7 @@ def net_of(pattern: str, *, marked: bool = False) -> Net:
         )
     try:
         tree = parsed(pattern)
+        check_room(tree.getwidth()[0], room)
         weaver = Weaver(tree.state.flags, marked)
         weaver.net.end = weaver.sequence(tree, 0, first=True, last=True)
     except (re.error, OverflowError) as error:
@@ -96,6 +102,15 @@ def net_of(pattern: str, *, marked: bool = False) -> Net:
     except RecursionError as error:
         raise TooLarge("it is too large: its groups are nested too deeply") from error
     return weaver.net
+
+
+def check_room(least: int, room: Room) -> None:
+    """Raise `ValueError` where so many characters have more bytes than there is room for."""
+    if room is not None and least > room[0] * room[1]:
+        raise ValueError(
+            f"its shortest text has {least} characters, but there is room for {room[0]} tokens, "
+            f"of {room[1]} bytes at most"
+        )
 
 
 def parsed(pattern: str) -> Any:

@@ -85,6 +85,11 @@ class Vocabulary:
             self.levels.append(Level(letters, Spans(nodes[new], len(letters)), whole, ended))
             letters, nodes = column[new], new.cumsum() - 1
 
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return len(self.levels) - 1
+
     def moves(self, dfa: Dfa) -> Iterator[tuple[Ids, Ids, Ids]]:
         """Tokens that do the same, states that they may follow, and where each of these leads.
 
