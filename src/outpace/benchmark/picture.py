@@ -101,7 +101,8 @@ def draw_figure(results: Results, published: Results, title: str, path: Path) ->
         pane.set_xlabel(name if pane is here else f"tokens per second, {name}")
         pane.set_ylabel("accuracy (%)")
         pane.grid(alpha=0.3)
-        pane.legend(fontsize=6, frameon=False)
+        if pane.get_legend_handles_labels()[0]:
+            pane.legend(fontsize=6, frameon=False)
     figure.suptitle(title, fontsize=10)
     save(figure, path)
 
