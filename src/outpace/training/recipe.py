@@ -199,8 +199,9 @@ def launch(path: str | Path, overrides: Sequence[str], processes: int) -> None:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise ValueError(
-            f"process {rank} of {processes} has ended with status {failure.exitcode}, and the others "
-            "with it; what it said stands above, and once that is mended the same command goes on"
+            f"process {rank} of {processes} has ended with status {failure.exitcode}, and the "
+            "others with it; what it said stands above, and once that is mended the same command "
+            "goes on"
         ) from error
 
 
