@@ -8,8 +8,8 @@ from typing import Self
 
 from outpace.training import trackers
 
-MOST = 2**16
-"""Examples of an update."""
+MOST, MOST_TOKENS = 2**16, 2**26
+"""Examples of an update, and tokens of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,8 @@ class Loop:
         for name in ("steps", "batch", "tokens", "accumulation", "log_every", "save_every"):
             if (given := getattr(self, name)) is not None and given < 1:
                 raise ValueError(f"{name} must be at least 1, not {given}")
+        if self.tokens is not None and self.tokens > MOST_TOKENS:
+            raise ValueError(f"tokens must be at most {MOST_TOKENS}, not {self.tokens}")
         if self.tokens is not None and self.epochs is not None:
             raise ValueError(
                 f"epochs {self.epochs} are as many steps as the lengths of examples make of tokens "

@@ -270,15 +270,18 @@ class Planner:
         yield f"recompute = {word}", f"{gib(other.memory)} per device: {other.place}"
         for number in SPREAD:
             mine, rest = divmod(train.batch, number)
-            if train.tokens is not None or train.balance:
+            if train.tokens is not None or train.balance or rest:
                 portions = -(-parts // number)
-            elif rest:
-                yield f"on {number}", f"batch {train.batch} does not divide into {number} devices"
-                continue
             else:
                 sizes = range(1, mine + 1)
                 portions = next(n for n in sizes if not mine % n and mine // n <= portion)
-            made = self.plan(number, replace(train, accumulation=portions))
+            loop = replace(train, accumulation=portions)
+            try:
+                loop.share(number, self.examples.data.longest)
+            except ValueError as error:
+                yield f"on {number}", str(error)
+                continue
+            made = self.plan(number, loop)
             yield (
                 f"on {number}",
                 (
