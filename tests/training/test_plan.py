@@ -230,6 +230,7 @@ def test_other_numbers_of_devices_are_planned() -> None:
     assert lines["on 32"].startswith("batch 16 does not divide into 32 processes")
 
 
+@pytest.mark.exhaustive
 def test_steps_of_tokens_are_planned() -> None:
     """As the examples that hold them; devices that would have nothing are named."""
     planner = Planner(load("tiny-aux", ["tokens=4096", "balance=true", "accumulation=4"]))

@@ -108,7 +108,7 @@ def test_balance_and_portions_train_alike(tmp_path: Path) -> None:
         "even": {"accumulation": 4, "balance": True},
     }
     for name, options in runs.items():
-        trainer(tmp_path / name, tokens=700, steps=3, log_every=1, **options).fit()
+        trainer(tmp_path / name, tokens=700, steps=2, log_every=1, **options).fit()
     one, four, balanced = (losses(tmp_path / name) for name in runs)
     assert four == pytest.approx(one, rel=1e-4) and balanced == pytest.approx(one, rel=1e-4)
 
