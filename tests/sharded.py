@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from helpers import causal_model, published
+from helpers import causal_model, published, published_eagle
 from outpace.models.load import ZOO
 from outpace.training import Data, Trainer, weights
 from outpace.training.held_out import HeldOut
 from outpace.training.lora import LoRA
-from outpace.training.objectives import D2F, MDLM, SFT, DFlash, WeDLM
+from outpace.training.objectives import D2F, MDLM, SFT, BlockDiffusion, DFlash, Eagle3, WeDLM
 
 STEPS, LATER = 2, 3
 """Steps of a run, and those that another number of processes brings it to."""
@@ -56,7 +56,7 @@ def trainers(
     folder: Path, *, only: Collection[str] = (), **options: Any
 ) -> Iterator[tuple[str, Trainer]]:
     """One for each objective, or for some of them."""
-    target, other = (causal_model(vocab_size=1024) for _ in range(2))  # each is shared out
+    target, other, third = (causal_model(vocab_size=1024) for _ in range(3))  # all are shared out
     lines = folder.parent / "lines.jsonl"
     if not lines.exists():  # one process makes them, before there are two
         records = [{"prompt": f"{n} + 1 = ?", "response": f"{n} " * (n % 7 + 3)} for n in range(70)]
@@ -76,6 +76,16 @@ def trainers(
             weights.draft(None, DRAFT, target, 0),
             DFlash(anchors=4),
             {"others": {"target": target}},
+        ),
+        "block_diffusion": (
+            fresh("SDARForCausalLM", block_size=4, head_dim=8, **MASK),
+            BlockDiffusion(),
+            {},
+        ),
+        "eagle3": (
+            weights.draft(None, published_eagle(vocab_size=1024), third, 0),
+            Eagle3(tokens=3),
+            {"others": {"target": third}},
         ),
         "stored": (
             weights.draft(None, DRAFT, other, 0),
