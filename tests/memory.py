@@ -37,13 +37,21 @@ DRAFT = {
     "num_target_layers": 6,
     "dflash_config": {"mask_token_id": 1021, "target_layer_ids": [1, 2, 4]},
 }
+EXTENDING = {
+    **SIZES,
+    "num_hidden_layers": 1,
+    "draft_vocab_size": 4096,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]},
+}
 MASK = {"mask_token_id": 1021}
 MODELS = {
     "sft": ("Qwen2ForCausalLM", TARGET),
     "wedlm": ("WeDLMForCausalLM", {**TARGET, **MASK}),
     "mdlm": ("DreamModel", {**TARGET, **MASK}),
     "d2f": ("DreamModel", {**TARGET, **MASK}),
+    "block_diffusion": ("SDARForCausalLM", {**TARGET, **MASK, "block_size": 8}),
     "dflash": ("DFlashDraftModel", DRAFT),
+    "eagle3": ("LlamaForCausalLMEagle3", EXTENDING),
 }
 """What is trained with each objective."""
 
@@ -61,7 +69,7 @@ def recipe(folder: Path, objective: str, more: str = "") -> Path:
     architecture, sizes = MODELS[objective]
     given = toml(published(architecture, **sizes))
     words = f'config = {given}\ntokenizer = "{VOCABULARY}"'
-    if objective == "dflash":
+    if objective in ("dflash", "eagle3"):
         target = folder / "target"
         if not target.exists():
             config = published("Qwen3ForCausalLM", **TARGET)

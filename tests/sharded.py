@@ -5,6 +5,7 @@ As a program, one of several processes: argument 1 is the folder of the runs.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import Any
 
 import torch
 
-from helpers import causal_model, published
+from helpers import causal_model, published, published_eagle
 from outpace.models.load import ZOO
-from outpace.training import Trainer, weights
+from outpace.training import Data, Trainer, weights
 from outpace.training.held_out import HeldOut
 from outpace.training.lora import LoRA
-from outpace.training.objectives import D2F, MDLM, SFT, DFlash, WeDLM
+from outpace.training.objectives import D2F, MDLM, SFT, BlockDiffusion, DFlash, Eagle3, WeDLM
 
 STEPS, LATER = 2, 3
 """Steps of a run, and those that another number of processes brings it to."""
@@ -35,7 +36,15 @@ DRAFT = {
 HELD_OUT = HeldOut(path="story:test", every=1, examples=3, decode=1, max_tokens=4)
 """So many that one process has more of them."""
 
-COMMON = {"lr": 1e-3, "warmup": 2, "decay": 0, "batch": 4, "save_every": 1, "log_every": 1}
+COMMON = {
+    "data": "story:train",
+    "lr": 1e-3,
+    "warmup": 2,
+    "decay": 0,
+    "batch": 4,
+    "save_every": 1,
+    "log_every": 1,
+}
 
 
 def fresh(architecture: str, **more: Any) -> Any:
@@ -47,7 +56,13 @@ def trainers(
     folder: Path, *, only: Collection[str] = (), **options: Any
 ) -> Iterator[tuple[str, Trainer]]:
     """One for each objective, or for some of them."""
-    target = causal_model(vocab_size=1024)
+    target, other, third = (causal_model(vocab_size=1024) for _ in range(3))  # all are shared out
+    lines = folder.parent / "lines.jsonl"
+    if not lines.exists():  # one process makes them, before there are two
+        records = [{"prompt": f"{n} + 1 = ?", "response": f"{n} " * (n % 7 + 3)} for n in range(70)]
+        lines.parent.mkdir(parents=True, exist_ok=True)
+        lines.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    stored = Data(path=str(lines), features=str(folder / "features"))
     cases: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "sft": (fresh("Qwen2ForCausalLM"), SFT(), {"accumulation": 2, "held_out": HELD_OUT}),
         "bf16": (fresh("Qwen2ForCausalLM"), SFT(), {"precision": "bf16"}),
@@ -62,6 +77,26 @@ def trainers(
             DFlash(anchors=4),
             {"others": {"target": target}},
         ),
+        "block_diffusion": (
+            fresh("SDARForCausalLM", block_size=4, head_dim=8, **MASK),
+            BlockDiffusion(),
+            {},
+        ),
+        "eagle3": (
+            weights.draft(None, published_eagle(vocab_size=1024), third, 0),
+            Eagle3(tokens=3),
+            {"others": {"target": third}},
+        ),
+        "stored": (
+            weights.draft(None, DRAFT, other, 0),
+            DFlash(anchors=4, divergence=True),
+            {"others": {"target": other}, "data": stored},
+        ),
+        "tokens": (
+            fresh("Qwen2ForCausalLM"),
+            SFT(),
+            {"tokens": 700, "balance": True, "accumulation": 2},
+        ),
     }
     for name, (model, objective, own) in cases.items():
         if only and name not in only:
@@ -71,7 +106,6 @@ def trainers(
             Trainer(
                 model,
                 objective,
-                data="story:train",
                 out=folder / name,
                 tokenizer=ZOO / "vocabulary",
                 shard=True,

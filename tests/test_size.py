@@ -28,7 +28,7 @@ BUDGET = {
     "ray": 750,
     "recipes": 50,
     "server": 2700,
-    "training": 5050,
+    "training": 5600,
     "zoo": 450,
 }
 """Lines that a package may have; whoever needs more changes its line here, and says why."""

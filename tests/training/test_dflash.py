@@ -24,7 +24,7 @@ from outpace.models.norm import DirectNorm
 from outpace.training import weights
 from outpace.training.data import Example
 from outpace.training.objective import Loss, Models
-from outpace.training.objectives import MDLM, DFlash, dflash
+from outpace.training.objectives import MDLM, DFlash
 from outpace.training.objectives.dflash import apart, over_blocks
 from outpace.training.optim import Optim
 from outpace.training.recipe import train
@@ -164,7 +164,7 @@ def test_chunks_of_logits_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     """Neither the loss nor a gradient."""
     whole, parts = Pair("pair_a", divergence=True), Pair("pair_a", divergence=True)
     whole.loss()[0].total.backward()
-    monkeypatch.setattr(dflash, "CHUNK", 7)
+    monkeypatch.setattr("outpace.training.objective.ENTRIES", 7 * whole.draft.config.vocab)
     parts.loss()[0].total.backward()
     grads = zip(whole.published().items(), parts.published().values(), strict=True)
     for (name, expected), ours in grads:

@@ -19,7 +19,7 @@ from outpace.models.load import ZOO, load_draft
 from outpace.training import weights
 from outpace.training.data import Example
 from outpace.training.objective import Models
-from outpace.training.objectives import Eagle3, eagle3
+from outpace.training.objectives import Eagle3
 from outpace.training.recompute import recompute
 from outpace.training.rows import UNSCORED, pack
 from outpace.training.trainer import Trainer
@@ -77,7 +77,7 @@ def test_loss_is_that_of_drafts_step_by_step(
     whole_vocabulary: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of texts side by side, each as if it were alone; logits a few at a time."""
-    monkeypatch.setattr(eagle3, "CHUNK", 3)
+    monkeypatch.setattr("outpace.training.objective.ENTRIES", 3 * VOCAB)
     draft = new_draft(whole_vocabulary=whole_vocabulary)
     objective = Eagle3(tokens=4, discount=0.7).bind(draft.config)
     rows = pack([objective.rows(example, default_rng(0)) for example in EXAMPLES])

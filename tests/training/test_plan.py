@@ -227,7 +227,19 @@ def test_other_numbers_of_devices_are_planned() -> None:
     lines = dict(Planner(load("tiny-aux", ["batch=16", "accumulation=4"])).spread(1))
     assert [*lines] == ["recompute = true", "on 1", "on 8", "on 32"]
     assert "accumulation 4" in lines["on 1"] and "accumulation 1" in lines["on 8"]
-    assert lines["on 32"] == "batch 16 does not divide into 32 devices"
+    assert lines["on 32"].startswith("batch 16 does not divide into 32 processes")
+
+
+@pytest.mark.exhaustive
+def test_steps_of_tokens_are_planned() -> None:
+    """As the examples that hold them; devices that would have nothing are named."""
+    planner = Planner(load("tiny-aux", ["tokens=4096", "balance=true", "accumulation=4"]))
+    made = planner.plan()
+    assert made.train.batch % 4 == 0
+    assert made.train.batch * made.example == pytest.approx(4096, rel=0.1)
+    lines = dict(planner.spread(1))
+    assert "accumulation 1" in lines["on 8"]
+    assert lines["on 32"].startswith("tokens 4096 may leave nothing to one of 32 processes")
 
 
 def test_cards_are_filled_in_the_order_of_their_size() -> None:

@@ -95,6 +95,18 @@ def test_processes_that_do_not_fit_are_refused(recipe: Path) -> None:
         train(recipe, processes=3)
 
 
+@pytest.mark.slow
+def test_a_process_that_fails_ends_all_and_says_why(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With its error above the line that names it."""
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"prompt": "a", "response": "b"}\n{"prompt": 3}\n')
+    with pytest.raises(ValueError, match=r"process [01] of 2 has ended with status 1"):
+        train("tiny-aux", [f"data.path={path}", "drills=0", f"out={tmp_path / 'run'}"], processes=2)
+    assert f"outpace: {path}:2 needs prompt and response" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("path", sorted(recipes.FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_recipes_of_the_project_are_read(path: Path) -> None:
     """Every file of the folder."""

@@ -18,7 +18,7 @@ from outpace.methods.options import Named, method_of
 from outpace.models.load import load_config
 from outpace.options import Options
 from outpace.output import Output
-from outpace.ray.cluster import join, share
+from outpace.ray.cluster import check_count, join, share
 from outpace.text import Prompt
 
 Row = dict[str, str]
@@ -55,6 +55,7 @@ class Fleet:
         self.name = title(model, loading.get("adapter"))
         self.method = native(config) if method is None else method_of(method)
         self.told = {"model": model, "method": self.method, **loading}
+        check_count(replicas)
         join()
         self.share = share(replicas, {loading.get("device")}, small=small)
 

@@ -30,6 +30,12 @@ class Share:
         return {"num_gpus": self.gpus, "num_cpus": self.cpus}
 
 
+def check_count(replicas: int | None) -> None:
+    """Raise `ValueError` for a number of replicas that no cluster can have."""
+    if replicas is not None and replicas < 1:
+        raise ValueError(f"replicas must be at least 1, not {replicas}")
+
+
 def join() -> None:
     """Join the cluster of `RAY_ADDRESS` or `ray start`, or else start one on this machine.
 

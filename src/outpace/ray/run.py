@@ -12,7 +12,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
-from outpace.ray.cluster import Share, join, share
+from outpace.ray.cluster import Share, check_count, join, share
 from outpace.ray.replicas import application, at_a_time
 from outpace.server.run import bound, log_address
 from outpace.server.settings import Config
@@ -58,8 +58,7 @@ def run(config: Config, replicas: int, most: int | None, *, small: bool) -> int:
 
 def check(config: Config, replicas: int, most: int | None) -> None:
     """Raise `ValueError` for what cannot be, before Ray is started."""
-    if replicas < 1:
-        raise ValueError(f"replicas must be at least 1, not {replicas}")
+    check_count(replicas)
     if most is not None and most < replicas:
         raise ValueError(f"max_replicas must be at least {replicas}, as replicas, not {most}")
     if not config.server.port:

@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -35,10 +35,12 @@ class Progress:
     Attributes:
         step: the step that comes next.
         sums: what was counted since the last line of metrics; see `Report.pending`.
+        examples: that were learnt so far; None where nobody counted them.
     """
 
     step: int = 0
     sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    examples: int | None = None
 
 
 class Unusable(Exception):
@@ -74,7 +76,7 @@ def save(
             weights = {name: own(p.detach()).cpu() for name, p in trained(model).items()}
             digests = written(partial, {MODEL: weights, OPTIMIZER: flat(optimizers)}, together)
             if first:
-                state = {"step": progress.step, "sums": dict(progress.sums), "digests": digests}
+                state = {**asdict(progress), "digests": digests}
                 state |= {} if together is None else {"parts": together.num_processes}
                 (partial / STATE).write_text(json.dumps(state))
                 shutil.rmtree(target, ignore_errors=True)
@@ -219,7 +221,10 @@ def verified(path: Path) -> tuple[Progress, int]:
     try:
         state = json.loads((path / STATE).read_text())
         sums = {name: (float(total), float(over)) for name, (total, over) in state["sums"].items()}
-        progress, digests = Progress(int(state["step"]), sums), dict(state["digests"])
+        examples = state.get("examples")
+        examples = None if examples is None else int(examples)
+        progress = Progress(int(state["step"]), sums, examples)
+        digests = dict(state["digests"])
         count = int(state.get("parts", 1))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unusable(f"{STATE} is missing or damaged") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from jinja2 import TemplateError
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from outpace.models.config import ModelConfig
 from outpace.training.sources import STORY, Conversation, source
 from outpace.zoo import story
 
@@ -55,6 +56,8 @@ class Data:
             objective can weigh them more or start there.
         end: the token that ends a response; the tokenizer's end-of-sequence by default.
         longest: examples are cut to this many tokens, or to what the model was made for.
+        features: a folder for what a target makes of all examples, which is computed once and then
+            read, instead of in each step; for a draft.
     """
 
     path: str | tuple[str, ...]
@@ -66,6 +69,7 @@ class Data:
     mark: str | None = None
     end: str | None = None
     longest: int = 4096
+    features: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.drills <= 1:
@@ -82,6 +86,8 @@ class Data:
             raise ValueError(f"mark {self.mark!r} is no regular expression: {error}") from error
         if self.longest < 2:
             raise ValueError(f"longest must leave room for two tokens, not {self.longest}")
+        if self.features is not None and not self.features.strip():
+            raise ValueError("features must be the name of a folder, not empty")
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -126,14 +132,37 @@ class Examples:
 
     def __getitem__(self, number: int) -> Example:
         """Tokenise one example."""
-        turn, place = divmod(number, len(self.turn))
-        who, place = self.turn[place]
-        place += turn * self.data.counts[who]
+        who, place = self.place(number)
         rng = np.random.default_rng([self.seed, number, 0])
         drills = self.data.drills if self.data.paths[who].startswith(STORY) else 0.0
         if drills and rng.random() < drills:
             return self.example([], story.drill(Random(int(rng.integers(1 << 62)))))
         return self.chat(*self.sources[who](place))
+
+    def place(self, number: int) -> tuple[int, int]:
+        """The path that an example is of, and its number among those of this path."""
+        turn, place = divmod(number, len(self.turn))
+        who, place = self.turn[place]
+        return who, place + turn * self.data.counts[who]
+
+    @property
+    def records(self) -> int | None:
+        """How many there are in all paths; None where one of them has no end."""
+        sizes = [each.size for each in self.sources if each.size is not None]
+        return sum(sizes) if len(sizes) == len(self.sources) else None
+
+    def record(self, number: int) -> int:
+        """The record that an example is of, counted through all paths; none may be endless."""
+        who, place = self.place(number)
+        return sum(each.size or 0 for each in self.sources[:who]) + self.sources[who].record(place)
+
+    def read(self, record: int) -> Example:
+        """Tokenise a record, counted through all paths."""
+        for each in self.sources:
+            if record < (size := each.size or 0):
+                return self.chat(*each.read(record)[1])
+            record -= size
+        raise AssertionError("no path has that record")
 
     @property
     def epoch(self) -> int | None:
@@ -208,6 +237,11 @@ class Examples:
         if len(response) > room:
             prompt, ended = prompt[-self.data.longest + 1 :], False
         return Example(prompt, response[:room], marks[:room], ended)
+
+
+def cut_data(data: Data, models: Sequence[ModelConfig]) -> Data:
+    """The data without what is longer than one of the models was made for."""
+    return replace(data, longest=min(data.longest, *(model.max_length for model in models)))
 
 
 def touched(mark: re.Pattern[str], text: str, offsets: Sequence[tuple[int, int]]) -> list[bool]:

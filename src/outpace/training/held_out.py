@@ -78,6 +78,7 @@ class HeldOut:
             turns=None,
             drills=0.0,
             plain=plain,
+            features=None,
         )
         if both := sorted(set(apart.paths) & set(data.paths)):
             raise ValueError(f"held out is {both[0]!r}, which is trained on; give another path")

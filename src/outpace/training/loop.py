@@ -8,8 +8,8 @@ from typing import Self
 
 from outpace.training import trackers
 
-MOST = 2**16
-"""Examples of an update."""
+MOST, MOST_TOKENS = 2**16, 2**26
+"""Examples of an update, and tokens of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,10 @@ class Loop:
         steps: updates of the weights.
         epochs: so many times through the data, instead of `steps`.
         batch: examples per update, over all processes.
+        tokens: of the examples of an update, over all processes, instead of `batch`: examples are
+            taken until they hold so many.
+        balance: hand examples to processes and portions so that each has about as many tokens,
+            instead of in turn; the update is the same up to rounding.
         accumulation: portions in which a process feeds its share of them.
         seed: of the data order, the noise and fresh weights.
         precision: `no` (the dtype of the weights) or `bf16` (autocast).
@@ -35,6 +39,8 @@ class Loop:
     steps: int = 1000
     epochs: float | None = None
     batch: int = 32
+    tokens: int | None = None
+    balance: bool = False
     accumulation: int = 1
     seed: int = 0
     precision: str = "no"
@@ -45,9 +51,16 @@ class Loop:
     tracker: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "accumulation", "log_every", "save_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("steps", "batch", "tokens", "accumulation", "log_every", "save_every"):
+            if (given := getattr(self, name)) is not None and given < 1:
+                raise ValueError(f"{name} must be at least 1, not {given}")
+        if self.tokens is not None and self.tokens > MOST_TOKENS:
+            raise ValueError(f"tokens must be at most {MOST_TOKENS}, not {self.tokens}")
+        if self.tokens is not None and self.epochs is not None:
+            raise ValueError(
+                f"epochs {self.epochs} are as many steps as the lengths of examples make of tokens "
+                f"{self.tokens}; give steps instead"
+            )
         if self.batch > MOST:
             raise ValueError(f"batch must be at most {MOST} examples, not {self.batch}")
         if self.epochs is not None and not 0 < self.epochs < math.inf:
@@ -66,12 +79,34 @@ class Loop:
             raise ValueError(f"epochs {self.epochs} of data without end; give steps instead")
         return replace(self, steps=math.ceil(self.epochs * examples / self.batch))
 
-    def share(self, processes: int) -> int:
-        """Examples of one portion of one process; refuses a batch that does not divide."""
-        size, rest = divmod(self.batch, processes * self.accumulation)
-        if rest:
+    def of_length(self, tokens: float, processes: int) -> Self:
+        """The settings with a `batch` in the place of `tokens`, for examples of so many each."""
+        if self.tokens is None:
+            return self
+        parts = processes * self.accumulation
+        return replace(self, tokens=None, batch=parts * max(round(self.tokens / tokens / parts), 1))
+
+    def share(self, processes: int, longest: int = 1) -> int:
+        """Examples of one portion of one process, or of `longest` tokens as many as surely fit.
+
+        Raises `ValueError` for a batch that does not divide, and for tokens or a batch that may
+        leave a portion empty.
+        """
+        parts = processes * self.accumulation
+        where = f"{processes} processes with accumulation {self.accumulation}"
+        if self.tokens is not None:
+            if self.tokens < parts * longest:
+                raise ValueError(
+                    f"tokens {self.tokens} may leave nothing to one of {where}, where examples "
+                    f"have up to {longest}; raise tokens to {parts * longest}, or lower "
+                    "data.longest"
+                )
+            return self.tokens // (parts * longest)
+        if self.balance and self.batch < parts:
+            raise ValueError(f"batch {self.batch} leaves nothing to some of {where}; raise batch")
+        size, rest = divmod(self.batch, parts)
+        if rest and not self.balance:
             raise ValueError(
-                f"batch {self.batch} does not divide into {processes} processes with "
-                f"accumulation {self.accumulation}"
+                f"batch {self.batch} does not divide into {where}; give one that does, or balance"
             )
         return size

@@ -17,6 +17,7 @@ from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example
+from outpace.training.reading import Reading
 from outpace.training.rows import UNSCORED, Rows
 from outpace.training.sights import hidden_states
 
@@ -79,6 +80,10 @@ class Objective:
         """Whether that number is the same for all rows."""
         return True
 
+    def reading(self, config: ModelConfig) -> Reading | None:
+        """Hidden states of a target that the loss of a draft may read from files; None for none."""
+        return None
+
     def bind(self, config: ModelConfig) -> Self:
         """The objective with what it must know of the model; refuses one that does not fit."""
         return self
@@ -111,6 +116,21 @@ def scored(rows: Rows) -> Tensor:
     return torch.nonzero(rows.labels != UNSCORED).squeeze(1)
 
 
+def by_parts(
+    score: Callable[[Tensor], tuple[Tensor, ...]], places: Tensor, vocab: int, passes: int = 1
+) -> tuple[Tensor, ...]:
+    """What `score` makes of rows at `places i64[n]`: tensors of n rows, by logits over a `vocab`.
+
+    Where there are many rows or a large vocabulary, logits of some rows are there at a time, and
+    are made again in the backward pass; so too where `passes` before it have many together.
+    """
+    few = max(ENTRIES // vocab, 1)
+    if len(places) * passes <= few:
+        return score(places)
+    parts = [checkpoint(score, each, use_reentrant=False) for each in places.split(few)]
+    return tuple(torch.cat(each) for each in zip(*parts, strict=True))
+
+
 def cross_entropy(
     model: Transformer | Draft,
     hidden: Tensor,
@@ -119,26 +139,17 @@ def cross_entropy(
 ) -> Loss:
     """Weighted cross-entropy, with logits made for the scored rows only.
 
-    `targets` gives distributions to learn in place of the labels. Where there are many rows or a
-    large vocabulary, logits of some of them are there at a time, and are made again in the
-    backward pass.
+    `targets` gives distributions to learn in place of the labels.
     """
-    places = scored(rows)
-    few = max(ENTRIES // model.config.vocab, 1)
 
-    def part(hidden: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    def score(places: Tensor) -> tuple[Tensor, Tensor]:
         labels = rows.labels[places]
-        logits = model.head(hidden).float()
+        logits = model.head(hidden[places]).float()
         learnt = labels if targets is None else targets(places)
         return F.cross_entropy(logits, learnt, reduction="none"), logits.argmax(-1) == labels
 
-    if len(places) <= few:
-        losses, hits = part(hidden[places], places)
-    else:
-        parts = [
-            checkpoint(part, hidden[each], each, use_reentrant=False) for each in places.split(few)
-        ]
-        losses, hits = (torch.cat(each) for each in zip(*parts, strict=True))
+    places = scored(rows)
+    losses, hits = by_parts(score, places, model.config.vocab)
     counts = torch.tensor(float(len(places)), device=hidden.device)
     return Loss((losses * rows.weights[places]).sum(), {"accuracy": (hits.sum().float(), counts)})
 

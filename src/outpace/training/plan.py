@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from numpy.random import default_rng
@@ -18,12 +17,10 @@ from torch.optim import Muon
 
 from outpace.models.device import DTYPES
 from outpace.models.draft import Draft
-from outpace.models.extending import draft_of
-from outpace.models.load import CONFIG, load_config, resolve, translate
-from outpace.models.transformer import Transformer
-from outpace.training import lora, weights
+from outpace.training import lora
 from outpace.training.allocated import ACTIVATIONS, EXCHANGED, LOGITS
-from outpace.training.data import Examples
+from outpace.training.cast import in_dtype, light, modelled
+from outpace.training.data import Examples, cut_data
 from outpace.training.loop import Loop
 from outpace.training.objective import Models
 from outpace.training.recipe import Recipe
@@ -31,10 +28,7 @@ from outpace.training.rehearsal import FROZEN, TRAINED, rehearsed
 from outpace.training.report import duration
 from outpace.training.rows import UNSCORED, Rows, pack
 from outpace.training.scored import teachers
-from outpace.training.trainer import cut_data, tokenizer_of
-
-LIGHT = ("*.json", "*.txt", "*.jinja")
-"""Files of a hub repository without its weights."""
+from outpace.training.trainer import tokenizer_of
 
 LOOKED_AT = 64
 """Examples whose lengths are measured, or a portion where that has more."""
@@ -63,6 +57,7 @@ class Plan:
         peak: bytes of a device by what they are for, when forward and backward hold the most.
         gradients, optimizer: bytes of a device when weights are updated.
         checkpoint: bytes of one.
+        features: bytes of what a target makes of an epoch, where that is stored.
         work: operations of a step.
     """
 
@@ -79,6 +74,7 @@ class Plan:
     gradients: float
     optimizer: float
     checkpoint: float
+    features: float
     work: float
 
     @property
@@ -137,7 +133,8 @@ class Plan:
                 f"exchanged {gib(self.peak[EXCHANGED])}"
             ),
         )
-        yield "disk", f"{gib(2 * self.checkpoint)} for two checkpoints"
+        kept = f", {gib(self.features)} for features" if self.features else ""
+        yield "disk", f"{gib(2 * self.checkpoint)} for two checkpoints{kept}"
         rate = CARDS[self.card or max(CARDS)] / 1e12
         yield "time", f"about {duration(self.seconds)} at {rate:.0f} TFLOP per second and device"
 
@@ -169,9 +166,16 @@ class Planner:
     def plan(self, processes: int = 1, train: Loop | None = None) -> Plan:
         """What each of so many devices needs, by the settings of the recipe or by others."""
         train = (train or self.recipe.train).over(self.examples.epoch)
+        if train.tokens is not None:
+            train.share(processes, self.examples.data.longest)
+            train = train.of_length(self.example(LOOKED_AT), processes)
         if (processes, train) not in self.plans:
             self.plans[processes, train] = self.made(processes, train)
         return self.plans[processes, train]
+
+    def example(self, looked: int) -> float:
+        """Mean tokens of so many examples."""
+        return sum(len(self.examples[n]) for n in range(looked)) / looked
 
     def made(self, processes: int, train: Loop) -> Plan:
         """The same, whose passes are rehearsed for it."""
@@ -188,7 +192,7 @@ class Planner:
         looking += whole if objective.taught else 0
         states, parts = moments(recipe, model), processes if train.shard else 1
         rows = sum(map(len, fed)) / looked * train.batch
-        example = sum(len(self.examples[n]) for n in range(looked)) / looked
+        example = self.example(looked)
         # Forward once or twice; backward for inputs, and for weights where they are trained.
         passes = 2 + train.recompute + (recipe.adapter is None)
         inner = total(p for name, p in model.named_parameters() if "embedding" not in name)
@@ -211,8 +215,17 @@ class Planner:
             gradients=4 * learnt / parts,
             optimizer=states / parts,
             checkpoint=4 * learnt + states,
+            features=example * self.stored(),
             work=2 * objective.forwards * (rows * (passes * inner + 3 * head) + read * looking),
         )
+
+    def stored(self) -> float:
+        """Bytes of features on disk, for each token of a mean example."""
+        reading = self.objective.reading(self.model.config)
+        if self.recipe.data.features is None or reading is None:
+            return 0
+        size = DTYPES[self.recipe.model.dtype].itemsize
+        return reading.width(self.others[0].config) * size * (self.examples.records or 0)
 
     def peak(self, portion: Rows, processes: int, train: Loop) -> Counter[str]:
         """Bytes of a device when its passes hold the most, by what they are for."""
@@ -250,17 +263,25 @@ class Planner:
     def spread(self, processes: int) -> Iterator[tuple[str, str]]:
         """What other numbers of devices come to, and the other way to keep activations."""
         train = self.recipe.train
+        parts = processes * train.accumulation
         portion = train.share(processes)
         other = self.plan(processes, replace(train, recompute=not train.recompute))
         word = "true" if other.train.recompute else "false"
         yield f"recompute = {word}", f"{gib(other.memory)} per device: {other.place}"
         for number in SPREAD:
             mine, rest = divmod(train.batch, number)
-            if rest:
-                yield f"on {number}", f"batch {train.batch} does not divide into {number} devices"
+            if train.tokens is not None or train.balance or rest:
+                portions = -(-parts // number)
+            else:
+                sizes = range(1, mine + 1)
+                portions = next(n for n in sizes if not mine % n and mine // n <= portion)
+            loop = replace(train, accumulation=portions)
+            try:
+                loop.share(number, self.examples.data.longest)
+            except ValueError as error:
+                yield f"on {number}", str(error)
                 continue
-            portions = next(n for n in range(1, mine + 1) if not mine % n and mine // n <= portion)
-            made = self.plan(number, replace(train, accumulation=portions))
+            made = self.plan(number, loop)
             yield (
                 f"on {number}",
                 (
@@ -283,43 +304,6 @@ def count(parameters: int) -> str:
 def gib(size: float) -> str:
     """Bytes in GiB."""
     return f"{size / 2**30:,.2f} GiB"
-
-
-def modelled(
-    recipe: Recipe, *, attached: bool = True
-) -> tuple[Transformer | Draft, dict[str, Transformer]]:
-    """The model of a recipe, with its adapter where that is `attached`, and those that look on.
-
-    Weights are random, so they are made where tensors have no memory.
-    """
-    given = recipe.model
-    others: dict[str, Transformer] = {}
-    if given.target is not None:
-        others["target"] = target = Transformer(load_config(light(given.target)))
-        named = given.init and load_config(light(given.init))
-        made: Transformer | Draft = draft_of(named or translate(given.config), target)
-    elif given.init is None:
-        made = Transformer(translate(given.config))
-    else:
-        folder = light(given.init)
-        config = weights.changed(load_config(folder), given.config, folder / CONFIG)
-        made = Transformer(config)
-    if recipe.adapter is not None and attached:
-        lora.attach(made, recipe.adapter, recipe.train.seed)
-    return made, others
-
-
-def in_dtype(model: nn.Module, dtype: torch.dtype) -> None:
-    """Put weights in a dtype; `Module.to` cannot where they are fake tensors."""
-    for module in model.modules():
-        for name, parameter in [*module.named_parameters(recurse=False)]:
-            if parameter.dtype != dtype:
-                setattr(module, name, nn.Parameter(parameter.detach().to(dtype)))
-
-
-def light(name: str) -> Path:
-    """Folder of a checkpoint, whose weights are not downloaded for this."""
-    return resolve(name, LIGHT)
 
 
 def total(parameters: Iterable[torch.Tensor]) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from outpace.models.device import DTYPES
@@ -195,6 +196,13 @@ def launch(path: str | Path, overrides: Sequence[str], processes: int) -> None:
         if error.sigval is not signal.SIGINT:
             raise
         raise KeyboardInterrupt from error
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        raise ValueError(
+            f"process {rank} of {processes} has ended with status {failure.exitcode}, and the "
+            "others with it; what it said stands above, and once that is mended the same command "
+            "goes on"
+        ) from error
 
 
 def build(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
@@ -257,6 +265,8 @@ def main() -> None:
         train(arguments.recipe, arguments.overrides, arguments.processes)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except ValueError as error:
+        sys.exit(f"outpace: {error}")
 
 
 if __name__ == "__main__":

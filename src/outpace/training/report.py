@@ -34,7 +34,7 @@ from outpace.training.trackers import leaves
 RUN, METRICS, HELD = "run.json", "metrics.jsonl", "held_out.jsonl"
 FREE = {
     *("out", "train.steps", "train.log_every", "train.save_every", "train.accumulation"),
-    *("train.epochs", "train.recompute", "train.tracker"),
+    *("train.epochs", "train.recompute", "train.tracker", "train.balance", "data.features"),
 }
 """Settings that a run may change when it goes on, beside all of `held_out`."""
 
@@ -86,7 +86,7 @@ class Report:
             rewind(out / HELD, begun.step)
             self.say(
                 f"{parameters / 1e6:,.2f}M parameters, {steps} steps of "
-                f"{settings['train']['batch']} examples, {facts['device']}; settings in {out / RUN}"
+                f"{amount(settings['train'])}, {facts['device']}; settings in {out / RUN}"
             )
             if begun.step:
                 self.say(f"goes on after step {begun.step}")
@@ -157,6 +157,12 @@ class Report:
         means(sums)
         # Rows and tokens are left out: they are there for the speed, which begins anew.
         return {name: pair for name, pair in sums.items() if name not in ("rows", "tokens")}
+
+
+def amount(train: Mapping[str, Any]) -> str:
+    """What a step learns, by the settings of a run."""
+    tokens = train["tokens"]
+    return f"{train['batch']} examples" if tokens is None else f"{tokens} tokens"
 
 
 def listed(figures: Mapping[str, float]) -> str:

@@ -30,6 +30,8 @@ class Rows:
         labels: `i64[T]`, the target of the row itself (the model's shift is already applied).
         weights: `f32[T]`, weight of a scored row in the loss.
         mass: what the weights sum to on average; the loss is divided by it.
+        features: `[C, width]`, what a target makes of the C rows of plain text among them, where
+            that is stored (`Reading`).
     """
 
     ids: Tensor
@@ -38,14 +40,16 @@ class Rows:
     labels: Tensor
     weights: Tensor
     mass: float
+    features: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def to(self, device: torch.device) -> Rows:
         """The same rows on a device; the ranges stay on the host, where they are cut."""
-        moved = ("ids", "positions", "labels", "weights")
-        return replace(self, **{name: getattr(self, name).to(device) for name in moved})
+        moved = ("ids", "positions", "labels", "weights", "features")
+        given = {name: getattr(self, name) for name in moved}
+        return replace(self, **{n: t.to(device) for n, t in given.items() if t is not None})
 
 
 def next_tokens(tokens: Ints, worth: Floats) -> Rows:
@@ -62,7 +66,9 @@ def next_tokens(tokens: Ints, worth: Floats) -> Rows:
 
 
 def join(parts: Sequence[Rows]) -> Rows:
-    """Rows one behind the other, whose ranges say so already."""
+    """Rows one behind the other, whose ranges say so already; all have features, or none has."""
+    features = [part.features for part in parts if part.features is not None]
+    assert len(features) in (0, len(parts))
     return Rows(
         ids=torch.cat([part.ids for part in parts]),
         positions=torch.cat([part.positions for part in parts]),
@@ -70,6 +76,7 @@ def join(parts: Sequence[Rows]) -> Rows:
         labels=torch.cat([part.labels for part in parts]),
         weights=torch.cat([part.weights for part in parts]),
         mass=sum(part.mass for part in parts),
+        features=torch.cat(features) if features else None,
     )
 
 

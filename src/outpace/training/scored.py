@@ -9,7 +9,11 @@ from torch import Tensor, nn
 
 from outpace.models.transformer import Stack, Transformer
 from outpace.training.objective import Models, Objective
+from outpace.training.reading import Reading
 from outpace.training.rows import Rows
+
+Outcome = tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]
+"""A loss, and its metrics."""
 
 
 class Scored(nn.Module):
@@ -20,10 +24,13 @@ class Scored(nn.Module):
         self.objective, self.models, self.precision = objective, models, precision
         self.trained = models.trained
 
-    def forward(self, rows: Rows) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
-        """The weighted sum over rows, and the metrics."""
+    def forward(self, rows: Rows, reading: Reading | None = None) -> Outcome | Tensor:
+        """The weighted sum over rows, and the metrics; or what a `reading` of the target is."""
         # Accelerate would fix the precision for all trainers of the process.
         with torch.autocast(rows.ids.device.type, torch.bfloat16, self.precision == "bf16"):
+            if reading is not None:
+                target = self.models.others["target"]
+                return reading.joined(target, rows.ids, rows.positions, rows.ranges)
             loss = self.objective.loss(self.models, rows)
         return loss.total, loss.metrics
 

@@ -34,6 +34,14 @@ class Source(Protocol):
         """Conversation number n; a function of n alone."""
         ...
 
+    def record(self, number: int) -> int:
+        """The record that conversation number n is."""
+        ...
+
+    def read(self, record: int) -> tuple[str, Conversation]:
+        """A record and its place."""
+        ...
+
     def all(self) -> Iterator[tuple[str, Conversation]]:
         """Each conversation of an epoch with its place; `ValueError` that names a bad one."""
         ...
@@ -48,8 +56,17 @@ class Posed:
 
     def __call__(self, number: int) -> Conversation:
         """Problem number n as a conversation."""
-        (problem,) = self.make(start=number)
-        return [{"role": "user", "content": problem.question}], problem.answer, True
+        return self.read(number)[1]
+
+    def record(self, number: int) -> int:
+        """Each is another one."""
+        return number
+
+    def read(self, record: int) -> tuple[str, Conversation]:
+        """A problem as a conversation."""
+        (problem,) = self.make(start=record)
+        messages = [{"role": "user", "content": problem.question}]
+        return f"problem {record}", (messages, problem.answer, True)
 
     def all(self) -> Iterator[tuple[str, Conversation]]:
         """None: they are made here."""
@@ -67,17 +84,21 @@ class Shuffled:
         self.order = -1, np.arange(0)
 
     def __call__(self, number: int) -> Conversation:
-        """Record number n of the endless stream."""
+        """Conversation number n of the endless stream."""
+        return self.read(self.record(number))[1]
+
+    def record(self, number: int) -> int:
+        """The record that it is, in the order of its epoch."""
         epoch, place = divmod(number, self.count)
         if self.order[0] != epoch:
             shuffle = np.random.default_rng([self.seed, epoch, 1])
             self.order = epoch, shuffle.permutation(self.count)
-        return self.read(int(self.order[1][place]))[1]
+        return int(self.order[1][place])
 
-    def read(self, number: int) -> tuple[str, Conversation]:
+    def read(self, record: int) -> tuple[str, Conversation]:
         """A record and its place."""
-        place = self.records.place(number)
-        return place, conversation(self.records[number], place, self.fields)
+        place = self.records.place(record)
+        return place, conversation(self.records[record], place, self.fields)
 
     def all(self) -> Iterator[tuple[str, Conversation]]:
         """In the order of the records."""

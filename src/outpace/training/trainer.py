@@ -17,13 +17,12 @@ from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.models.adapter import save_adapter
-from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.load import load_model, load_tokenizer, save_model, tokenizer_folder
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint, interrupt, lora, report, trackers
 from outpace.training.ahead import Ahead
-from outpace.training.data import Data, Examples
+from outpace.training.data import Data, Example, Examples, cut_data
 from outpace.training.decoder import Decoder
 from outpace.training.folder import alone, writing
 from outpace.training.held_out import HeldOut, Watch
@@ -32,11 +31,13 @@ from outpace.training.loop import Loop
 from outpace.training.lora import LoRA
 from outpace.training.objective import Models, Objective
 from outpace.training.optim import Optim
+from outpace.training.portions import Portions
 from outpace.training.recompute import recompute
 from outpace.training.report import Report
 from outpace.training.rows import Rows, pack
 from outpace.training.scored import Scored, teachers
 from outpace.training.shard import gathered, prepared, whole
+from outpace.training.store import Store
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -96,23 +97,31 @@ class Trainer:
         self.settings = self.described(source or named)
         report.refuse_other(self.out, self.settings)
         self.accelerator = new_accelerator(self.loop.tracker, self.out)
-        self.loop.share(self.accelerator.num_processes)
+        count = self.accelerator.num_processes
+        self.portion = self.loop.share(count, cut.longest)
         main = self.accelerator.is_main_process
         self.examples.check(report.watched if main else lambda lines, count: lines)
         self.watch = None if held_out is None else self.watcher(held_out, cut)
-        others = {**teachers(self.objective, self.model, adapter is not None), **others}
-        if adapter is None:
-            self.model.requires_grad_(True)
-        else:
-            lora.attach(self.model, adapter, self.loop.seed)
-        if self.loop.recompute:
-            recompute(self.model)
-        scored = Scored(self.objective, Models(self.model.train(), others), self.loop.precision)
+        self.store = None if cut.features is None else self.stored(cut.features, others)
+        scored = self.scoring(others)
+        self.portions = Portions(self.loop, count, self.examples.__getitem__)
         self.ahead = Ahead(self.batches)
-        self.sharded = self.loop.shard and self.accelerator.num_processes > 1
+        self.sharded = self.loop.shard and count > 1
         self.scored, *self.optimizers = prepared(
             scored, self.optim, self.accelerator, shared=self.sharded
         )
+
+    def scoring(self, others: Mapping[str, Transformer]) -> Scored:
+        """The model with what it learns, its adapter attached."""
+        taught = teachers(self.objective, self.model, self.adapter is not None)
+        if self.adapter is None:
+            self.model.requires_grad_(True)
+        else:
+            lora.attach(self.model, self.adapter, self.loop.seed)
+        if self.loop.recompute:
+            recompute(self.model)
+        models = Models(self.model.train(), {**taught, **others})
+        return Scored(self.objective, models, self.loop.precision)
 
     def fit(self, steps: int | None = None) -> float:
         """Train up to a number of steps; the loss of the last logged ones."""
@@ -122,7 +131,12 @@ class Trainer:
     def go_on(self, steps: int) -> float:
         """Train from the last checkpoint on."""
         folder, say = self.out / "checkpoints", self.accelerator.print
+        if self.store is not None:
+            scored = self.accelerator.unwrap_model(self.scored)
+            self.store.fill(scored, self.portion, self.accelerator, say)
         begun = checkpoint.restore(folder, self.model, self.optimizers, say)
+        if begun.examples is not None:
+            self.portions.begins[begun.step] = begun.examples
         size = sum(parameter.numel() for parameter in self.model.parameters())
         trackers.begin(self.accelerator, self.out, self.settings, begun.step)
         recorded = Report(self.out, self.accelerator, begun, steps, self.settings, size)
@@ -136,8 +150,8 @@ class Trainer:
                 self.look(step + 1, steps, log)
                 stopped = self.anywhere(pressed())
                 if stopped or (step + 1) % self.loop.save_every == 0 or step + 1 == steps:
-                    progress = checkpoint.Progress(step + 1, log.pending())
-                    self.save(folder, progress)
+                    learnt = self.portions.begin(step + 1)
+                    self.save(folder, checkpoint.Progress(step + 1, log.pending(), learnt))
                 if stopped and step + 1 < steps:
                     say(f"stopped after step {step + 1}; the same command goes on from {folder}")
                     raise KeyboardInterrupt
@@ -161,9 +175,14 @@ class Trainer:
         """Look at the held-out examples, where it is their turn."""
         if self.watch and (step % self.watch.settings.every == 0 or step == steps):
             scored = self.accelerator.unwrap_model(self.scored)
-            portion = self.loop.share(self.accelerator.num_processes)
-            log.held_out(step, self.watch.look(scored, portion, self.write, self.out))
+            log.held_out(step, self.watch.look(scored, self.portion, self.write, self.out))
             self.accelerator.wait_for_everyone()
+
+    def stored(self, folder: str, others: Mapping[str, Transformer]) -> Store:
+        """Where features of the target are kept."""
+        reading = self.objective.reading(self.model.config)
+        target, precision = others.get("target"), self.loop.precision
+        return Store(folder, self.examples, reading, target, precision)
 
     def watcher(self, held_out: HeldOut, data: Data) -> Watch:
         """What looks at held-out examples, all of them checked."""
@@ -258,16 +277,14 @@ class Trainer:
 
         They are a function of the seed, the step and its rank.
         """
-        processes, rank = self.accelerator.num_processes, self.accelerator.process_index
-        numbers = range(step * self.loop.batch + rank, (step + 1) * self.loop.batch, processes)
-        examples = [(n, self.examples[n]) for n in numbers]
-        parts = [
-            self.objective.rows(example, default_rng([self.loop.seed, n, 2]))
-            for n, example in examples
-        ]
-        size = self.loop.share(processes)
-        tokens = sum(len(example) for _, example in examples)
-        return [pack(parts[i : i + size]) for i in range(0, len(parts), size)], tokens
+        portions = self.portions.of(step, self.accelerator.process_index)
+        tokens = sum(len(example) for portion in portions for _, example in portion)
+        return [pack([self.rows(*each) for each in portion]) for portion in portions], tokens
+
+    def rows(self, number: int, example: Example) -> Rows:
+        """What is fed of an example."""
+        rows = self.objective.rows(example, default_rng([self.loop.seed, number, 2]))
+        return rows if self.store is None else self.store.added(rows, number, example)
 
     def described(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """All that decides the run, for the log, the provenance and the check of a resume."""
@@ -281,11 +298,6 @@ class Trainer:
             "held_out": None if self.held_out is None else asdict(self.held_out),
             "out": str(self.out),
         }
-
-
-def cut_data(data: Data, models: Sequence[ModelConfig]) -> Data:
-    """The data without what is longer than one of the models was made for."""
-    return replace(data, longest=min(data.longest, *(model.max_length for model in models)))
 
 
 def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:

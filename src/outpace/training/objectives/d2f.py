@@ -22,6 +22,7 @@ from outpace.training.objective import (
     Models,
     Objective,
     Targets,
+    by_parts,
     check_shares,
     check_weights,
     cross_entropy,
@@ -188,10 +189,19 @@ class D2F(Objective):
             losses.append(cross_entropy(models.trained, hidden, state, targets))
             if number + 1 == self.unroll:
                 break
-            with torch.no_grad():
-                sure = models.trained.head(hidden[holes]).float().softmax(dim=-1).amax(dim=-1)
-            pipeline.fill(sure, self.confidence)
+            pipeline.fill(self.sure(models, hidden, holes), self.confidence)
         return mean(losses)
+
+    @staticmethod
+    @torch.no_grad()
+    def sure(models: Models, hidden: Tensor, places: Tensor) -> Tensor:
+        """Probability of the most probable token of each hole, `f32[holes]`."""
+        model = models.trained
+
+        def score(places: Tensor) -> tuple[Tensor]:
+            return (model.head(hidden[places]).float().softmax(dim=-1).amax(dim=-1),)
+
+        return by_parts(score, places, model.config.vocab)[0]
 
     def targets(self, models: Models, rows: Rows) -> Targets | None:
         """What scored rows learn; None where it is their labels."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Self
 
 import numpy as np
@@ -10,7 +11,6 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from outpace.attention.ranges import HullAttention, causal
 from outpace.decoding.target import Kind
@@ -18,18 +18,23 @@ from outpace.models.config import ModelConfig, Sight
 from outpace.models.draft import FeatureDraft
 from outpace.models.transformer import Attend, Transformer
 from outpace.training.data import Example
-from outpace.training.objective import Loss, Models, Objective, check_shares, check_weights
+from outpace.training.objective import (
+    Loss,
+    Models,
+    Objective,
+    by_parts,
+    check_shares,
+    check_weights,
+)
+from outpace.training.reading import Reading
 from outpace.training.rows import UNSCORED, Bools, Ints, Rows
-from outpace.training.sights import by_layer, over_rows, through
+from outpace.training.sights import by_layer, through
 
 GAMMAS = {0: 0.0, 8: 4.0, 10: 5.0, 16: 7.0}
 """Published decays by block size; those between are interpolated."""
 
 RUN = 512
 """Rows of one call of attention at most, unless a block is longer."""
-
-CHUNK = 2048
-"""Masks whose logits are in memory at a time; the backward pass makes them again."""
 
 
 @dataclass(slots=True)
@@ -38,15 +43,18 @@ class Passes:
 
     Attributes:
         block: `bool[T]`, which of them are rows of blocks.
-        ranges: `i32[R, 2, 2]`, what those see of context and blocks, on one axis.
+        labels: `i64[R]`, what they learn.
         hidden: `[R, dim]` of the draft.
-        context: `[C, dim]` of the target over the context, after the final norm.
+        before: `i64[R]`, the row of the context before each, which predicts it.
+        context: `[C, dim]` of the target over the context, after the final norm; None where its
+            distributions are not learnt.
     """
 
     block: Tensor
-    ranges: Tensor
+    labels: Tensor
     hidden: Tensor
-    context: Tensor
+    before: Tensor
+    context: Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,29 +160,14 @@ class DFlash(Objective):
 
     def loss(self, models: Models, rows: Rows) -> Loss:
         """One pass of the target, one of the draft, and the weighted losses of all masks."""
-        draft, target = models.trained, models.others["target"]
-        assert isinstance(draft, FeatureDraft)
         out = self.passes(models, rows)
-        labels = rows.labels[out.block]
-        masks = torch.nonzero(labels != UNSCORED).squeeze(1)
-        before = out.ranges[:, 0, 0].to(labels) + rows.positions[out.block] - 1
-        parts = [
-            checkpoint(
-                self.score,
-                draft,
-                target,
-                out.hidden[few],
-                labels[few],
-                out.context[before[few]] if self.divergence else None,
-                use_reentrant=False,
-            )
-            for few in masks.split(CHUNK)
-        ]
-        losses, surprise, right = (torch.cat(part) for part in zip(*parts, strict=True))
+        masks = torch.nonzero(out.labels != UNSCORED).squeeze(1)
+        score = partial(self.score, models, out)
+        losses, surprise, right = by_parts(score, masks, models.trained.config.vocab)
         weights = rows.weights[out.block]
         if self.dpace:
-            weights = self.reach(surprise.detach(), masks, len(labels))
-        hits = torch.zeros_like(labels)
+            weights = self.reach(surprise.detach(), masks, len(out.labels))
+        hits = torch.zeros_like(out.labels)
         hits[masks] = right.long()
         kept = hits.view(-1, self.block or 1)[:, 1:].cumprod(1).sum(1) + 1
         return Loss(
@@ -185,22 +178,14 @@ class DFlash(Objective):
             },
         )
 
-    def score(
-        self,
-        draft: FeatureDraft,
-        target: Transformer,
-        hidden: Tensor,
-        labels: Tensor,
-        before: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss of each mask, how much its token surprises, and whether it is the most probable.
-
-        `before [n, dim]` are the target's hidden states that give its distributions for them.
-        """
-        scores = draft.head(hidden).float().log_softmax(-1)
+    def score(self, models: Models, out: Passes, masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss of each of `masks`, how much its token surprises, and whether it is likeliest."""
+        draft, target = models.trained, models.others["target"]
+        labels = out.labels[masks]
+        scores = draft.head(out.hidden[masks]).float().log_softmax(-1)
         losses = surprise = -scores.gather(1, labels[:, None]).squeeze(1)
-        if before is not None:
-            theirs = target.head(before).float().log_softmax(-1)
+        if out.context is not None:
+            theirs = target.head(out.context[out.before[masks]]).float().log_softmax(-1)
             losses = F.kl_div(scores, theirs, reduction="none", log_target=True).sum(-1)
         return losses, surprise, scores.argmax(-1) == labels
 
@@ -218,11 +203,13 @@ class DFlash(Objective):
         inner, ranges = apart(rows.ranges, block)
         block = block.to(rows.ids.device)
         places, positions = rows.positions[~block], rows.positions[block]
-        with torch.no_grad():
-            context, features = self.features_of(draft, target, rows.ids[~block], places, inner)
+        text = replace(rows, ids=rows.ids[~block], positions=places, ranges=inner)
+        features, context = self.features_of(draft, target, text)
         attend = attention(draft.config, ranges, len(places), positions.device)
         hidden = draft(rows.ids[block], positions, attend, context=(features, places))
-        return Passes(block, ranges, hidden, context)
+        before = ranges[:, 0, 0].to(positions) + positions - 1
+        learnt = context if self.divergence else None
+        return Passes(block, rows.labels[block], hidden, before, learnt)
 
     def reach(self, surprise: Tensor, masks: Tensor, rows: int) -> Tensor:
         """D-PACE's weights `f32[rows]`: how far the draft is expected to get with each mask.
@@ -237,24 +224,23 @@ class DFlash(Objective):
         alive = chance.cumprod(1) * scored
         return (alive.flip(1).cumsum(1).flip(1) * scored).flatten()
 
+    @torch.no_grad()
     def features_of(
-        self,
-        draft: FeatureDraft,
-        target: Transformer,
-        ids: Tensor,
-        positions: Tensor,
-        ranges: Tensor,
+        self, draft: FeatureDraft, target: Transformer, text: Rows
     ) -> tuple[Tensor, Tensor]:
-        """The target's last hidden states of the context, and what the draft sees of it."""
-        layers = draft.config.feature_layers
-        if not (self.features or self.divergence):
-            tokens = target.embedding(ids)
-            return tokens, tokens.repeat(1, len(layers))
-        attend = over_rows(target.config, ranges, ids.device)
-        hidden, captured = target.capture(ids, positions, attend, layers)
-        if not self.features:
-            return hidden, target.embedding(ids).repeat(1, len(layers))
-        return hidden, torch.cat([captured[layer] for layer in layers], -1)
+        """What the draft sees of the context, rows of plain `text`; the target's last states."""
+        reading = Reading(draft.config.feature_layers, self.divergence)
+        if self.features:
+            return reading.states(target, text.ids, text.positions, text.ranges, text.features)
+        tokens = target.embedding(text.ids)
+        last = tokens
+        if self.divergence:
+            _, last = reading.states(target, text.ids, text.positions, text.ranges)
+        return tokens.repeat(1, len(reading.layers)), last
+
+    def reading(self, config: ModelConfig) -> Reading | None:
+        """What the draft sees, unless that are tokens, and the target's distributions if learnt."""
+        return Reading(config.feature_layers, self.divergence) if self.features else None
 
 
 def counted(items: Tensor) -> Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.random import Generator
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from outpace.attention.ranges import Span, TrainingAttention, causal, documents
 from outpace.decoding.target import Kind
@@ -18,12 +18,9 @@ from outpace.models.config import ModelConfig
 from outpace.models.extending import ExtendingDraft
 from outpace.models.transformer import Attend, Transformer
 from outpace.training.data import Example
-from outpace.training.objective import Loss, Models, Objective, check_shares
+from outpace.training.objective import Loss, Models, Objective, by_parts, check_shares
+from outpace.training.reading import Reading
 from outpace.training.rows import UNSCORED, Rows
-from outpace.training.sights import over_rows
-
-CHUNK = 2048
-"""Rows whose logits are in memory at a time; the backward pass makes them again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +55,10 @@ class Eagle3(Objective):
         """One for each step."""
         return self.tokens
 
+    def reading(self, config: ModelConfig) -> Reading:
+        """What the draft goes on from, and the target's distributions."""
+        return Reading(config.feature_layers, last=True)
+
     def bind(self, config: ModelConfig) -> Self:
         """Take the length from the draft; refuse what is none."""
         if config.kind is not Kind.EXTENDING:
@@ -87,8 +88,10 @@ class Eagle3(Objective):
         """One pass of the target, and the weighted losses of all steps of the draft."""
         draft, target = models.trained, models.others["target"]
         assert isinstance(draft, ExtendingDraft) and self.length is not None
-        with torch.no_grad():
-            hidden, features = features_of(draft, target, rows)
+        reading = self.reading(draft.config)
+        features, hidden = reading.states(
+            target, rows.ids, rows.positions, rows.ranges, rows.features
+        )
         spans = documents(rows.ranges)
         unrolled, (block,) = Unrolled(spans, rows.ids.device), draft.blocks
         numbers = torch.arange(len(spans), device=rows.ids.device)
@@ -100,15 +103,13 @@ class Eagle3(Objective):
             labels = later(rows.labels, step, UNSCORED)
             here = (labels != UNSCORED) & (later(texts, step, -1) == texts)
             beside = draft.embed(later(rows.ids, step + 1, 0))
-            places = (rows.positions + step).clamp(max=self.length - 1)
-            turn = draft.angles(places, beside.dtype)
+            positions = (rows.positions + step).clamp(max=self.length - 1)
+            turn = draft.angles(positions, beside.dtype)
             state = block(state, *turn, unrolled.at(step), context=beside)
-            right = torch.zeros_like(here)
-            for few in torch.nonzero(here).squeeze(1).split(CHUNK):
-                theirs = hidden[few + step + 1]
-                parts = checkpoint(score, draft, target, state[few], theirs, use_reentrant=False)
-                total = total + self.discount**step * parts[0]
-                right[few] = parts[1]
+            places, right = torch.nonzero(here).squeeze(1), torch.zeros_like(here)
+            said = partial(score, draft, target, state, hidden[step + 1 :])
+            losses, right[places] = by_parts(said, places, target.config.vocab, self.tokens)
+            total = total + self.discount**step * losses.sum()
             hits.append(right)
         scored = rows.labels != UNSCORED
         if not scored.any():
@@ -127,32 +128,24 @@ class Eagle3(Objective):
         )
 
 
-def features_of(draft: ExtendingDraft, target: Transformer, rows: Rows) -> tuple[Tensor, Tensor]:
-    """The target's last hidden states, and those that the draft reads."""
-    layers = draft.config.feature_layers
-    attend = over_rows(target.config, rows.ranges, rows.ids.device)
-    hidden, captured = target.capture(rows.ids, rows.positions, attend, layers)
-    return hidden, torch.cat([captured[layer] for layer in layers], -1)
-
-
 def score(
-    draft: ExtendingDraft, target: Transformer, state: Tensor, hidden: Tensor
+    draft: ExtendingDraft, target: Transformer, state: Tensor, hidden: Tensor, places: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Summed loss of states `[n, dim]`, and whether each says what the target does.
+    """Loss of each state `[n, dim]` at `places i64[n]`, and whether it says what the target does.
 
-    `hidden [n, dim]` are the target's, whose distributions are learnt. A row whose most probable
-    token the draft may not say is not learnt.
+    `hidden` are the target's at the same places, whose distributions are learnt. A row whose most
+    probable token the draft may not say is not learnt.
     """
-    scores: Tensor = draft.unembedding(draft.norm(state)).float().log_softmax(-1)
+    scores: Tensor = draft.unembedding(draft.norm(state[places])).float().log_softmax(-1)
     with torch.no_grad():
-        logits = target.head(hidden).float()
+        logits = target.head(hidden[places]).float()
         said, says = logits.argmax(-1), draft.says
         known = torch.ones_like(said, dtype=torch.bool)
         if says is not None:
             logits, known = logits[:, says], draft.t2d[said]
         law = logits.softmax(-1)
         right = known & (law.argmax(-1) == scores.argmax(-1))
-    return -((law * scores).sum(-1) * known).sum(), right
+    return -(law * scores).sum(-1) * known, right
 
 
 def later(rows: Tensor, by: int, fill: int) -> Tensor:

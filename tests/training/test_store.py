@@ -1,0 +1,200 @@
+"""Features on disk train as those that are computed, and are refused where they are of others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers import causal_model, published_eagle
+from outpace.models.load import ZOO
+from outpace.models.transformer import Transformer
+from outpace.training import Data, Objective, Trainer, store, weights
+from outpace.training.held_out import HeldOut
+from outpace.training.objectives import SFT, DFlash, Eagle3
+from outpace.training.plan import plan
+from outpace.training.recipe import load
+from runs import losses, trainer
+from sharded import DRAFT
+
+TARGET = {"vocab_size": 1024}
+WIDE = published_eagle(vocab_size=1024, draft_vocab_size=1024)
+
+
+def data(path: Path, count: int = 70) -> Path:
+    """Lines of many lengths."""
+    lines = [{"prompt": f"{n} + 1 = ?", "response": f"{n} " * (n % 9 + 3)} for n in range(count)]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def drafting(
+    folder: Path,
+    name: str,
+    objective: Objective | None = None,
+    target: Transformer | None = None,
+    **options: Any,
+) -> Trainer:
+    """A trainer of a tiny draft, by default on stored features."""
+    target = target or causal_model(**TARGET)
+    objective = objective or DFlash(anchors=4)
+    given = {"path": str(folder / "data.jsonl"), "features": str(folder / "features")}
+    given |= options.pop("data", {})
+    defaults = {"lr": 1e-3, "warmup": 2, "batch": 8, "accumulation": 2, "log_every": 1, "steps": 6}
+    return Trainer(
+        weights.draft(None, WIDE if isinstance(objective, Eagle3) else DRAFT, target, 0),
+        objective,
+        data=Data(**given),
+        out=folder / name,
+        tokenizer=ZOO / "vocabulary",
+        others={"target": target},
+        **{**defaults, **options},
+    )
+
+
+@pytest.mark.parametrize(
+    ("objective", "read"),
+    [(DFlash(anchors=4), 0), (DFlash(anchors=4, divergence=True), 1), (Eagle3(tokens=2), 1)],
+)
+def test_stored_features_train_as_live_ones(
+    objective: Objective, read: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the target reads no example again."""
+    data(tmp_path / "data.jsonl")
+    drafting(tmp_path, "live", objective, data={"features": None}).fit()
+    run = drafting(tmp_path, "stored", objective)
+    run.fit()
+    assert losses(tmp_path / "stored") == pytest.approx(losses(tmp_path / "live"), rel=1e-4)
+    assert "GiB" in capsys.readouterr().out
+    found = sorted((tmp_path / "features").glob("*.safetensors"))
+    assert len(found) == 3 and {len(load_file(path)) for path in found} == {32, 6}
+    first = load_file(found[0])["0"]
+    assert first.shape[1] == (2 + read) * 32 and first.dtype == torch.float32
+    target = run.scored.models.others["target"]
+    target.blocks = torch.nn.ModuleList()  # nobody asks for them any more
+    run.update(6, 8)
+
+
+def test_what_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the files that are missing; none of them is there in part."""
+    data(tmp_path / "data.jsonl")
+    left = 1
+
+    def save(tensors: Any, path: Path) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        store_file(tensors, path)
+
+    store_file = store.save_file
+    monkeypatch.setattr(store, "save_file", save)
+    with pytest.raises(ValueError, match="cannot be written .*No space left on device"):
+        drafting(tmp_path, "run").fit()
+    kept = tmp_path / "features" / "features-000000.safetensors"
+    before = kept.stat().st_mtime_ns
+    assert [path.name for path in (tmp_path / "features").glob("*features-*")] == [kept.name]
+    monkeypatch.undo()
+    drafting(tmp_path, "run").fit()
+    assert kept.stat().st_mtime_ns == before
+    assert len([*(tmp_path / "features").glob("features-*.safetensors")]) == 3
+
+
+def test_a_disk_without_room_is_named_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the size."""
+    data(tmp_path / "data.jsonl")
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 1000))
+    with pytest.raises(ValueError, match=r"0\.00 GiB of room for features of 0\.00 GiB"):
+        drafting(tmp_path, "run").fit()
+    assert not [*(tmp_path / "features").glob("features*")]
+
+
+def test_other_features_are_refused(tmp_path: Path) -> None:
+    """Of another target, of other data, of other layers; and a folder of something else."""
+    data(tmp_path / "data.jsonl", 8)
+    drafting(tmp_path, "run").fit(1)
+    other = causal_model(**TARGET)
+    with torch.no_grad():
+        other.blocks[1].mlp.down.weight[3, 5] += 1.0
+    for named, options in {
+        "target": {"target": other},
+        "data": {"data": {"longest": 20}},
+        "last": {"objective": DFlash(anchors=4, divergence=True)},
+        "computed": {"precision": "bf16"},
+    }.items():
+        with pytest.raises(ValueError, match=f"differ in {named} from"):
+            drafting(tmp_path, "other", **options)
+    data(tmp_path / "data.jsonl", 9)
+    with pytest.raises(ValueError, match="differ in data from"):
+        drafting(tmp_path, "other")
+    (tmp_path / "features" / store.INDEX).write_text("{}")
+    with pytest.raises(ValueError, match="is damaged"):
+        drafting(tmp_path, "other")
+    with pytest.raises(ValueError, match="holds something else"):
+        drafting(tmp_path, "other", data={"features": str(tmp_path)})
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    """And made anew once it is gone."""
+    data(tmp_path / "data.jsonl", 8)
+    drafting(tmp_path, "run").fit(1)
+    (path,) = (tmp_path / "features").glob("features-*.safetensors")
+    path.write_bytes(path.read_bytes()[:900])
+    with pytest.raises(ValueError, match=r"features-000000.* is missing or damaged"):
+        drafting(tmp_path, "run").fit(2)
+    path.unlink()
+    drafting(tmp_path, "run").fit(2)
+
+
+def test_held_out_examples_are_read_as_ever(tmp_path: Path) -> None:
+    """They are not among those that are stored."""
+    data(tmp_path / "data.jsonl", 8)
+    held = HeldOut(path="story:test", every=1, examples=3)
+    drafting(tmp_path, "run", held_out=held).fit(1)
+    assert (tmp_path / "run" / "held_out.jsonl").read_text().count("loss") == 2
+
+
+@pytest.mark.parametrize(
+    ("objective", "given", "message"),
+    [
+        (DFlash(features=False), {}, "nothing reads them"),
+        (DFlash(), {"path": "story:train"}, "made without end"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused(
+    objective: Objective, given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """Before any work."""
+    data(tmp_path / "data.jsonl", 8)
+    with pytest.raises(ValueError, match=message):
+        drafting(tmp_path, "run", objective, data=given)
+    with pytest.raises(ValueError, match="nothing reads them"):
+        where = Data(path=str(tmp_path / "data.jsonl"), features=str(tmp_path / "f"))
+        trainer(tmp_path / "sft", data=where)
+    with pytest.raises(ValueError, match="name of a folder, not empty"):
+        replace(where, features=" ")
+    assert SFT().reading(causal_model().config) is None
+
+
+def test_a_plan_says_how_large_they_are(tmp_path: Path) -> None:
+    """As large as what is then written, but for the heads of files."""
+    path = data(tmp_path / "data.jsonl", 64)
+    words = [f"data.path={path}", f"data.features={tmp_path / 'features'}", f"out={tmp_path}"]
+    recipe = load("tiny-dflash", [*words, "steps=1", "batch=2"])
+    made = plan(recipe)
+    assert "GiB for features" in dict(made.described())["disk"]
+    run = recipe.trainer()
+    run.fit()
+    kept = [load_file(path) for path in (tmp_path / "features").glob("*.safetensors")]
+    assert made.features == sum(t.nbytes for tensors in kept for t in tensors.values())
