@@ -101,7 +101,9 @@ def test_sixteen_colours_are_legible_however_they_are_mixed(few: Console) -> Non
     show_pieces(few, (f"piece {number} " for number in range(9)))
     few.print(*slot_lines(pipeline(), 20), legend())
     written = few.file.getvalue()  # type: ignore[attr-defined]
-    codes = {int(code) for codes in re.findall(r"\x1b\[([\d;]+)m", written) for code in codes.split(";")}
+    codes = {
+        int(code) for codes in re.findall(r"\x1b\[([\d;]+)m", written) for code in codes.split(";")
+    }
     numbers = {code - (30 if code < 90 else 82) for code in codes - {0, 1, 2}}
     assert len(numbers) == 3
     for mixed in (palette.split() for palette in USUAL.values()):

@@ -6,8 +6,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -442,6 +445,74 @@ def test_an_interrupt_is_one_line_and_status_130(outpace, monkeypatch, place):
     else:
         monkeypatch.setattr("outpace.cli.app.build", interrupt)
     assert outpace("generate", "tiny-aux", "x") == (130, "", "outpace: interrupted\n")
+
+
+@contextmanager
+def started(folder, code, *args):
+    """A program that runs `main` behind some code, once it has told so; Ctrl-C is for it."""
+    program = folder / "program.py"
+    program.write_text(f"{MAIN}\n{code}\nprint(flush=True)\nmain()\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "program", *args],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdout.readline() == "\n"
+    yield process
+    try:
+        assert process.communicate(timeout=60) == ("", "outpace: interrupted\n")
+        assert process.returncode == 130
+    finally:
+        process.kill()
+
+
+MAIN = "from outpace.cli.main import main"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.01, 0.03, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0])
+def test_an_interrupt_while_modules_load_is_one_line(seconds, tmp_path):
+    """From where `main` begins; Python's own start, which nobody can guard, is over."""
+    words = ("generate", "tiny-aux", STORY, "--ignore-eos", "--max-tokens", "400", "--n", "60")
+    with started(tmp_path, "", *words) as process:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "exec('raise KeyboardInterrupt')",  # of which Python makes an end by the signal
+        "weakref.finalize(set(), interrupt)\n    while True: pass",  # where nothing can be raised
+    ],
+)
+def test_no_interrupt_is_lost(line, tmp_path):
+    """Wherever it comes."""
+    code = f"""
+import weakref
+from outpace.cli import app
+
+def interrupt():
+    raise KeyboardInterrupt
+
+def build():
+    {line}
+
+app.build = build
+"""
+    with started(tmp_path, code, "--help"):
+        pass
+
+
+def test_nothing_is_loaded_before_an_interrupt_is_caught():
+    """Beyond what Python has loaded itself."""
+    code = f"import sys; known = {{*sys.modules}}; {MAIN}; print(*{{*sys.modules}} - known)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ours = {"outpace", "outpace.version", "outpace.cli", "outpace.cli.main"}
+    assert set(done.stdout.split()) <= {*ours, "__future__"}
 
 
 def test_a_reader_that_leaves_is_no_error():
