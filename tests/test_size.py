@@ -21,7 +21,7 @@ BUDGET = {
     "constraint": 2550,
     "decoding": 2350,
     "engine": 2350,
-    "evaluation": 2200,
+    "evaluation": 2300,
     "load": 800,
     "methods": 1900,
     "models": 5750,
