@@ -27,7 +27,7 @@ BUDGET = {
     "models": 5750,
     "ray": 750,
     "recipes": 50,
-    "server": 2700,
+    "server": 2750,
     "training": 5050,
     "zoo": 450,
 }

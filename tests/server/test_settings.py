@@ -59,8 +59,19 @@ def test_file_is_read(tmp_path: Path) -> None:
         ("[server]\nport = '80'", "server.port"),
         ("[server]\napi_key = ''", "server.api_key"),
         ("[server]\ndrain_seconds = -1.0", "server.drain_seconds"),
+        ("[server]\nport = 70000", "server.port must be less than or equal to 65535, not 70000"),
+        ("[models.x]", "models.x.path is missing"),
+        (
+            "[models.x]\npath = 'x'\noptions.a = []",
+            "options.a must be a text, a number, .*, not \\[\\]",
+        ),
+        (
+            "[models.x]\npath = 'x'\nlimits.a = [1, 'b']",
+            "limits.a must be a list .*, not \\[1, 'b'\\]",
+        ),
+        ("[models.x]\npath = 'x'\nlimits.a = 5", "limits.a must be a list .*, not 5"),
         ("", "models"),
-        ("[models]", "models"),
+        ("[models]", "models must not be empty"),
         ("models = 5", "models"),
         ("= 5", "TOML"),
     ],
@@ -181,3 +192,9 @@ def test_operator_limits_what_requests_choose(tmp_path: Path) -> None:
     for option, value in [("ratio", 0.9), ("verifier", "tiny-aux"), ("window", 10**6)]:
         with pytest.raises(Exception, match=option):
             choice.make({option: value})
+
+
+def test_a_key_is_not_told(tmp_path: Path) -> None:
+    """Though it is of the wrong type."""
+    with pytest.raises(ValueError, match=r"server.api_key must be a valid string$"):
+        read(written(tmp_path, "[server]\napi_key = 123456"))
