@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from outpace.cli.main import main
 from outpace.methods import Autoregressive, WeDLM
 from outpace.options import Options
 from outpace.output import Output
+from shown import ROOT, blocks
 
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
 Run = Callable[..., tuple[int, str, str]]
@@ -58,6 +60,19 @@ def test_each_answer_has_its_figures(chat: Run) -> None:
     assert (status, err) == (0, "")
     assert "#### 26\n" in out
     assert len(re.findall(r"[\d.]+ tokens per forward, \d+ tokens per second", out)) == 2
+
+
+def test_the_page_shows_what_is_said(chat: Run) -> None:
+    """But for the speed, and where lines are broken."""
+    page = ROOT / "docs" / "chat.md"
+    (shown,) = re.findall(r"^> (.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    words = shlex.split(blocks(page, "sh")[0].splitlines()[0])
+    asked, mark, _ = shown.partition("?")
+    message = " ".join(asked.split()) + mark
+    status, out, err = chat(words[2], message, flags=tuple(words[3:]))
+    assert (status, err) == (0, "")
+    told = [re.sub(r"\d+ tokens per second", "", text) for text in (message + out, shown)]
+    assert "".join(told[0].split()) == "".join(told[1].split())
 
 
 def test_the_model_sees_what_was_said(llm: LLM) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -299,6 +300,10 @@ def test_models_and_methods_are_listed(outpace):
             ),
             "ratio",
         ),
+        (
+            ("train", "tiny-aux", "--plan", "--processes", "0"),
+            "processes must be at least 1, not 0",
+        ),
         (("evaluate", "tiny-aux", "--task", "nonsense"), "story"),
         (("evaluate", "tiny-aux", "--limit", "0"), "limit"),
         (("evaluate", "tiny-aux", "--limit", "99999999999"), "limit must be at most 100000"),
@@ -445,6 +450,19 @@ def test_an_interrupt_is_one_line_and_status_130(outpace, monkeypatch, place):
     else:
         monkeypatch.setattr("outpace.cli.app.build", interrupt)
     assert outpace("generate", "tiny-aux", "x") == (130, "", "outpace: interrupted\n")
+
+
+def test_a_method_that_fails_is_one_line_and_status_1(outpace, tmp_path):
+    """As on weights that are numbers, and too large to compute with."""
+    folder = tmp_path / "model"
+    shutil.copytree(ZOO / "tiny-aux", folder)
+    shutil.copytree(VOCABULARY, folder, dirs_exist_ok=True)
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-4] + struct.pack("<f", 3e38))
+    status, out, err = outpace("generate", str(folder), "x")
+    assert status == 1 and err.count("\n") == 1
+    assert err.startswith("outpace: Autoregressive() failed at slot ")
+    assert "the model's logits are not finite numbers" in err
 
 
 @contextmanager

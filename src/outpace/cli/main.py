@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-INTERRUPTED = 130
+FAILED, INTERRUPTED = 1, 130
+"""Exit statuses: of what no other words would have saved, and of Ctrl-C."""
 
 
 def main(args: Sequence[str] | None = None) -> None:

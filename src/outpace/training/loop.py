@@ -68,6 +68,8 @@ class Loop:
 
     def share(self, processes: int) -> int:
         """Examples of one portion of one process; refuses a batch that does not divide."""
+        if processes < 1:
+            raise ValueError(f"processes must be at least 1, not {processes}")
         size, rest = divmod(self.batch, processes * self.accumulation)
         if rest:
             raise ValueError(
