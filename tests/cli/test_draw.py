@@ -24,6 +24,7 @@ from outpace.cli.draw import (
 )
 from outpace.decoding import Step
 from outpace.output import Output
+from shown import contrast
 
 
 def pipeline() -> Output:
@@ -57,8 +58,7 @@ def test_the_legend_names_all_cells() -> None:
 @pytest.mark.parametrize("name", COLOURS)
 def test_colours_are_legible_on_white_and_on_black(name: str) -> None:
     """By the contrast of WCAG 2.1, of which large text needs 3 and its smallest print 4.5."""
-    mixed = Color.parse(name).get_truecolor().hex
-    assert min(contrast(mixed, "#ffffff"), contrast(mixed, "#000000")) > 3.7
+    assert worst(name) > 3.7
 
 
 USUAL = {
@@ -76,14 +76,10 @@ USUAL = {
 """Colours 0 to 15 as terminals mix them."""
 
 
-def contrast(one: str, other: str) -> float:
-    """Of two colours, as WCAG 2.1 counts it."""
-    lights = []
-    for name in (one, other):
-        parts = [part / 255 for part in Color.parse(name).get_truecolor()]
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        lights.append(sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True)))
-    return (max(lights) + 0.05) / (min(lights) + 0.05)
+def worst(name: str) -> float:
+    """Contrast of a colour, the less of those on white and on black."""
+    parts = [part / 255 for part in Color.parse(name).get_truecolor()]
+    return min(contrast(parts, (1, 1, 1)), contrast(parts, (0, 0, 0)))
 
 
 @pytest.fixture
@@ -107,9 +103,7 @@ def test_sixteen_colours_are_legible_however_they_are_mixed(few: Console) -> Non
     numbers = {code - (30 if code < 90 else 82) for code in codes - {0, 1, 2}}
     assert len(numbers) == 3
     for mixed in (palette.split() for palette in USUAL.values()):
-        for number in numbers:
-            against = [contrast(f"#{mixed[number]}", ground) for ground in ("#ffffff", "#000000")]
-            assert min(against) > 2.4
+        assert min(worst(f"#{mixed[number]}") for number in numbers) > 2.4
 
 
 def test_neighbours_differ_in_few_colours_as_in_many(few: Console) -> None:
