@@ -125,7 +125,7 @@ def test_key_comes_from_a_file(tmp_path: Path) -> None:
         Settings(api_key_file=str(tmp_path / "empty")).key()
     with pytest.raises(ValueError, match="not both"):
         Settings(api_key="x", api_key_file="y").key()
-    with pytest.raises(OSError, match="nowhere"):
+    with pytest.raises(ValueError, match="api_key_file cannot be read: .*nowhere"):
         Settings(api_key_file=str(tmp_path / "nowhere")).key()
 
 

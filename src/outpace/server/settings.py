@@ -85,7 +85,10 @@ class Settings(Strict):
             raise ValueError("give api_key or api_key_file, not both")
         if self.api_key_file is None:
             return None if self.api_key is None else self.api_key.encode()
-        key = Path(self.api_key_file).read_bytes().strip()
+        try:
+            key = Path(self.api_key_file).read_bytes().strip()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"api_key_file cannot be read: {error}") from error
         if not key:
             raise ValueError(f"{self.api_key_file} holds no key")
         return key
