@@ -17,7 +17,7 @@ BUDGET = {
     "": 2400,
     "attention": 1300,
     "benchmark": 1200,
-    "cli": 3200,
+    "cli": 3250,
     "constraint": 2550,
     "decoding": 2350,
     "engine": 2350,

@@ -429,6 +429,14 @@ def test_a_failed_evaluation_leaves_its_output_as_it_was(outpace, tmp_path, held
     assert [each.read_text() for each in tmp_path.iterdir()] == ([] if held is None else [held])
 
 
+@pytest.mark.parametrize("name", ["new/result.json", "new/er/result.json", f"new/{'x' * 300}"])
+def test_a_failed_evaluation_leaves_no_folder(outpace, tmp_path, name):
+    """But one that was there."""
+    args = ("evaluate", "tiny-aux", "--limit", "1", "--max-tokens", "99999")
+    assert outpace(*args, "--json", str(tmp_path / name))[0] == 2
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_link_stays_one(outpace, tmp_path):
     """What it leads to is replaced."""
     path, link = tmp_path / "result.json", tmp_path / "link"
