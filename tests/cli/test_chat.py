@@ -185,11 +185,11 @@ def test_a_model_without_a_template_is_refused(chat: Run, tmp_path: Any) -> None
 
 
 @contextmanager
-def terminal(*words: str) -> Iterator[Callable[[str, str], str]]:
+def terminal(*words: str, kind: str = "xterm-256color") -> Iterator[Callable[[str, str], str]]:
     """A command at a terminal; what is called types keys and returns what is shown until a word."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "outpace", *words]
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
+    environment = {**os.environ, "TERM": kind, "COLUMNS": "80"}
     process = subprocess.Popen(
         command,
         stdin=theirs,
@@ -241,6 +241,17 @@ def test_a_conversation_at_a_terminal() -> None:
         assert "> " in behind or "> " in talk("", "> ")
         time.sleep(1)  # until it listens
         assert "outpace: interrupted" in talk("\x03", "interrupted")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["generate", "trace"])
+def test_a_terminal_of_16_colours_is_asked_for_no_other(command: str) -> None:
+    """And for none of black, white, yellow and cyan, which are lost on one ground or the other."""
+    with terminal(command, "tiny-wedlm", STORY, kind="linux") as talk:
+        shown = talk("", "(stop)")
+    codes = set(re.findall(r"\x1b\[(?:1;)?([39]\d)m", shown))
+    assert {"94", "91"} <= codes <= {"94", "91", "35", "32"}  # the spinner is green
+    assert "38;5" not in shown
 
 
 @pytest.mark.slow
