@@ -157,6 +157,10 @@ def loaded(**given: Any) -> Service:
         ({"method": "wedlm"}, "wedlm"),
         ({"method": "apd"}, "apd"),
         ({"method": "apd", "further": {"x": "nowhere"}}, "nowhere"),
+        (
+            {"method": "apd", "further": {"x": "tiny-aux"}, "options": {"verifier": "y"}},
+            "options.verifier is 'y'; further has x",
+        ),
         ({"method": "d2f", "options": {"colour": 1}}, "colour"),
         ({"method": "d2f", "options": {"block": 0}}, "block"),
         ({"options": {"block": 8}}, "block"),
