@@ -1,8 +1,9 @@
-"""What documentation and examples show, and whether it is right."""
+"""What documentation, examples and terminals show: whether it is right, and legible."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -25,3 +26,12 @@ def is_right(shown: str, printed: str) -> bool:
     """Whether the questions that are shown got their answers, and no other."""
     given = set(re.findall(r"#### (\d+)", printed.replace("|", "")))
     return given == {answer for question, answer in ANSWERS.items() if question in shown}
+
+
+def contrast(one: Iterable[float], other: Iterable[float]) -> float:
+    """Of two colours, parts from 0 to 1, as WCAG 2.1 counts it."""
+    lights = []
+    for parts in (one, other):
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        lights.append(sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True)))
+    return (max(lights) + 0.05) / (min(lights) + 0.05)

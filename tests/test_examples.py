@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -55,6 +56,20 @@ def shown_by(notebook) -> tuple[str, str]:
         texts += [output.get("text", ""), re.sub("<[^>]+>", "", html)]
         assert output.output_type != "error"
     return "".join(cell.source for cell in cells), "".join(texts)
+
+
+def test_notebook_is_narrow() -> None:
+    """Neither its code nor the figures that it prints are cut at 80 columns."""
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    code = [line for cell in cells if cell["cell_type"] == "code" for line in cell["source"]]
+    printed = [
+        line
+        for cell in cells
+        for output in cell.get("outputs", ())
+        for line in output.get("text", ())
+    ]
+    assert code and printed
+    assert not [line for line in (*code, *printed) if len(line.rstrip()) > 80]
 
 
 @pytest.mark.slow

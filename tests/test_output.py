@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import copy
 import pickle
 import re
@@ -13,6 +14,7 @@ from outpace import LLM, Output
 from outpace.decoding import Step
 from outpace.display import HUES, coloured
 from outpace.methods import D2F, Method, WeDLM
+from shown import contrast
 
 STORY = (
     "Omar counts 60 people on the boat. Then 39 of them get off and 43 others get on. "
@@ -70,6 +72,26 @@ def test_a_notebook_shows_the_text_and_the_figures() -> None:
     assert shown.tags.count("span") == sum(1 for piece in output.pieces() if piece) > 3
     assert set(shown.tags) == {"div", "span"}
     assert len(set(re.findall(r"hsla\((\d+),", page))) == min(shown.tags.count("span"), len(HUES))
+
+
+@pytest.mark.parametrize(
+    ("ground", "text"),
+    [((1.0, 1.0, 1.0), (0.13, 0.13, 0.13)), ((0.07, 0.07, 0.07), (1.0, 1.0, 1.0))],
+)
+def test_pieces_are_legible_on_light_and_on_dark(
+    ground: tuple[float, ...], text: tuple[float, ...]
+) -> None:
+    """By the contrast that WCAG 2.1 wants of small print, on the grounds of notebooks."""
+    page = coloured(["piece"] * len(HUES), "figures")
+    grounds = set(re.findall(r"background:hsla\((\d+),(\d+)%,(\d+)%,([.\d]+)\)", page))
+    assert len(grounds) == len(HUES)
+    for hue, saturation, lightness, share in grounds:
+        light, full = int(lightness) / 100, int(saturation) / 100
+        mixed = colorsys.hls_to_rgb(int(hue) / 360, light, full)
+        under = [
+            float(share) * a + (1 - float(share)) * b for a, b in zip(mixed, ground, strict=True)
+        ]
+        assert contrast(under, text) > 4.5
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,13 @@
 What needs PyTorch, which takes seconds to load, is imported when its name is first used.
 """
 
-import importlib
-import typing
-
 from outpace.version import __version__
 
 __all__ = ["LLM", "AsyncLLM", "Hole", "Output", "__version__"]
 
-if typing.TYPE_CHECKING:
+TYPE_CHECKING = False  # that of typing, which takes longer to load than Python itself
+
+if TYPE_CHECKING:
     from outpace.async_llm import AsyncLLM
     from outpace.constraint.cloze import Hole
     from outpace.llm import LLM
@@ -27,9 +26,14 @@ else:
         """A name that was not used yet."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
         globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
         return globals()[name]
 
     def __dir__() -> list[str]:
         """All names, used or not."""
         return sorted({*globals(), *__all__})
+
+
+del TYPE_CHECKING

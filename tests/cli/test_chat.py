@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from outpace.cli.main import main
 from outpace.methods import Autoregressive, WeDLM
 from outpace.options import Options
 from outpace.output import Output
+from shown import ROOT, blocks
 
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
 Run = Callable[..., tuple[int, str, str]]
@@ -58,6 +60,19 @@ def test_each_answer_has_its_figures(chat: Run) -> None:
     assert (status, err) == (0, "")
     assert "#### 26\n" in out
     assert len(re.findall(r"[\d.]+ tokens per forward, \d+ tokens per second", out)) == 2
+
+
+def test_the_page_shows_what_is_said(chat: Run) -> None:
+    """But for the speed, and where lines are broken."""
+    page = ROOT / "docs" / "chat.md"
+    (shown,) = re.findall(r"^> (.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    words = shlex.split(blocks(page, "sh")[0].splitlines()[0])
+    asked, mark, _ = shown.partition("?")
+    message = " ".join(asked.split()) + mark
+    status, out, err = chat(words[2], message, flags=tuple(words[3:]))
+    assert (status, err) == (0, "")
+    told = [re.sub(r"\d+ tokens per second", "", text) for text in (message + out, shown)]
+    assert "".join(told[0].split()) == "".join(told[1].split())
 
 
 def test_the_model_sees_what_was_said(llm: LLM) -> None:
@@ -170,11 +185,11 @@ def test_a_model_without_a_template_is_refused(chat: Run, tmp_path: Any) -> None
 
 
 @contextmanager
-def terminal(*words: str) -> Iterator[Callable[[str, str], str]]:
+def terminal(*words: str, kind: str = "xterm-256color") -> Iterator[Callable[[str, str], str]]:
     """A command at a terminal; what is called types keys and returns what is shown until a word."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "outpace", *words]
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
+    environment = {**os.environ, "TERM": kind, "COLUMNS": "80"}
     process = subprocess.Popen(
         command,
         stdin=theirs,
@@ -226,6 +241,17 @@ def test_a_conversation_at_a_terminal() -> None:
         assert "> " in behind or "> " in talk("", "> ")
         time.sleep(1)  # until it listens
         assert "outpace: interrupted" in talk("\x03", "interrupted")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["generate", "trace"])
+def test_a_terminal_of_16_colours_is_asked_for_no_other(command: str) -> None:
+    """And for none of black, white, yellow and cyan, which are lost on one ground or the other."""
+    with terminal(command, "tiny-wedlm", STORY, kind="linux") as talk:
+        shown = talk("", "(stop)")
+    codes = set(re.findall(r"\x1b\[(?:1;)?([39]\d)m", shown))
+    assert {"94", "91"} <= codes <= {"94", "91", "35", "32"}  # the spinner is green
+    assert "38;5" not in shown
 
 
 @pytest.mark.slow

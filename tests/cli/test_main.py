@@ -6,8 +6,12 @@ import json
 import os
 import re
 import shutil
+import signal
+import struct
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -209,6 +213,7 @@ def test_report_compares_runs(outpace, tmp_path):
     status, out, err = outpace("report", slow, fast, "--png", png)
     assert status == 0, err
     assert "1 ★" in out and "against run 1" in out and "tokens_per_forward" in out
+    assert "…" not in out.partition("against run 1")[0]
     assert "accuracy under parallelism, story: tiny-ar Autoregressive" in out
     with open(png, "rb") as file:
         assert file.read(4) == b"\x89PNG"
@@ -295,6 +300,10 @@ def test_models_and_methods_are_listed(outpace):
                 *("--verifier", "tiny-aux", "--ratio", "1.5"),
             ),
             "ratio",
+        ),
+        (
+            ("train", "tiny-aux", "--plan", "--processes", "0"),
+            "processes must be at least 1, not 0",
         ),
         (("evaluate", "tiny-aux", "--task", "nonsense"), "story"),
         (("evaluate", "tiny-aux", "--limit", "0"), "limit"),
@@ -420,6 +429,14 @@ def test_a_failed_evaluation_leaves_its_output_as_it_was(outpace, tmp_path, held
     assert [each.read_text() for each in tmp_path.iterdir()] == ([] if held is None else [held])
 
 
+@pytest.mark.parametrize("name", ["new/result.json", "new/er/result.json", f"new/{'x' * 300}"])
+def test_a_failed_evaluation_leaves_no_folder(outpace, tmp_path, name):
+    """But one that was there."""
+    args = ("evaluate", "tiny-aux", "--limit", "1", "--max-tokens", "99999")
+    assert outpace(*args, "--json", str(tmp_path / name))[0] == 2
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_link_stays_one(outpace, tmp_path):
     """What it leads to is replaced."""
     path, link = tmp_path / "result.json", tmp_path / "link"
@@ -442,6 +459,87 @@ def test_an_interrupt_is_one_line_and_status_130(outpace, monkeypatch, place):
     else:
         monkeypatch.setattr("outpace.cli.app.build", interrupt)
     assert outpace("generate", "tiny-aux", "x") == (130, "", "outpace: interrupted\n")
+
+
+def test_a_method_that_fails_is_one_line_and_status_1(outpace, tmp_path):
+    """As on weights that are numbers, and too large to compute with."""
+    folder = tmp_path / "model"
+    shutil.copytree(ZOO / "tiny-aux", folder)
+    shutil.copytree(VOCABULARY, folder, dirs_exist_ok=True)
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-4] + struct.pack("<f", 3e38))
+    status, out, err = outpace("generate", str(folder), "x")
+    assert status == 1 and err.count("\n") == 1
+    assert err.startswith("outpace: Autoregressive() failed at slot ")
+    assert "the model's logits are not finite numbers" in err
+
+
+@contextmanager
+def started(folder, code, *args):
+    """A program that runs `main` behind some code, once it has told so; Ctrl-C is for it."""
+    program = folder / "program.py"
+    program.write_text(f"{MAIN}\n{code}\nprint(flush=True)\nmain()\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "program", *args],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdout.readline() == "\n"
+    yield process
+    try:
+        assert process.communicate(timeout=60) == ("", "outpace: interrupted\n")
+        assert process.returncode == 130
+    finally:
+        process.kill()
+
+
+MAIN = "from outpace.cli.main import main"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.01, 0.03, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0])
+def test_an_interrupt_while_modules_load_is_one_line(seconds, tmp_path):
+    """From where `main` begins; Python's own start, which nobody can guard, is over."""
+    words = ("generate", "tiny-aux", STORY, "--ignore-eos", "--max-tokens", "400", "--n", "60")
+    with started(tmp_path, "", *words) as process:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "exec('raise KeyboardInterrupt')",  # of which Python makes an end by the signal
+        "weakref.finalize(set(), interrupt)\n    while True: pass",  # where nothing can be raised
+    ],
+)
+def test_no_interrupt_is_lost(line, tmp_path):
+    """Wherever it comes."""
+    code = f"""
+import weakref
+from outpace.cli import app
+
+def interrupt():
+    raise KeyboardInterrupt
+
+def build():
+    {line}
+
+app.build = build
+"""
+    with started(tmp_path, code, "--help"):
+        pass
+
+
+def test_nothing_is_loaded_before_an_interrupt_is_caught():
+    """Beyond what Python has loaded itself."""
+    code = f"import sys; known = {{*sys.modules}}; {MAIN}; print(*{{*sys.modules}} - known)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ours = {"outpace", "outpace.version", "outpace.cli", "outpace.cli.main"}
+    assert set(done.stdout.split()) <= {*ours, "__future__"}
 
 
 def test_a_reader_that_leaves_is_no_error():

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from outpace.evaluation.compare import READ, areas, differences, fronts, read_results
+from outpace.evaluation.compare import areas, differences, fronts, read_results
 
 
 def result(right: list[bool], tokens: list[int], **changes: Any) -> dict[str, Any]:
     """A result with answers of ten forwards each."""
     return {
-        **dict.fromkeys(READ),
         "schema": 1,
         "task": "story",
         "questions": "q",
         "model": "m",
         "method": "X(a=1)",
         "problems": len(right),
+        "batch": 1,
         "accuracy": sum(right) / len(right),
+        "interval": [0.0, 1.0],
         "tokens_per_forward": sum(tokens) / (10 * len(tokens)),
+        "tokens_per_forward_error": None,
+        "tokens_per_second": 1.0,
+        "latency": {"p50": 0.1, "p95": 0.2},
+        "first_text": {"p50": 0.1, "p95": 0.2},
+        "acceptance_length": 1.0,
+        "p_cache": None,
         "samples": {"right": right, "tokens": tokens, "forwards": [10] * len(right)},
         "file": "a.json",
         **changes,
@@ -115,3 +123,27 @@ def test_results_know_their_file(tmp_path: Path) -> None:
     """To be named in messages."""
     path = write(tmp_path / "b.json", result([True], [3]))
     assert [each["file"] for each in read_results([path, path])] == ["b.json"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("task", 5, "has task 5, which must be a text"),
+        ("questions", [], "has questions [], which must be a text"),
+        ("problems", 0, "has problems 0, which must be a whole number above 0"),
+        ("problems", 2, "has samples that are not right, tokens, forwards of 2 answers each"),
+        ("accuracy", 1.5, "has accuracy 1.5, which must be a number from 0 to 1, or null"),
+        ("accuracy", "x", "has accuracy 'x'"),
+        ("interval", [0.5], "has interval [0.5], which must be two numbers"),
+        ("tokens_per_forward", float("nan"), "has tokens_per_forward nan, which must be a number"),
+        ("tokens_per_second", True, "has tokens_per_second True, which must be a number"),
+        ("latency", {"p50": 1}, "has latency {'p50': 1}, which must be seconds as p50 and p95"),
+        ("samples", {"right": [1], "tokens": [3], "forwards": [10]}, "has samples that are not"),
+        ("line", 5, "has line 5, which must be a text"),
+    ],
+)
+def test_a_figure_that_is_none_is_named(tmp_path: Path, name: str, value: Any, says: str) -> None:
+    """With its value and what it must be."""
+    path = write(tmp_path / "a.json", {**result([True], [3]), name: value})
+    with pytest.raises(ValueError, match=re.escape(says)):
+        read_results([path])

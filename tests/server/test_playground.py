@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from itertools import groupby
 from urllib.parse import urlencode
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect
 
 from outpace import LLM
 from outpace.methods import APD, D2F, METHODS, DFlash, Diffusion, FastDLLM, Speculative, WeDLM
@@ -21,10 +20,6 @@ from outpace.trace import FILLED, FULL, block_edges, slot_states
 
 pytestmark = pytest.mark.browser
 
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
 ZOO = (
     "At the zoo 3 birds eat 12 apples each. There were 23 apples and Nina brings 28 more. "
     "How many apples are left after the birds eat?"
@@ -65,18 +60,6 @@ def server() -> Iterator[str]:
     """The zoo, for everybody."""
     with served() as address:
         yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Debian's Chromium."""
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.fail("no browser: install chromium (apt-get install chromium)", pytrace=False)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS])
-        yield browser
-        browser.close()
 
 
 class Visitor:

@@ -59,8 +59,19 @@ def test_file_is_read(tmp_path: Path) -> None:
         ("[server]\nport = '80'", "server.port"),
         ("[server]\napi_key = ''", "server.api_key"),
         ("[server]\ndrain_seconds = -1.0", "server.drain_seconds"),
+        ("[server]\nport = 70000", "server.port must be less than or equal to 65535, not 70000"),
+        ("[models.x]", "models.x.path is missing"),
+        (
+            "[models.x]\npath = 'x'\noptions.a = []",
+            "options.a must be a text, a number, .*, not \\[\\]",
+        ),
+        (
+            "[models.x]\npath = 'x'\nlimits.a = [1, 'b']",
+            "limits.a must be a list .*, not \\[1, 'b'\\]",
+        ),
+        ("[models.x]\npath = 'x'\nlimits.a = 5", "limits.a must be a list .*, not 5"),
         ("", "models"),
-        ("[models]", "models"),
+        ("[models]", "models must not be empty"),
         ("models = 5", "models"),
         ("= 5", "TOML"),
     ],
@@ -114,7 +125,7 @@ def test_key_comes_from_a_file(tmp_path: Path) -> None:
         Settings(api_key_file=str(tmp_path / "empty")).key()
     with pytest.raises(ValueError, match="not both"):
         Settings(api_key="x", api_key_file="y").key()
-    with pytest.raises(OSError, match="nowhere"):
+    with pytest.raises(ValueError, match="api_key_file cannot be read: .*nowhere"):
         Settings(api_key_file=str(tmp_path / "nowhere")).key()
 
 
@@ -146,6 +157,10 @@ def loaded(**given: Any) -> Service:
         ({"method": "wedlm"}, "wedlm"),
         ({"method": "apd"}, "apd"),
         ({"method": "apd", "further": {"x": "nowhere"}}, "nowhere"),
+        (
+            {"method": "apd", "further": {"x": "tiny-aux"}, "options": {"verifier": "y"}},
+            "options.verifier is 'y'; further has x",
+        ),
         ({"method": "d2f", "options": {"colour": 1}}, "colour"),
         ({"method": "d2f", "options": {"block": 0}}, "block"),
         ({"options": {"block": 8}}, "block"),
@@ -181,3 +196,9 @@ def test_operator_limits_what_requests_choose(tmp_path: Path) -> None:
     for option, value in [("ratio", 0.9), ("verifier", "tiny-aux"), ("window", 10**6)]:
         with pytest.raises(Exception, match=option):
             choice.make({option: value})
+
+
+def test_a_key_is_not_told(tmp_path: Path) -> None:
+    """Though it is of the wrong type."""
+    with pytest.raises(ValueError, match=r"server.api_key must be a valid string$"):
+        read(written(tmp_path, "[server]\napi_key = 123456"))

@@ -78,7 +78,8 @@ def test_dropout_is_for_training_alone() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0}, "rank must be at least 1, not 0"),
+        ({"rank": 0}, "rank must be a whole number from 1 to 65536, not 0"),
+        ({"rank": 10**30}, "rank must be a whole number from 1 to 65536, not 1000"),
         ({"dropout": 1.0}, r"dropout is a share below 1, not 1\.0"),
     ],
 )

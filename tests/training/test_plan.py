@@ -262,3 +262,11 @@ def test_what_processes_share_is_less_on_each() -> None:
     assert shared.optimizer == alone.optimizer / 4 and beside.optimizer == alone.optimizer
     assert shared.peak[EXCHANGED] > beside.peak[EXCHANGED]
     assert shared.checkpoint == alone.checkpoint
+
+
+@pytest.mark.parametrize("begun", ["model.init=tiny-aux", None])
+def test_a_target_is_for_drafts(begun: str | None) -> None:
+    """Whatever else is named beside one is refused, as it is where it would be trained."""
+    words = ["model.target=tiny-ar", *([begun] if begun else [])]
+    with pytest.raises(ValueError, match="has a target, but Qwen2ForCausalLM is no draft"):
+        plan(load("tiny-aux", words))

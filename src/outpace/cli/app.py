@@ -16,6 +16,7 @@ from typer import BadParameter, Exit, Option, Typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from outpace.cli.main import FAILED, fail
 from outpace.cli.terminal import waiting
 from outpace.version import __version__
 
@@ -164,6 +165,12 @@ def run(words: list[str]) -> int:
         return build().main(words, prog_name="outpace", standalone_mode=False) or 0
     except UsageError as error:
         raise ValueError(plainly(error)) from error
+    except RuntimeError as error:
+        from outpace.engine.job import DecodingError  # loaded already where one was raised
+
+        if isinstance(error, DecodingError):
+            fail(str(error), FAILED)
+        raise
 
 
 def plainly(error: Any) -> str:

@@ -20,17 +20,25 @@ from outpace.trace import FILLED, FULL, HOLE, KEPT, STATES, block_edges, is_scat
 COLOURS = ("color(31)", "color(166)", "color(133)", "color(64)", "color(99)")
 """Of forwards, in turn: each has a contrast of about 4 on white and on black alike."""
 
+FEW = ("bright_blue", "bright_red", "magenta")
+"""The same of the 16 that every terminal mixes for itself: where none of them falls below 2.4."""
+
 PICTURES = {n: chr(0x2400 + n) for n in range(32) if chr(n) not in "\n\t"}
 PICTURES |= dict.fromkeys(range(127, 160), "\ufffd")
 """What is shown for control characters."""
 
 CELLS = (" ", "░", "█", "▒", "·")
-STYLES = ("", "dim", "bold color(64)", "color(31)", "dim")
 
 
 def colour(step: int) -> str:
     """Colour of what a forward committed; neighbours differ."""
-    return COLOURS[step % len(COLOURS)]
+    colours = FEW if console.color_system in ("standard", "windows") else COLOURS
+    return colours[step % len(colours)]
+
+
+def style(state: int) -> str:
+    """How the cell of a slot looks."""
+    return ("", "dim", f"bold {colour(1)}", colour(0), "dim")[state]
 
 
 def coloured(pieces: Iterable[str]) -> Iterator[Text]:
@@ -109,7 +117,7 @@ def slot_lines(output: Output, width: int) -> Iterator[Text]:
         line = Text()
         for begin, end in pairwise(edges):
             for state in row[begin:end]:
-                line.append(CELLS[state], style=STYLES[state])
+                line.append(CELLS[state], style=style(state))
             if row[begin:end].any() and end < len(row):
                 line.append("│", style="dim")
         line.rstrip()
@@ -120,7 +128,7 @@ def legend() -> Text:
     """What the cells mean."""
     line = Text(style="dim")
     for state in (HOLE, FILLED, FULL, KEPT):
-        line.append(f"{CELLS[state]} ", style=STYLES[state]).append(f"{STATES[state]}   ")
+        line.append(f"{CELLS[state]} ", style=style(state)).append(f"{STATES[state]}   ")
     return line
 
 

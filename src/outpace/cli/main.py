@@ -1,30 +1,50 @@
-"""The entry of the command line: one line for whatever a user did wrong."""
+"""The entry of the command line: one line for whatever a user did wrong.
+
+It imports nothing that Python has not loaded already: until `main` runs, Ctrl-C is a traceback.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
 
-INTERRUPTED = 130
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+FAILED, INTERRUPTED = 1, 130
+"""Exit statuses: of what no other words would have saved, and of Ctrl-C."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run a command; bad input is one line on standard error and exit status 2."""
-    words = list(sys.argv[1:] if args is None else args) or ["--help"]
+    shown = sys.unraisablehook
+    sys.unraisablehook = lambda lost: again() if lost.exc_type is KeyboardInterrupt else shown(lost)
     try:
-        from outpace.cli.app import run  # here, so that Ctrl-C meanwhile is one line as well
+        from outpace.cli.app import run
 
-        status = run(words)
+        status = run(list(sys.argv[1:] if args is None else args) or ["--help"])
         print(end="", flush=True)
     except KeyboardInterrupt:
         status = INTERRUPTED
     except (ValueError, OSError) as error:
         fail(f"{'standard output: ' if is_full() else ''}{error}")
+    finally:
+        sys.unraisablehook = shown
     if status == INTERRUPTED:
+        exec("")  # or Python would end by the signal, if it came within exec, as of a dataclass
         fail("interrupted", INTERRUPTED)
     sys.exit(status)
+
+
+def again() -> None:
+    """Ctrl-C that came where nothing can be raised, as where an import ends, comes once more."""
+    from _thread import interrupt_main
+    from threading import Timer
+
+    Timer(0.01, interrupt_main).start()
 
 
 def fail(message: str, status: int = 2) -> NoReturn:

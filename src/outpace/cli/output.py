@@ -23,14 +23,25 @@ def replaced(path: Path | None) -> Iterator[Path | None]:
     if path.exists() and not os.access(path, os.W_OK):
         raise ValueError(f"{path} may not be written to; name another")
     draft = path.with_name(f".{os.getpid()}.{path.name}")
+    made = [folder for folder in path.parents if not folder.exists()]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try_out(draft, path)
+        try:
+            yield draft
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    finally:
+        for folder in made:
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def try_out(draft: Path, path: Path) -> None:
+    """Raise `ValueError` where nothing can be written; the folder is there then."""
+    try:
+        draft.parent.mkdir(parents=True, exist_ok=True)
         draft.touch()
         draft.unlink()  # a second Ctrl-C, while the first one ends the work, finds nothing to leave
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror}; name another") from error
-    try:
-        yield draft
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -54,8 +54,8 @@ def results_table(results: Sequence[Result]) -> Table:
 COLUMNS = (
     "run",
     "accuracy\n95 %",
-    "tokens\nper forward",
-    "tokens\nper second",
+    "tokens\nper\nforward",
+    "tokens\nper\nsecond",
     "p50 s\np95 s",
     "first\ntext s",
     "kept",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outpace.evaluation.figures import check
 from outpace.evaluation.metrics import Point, aup, front
 from outpace.evaluation.samples import SCHEMA
 
@@ -18,13 +19,6 @@ Result = dict[str, Any]
 Statistic = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 
 DRAWS, TAILS = 10_000, (0.025, 0.975)
-
-READ = (
-    *("task", "questions", "model", "method", "problems", "accuracy", "interval"),
-    *("tokens_per_forward", "tokens_per_forward_error", "tokens_per_second"),
-    *("latency", "first_text", "acceptance_length", "p_cache", "samples"),
-)
-"""Figures without which a result cannot be shown or compared."""
 
 
 def read_results(paths: Iterable[Path]) -> list[Result]:
@@ -46,8 +40,10 @@ def results_of(path: Path) -> list[Result]:
                 "evaluate again"
             )
     for result in results:
-        if missing := [name for name in READ if name not in result]:
-            raise ValueError(f"{path} has a result without {missing[0]}: evaluate again")
+        try:
+            check(result)
+        except ValueError as error:
+            raise ValueError(f"{path} {error}: evaluate again") from None
     return [{**result, "file": path.name} for result in results]
 
 

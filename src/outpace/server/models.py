@@ -250,6 +250,8 @@ def setting(
     """An option as the operator wants it."""
     words = roles.get(option.name, option.words)
     default = given.get(option.name, words[0] if option.needed else option.default)
+    if option.name in roles and default not in words:
+        raise ValueError(f"options.{option.name} is {default!r}; further has {', '.join(words)}")
     limits = entry.limits.get(option.name)
     if option.kind in (int, float):
         bounds: tuple[float, float] = (1, most) if option.kind is int else (0.0, LARGEST)

@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
 from outpace.engine.pairing import named as models_of
 from outpace.methods import METHODS, Method
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
-Value = str | int | float | bool
+
+FAULTS = {
+    "extra_forbidden": "is unknown",
+    "missing": "is missing",
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+}
+SHOULD = re.compile("^(Input should|Value error, must)")
+
+
+def value(given: object) -> object:
+    """What an option may be."""
+    if isinstance(given, str | int | float):
+        return given
+    raise ValueError("must be a text, a number, true or false")
+
+
+def limit(given: object) -> object:
+    """What an option may be limited to."""
+    if isinstance(given, list):
+        for kind in (str, int | float):
+            if all(isinstance(each, kind) for each in given):
+                return given
+    raise ValueError("must be a list of its least and most, or of words")
+
+
+Value = Annotated[str | int | float | bool, PlainValidator(value)]
+Limit = Annotated[list[float] | list[str], PlainValidator(limit)]
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Names of this machine."""
@@ -56,7 +85,10 @@ class Settings(Strict):
             raise ValueError("give api_key or api_key_file, not both")
         if self.api_key_file is None:
             return None if self.api_key is None else self.api_key.encode()
-        key = Path(self.api_key_file).read_bytes().strip()
+        try:
+            key = Path(self.api_key_file).read_bytes().strip()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"api_key_file cannot be read: {error}") from error
         if not key:
             raise ValueError(f"{self.api_key_file} holds no key")
         return key
@@ -94,7 +126,7 @@ class Entry(Strict):
     options: Mapping[str, Value] = {}
     methods: list[str] | None = None
     further: Mapping[str, str] = {}
-    limits: Mapping[str, list[float] | list[str]] = {}
+    limits: Mapping[str, Limit] = {}
     max_tokens: Positive | None = None
     adapter: str | None = None
     device: str | None = None
@@ -141,12 +173,20 @@ def checked(kind: type[Section], values: Mapping[str, Any], where: str) -> Secti
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-        unknown = [each for each in errors if each["type"] == "extra_forbidden"]
-        first = (unknown or errors)[0]
-        place = ".".join(map(str, first["loc"])) or where
-        message = "is unknown" if unknown else first["msg"].replace("Input should", "must")
-        raise ValueError(f"{where}: {place} {message}") from None
+        raise ValueError(f"{where}: {fault(error)}") from None
+
+
+def fault(error: ValidationError) -> str:
+    """The first key that is unknown, or wrong, with its value; that of a key stays secret."""
+    errors = error.errors(include_url=False)
+    first = min(errors, key=lambda each: each["type"] != "extra_forbidden")
+    place = ".".join(map(str, first["loc"]))
+    if first["type"] in FAULTS:
+        return f"{place} {FAULTS[first['type']]}"
+    message = f"{place} {SHOULD.sub('must', first['msg'])}"
+    return (
+        message if place.endswith("api_key") else f"{message}, not {reprlib.repr(first['input'])}"
+    )
 
 
 def read(path: Path) -> Config:

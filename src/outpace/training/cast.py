@@ -30,7 +30,8 @@ def modelled(
     if given.target is not None:
         others["target"] = target = Transformer(load_config(light(given.target)))
         named = given.init and load_config(light(given.init))
-        made: Transformer | Draft = draft_of(named or translate(given.config), target)
+        config = weights.drafting(named or translate(given.config))
+        made: Transformer | Draft = draft_of(config, target)
     elif given.init is None:
         made = Transformer(translate(given.config))
     else:

@@ -92,6 +92,8 @@ class Loop:
         Raises `ValueError` for a batch that does not divide, and for tokens or a batch that may
         leave a portion empty.
         """
+        if processes < 1:
+            raise ValueError(f"processes must be at least 1, not {processes}")
         parts = processes * self.accumulation
         where = f"{processes} processes with accumulation {self.accumulation}"
         if self.tokens is not None:

@@ -15,6 +15,9 @@ from outpace.models.families import FAMILIES
 from outpace.models.families.family import part_sizes
 from outpace.models.transformer import Stack
 
+MOST = 2**16
+"""More than any rank that would still be low."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
@@ -33,8 +36,8 @@ class LoRA:
     targets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank must be at least 1, not {self.rank}")
+        if not 1 <= self.rank <= MOST:
+            raise ValueError(f"rank must be a whole number from 1 to {MOST}, not {self.rank}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is a share below 1, not {self.dropout}")
 

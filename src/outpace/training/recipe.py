@@ -157,8 +157,6 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def train(path: str | Path, overrides: Sequence[str] = (), processes: int = 1) -> None:
     """Train a recipe to its end and export it to `out`/export; a stopped run goes on."""
-    if processes < 1:
-        raise ValueError(f"processes must be at least 1, not {processes}")
     recipe = load(path, overrides)
     recipe.train.share(processes)
     if processes > 1:

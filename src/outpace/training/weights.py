@@ -88,11 +88,16 @@ def draft(init: str | None, config: Mapping[str, Any], target: Transformer, seed
         made = load_draft(init, target, plain=True).float()
         made.cos, made.sin = made.rotary()
         return made
-    published = translate(config)
-    if published.kind not in DRAFT_KINDS:
-        raise ValueError(
-            f"[model] has a target, but {published.architecture} is no draft that reads features"
-        )
+    published = drafting(translate(config))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return draft_of(published, target)
+
+
+def drafting(config: ModelConfig) -> ModelConfig:
+    """The configuration of a draft; `ValueError` for that of another model."""
+    if config.kind not in DRAFT_KINDS:
+        raise ValueError(
+            f"[model] has a target, but {config.architecture} is no draft that reads features"
+        )
+    return config
