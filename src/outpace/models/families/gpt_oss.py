@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
-
 from outpace.models.families.family import FIXED, HUGGING_FACE_NAMES, IGNORED, STATED, Family
 from outpace.models.families.sights import alternating
 from outpace.models.fields import few, field, flag
 
-EXPERTS = "model.layers.{}.mlp.experts."
-
+MLP = "model.layers.{}.mlp."
 
 GPT_OSS = Family(
     name="gpt_oss",
@@ -32,17 +29,16 @@ GPT_OSS = Family(
         **FIXED,
         "swiglu_limit": 7.0,
         "swiglu_alpha": 1.702,
-        "experts_per_token": itemgetter("experts_per_row"),
+        "experts_per_token": lambda ours: ours["experts_per_row"],
     },
     ignored=IGNORED | {"router_aux_loss_coef", "output_router_logits", "initial_context_length"},
     names={
         **HUGGING_FACE_NAMES,
         "blocks.{}.attention.sinks": "model.layers.{}.self_attn.sinks",
-        "blocks.{}.mlp.router.weight": "model.layers.{}.mlp.router.weight",
-        "blocks.{}.mlp.router.bias": "model.layers.{}.mlp.router.bias",
-        "blocks.{}.mlp.experts.{}.gate_up.weight": EXPERTS + "gate_up_proj[{}].T",
-        "blocks.{}.mlp.experts.{}.gate_up.bias": EXPERTS + "gate_up_proj_bias[{}]",
-        "blocks.{}.mlp.experts.{}.down.weight": EXPERTS + "down_proj[{}].T",
-        "blocks.{}.mlp.experts.{}.down.bias": EXPERTS + "down_proj_bias[{}]",
+        **{f"blocks.{{}}.mlp.router.{part}": f"{MLP}router.{part}" for part in ("weight", "bias")},
+        "blocks.{}.mlp.experts.{}.gate_up.weight": MLP + "experts.gate_up_proj[{}].T",
+        "blocks.{}.mlp.experts.{}.gate_up.bias": MLP + "experts.gate_up_proj_bias[{}]",
+        "blocks.{}.mlp.experts.{}.down.weight": MLP + "experts.down_proj[{}].T",
+        "blocks.{}.mlp.experts.{}.down.bias": MLP + "experts.down_proj_bias[{}]",
     },
 )
