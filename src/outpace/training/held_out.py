@@ -96,8 +96,9 @@ class Watch:
         objective: Objective,
         decoder: Decoder | None,
         accelerator: Accelerator,
+        length: int,
     ) -> None:
-        """Refuse what could not be looked at."""
+        """Refuse what could not be looked at by a model of so many slots."""
         if settings.decode and decoder is None:
             raise ValueError("decode needs models that have a name; give names, or decode = 0")
         count = settings.examples
@@ -112,6 +113,12 @@ class Watch:
             )
         self.settings, self.decoder, self.accelerator = settings, decoder, accelerator
         self.examples = [examples[number] for number in range(count)]
+        longest = max((len(each.prompt) for each in self.examples[: settings.decode]), default=0)
+        if settings.decode and longest + settings.max_tokens > length:
+            raise ValueError(
+                f"max_tokens {settings.max_tokens} do not fit behind a prompt of {longest} tokens "
+                f"in the {length} of the model"
+            )
         self.tokenizer, self.seed = examples.tokenizer, examples.seed
         self.objective = objective
 

@@ -189,7 +189,8 @@ class Trainer:
         examples = held_out.opened(data, self.examples.tokenizer, self.loop.seed)
         examples.check()
         decoder = self.decoder(held_out.method)
-        return Watch(held_out, examples, self.objective, decoder, self.accelerator)
+        length = self.model.config.max_length
+        return Watch(held_out, examples, self.objective, decoder, self.accelerator, length)
 
     def decoder(self, method: Mapping[str, Any]) -> Decoder | None:
         """What decodes an export; None where it needs a model that has no name."""
