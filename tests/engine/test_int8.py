@@ -57,7 +57,7 @@ def test_mixed_requests_equal_each_alone(count: int) -> None:
     """Of all methods, greedy and sampled, in passes that cut prompts: tokens, ends and traces."""
     rng = Random(0)
     batch = [random_request(rng) for _ in range(count)]
-    engine = small_engine(slots=400, max_rows=64)
+    engine = small_engine(slots=4 * count, max_rows=max(64, count // 4))
     assert serve(engine, batch) == [alone(request) for request in batch]
     assert pages_in_use(engine) == 0
     assert {type(request.method) for request in batch} == set(METHODS.values())
