@@ -101,8 +101,9 @@ def draw_figure(results: Results, published: Results, title: str, path: Path) ->
         pane.set_xlabel(name if pane is here else f"tokens per second, {name}")
         pane.set_ylabel("accuracy (%)")
         pane.grid(alpha=0.3)
+        pane.margins(x=0.14, y=0.09)
         if pane.get_legend_handles_labels()[0]:
-            pane.legend(fontsize=6, frameon=False)
+            pane.legend(loc="upper left", bbox_to_anchor=(0, -0.1), fontsize=6, frameon=False)
     figure.suptitle(title, fontsize=10)
     save(figure, path)
 
