@@ -71,6 +71,13 @@ def test_a_full_figure_says_first_what_it_takes(outpace, tmp_path):
     assert "at the published speeds up to 3.7 hours" in said
 
 
+def test_a_page_that_cannot_be_written_is_found_before_the_work(outpace, tmp_path):
+    (tmp_path / "figures.md").mkdir()
+    status, _, err = outpace("reproduce", "wedlm:streaming", "--limit", "2", "--out", tmp_path)
+    assert status == 2 and "figures.md is no file to write to" in err
+    assert not (tmp_path / "samples").exists()
+
+
 def test_an_adapter_is_named_and_merged_for_its_lines_alone(outpace, tmp_path):
     _, out, _ = outpace("reproduce", "d2f:tables", "--scale", "full", "--out", tmp_path)
     said = " ".join(out.split())

@@ -54,7 +54,11 @@ def reproduce(
         console.print(needs(each, plan, scale))
     for each, plan in plans.items():
         asking = Asking(task=plan.task, protocol=plan.protocol, data=data, shots=shots)
-        redraw(each, plan, scale, asking, loading, out)
+        with replaced(out / PAGE) as sheet:
+            assert sheet is not None
+            redraw(each, plan, scale, asking, loading, out)
+            sheet.write_text(page(out), encoding="utf-8")
+    console.print(f"all figures of {out} on one page: {out / PAGE}", soft_wrap=True)
 
 
 def planned(figure: Figure, scale: str, limit: int | None, rounds: int | None) -> Scale:
@@ -70,7 +74,7 @@ def planned(figure: Figure, scale: str, limit: int | None, rounds: int | None) -
 def redraw(
     figure: Figure, plan: Scale, scale: str, asking: Asking, loading: Loading, out: Path
 ) -> None:
-    """Measure a figure, judge what the paper claims, write figures, picture and page."""
+    """Measure a figure, judge what the paper claims, write figures and picture."""
     from outpace.benchmark.picture import draw_figure
 
     name = figure.file(scale)
@@ -95,8 +99,7 @@ def redraw(
         }
         file.write_text(json.dumps(written, indent=2) + "\n")
         draw_figure(found, points, f"{name}: {figure.about}", picture)
-    (out / PAGE).write_text(page(out), encoding="utf-8")
-    console.print(f"written: {out / name}.json, {out / name}.png, {out / PAGE}", soft_wrap=True)
+    console.print(f"written: {out / name}.json, {out / name}.png", soft_wrap=True)
 
 
 def needs(figure: Figure, plan: Scale, scale: str) -> str:
