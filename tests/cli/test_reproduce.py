@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -42,10 +41,11 @@ def test_a_figure_is_redrawn_beside_the_published_points(outpace, tmp_path):
     assert text.count("| tiny-wedlm wedlm window=16 block=") == 8
     assert any(point["place"] == "Figure 4, streaming" for point in written["published"])
     assert (tmp_path / "wedlm-streaming-mini.png").read_bytes().startswith(PNG)
-    before = {path: path.read_bytes() for path in (tmp_path / "samples").iterdir()}
+    folder = tmp_path / "samples" / "wedlm-streaming-mini"
+    before = {path: path.read_bytes() for path in folder.iterdir()}
     assert len(before) == 8
     assert outpace(*words)[0] == 0
-    assert {path: path.read_bytes() for path in Path(tmp_path / "samples").iterdir()} == before
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def redraw(
     name = figure.file(scale)
     with replaced(out / f"{name}.json") as file, replaced(out / f"{name}.png") as picture:
         assert file is not None and picture is not None
-        found = measure(plan, asking, loading, out)
+        found = measure(plan, asking, loading, out / "samples" / name)
         lines = by_line(plan, found)
         verdicts = [
             replace(judge(claim, lines), paper=published(figure, claim)) for claim in figure.claims
@@ -120,15 +120,18 @@ def needs(figure: Figure, plan: Scale, scale: str) -> str:
     return text + (f"; at the published speeds up to {hours:.1f} hours" if hours else "")
 
 
-def measure(plan: Scale, asking: Asking, loading: Loading, out: Path) -> list[Figures]:
-    """Figures of all settings, which took turns; `KeyboardInterrupt` where that was ended."""
+def measure(plan: Scale, asking: Asking, loading: Loading, samples: Path) -> list[Figures]:
+    """Figures of all settings, which took turns; `KeyboardInterrupt` where that was ended.
+
+    No figure reads the samples of another: only what took turns on a machine can be compared.
+    """
     entries = [entry for line in plan.entries() for entry in line]
     most = None if plan.max_tokens is None else str(plan.max_tokens)
     loads = Loads(batch=str(plan.batch), max_tokens=most, temperature=plan.temperature)
-    questions, shapes = asking.questions(plan.limit), shapes_in(out / "random", loading)
+    questions, shapes = asking.questions(plan.limit), shapes_in(samples / "random", loading)
     check_rounds(len(questions), plan.rounds, plan.batch)
     sides = list(line_up(entries, loads, asking, questions, loading, shapes, random=False))
-    whole, interrupted = run(sides, plan.rounds, out / "samples")
+    whole, interrupted = run(sides, plan.rounds, samples)
     if interrupted:
         raise KeyboardInterrupt
     return summaries(sides, whole)
