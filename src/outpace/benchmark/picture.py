@@ -147,9 +147,7 @@ def plot(pane: Axes, line: Results, key: str, name: str, height: str = "accuracy
     drawn = pane.errorbar(x, y, xerr=wide, yerr=[below, above], label=name, **style)
     for result, left, top in zip(line, x, y, strict=True):
         text, colour = result.get("setting", ""), drawn.lines[0].get_color()
-        pane.annotate(
-            text, (left, top), (4, 4), textcoords="offset points", size=6, color=colour
-        )
+        pane.annotate(text, (left, top), (4, 4), textcoords="offset points", size=6, color=colour)
 
 
 def draw_loads(results: Results, path: Path) -> None:
