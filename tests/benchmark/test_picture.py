@@ -22,10 +22,12 @@ RESULT: dict[str, Any] = {
 }
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("name", "axes"),
     [
         ("apd:figure2", ("tokens_per_second", "accuracy")),
+        ("apd:table2", ("tokens_per_second", "accuracy")),
         ("wedlm:pareto", ("speedup", "accuracy")),
         ("dflash:table1", ("speedup", "acceptance_length")),
     ],
