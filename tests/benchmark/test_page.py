@@ -8,6 +8,7 @@ from typing import Any
 
 from outpace.benchmark.page import page
 
+ROOT = Path(__file__).parents[2]
 RESULT: dict[str, Any] = {
     "task": "story",
     "problems": 100,
@@ -61,6 +62,15 @@ def test_a_page_counts_claims_and_lists_results(tmp_path: Path) -> None:
     assert "| tiny-ar autoregressive a=1 | – | 0.98 ± 0.01 | 1.00 | 500 | 2.00 × |" in text
     assert text.count("\n\nThe ratio R.\n\n") == text.count("## ") == 2
     assert "revision 0.1.0: `outpace reproduce apd`" in text
+
+
+def test_the_documentation_has_the_stored_results() -> None:
+    """Each table of its page is that of the files; what stands between them is written by hand."""
+    told = (ROOT / "docs" / "reproduced.md").read_text()
+    made = page(ROOT / "benchmarks" / "results")
+    assert made.count("## ") >= 10 and "of another version" not in made
+    for part in made.strip().split("\n\n"):
+        assert part in told
 
 
 def test_a_figure_measured_by_the_clock_says_so(tmp_path: Path) -> None:
