@@ -64,6 +64,7 @@ MARKED = {
         "benchmark: reproduce apd:figure3",
         "benchmark: reproduce wedlm",
         "benchmark: tune tiny-dream",
+        "reproduced: reproduce apd",
         "results: reproduce dflash:table1",
         "training: -m outpace.zoo.story",
         "training: -p runs/tiny-dflash",

@@ -16,7 +16,7 @@ FUNCTION, MEDIAN = 60, 8
 BUDGET = {
     "": 2400,
     "attention": 1300,
-    "benchmark": 1200,
+    "benchmark": 1350,
     "cli": 3250,
     "constraint": 2550,
     "decoding": 2350,

@@ -8,7 +8,7 @@ import pytest
 
 from outpace.benchmark import figure as figures_of
 from outpace.benchmark.figure import FOLDER, PAPERS, Claim, Figure, Scale, figures, find, read
-from outpace.benchmark.verdict import judge
+from outpace.benchmark.verdict import NAMES, judge, published
 from outpace.models.load import zoo_names
 
 EVERY = [figure for paper in PAPERS for figure in figures(paper)]
@@ -57,11 +57,42 @@ def test_a_figure_can_be_drawn(figure: Figure) -> None:
     assert names <= set(zoo_names())
 
 
+@each
+def test_what_the_paper_has_of_a_claim_agrees_with_it(figure: Figure) -> None:
+    """Two published points, of which the second lies where the claim says."""
+    for claim in figure.claims:
+        points = figure.pair(claim)
+        assert len(points) == (2 if published(figure, claim) else 0)
+        if points:
+            name = next(n for n in NAMES.get(claim.key, (claim.key,)) if n in points[0])
+            first, last = (point[name] for point in points)
+            assert claim.trend != "unbeaten"
+            assert (last > first) is (claim.trend in ("rises", "higher"))
+
+
+def test_published_points_have_their_units() -> None:
+    """And where the paper has none, there is nothing."""
+    (figure,) = find("apd:figure2")
+    more, right = figure.claims
+    assert published(figure, more) == ""
+    assert published(figure, right) == "83.2 % → 8 %"
+    (figure,) = find("dflash:table1")
+    assert published(figure, figure.claims[1]) == "2.23 × → 5.15 ×"
+
+
+def test_a_claim_names_each_published_point_alone() -> None:
+    """None or several are an error."""
+    (figure,) = find("apd:figure2")
+    for points, says in (([{"tokens": 9}], "0 published"), ([{"tokens": 2}], "2 published")):
+        with pytest.raises(ValueError, match=says):
+            figure.pair(Claim(says="so", line=1, trend="rises", points=points))
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
         ("nobody", "unknown paper 'nobody'; known are apd, d2f, dflash, wedlm"),
-        ("apd:figure9", "unknown figure 'apd:figure9'; known are apd:figure2, apd:figure3"),
+        ("apd:figure9", "unknown figure 'apd:figure9'; known are apd:table1, apd:table2"),
     ],
 )
 def test_what_is_unknown_is_answered_with_what_is_known(name: str, says: str) -> None:
@@ -137,6 +168,8 @@ def test_a_line_is_compared_with_another_at_each_setting() -> None:
     other[1] = result("a=2", 90, 30)
     verdict = judge(claim("higher", than=2), [mine, other])
     assert not verdict.holds and "a=2: 3 → 3" in verdict.told
+    alone = [[result("", 90, 20)], [result("", 90, 10)]]
+    assert judge(claim("higher", than=2), alone).told.startswith("1 → 2, 95 % ")
 
 
 def test_a_line_is_beaten_by_what_is_as_right_and_faster() -> None:
@@ -155,3 +188,10 @@ def test_a_scale_names_its_entries() -> None:
         ["tiny-ar speculative draft=d"],
     ]
     assert figures_of.line_of
+
+
+def test_a_line_may_have_an_adapter_of_its_own() -> None:
+    """Samples with it and without are kept apart by the name of the entry."""
+    ((plain,), (merged,)) = Scale(task="story", lines=[LINE, {**LINE, "adapter": "a/b"}]).entries()
+    assert (plain.adapter, merged.adapter) == (None, "a/b")
+    assert merged.name == "tiny-ar+a/b autoregressive" and merged.model == "tiny-ar"

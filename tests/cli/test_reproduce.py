@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -36,19 +35,24 @@ def test_a_figure_is_redrawn_beside_the_published_points(outpace, tmp_path):
     written = json.loads((tmp_path / "wedlm-streaming-mini.json").read_text())
     assert {claim["holds"] for claim in written["claims"]} <= {True, False}
     assert len(written["claims"]) == 3 and len(written["results"]) == 8
+    assert [claim["paper"] for claim in written["claims"]] == ["", "221 → 423", ""]
+    text = (tmp_path / "figures.md").read_text()
+    assert "| wedlm:streaming | mini | " in text and "streaming is faster at each" in text
+    assert text.count("| tiny-wedlm wedlm window=16 block=") == 8
     assert any(point["place"] == "Figure 4, streaming" for point in written["published"])
     assert (tmp_path / "wedlm-streaming-mini.png").read_bytes().startswith(PNG)
-    before = {path: path.read_bytes() for path in (tmp_path / "samples").iterdir()}
+    folder = tmp_path / "samples" / "wedlm-streaming-mini"
+    before = {path: path.read_bytes() for path in folder.iterdir()}
     assert len(before) == 8
     assert outpace(*words)[0] == 0
-    assert {path: path.read_bytes() for path in Path(tmp_path / "samples").iterdir()} == before
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (("nobody",), "unknown paper 'nobody'; known are apd, d2f, dflash, wedlm"),
-        (("apd:table9",), "unknown figure 'apd:table9'; known are apd:figure2"),
+        (("apd:table9",), "unknown figure 'apd:table9'; known are apd:table1"),
         (("apd", "--scale", "huge"), "unknown scale 'huge'; known are mini, full"),
         (("apd:figure2", "--limit", "0"), "limit must be at least 1"),
         (("apd:figure2", "--scale", "full"), "name one with --data"),
@@ -65,3 +69,16 @@ def test_a_full_figure_says_first_what_it_takes(outpace, tmp_path):
     assert "5 settings on 500 problems of gsm8k, at most 256 tokens each" in said
     assert "with Dream-org/Dream-v0-Instruct-7B, Qwen/Qwen2.5-0.5B" in said
     assert "at the published speeds up to 3.7 hours" in said
+
+
+def test_a_page_that_cannot_be_written_is_found_before_the_work(outpace, tmp_path):
+    (tmp_path / "figures.md").mkdir()
+    status, _, err = outpace("reproduce", "wedlm:streaming", "--limit", "2", "--out", tmp_path)
+    assert status == 2 and "figures.md is no file to write to" in err
+    assert not (tmp_path / "samples").exists()
+
+
+def test_an_adapter_is_named_and_merged_for_its_lines_alone(outpace, tmp_path):
+    _, out, _ = outpace("reproduce", "d2f:tables", "--scale", "full", "--out", tmp_path)
+    said = " ".join(out.split())
+    assert "with Dream-org/Dream-v0-Base-7B, SJTU-Deng-Lab/D2F_Dream_Base_7B_Lora;" in said

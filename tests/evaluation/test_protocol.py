@@ -24,6 +24,7 @@ PLACES = {"place", "method"}
 OPTIONS = {"tokens", "lookahead", "window", "ratio", "activate", "confidence", "add"} | {
     "entropy",
     "penalty",
+    "block",
 }
 
 

@@ -21,12 +21,14 @@ class Entry:
     Attributes:
         line: what it shares with its neighbours of a sweep, in words.
         setting: the option in which it differs from them; empty where none is swept.
+        adapter: what is merged into the model.
     """
 
     model: str
     method: Method
     line: str
     setting: str = ""
+    adapter: str | None = None
 
     @property
     def name(self) -> str:
@@ -40,7 +42,9 @@ class Entry:
         return any(name.startswith(RANDOM) for name in names)
 
 
-def swept(model: str, name: str, options: Mapping[str, Sequence[Any]]) -> list[Entry]:
+def swept(
+    model: str, name: str, options: Mapping[str, Sequence[Any]], adapter: str | None = None
+) -> list[Entry]:
     """An entry for each combination of values; along a line the last option of several varies.
 
     Raises `ValueError` for an unknown method or option, or a bad value.
@@ -52,9 +56,12 @@ def swept(model: str, name: str, options: Mapping[str, Sequence[Any]]) -> list[E
     for values in product(*(options[option] for option in names)):
         words = {o: f"{o}={word(v)}" for o, v in zip(names, values, strict=True)}
         setting = words.pop(last) if last else ""
-        line = " ".join([model, name, *(words[option] for option in options if option in words)])
+        merged = model if adapter is None else f"{model}+{adapter}"
+        line = " ".join([merged, name, *(words[option] for option in options if option in words)])
         method = method_of(name, dict(zip(names, values, strict=True)))
-        entries.append(Entry(model=model, method=method, line=line, setting=setting))
+        entries.append(
+            Entry(model=model, method=method, line=line, setting=setting, adapter=adapter)
+        )
     return entries
 
 

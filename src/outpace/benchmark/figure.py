@@ -14,6 +14,7 @@ from outpace.evaluation.tasks import TASKS
 
 FOLDER = Path(__file__).parent / "papers"
 PAPERS = tuple(name for name in PROTOCOLS if name != "plain")
+SCALES = ("mini", "full")
 TRENDS = ("rises", "falls", "higher", "lower", "unbeaten")
 Published = Mapping[str, Any]
 Made = TypeVar("Made")
@@ -30,6 +31,8 @@ class Claim:
             another line at each setting; `unbeaten` by another line, in accuracy and speed.
         key: the figure of a result that is compared; `speed` is tokens per second.
         than: number of the other line.
+        points: the published points that say so, first to last or other to this line, each by
+            what tells it apart; none where the paper gives no numbers.
     """
 
     says: str
@@ -37,6 +40,7 @@ class Claim:
     trend: str
     key: str = "tokens_per_forward"
     than: int | None = None
+    points: Sequence[Published] = ()
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a trend that is none."""
@@ -51,14 +55,13 @@ class Scale:
     """How much is measured, on which models.
 
     Attributes:
-        lines: entries as a file has them: model, method, options, lists where they are swept.
-        adapter: what is merged into the models.
+        lines: entries as a file has them: model, adapter, method, options, lists where they are
+            swept.
     """
 
     task: str
     lines: Sequence[Mapping[str, Any]]
     protocol: str = "plain"
-    adapter: str | None = None
     limit: int = 100
     rounds: int = 10
     batch: int = 1
@@ -87,8 +90,9 @@ def line_of(line: Mapping[str, Any]) -> Iterator[Entry]:
         if not isinstance(options.get(name), str):
             raise ValueError(f"a line needs a {name}: {line}")
     model, method = options.pop("model"), options.pop("method")
+    adapter = options.pop("adapter", None)
     values = {key: value if isinstance(value, list) else [value] for key, value in options.items()}
-    yield from swept(model, method, values)
+    yield from swept(model, method, values, adapter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,6 +126,20 @@ class Figure:
             for point in each.published
             if str(point["place"]).startswith(self.place)
         ]
+
+    def file(self, scale: str) -> str:
+        """What files of it are called, without their ending."""
+        return f"{self.paper}-{self.name}-{scale}"
+
+    def pair(self, claim: Claim) -> list[Published]:
+        """The published points of a claim; `ValueError` for one that is none or several."""
+        found = []
+        for marks in claim.points:
+            fit = [point for point in self.published() if marks.items() <= point.items()]
+            if len(fit) != 1:
+                raise ValueError(f"{claim.says!r}: {len(fit)} published points are {dict(marks)}")
+            found += fit
+        return found
 
     def hours(self, limit: int) -> float:
         """What answers of full length take at the published speeds; 0 where none are."""

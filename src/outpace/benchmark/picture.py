@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ SPEEDS = {
     "tokens_per_forward": "tokens per forward",
     "tokens_per_cpu_second": "tokens per CPU second",
 }
+CLOCKED = SPEEDS | {"tokens_per_second": "tokens per second", "speedup": "times as fast"}
+HEIGHTS = {"accuracy": "accuracy (%)", "acceptance_length": "acceptance length"}
 GREY = "#888888"
 
 
@@ -81,53 +84,71 @@ def draw_front(results: Results, path: Path) -> None:
 
 
 def draw_figure(results: Results, published: Results, title: str, path: Path) -> None:
-    """Write a picture of accuracy against speed here, and beside it in the paper."""
+    """Write a picture of accuracy, or what is accepted, against speed: here and in the paper."""
     figure = Figure(figsize=(12.4, 5.2), layout="constrained")
     here, there = figure.subplots(1, 2)
     key = "tokens_per_cpu_second" if results[0]["clock"] == "cpu" else "tokens_per_second"
+    speed, height = axes_of(published)
     for name, line in lines_of(results).items():
-        plot(here, line, key, name)
-    shown = [point for point in published if {"accuracy", "tokens_per_second"} <= set(point)]
+        plot(here, line, key, name, height)
+    shown = [point for point in published if {speed, height} <= set(point)]
     for name in dict.fromkeys(point["setting"] for point in shown):
         line = [point for point in shown if point["setting"] == name]
-        speeds, right = ([p[k] for p in line] for k in ("tokens_per_second", "accuracy"))
-        there.plot(speeds, right, "o", fillstyle="none", label=name)
+        x, y = ([point[axis] for point in line] for axis in (speed, height))
+        there.plot(x, y, "o", fillstyle="none", label=name)
         for point in line:
-            place = (point["tokens_per_second"], point["accuracy"])
+            place = (point[speed], point[height])
             there.annotate(differing(point), place, (4, 4), textcoords="offset points", size=6)
     if not shown:
-        there.text(0.5, 0.5, "no points with both figures", ha="center")
-    for pane, name in ((here, SPEEDS.get(key, "tokens per second")), (there, "as published")):
-        pane.set_xlabel(name if pane is here else f"tokens per second, {name}")
-        pane.set_ylabel("accuracy (%)")
+        middle = {"ha": "center", "transform": there.transAxes}
+        there.text(0.5, 0.5, "no points with both figures", **middle)
+    for pane, name in ((here, CLOCKED[key]), (there, f"{CLOCKED[speed]}, as published")):
+        pane.set_xlabel(name)
+        pane.set_ylabel(HEIGHTS[height])
         pane.grid(alpha=0.3)
+        pane.margins(x=0.14, y=0.09)
         if pane.get_legend_handles_labels()[0]:
-            pane.legend(fontsize=6, frameon=False)
+            pane.legend(loc="upper left", bbox_to_anchor=(0, -0.1), fontsize=6, frameon=False)
     figure.suptitle(title, fontsize=10)
     save(figure, path)
 
 
+def axes_of(published: Results) -> tuple[str, str]:
+    """The speed and the height that most published points have both of."""
+    pairs = product(("tokens_per_second", "speedup"), HEIGHTS)
+    return max(pairs, key=lambda pair: sum(set(pair) <= set(point) for point in published))
+
+
 def differing(point: Result) -> str:
     """What a published point says beside its figures."""
-    figures = ("accuracy", "tokens_per_", "latency", "answer_tokens", "place", "setting", "speedup")
+    figures = (
+        "accuracy",
+        "tokens_per_",
+        "latency",
+        "answer_tokens",
+        "place",
+        "setting",
+        "speedup",
+        "acceptance",
+    )
     return ", ".join(f"{k}={v}" for k, v in point.items() if not k.startswith(figures))
 
 
-def plot(pane: Axes, line: Results, key: str, name: str) -> None:
-    """A line with intervals of 95 %, and its settings beside the points."""
-    x, y = [result[key] for result in line], [100 * (result["accuracy"] or 0) for result in line]
-    bounds = [result["interval"] or (h / 100, h / 100) for result, h in zip(line, y, strict=True)]
+def plot(pane: Axes, line: Results, key: str, name: str, height: str = "accuracy") -> None:
+    """A line, accuracy with intervals of 95 %, and its settings beside the points."""
+    scale = 100 if height == "accuracy" else 1
+    x, y = [result[key] for result in line], [scale * (result[height] or 0) for result in line]
+    own = [result["interval"] if height == "accuracy" else None for result in line]
+    bounds = [each or (h / 100, h / 100) for each, h in zip(own, y, strict=True)]
     below = [max(h - 100 * low, 0) for h, (low, _) in zip(y, bounds, strict=True)]
     above = [max(100 * high - h, 0) for h, (_, high) in zip(y, bounds, strict=True)]
     error = f"{key}_error"
     wide = [result.get(error) or 0.0 for result in line] if error in line[0] else None
     style: dict[str, Any] = {"fmt": "o-", "capsize": 2, "markersize": 4, "linewidth": 1}
     drawn = pane.errorbar(x, y, xerr=wide, yerr=[below, above], label=name, **style)
-    for result, left, height in zip(line, x, y, strict=True):
+    for result, left, top in zip(line, x, y, strict=True):
         text, colour = result.get("setting", ""), drawn.lines[0].get_color()
-        pane.annotate(
-            text, (left, height), (4, 4), textcoords="offset points", size=6, color=colour
-        )
+        pane.annotate(text, (left, top), (4, 4), textcoords="offset points", size=6, color=colour)
 
 
 def draw_loads(results: Results, path: Path) -> None:

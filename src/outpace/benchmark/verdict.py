@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outpace.benchmark.figure import Claim
+from outpace.benchmark.figure import Claim, Figure, Published
 from outpace.evaluation.compare import Difference, Result, differences, point
 
 CHANGE = 0.05
@@ -14,16 +14,20 @@ CHANGE = 0.05
 PAIRED = ("accuracy", "tokens_per_forward")
 """Figures whose differences have an interval, by the questions that two runs share."""
 
+NAMES = {"tokens_per_answer": ("answer_tokens",), "speed": ("tokens_per_second", "speedup")}
+"""What a published point calls a figure of a result, where its name is another."""
+
 Lines = Sequence[Sequence[Result]]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a claim holds, and the figures that say so."""
+    """Whether a claim holds, and the figures that say so, here and in the paper."""
 
     says: str
     holds: bool
     told: str
+    paper: str = ""
 
 
 def judge(claim: Claim, lines: Lines) -> Verdict:
@@ -39,8 +43,13 @@ def judge(claim: Claim, lines: Lines) -> Verdict:
         return unbeaten(claim.says, mine, other, key)
     pairs = list(zip(other, mine, strict=True))
     found = [changed(a, b, key, up=claim.trend == "higher") for a, b in pairs]
-    told = "; ".join(f"{b['setting']}: {t}" for (_, b), (_, t) in zip(pairs, found, strict=True))
+    told = "; ".join(at(b["setting"]) + t for (_, b), (_, t) in zip(pairs, found, strict=True))
     return Verdict(claim.says, all(holds for holds, _ in found), told)
+
+
+def at(setting: str) -> str:
+    """In front of a figure, where several settings have one."""
+    return f"{setting}: " if setting else ""
 
 
 def changed(before: Result, after: Result, key: str, *, up: bool) -> tuple[bool, str]:
@@ -70,6 +79,18 @@ def shown(value: float, key: str) -> str:
     if key == "accuracy":
         return f"{100 * value:.1f} %"
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def published(figure: Figure, claim: Claim) -> str:
+    """What the paper has of a claim, before and after; empty where it gives no numbers."""
+    return " → ".join(pictured(point, claim.key) for point in figure.pair(claim))
+
+
+def pictured(point: Published, key: str) -> str:
+    """A figure of a published point, with its unit."""
+    name = next(name for name in NAMES.get(key, (key,)) if name in point)
+    unit = {"accuracy": " %", "speedup": " ×"}.get(name, "")
+    return f"{point[name]:g}{unit}"
 
 
 def speed_of(result: Result) -> str:

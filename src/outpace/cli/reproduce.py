@@ -12,10 +12,11 @@ from typing import Annotated, Any
 from rich.table import Table
 from typer import Argument, Option
 
-from outpace.benchmark.figure import PAPERS, Figure, Scale, find
+from outpace.benchmark.figure import PAPERS, SCALES, Figure, Scale, find
+from outpace.benchmark.page import page
 from outpace.benchmark.side import check_rounds
 from outpace.benchmark.summary import Figures, summaries
-from outpace.benchmark.verdict import Verdict, judge
+from outpace.benchmark.verdict import Verdict, judge, published
 from outpace.cli.asking import Asking
 from outpace.cli.draw import console
 from outpace.cli.flags import LOADING, Loading
@@ -24,7 +25,8 @@ from outpace.cli.sides import Loads, line_up, list_names, results_table, run, sh
 from outpace.methods.method import at_least_one
 from outpace.provenance import provenance
 
-SCALES = ("mini", "full")
+PAGE = "figures.md"
+"""All figures of a folder, for people."""
 
 
 def reproduce(
@@ -35,7 +37,7 @@ def reproduce(
         str, Option(help="mini: the zoo on a CPU; full: published weights and tasks.")
     ] = "mini",
     out: Annotated[
-        Path, Option(help="Folder of JSON, pictures and samples; a killed run goes on from it.")
+        Path, Option(help="Folder of JSON, pictures, a page and samples; a killed run goes on.")
     ] = Path("reproduced"),
     data: Annotated[str | None, Option(help="File of the task, where it needs one.")] = None,
     shots: Annotated[str | None, Option(help="File of the shots, lines as in --data.")] = None,
@@ -52,7 +54,11 @@ def reproduce(
         console.print(needs(each, plan, scale))
     for each, plan in plans.items():
         asking = Asking(task=plan.task, protocol=plan.protocol, data=data, shots=shots)
-        redraw(each, plan, scale, asking, loading, out)
+        with replaced(out / PAGE) as sheet:
+            assert sheet is not None
+            redraw(each, plan, scale, asking, loading, out)
+            sheet.write_text(page(out), encoding="utf-8")
+    console.print(f"all figures of {out} on one page: {out / PAGE}", soft_wrap=True)
 
 
 def planned(figure: Figure, scale: str, limit: int | None, rounds: int | None) -> Scale:
@@ -71,25 +77,28 @@ def redraw(
     """Measure a figure, judge what the paper claims, write figures and picture."""
     from outpace.benchmark.picture import draw_figure
 
-    name = f"{figure.paper}-{figure.name}-{scale}"
+    name = figure.file(scale)
     with replaced(out / f"{name}.json") as file, replaced(out / f"{name}.png") as picture:
         assert file is not None and picture is not None
-        found = measure(plan, asking, loading, out)
+        found = measure(plan, asking, loading, out / "samples" / name)
         lines = by_line(plan, found)
-        verdicts = [judge(claim, lines) for claim in figure.claims]
-        published = [dict(point) for point in figure.published()]
+        verdicts = [
+            replace(judge(claim, lines), paper=published(figure, claim)) for claim in figure.claims
+        ]
+        points = [dict(point) for point in figure.published()]
         show(figure, found, verdicts)
         written = {
             "provenance": provenance(),
             "figure": f"{figure.paper}:{figure.name}",
+            "about": figure.about,
             "scale": scale,
             "rounds": plan.rounds,
             "claims": [asdict(verdict) for verdict in verdicts],
-            "published": published,
+            "published": points,
             "results": found,
         }
         file.write_text(json.dumps(written, indent=2) + "\n")
-        draw_figure(found, published, f"{name}: {figure.about}", picture)
+        draw_figure(found, points, f"{name}: {figure.about}", picture)
     console.print(f"written: {out / name}.json, {out / name}.png", soft_wrap=True)
 
 
@@ -97,9 +106,11 @@ def needs(figure: Figure, plan: Scale, scale: str) -> str:
     """What a figure will take, in one line."""
     entries = [entry for line in plan.entries() for entry in line]
     models = dict.fromkeys(
-        name for entry in entries for name in (entry.model, *entry.method.models().values())
+        name
+        for entry in entries
+        for name in (entry.model, entry.adapter, *entry.method.models().values())
+        if name is not None
     )
-    models |= dict.fromkeys(filter(None, [plan.adapter]))
     tokens = plan.max_tokens or plan.setting().max_tokens
     text = (
         f"{figure.paper}:{figure.name}, {figure.about}: {len(entries)} settings on {plan.limit} "
@@ -109,16 +120,18 @@ def needs(figure: Figure, plan: Scale, scale: str) -> str:
     return text + (f"; at the published speeds up to {hours:.1f} hours" if hours else "")
 
 
-def measure(plan: Scale, asking: Asking, loading: Loading, out: Path) -> list[Figures]:
-    """Figures of all settings, which took turns; `KeyboardInterrupt` where that was ended."""
+def measure(plan: Scale, asking: Asking, loading: Loading, samples: Path) -> list[Figures]:
+    """Figures of all settings, which took turns; `KeyboardInterrupt` where that was ended.
+
+    No figure reads the samples of another: only what took turns on a machine can be compared.
+    """
     entries = [entry for line in plan.entries() for entry in line]
-    loading = replace(loading, adapter=loading.adapter or plan.adapter)
     most = None if plan.max_tokens is None else str(plan.max_tokens)
     loads = Loads(batch=str(plan.batch), max_tokens=most, temperature=plan.temperature)
-    questions, shapes = asking.questions(plan.limit), shapes_in(out / "random", loading)
+    questions, shapes = asking.questions(plan.limit), shapes_in(samples / "random", loading)
     check_rounds(len(questions), plan.rounds, plan.batch)
     sides = list(line_up(entries, loads, asking, questions, loading, shapes, random=False))
-    whole, interrupted = run(sides, plan.rounds, out / "samples")
+    whole, interrupted = run(sides, plan.rounds, samples)
     if interrupted:
         raise KeyboardInterrupt
     return summaries(sides, whole)
@@ -135,8 +148,9 @@ def show(figure: Figure, found: Sequence[Figures], verdicts: Sequence[Verdict]) 
     list_names(found)
     console.print(results_table(found))
     table = Table(title=f"{figure.paper}:{figure.name}", header_style="bold")
-    for name in ("claim", "here", "measured"):
+    for name in ("claim", "here", "measured", "in the paper"):
         table.add_column(name, overflow="fold")
     for verdict in verdicts:
-        table.add_row(verdict.says, "holds" if verdict.holds else "does not hold", verdict.told)
+        holds = "holds" if verdict.holds else "does not hold"
+        table.add_row(verdict.says, holds, verdict.told, verdict.paper)
     console.print(table)

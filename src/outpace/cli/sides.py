@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,7 @@ from outpace.cli.flags import LOADING, JsonPath, Limit, Loading, Seed, Temperatu
 from outpace.cli.options import parse_entries
 from outpace.cli.output import replaced
 from outpace.evaluation.question import Question
+from outpace.methods import Method
 from outpace.methods.method import at_least_one
 from outpace.models.device import resolve_device, resolve_dtype
 from outpace.options import Options
@@ -164,16 +165,23 @@ def line_up(
     setting = asking.setting()
     every = loads.all(setting.max_tokens, random=random)
     loaded = [(shapes.model(entry.model), shapes.method(entry.method)) for entry in entries]
-    llms = loading.open_all(loaded)
+    adapted: dict[str | None, list[tuple[str, Method]]] = {}
+    for entry, pair in zip(entries, loaded, strict=True):
+        adapted.setdefault(entry.adapter, []).append(pair)
+    llms = {
+        adapter: replace(loading, adapter=adapter or loading.adapter).open_all(pairs)
+        for adapter, pairs in adapted.items()
+    }
     for load in every:
         chosen = setting.options(loads.options(load, random=random))
         for entry, (model, method) in zip(entries, loaded, strict=True):
+            llm = llms[entry.adapter][model]
             asked, length = questions, load.prompt_length
             if length is not None:
-                asked = of_length(llms[model], questions, length)
+                asked = of_length(llm, questions, length)
             yield Side(
                 entry=entry,
-                llm=llms[model],
+                llm=llm,
                 load=load,
                 questions=asked,
                 options=chosen | Options(method=method),

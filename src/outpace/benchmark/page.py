@@ -1,0 +1,95 @@
+"""Figures that were measured, as a page of Markdown: which claims hold, and all results."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outpace.benchmark.figure import PAPERS, SCALES, figures
+
+Written = Mapping[str, Any]
+"""What `reproduce` has written of one figure."""
+
+
+def page(folder: Path) -> str:
+    """All figures of a folder, in the order of the papers: an overview, and a section for each.
+
+    A file that cannot be read has a line of the overview that says so.
+    """
+    rows, sections = [], []
+    for figure in (figure for paper in PAPERS for figure in figures(paper)):
+        for scale in SCALES:
+            path = folder / f"{figure.file(scale)}.json"
+            if path.is_file():
+                row, text = read(path)
+                rows.append([f"{figure.paper}:{figure.name}", scale, *row])
+                sections += text
+    head = table(("figure", "scale", "claims that hold", "CPU minutes"), rows)
+    return "\n\n".join([head, *sections]) + "\n"
+
+
+def read(path: Path) -> tuple[list[str], list[str]]:
+    """The rest of a file's line in the overview, and its section, if it can be read."""
+    try:
+        written = json.loads(path.read_bytes())
+        claims = written["claims"]
+        share = f"{sum(claim['holds'] for claim in claims)} of {len(claims)}"
+        return [share, minutes(written)], [section(written)]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return [f"{path.name} is of another version: measure it again", ""], []
+
+
+def minutes(written: Written) -> str:
+    """CPU time of all turns."""
+    return f"{sum(result['cpu_seconds'] for result in written['results']) / 60:.1f}"
+
+
+def section(written: Written) -> str:
+    """Claims and results of a figure, and how they were measured."""
+    results, about = written["results"], written["about"]
+    speed = "CPU second" if results[0]["clock"] == "cpu" else "second"
+    columns = ("setting", "accuracy, 95 %", "tokens per forward", "acceptance length")
+    made = written["provenance"]
+    parts = [
+        f"## {written['figure']}",
+        f"{about[:1].upper()}{about[1:]}.",
+        table(("claim", "here", "measured", "in the paper"), map(claimed, written["claims"])),
+        table((*columns, f"tokens per {speed}", "over the first"), map(measured, results)),
+        f"{results[0]['problems']} problems of {results[0]['task']}, scale {written['scale']}, "
+        f"{minutes(written)} minutes of CPU time, on {made['processor']}, revision "
+        f"{made['revision'] or made['outpace']}: `{shlex.join(made['command'])}`",
+    ]
+    return "\n\n".join(parts)
+
+
+def claimed(claim: Mapping[str, Any]) -> list[str]:
+    """A claim, whether it holds, and the numbers here and there."""
+    holds = "holds" if claim["holds"] else "**does not hold**"
+    return [claim["says"], holds, claim["told"], claim["paper"] or "–"]
+
+
+def measured(result: Mapping[str, Any]) -> list[str]:
+    """Headline figures of a setting."""
+    error, faster = result["tokens_per_forward_error"], result["faster"]
+    right = "–"
+    if result["accuracy"] is not None:
+        low, high = (100 * bound for bound in result["interval"])
+        right = f"{100 * result['accuracy']:.1f} %, {low:.1f}–{high:.1f}"
+    name = "tokens_per_cpu_second" if result["clock"] == "cpu" else "tokens_per_second"
+    return [
+        f"{result['line']} {result['setting']}".rstrip(),
+        right,
+        f"{result['tokens_per_forward']:.2f}" + ("" if error is None else f" ± {error:.2f}"),
+        f"{result['acceptance_length']:.2f}",
+        f"{result[name]:.0f}",
+        "" if faster is None else f"{faster['ratio']:.2f} ×",
+    ]
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

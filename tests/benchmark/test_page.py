@@ -1,0 +1,92 @@
+"""Measured figures as a page of Markdown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from outpace.benchmark.page import page
+
+ROOT = Path(__file__).parents[2]
+RESULT: dict[str, Any] = {
+    "task": "story",
+    "problems": 100,
+    "line": "tiny-ar autoregressive",
+    "setting": "",
+    "clock": "cpu",
+    "accuracy": 0.99,
+    "interval": [0.945, 0.998],
+    "tokens_per_forward": 0.984,
+    "tokens_per_forward_error": None,
+    "acceptance_length": 1.0,
+    "tokens_per_second": 300.0,
+    "tokens_per_cpu_second": 500.4,
+    "cpu_seconds": 90.0,
+    "faster": None,
+}
+CLAIM = {"says": "faster", "holds": True, "told": "1 → 2", "paper": "10 → 20"}
+
+
+def write(folder: Path, name: str, **change: Any) -> None:
+    """A figure of two claims and two results."""
+    paper, figure, scale = name.split("-")
+    other = {**RESULT, "accuracy": None, "interval": None, "faster": {"ratio": 2.0}}
+    other |= {"tokens_per_forward_error": 0.01, "setting": "a=1"}
+    written = {
+        "provenance": {
+            "processor": "a CPU",
+            "revision": None,
+            "outpace": "0.1.0",
+            "command": ["outpace", "reproduce", paper],
+        },
+        "figure": f"{paper}:{figure}",
+        "about": "the ratio R",
+        "scale": scale,
+        "claims": [CLAIM, {**CLAIM, "holds": False, "paper": ""}],
+        "results": [RESULT, other],
+    }
+    (folder / f"{name}.json").write_text(json.dumps(written | change))
+
+
+def test_a_page_counts_claims_and_lists_results(tmp_path: Path) -> None:
+    """In the order of the papers; other files are not looked at."""
+    write(tmp_path, "wedlm-entropy-mini")
+    write(tmp_path, "apd-figure3-mini")
+    (tmp_path / "other.json").write_text("{")
+    text = page(tmp_path)
+    assert text.index("| apd:figure3 | mini | 1 of 2 | 3.0 |") < text.index("| wedlm:entropy |")
+    assert "| faster | holds | 1 → 2 | 10 → 20 |" in text
+    assert "| faster | **does not hold** | 1 → 2 | – |" in text
+    assert "| tiny-ar autoregressive | 99.0 %, 94.5–99.8 | 0.98 | 1.00 | 500 |  |" in text
+    assert "| tiny-ar autoregressive a=1 | – | 0.98 ± 0.01 | 1.00 | 500 | 2.00 × |" in text
+    assert text.count("\n\nThe ratio R.\n\n") == text.count("## ") == 2
+    assert "revision 0.1.0: `outpace reproduce apd`" in text
+
+
+def test_the_documentation_has_the_stored_results() -> None:
+    """Each table of its page is that of the files; what stands between them is written by hand."""
+    told = (ROOT / "docs" / "reproduced.md").read_text()
+    made = page(ROOT / "benchmarks" / "results")
+    assert made.count("## ") >= 10 and "of another version" not in made
+    for part in made.strip().split("\n\n"):
+        assert part in told
+
+
+def test_a_figure_measured_by_the_clock_says_so(tmp_path: Path) -> None:
+    """As on a GPU."""
+    write(tmp_path, "apd-figure3-full", results=[{**RESULT, "clock": "wall"}])
+    text = page(tmp_path)
+    assert "| tokens per second |" in text and "| 300 |" in text and "scale full" in text
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """The others stay on the page."""
+    write(tmp_path, "apd-figure3-mini")
+    for name, text in (("apd-figure2", "{"), ("apd-figure4", "[]"), ("d2f-table3", "[" * 9**5)):
+        (tmp_path / f"{name}-mini.json").write_text(text)
+    write(tmp_path, "apd-figure5-mini", claims=[{"says": "old"}])
+    write(tmp_path, "apd-figure6-mini", results=[])
+    text = page(tmp_path)
+    assert text.count("is of another version: measure it again") == 5
+    assert text.count("## ") == 1 and "## apd:figure3" in text
