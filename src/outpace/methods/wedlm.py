@@ -112,10 +112,15 @@ class WeDLM(Method):
 
     def verified(self, request: Request) -> Decoding:
         """The same, but tokens' rows, which predict the next token, say how much of it is kept."""
-        canvas, ready, alive = Canvas.of(request), 0, True
+        canvas, ready, alive, plain = Canvas.of(request), 0, True, request.sample()
         while alive:
             window = request.dial(self.window + 1) - 1
-            if not window and canvas.holes:
+            if not window:
+                request.canvas = ()
+                out = yield Forward(ids=request.ids[ready:], start=ready, read=plain)
+                ready, alive = len(request), request.commit(out.tokens, out.logprobs)
+                continue
+            if not request.canvas:
                 canvas = Canvas.of(request)
             n, filled = len(request), canvas.filled
             self.refill(canvas, request.limit, window)
