@@ -28,7 +28,7 @@ from outpace.options import Options
 LEAST, FIXED = 0.97, 0.95
 """Tokens per second over those of autoregressive decoding, and of the best fixed setting."""
 
-FEWEST = 8
+FEWEST = 6
 """Requests of a run, at least."""
 
 

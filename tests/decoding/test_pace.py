@@ -111,12 +111,12 @@ def test_a_draft_that_is_of_no_use_is_asked_less_and_less() -> None:
     """But never given up, in case that it becomes good."""
     useless = Machine(chance=0.0)
     pace = useless.pace()
-    values = useless.run(pace, 1000)
-    tries = [at for at in range(20, 1000) if values[at] > 1 and values[at - 1] == 1]
+    values = useless.run(pace, 5000)
+    tries = [at for at in range(20, 5000) if values[at] > 1 and values[at - 1] == 1]
     gaps = [after - before for before, after in pairwise(tries)]
     assert len(gaps) >= 3 and all(after > 1.8 * before for before, after in pairwise(gaps))
     assert sum(value > 1 for value in values) < 0.03 * len(values)
-    assert sum(value > 1 for value in Machine(chance=1.0).run(pace, 1500)[-400:]) > 390
+    assert sum(value > 1 for value in Machine(chance=1.0).run(pace, 3500)[-400:]) > 390
 
 
 def test_what_pays_depends_on_the_load_and_comes_back_when_it_falls() -> None:
@@ -185,7 +185,7 @@ def test_one_request_tries_for_all() -> None:
     machine, pace = Machine(chance=0.0), Machine(chance=0.0).pace()
     machine.run(pace, 20, requests=8)
     askers, tries = [object() for _ in range(8)], []
-    for _ in range(200):
+    for _ in range(600):
         values = [pace.value(asker) for asker in askers]
         tries += [at for at, value in enumerate(values) if value > 1]
         for value in values:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import log2
-
-import numpy as np
 
 MEMORY = 64
 """Passes of about a length, and cycles of a method, that are remembered."""
@@ -18,14 +19,16 @@ class Cost:
     Attributes:
         means: how many are remembered, their mean rows and seconds, by half powers of two.
         cold: whether nothing has run, so that what runs first is slow for other reasons.
+        curve: lengths and seconds that never fall, from 0 on; None where passes came since.
     """
 
     means: dict[int, tuple[int, float, float]] = field(default_factory=dict)
     cold: bool = True
+    curve: tuple[Sequence[float], Sequence[float]] | None = None
 
     def add(self, rows: int, seconds: float) -> None:
         """A pass of so many rows took so long."""
-        key = round(2 * log2(rows))
+        key, self.curve = round(2 * log2(rows)), None
         if self.cold and self.means:
             self.means, self.cold = {}, False
         count, length, mean = self.means.get(key, (0, 0.0, 0.0))
@@ -45,10 +48,12 @@ class Cost:
 
         That is in proportion below all that were, and no more than the longest above them.
         """
-        points = sorted((length, mean) for _, length, mean in self.means.values())
-        lengths, means = zip(*points, strict=True)
-        rising = np.minimum.accumulate(means[::-1])[::-1]  # more rows never take less
-        return float(np.interp(rows, [0.0, *lengths], [0.0, *rising]))
+        if self.curve is None:
+            points = sorted((length, mean) for _, length, mean in self.means.values())
+            lengths, means = zip(*points, strict=True)
+            rising = [*accumulate(reversed(means), min)][::-1]  # more rows never take less
+            self.curve = [0.0, *lengths], [0.0, *rising]
+        return interpolated(rows, *self.curve)
 
     @property
     def row(self) -> float:
@@ -59,3 +64,12 @@ class Cost:
     def knows(self, rows: float) -> bool:
         """Whether passes of about so many rows, or of both fewer and more, were seen."""
         return min(self.means) <= round(2 * log2(rows)) <= max(self.means)
+
+
+def interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
+    """What lies at `x` between points with rising `xs`, of which the first is below it."""
+    place = bisect_left(xs, x)
+    if place == len(xs):
+        return ys[-1]
+    share = (x - xs[place - 1]) / (xs[place] - xs[place - 1])
+    return ys[place - 1] + share * (ys[place] - ys[place - 1])

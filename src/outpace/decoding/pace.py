@@ -13,13 +13,13 @@ from outpace.decoding.cost import MEMORY, Cost
 HOPE, FAITH = 0.75, 3
 """Share of proposals that are thought to be kept at first, and how many that thought weighs."""
 
-GAIN = 1.1
+GAIN = 1.07
 """Tokens per second over those of the least dial from which on another is worth it."""
 
 TRIAL = 4
 """Cycles in a row by which one request tries another dial where the least seems best."""
 
-PATIENCE = 64
+PATIENCE = 256
 """Cycles without news until the next trial, at first; then twice as many each time."""
 
 REMINDER = 256
