@@ -24,9 +24,6 @@ from outpace.decoding.pace import halved
 from outpace.decoding.target import Rank
 from outpace.methods.method import Among, Method, Within, at_least_one, check_least
 
-FEWEST = 4
-"""Slots of the smallest window that is tried in the place of a larger one."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class WeDLM(Method):
@@ -84,10 +81,9 @@ class WeDLM(Method):
         """How far the window reaches; where all is verified, whether there is one."""
         if not auto or not (self.verify or self.least):
             return None
+        values = halved(self.least or 1, self.window)
         if self.verify:  # the token behind a full window comes with it
-            values = [1, *(window + 1 for window in halved(FEWEST, self.window))]
-        else:
-            values = halved(self.least or 1, self.window)
+            values = [1, values[-1] + 1]
         return Dial(
             values=values,
             passes=lambda value: [("target", value + (not self.verify), 1)],
