@@ -19,7 +19,7 @@ BUDGET = {
     "benchmark": 1200,
     "cli": 3250,
     "constraint": 2550,
-    "decoding": 2400,
+    "decoding": 2450,
     "engine": 2350,
     "evaluation": 2300,
     "load": 800,
