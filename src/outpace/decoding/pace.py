@@ -156,7 +156,8 @@ class Pace:
         least, *others = self.dial.values
         load.dial = load.rival = most = self.dial.values[-1]
         passes = self.dial.passes(most)
-        if not {model for model, _, times in passes if times} <= self.costs.keys():
+        warm = {model for model, cost in self.costs.items() if not cost.cold}
+        if not {model for model, _, times in passes if times} <= warm:
             return 1
         times = {
             value: self.seconds(value) / max(self.tokens(value), 1e-9) for value in self.dial.values
