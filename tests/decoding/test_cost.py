@@ -7,15 +7,38 @@ import pytest
 from outpace.decoding.cost import Cost
 
 
-def test_cost_is_a_line_that_never_falls() -> None:
-    """And a constant where all passes had the same rows."""
+def cost_of(*passes: tuple[int, float]) -> Cost:
+    """What is known behind a first pass, which counts for nothing."""
     cost = Cost()
-    for rows in (2, 4, 8, 16):
-        cost.add(rows, 3 + rows)
-    assert [cost.at(rows) for rows in (1, 5, 20)] == pytest.approx([4, 8, 23], rel=1e-3)
-    falling, flat = Cost(), Cost()
-    for rows in (2, 4):
-        falling.add(rows, 10 - rows)
-        flat.add(7, 5.0)
-    assert falling.at(1) == pytest.approx(falling.at(9)) == pytest.approx(7, rel=0.01)
-    assert flat.at(1) == pytest.approx(flat.at(99)) == pytest.approx(5)
+    for rows, seconds in ((1, 99.0), *passes):
+        cost.add(rows, seconds)
+    return cost
+
+
+def test_cost_lies_between_those_of_passes_that_were_seen() -> None:
+    """Below them in proportion, above them flat: the best that is possible."""
+    cost = cost_of((2, 5.0), (4, 7.0), (16, 19.0))
+    assert [cost.at(rows) for rows in (1, 2, 3, 10, 16, 64)] == pytest.approx(
+        [2.5, 5, 6, 13, 19, 19]
+    )
+    assert [cost.knows(rows) for rows in (1, 2, 3, 16, 18, 24)] == [False, *[True] * 4, False]
+    assert cost.row == pytest.approx(19 / 16)
+
+
+def test_more_rows_never_take_less() -> None:
+    """A pass that took longer than longer ones was disturbed."""
+    cost = cost_of((2, 8.0), (4, 6.0), (8, 9.0))
+    assert [cost.at(rows) for rows in (2, 3, 4, 8)] == pytest.approx([6, 6, 6, 9])
+
+
+def test_what_is_slow_for_once_counts_little() -> None:
+    """The first pass not at all, of the first two of a length the quicker, later ones twofold."""
+    assert cost_of((8, 90.0), (8, 10.0)).at(8) == pytest.approx(10)
+    assert cost_of((8, 10.0), (8, 90.0)).at(8) == pytest.approx(10, rel=0.6)
+    assert cost_of(*[(8, 10.0)] * 9, (8, 1e9)).at(8) == pytest.approx(11)
+
+
+def test_costs_that_change_are_followed() -> None:
+    """Within some hundred passes."""
+    cost = cost_of(*[(8, 10.0)] * 200, *[(8, 15.0)] * 300)
+    assert cost.at(8) == pytest.approx(15, rel=0.02)

@@ -127,8 +127,8 @@ def test_lossy_dials_move_within_bounds_that_were_given() -> None:
     ):
         engine = new_engine(pace="auto")
         Clock(engine, 20.0)
-        found = dials(serve(engine, batch(method, 4)))
-        assert {min(found), max(found)} == {least, most}
+        found = [dial for _ in range(2) for dial in dials(serve(engine, batch(method, 4)))]
+        assert least <= min(found) < max(found) == most
 
 
 @pytest.mark.parametrize(

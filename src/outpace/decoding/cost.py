@@ -2,42 +2,74 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from math import log2
 
 MEMORY = 64
-"""Passes, and cycles of a method, that are remembered."""
+"""Passes of about a length, and cycles of a method, that are remembered."""
 
 
 @dataclass(slots=True)
 class Cost:
-    """Seconds of a pass by its rows: a line through recent ones, by least squares."""
+    """Seconds of a pass by its rows: means of recent ones of about a length, and between them.
 
-    sums: list[float] = field(default_factory=lambda: [0.0] * 5)
+    Attributes:
+        means: how many are remembered, their mean rows and seconds, by half powers of two.
+        cold: whether nothing has run, so that what runs first is slow for other reasons.
+        curve: lengths and seconds that never fall, from 0 on; None where passes came since.
+    """
+
+    means: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    cold: bool = True
+    curve: tuple[Sequence[float], Sequence[float]] | None = None
 
     def add(self, rows: int, seconds: float) -> None:
-        """A pass fed so many rows per request."""
-        if self.sums[0] > 2:
-            # Something else may have had the machine.
-            seconds = min(seconds, 2 * self.at(rows))
-        self.sums = [
-            old * (1 - 1 / MEMORY) + new
-            for old, new in zip(self.sums, moments(rows, seconds), strict=True)
-        ]
+        """A pass of so many rows took so long."""
+        key, self.curve = round(2 * log2(rows)), None
+        if self.cold and self.means:
+            self.means, self.cold = {}, False
+        count, length, mean = self.means.get(key, (0, 0.0, 0.0))
+        if count:
+            # Something else may have had the machine, in the first one as well.
+            seconds = min(seconds, 2 * mean)
+            mean = min(mean, seconds) if count == 1 else mean
+        count = min(count + 1, MEMORY)
+        self.means[key] = (
+            count,
+            length + (rows - length) / count,
+            mean + (seconds - mean) / count,
+        )
 
-    def at(self, rows: float, plain: float | None = None) -> float:
-        """Seconds that a pass of so many rows per request takes; more rows never take less.
+    def at(self, rows: float) -> float:
+        """Seconds that a pass of so many rows takes, at best where no such pass was seen.
 
-        `plain` is what one row takes, which counts as one more pass.
+        That is in proportion below all that were, and no more than the longest above them.
         """
-        sums = self.sums
-        if plain is not None:
-            sums = [a + b for a, b in zip(sums, moments(1, plain), strict=True)]
-        count, x, y, xx, xy = sums
-        spread = xx - x * x / count
-        slope = max((xy - x * y / count) / spread, 0.0) if spread > 1e-6 * xx else 0.0
-        return max(y / count + slope * (rows - x / count), plain or 0.0)
+        if self.curve is None:
+            points = sorted((length, mean) for _, length, mean in self.means.values())
+            lengths, means = zip(*points, strict=True)
+            rising = [*accumulate(reversed(means), min)][::-1]  # more rows never take less
+            self.curve = [0.0, *lengths], [0.0, *rising]
+        return interpolated(rows, *self.curve)
+
+    @property
+    def row(self) -> float:
+        """Seconds of one of many rows."""
+        _, length, mean = self.means[max(self.means)]
+        return mean / length
+
+    def knows(self, rows: float) -> bool:
+        """Whether passes of about so many rows, or of both fewer and more, were seen."""
+        return min(self.means) <= round(2 * log2(rows)) <= max(self.means)
 
 
-def moments(rows: float, seconds: float) -> tuple[float, ...]:
-    """What least squares need of a point."""
-    return 1.0, rows, seconds, rows * rows, rows * seconds
+def interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
+    """What lies at `x` between points with rising `xs`, of which the first is below it."""
+    place = bisect_left(xs, x)
+    if place == len(xs):
+        return ys[-1]
+    share = (x - xs[place - 1]) / (xs[place] - xs[place - 1])
+    return ys[place - 1] + share * (ys[place] - ys[place - 1])

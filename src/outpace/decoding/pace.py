@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
-from math import log2
+from math import inf, log2
 from operator import mul
 
 from outpace.decoding.cost import MEMORY, Cost
@@ -13,20 +13,20 @@ from outpace.decoding.cost import MEMORY, Cost
 HOPE, FAITH = 0.75, 3
 """Share of proposals that are thought to be kept at first, and how many that thought weighs."""
 
-TRIAL = 4
-"""Cycles in a row by which another dial is tried where the least one seems best."""
+GAIN = 1.07
+"""Tokens per second over those of the least dial from which on another is worth it."""
 
-PATIENCE = 32
-"""Cycles until the next trial, at first; then twice as many each time."""
+TRIAL = 4
+"""Cycles in a row by which one request tries another dial where the least seems best."""
+
+PATIENCE = 256
+"""Cycles without news until the next trial, at first; then twice as many each time."""
 
 REMINDER = 256
-"""Cycles until one with the least dial is timed again."""
+"""Cycles of another dial until one with the least is timed again."""
 
 REVIEW = 8
 """Cycles for which a decision holds."""
-
-LONG = 64
-"""Rows of a request from which on a pass reads a prompt, unless a cycle has half as many."""
 
 MOST = 64
 """Most tokens that are proposed where a pace decides."""
@@ -61,59 +61,61 @@ def halved(least: int, most: int) -> list[int]:
 
 @dataclass(slots=True)
 class Load:
-    """What is known, and decided, while about so many requests run at a time."""
+    """What is decided while about so many requests run at a time.
 
-    costs: dict[str, Cost] = field(default_factory=dict)
-    tried: set[int] = field(default_factory=set)
+    Attributes:
+        dial: tokens that a cycle is to propose, and `rival` another number that promises most.
+        gain: seconds per token of a request that this saves beside the least dial.
+        price: seconds for each slot that a draft has still to read before it drafts.
+        review, reminder: cycles from which on this is decided anew, and timed with the least.
+        patience: cycles without news until the next trial.
+    """
+
     dial: int = 0
+    rival: int = 0
+    gain: float = inf
+    price: float = 0.0
     review: int = 0
     reminder: int = 0
-    due: int = 0
     patience: int = PATIENCE
-
-    def seconds(self, passes: Passes) -> float:
-        """What the passes of a cycle take."""
-        one = self.costs["plain"].at(1) if "plain" in self.costs else None
-        taken = 0.0
-        for model, rows, times in passes:
-            plain = one if model == "target" else None
-            if plain is None or rows > 1:
-                taken += times * self.costs[model].at(rows, plain)
-            else:
-                taken += times * plain
-        return taken
 
 
 class Pace:
     """Turns the dial of one method for all of its requests, by what they have seen of late.
 
-    The engine tells it of every pass, a request of what every cycle brought. Costs are those of
-    passes in which all requests feed the same number of rows. They are kept apart for numbers of
-    requests that differ by a factor of 2, since what pays depends on how busy the machine is.
+    The engine tells it how many requests run and what every pass took, a request what every cycle
+    brought. What passes cost by their rows is one thing at any load, so that a load which was never
+    met is no riddle; decisions are kept apart for loads that differ by a factor of 2.
     """
 
     def __init__(self, dial: Dial) -> None:
         self.dial = dial
         self.loads: dict[int, Load] = {}
-        self.load = self.loads.setdefault(0, Load())
-        self.long = max(LONG, *(2 * rows for _, rows, _ in dial.passes(dial.values[-1])))
+        self.run(1)
+        self.costs: dict[str, Cost] = {}
         self.cycles = 0
         self.rates: dict[int, list[float]] = {}
         self.counts: dict[int, list[int]] = {}
+        self.news = 0
+        """The last cycle that proposed more than the least."""
+        self.trier: object = None
+        """The request that tries another dial, until cycle `tried`."""
+        self.tried = 0
 
-    def passed(self, model: str, requests: int, rows: int, seconds: float) -> None:
-        """A pass of a model was fed so many rows of so many requests."""
-        each = round(rows / requests)
-        if model == "target":
-            self.load = self.loads.setdefault(round(log2(requests)), Load())
-            self.cycles += 1
-        if each < self.long:
-            # A row alone is another kind of product.
-            kind = "plain" if (model, each) == ("target", 1) else model
-            self.load.costs.setdefault(kind, Cost()).add(each, seconds)
+    def run(self, requests: int) -> None:
+        """So many requests run from now on."""
+        self.requests = requests
+        self.load = self.loads.setdefault(round(log2(requests)), Load())
+
+    def passed(self, model: str, rows: int, seconds: float) -> None:
+        """A pass of a model was fed so many rows."""
+        self.costs.setdefault(model, Cost()).add(rows, seconds)
+        self.cycles += model == "target"
 
     def brought(self, value: int, tokens: int) -> None:
         """A cycle that proposed so many tokens brought so many."""
+        if value > self.dial.values[0]:
+            self.news = self.cycles
         key = 0 if self.dial.nested else value
         # Where but one is proposed, it is the target's own.
         rates, counts = self.rates.setdefault(key, [1.0]), self.counts.setdefault(key, [FAITH])
@@ -124,40 +126,75 @@ class Pace:
             counts[index] = min(counts[index] + 1, MEMORY)
             rates[index] += ((index < tokens) - rates[index]) / counts[index]
 
-    def value(self) -> int:
-        """Number of tokens that a cycle is to propose now."""
-        if self.cycles >= self.load.review:
-            self.load.dial, cycles = self.decide(self.load)
-            self.load.review = self.cycles + cycles
-            self.load.tried.add(self.load.dial)
-        return self.load.dial
+    def value(self, request: object = None, behind: int = 0, left: float = inf) -> int:
+        """Number of tokens that the next cycle of a request is to propose.
 
-    def decide(self, load: Load) -> tuple[int, int]:
-        """A value of the dial, and for how many cycles."""
-        values = self.dial.values
-        models = {model for model, _, times in self.dial.passes(values[-1]) if times}
-        if not models <= load.costs.keys():
-            return values[-1], 1
-        if values[0] not in load.tried or self.cycles >= load.reminder:
-            load.reminder = self.cycles + REMINDER
-            return values[0], 1 if self.dial.nested else TRIAL
-        speeds = {
-            value: self.tokens(value) / max(load.seconds(self.dial.passes(value)), 1e-9)
-            for value in values
+        The draft has `behind` slots still to read, which has to pay over the `left` tokens.
+        """
+        load = self.load
+        if self.cycles >= load.review:
+            load.review = self.cycles + self.decide(load)
+        least = self.dial.values[0]
+        if load.dial == least:
+            return load.rival if self.tries(request, load) else least
+        return load.dial if left * load.gain >= behind * load.price else least
+
+    def tries(self, request: object, load: Load) -> bool:
+        """Whether a request is the one that tries another dial for all."""
+        if self.cycles < self.tried:
+            return request is self.trier
+        if load.rival == load.dial or self.cycles < self.news + load.patience:
+            return False
+        self.trier, self.tried, self.news = request, self.cycles + TRIAL, self.cycles
+        load.patience *= 2
+        for counts in self.counts.values():
+            counts[:] = [min(count, FAITH) for count in counts]  # what it shows counts for most
+        return True
+
+    def decide(self, load: Load) -> int:
+        """Choose what promises most at a load; for how many cycles that holds."""
+        least, *others = self.dial.values
+        load.dial = load.rival = most = self.dial.values[-1]
+        passes = self.dial.passes(most)
+        warm = {model for model, cost in self.costs.items() if not cost.cold}
+        if not {model for model, _, times in passes if times} <= warm:
+            return 1
+        times = {
+            value: self.seconds(value) / max(self.tokens(value), 1e-9) for value in self.dial.values
         }
-        best = max(speeds, key=speeds.__getitem__)
-        if best != values[0]:
-            load.patience, load.due = PATIENCE, 0
-        elif self.cycles >= load.due and len(values) > 1:
-            load.due, load.patience = self.cycles + TRIAL + load.patience, 2 * load.patience
-            for counts in self.counts.values():
-                counts[:] = [min(count, FAITH) for count in counts]  # what it shows counts for most
-            return max(values[1:], key=speeds.__getitem__), TRIAL
-        return best, REVIEW
+        load.rival = min(others, key=times.__getitem__, default=least)
+        if times[load.rival] * GAIN > times[least]:
+            load.dial = least
+        elif 0 < load.reminder <= self.cycles:
+            load.dial, load.reminder = least, self.cycles + REMINDER
+            return 1 if self.dial.nested else TRIAL
+        else:
+            load.dial, load.patience = load.rival, PATIENCE
+            load.reminder = load.reminder or self.cycles + REMINDER
+            load.gain = times[least] - times[load.dial]
+            drafts = {model for model, *_ in passes} - {"target"}
+            load.price = self.requests * sum(self.costs[model].row for model in drafts)
+        return REVIEW if self.known(load.dial) else 1
+
+    def known(self, value: int) -> bool:
+        """Whether passes as in a cycle that proposes so many were seen."""
+        passes = self.dial.passes(value)
+        return all(
+            self.costs[model].knows(rows * self.requests) for model, rows, times in passes if times
+        )
+
+    def seconds(self, value: int) -> float:
+        """What the passes of a cycle take that proposes so many."""
+        return sum(
+            times * self.costs[model].at(rows * self.requests)
+            for model, rows, times in self.dial.passes(value)
+            if times
+        )
 
     def tokens(self, value: int) -> float:
-        """Tokens that cycles which propose so many bring on average."""
-        rates = self.rates.get(0 if self.dial.nested else value, [1.0])
+        """Tokens that cycles which propose so many bring on average; at first, as others do."""
+        tried = min(self.rates, key=lambda other: abs(other - value), default=0)
+        rates = self.rates.get(tried, [1.0])
         last = rates[-1] if len(rates) > 1 else HOPE
         total: float = sum(accumulate((rates + [last] * value)[:value], mul))
         return total

@@ -135,13 +135,17 @@ class Request:
         if len(self.ids) == self.limit:
             self.finish_reason = "length"
 
-    def dial(self, most: int) -> int:
-        """Number of tokens that the next cycle proposes: `most`, or fewer where that pays."""
+    def dial(self, most: int, behind: int = 0) -> int:
+        """Number of tokens that the next cycle proposes: `most`, or fewer where that pays.
+
+        A draft has first to read `behind` slots.
+        """
         if self.pace is None:
             return most
         if self.dialled is not None:
             self.pace.brought(self.dialled, len(self.ids) - self.since)
-        self.dialled, self.since = min(most, self.pace.value()), len(self.ids)
+        value = self.pace.value(self, behind, self.limit - len(self.ids))
+        self.dialled, self.since = min(most, value), len(self.ids)
         return self.dialled
 
     @property

@@ -134,8 +134,10 @@ class Engine:
             if waiting := [job for job in self.running if job.runner is runner]:
                 began = self.clock()
                 work = self.take(runner, sorted(waiting, key=attrgetter("turn")))
+                paced = self.paced(work)
                 self.run(runner, work)
-                self.time(work, self.clock() - began)
+                for pace, role in paced:
+                    pace.passed(role, sum(feed.size for _, feed, _ in work), self.clock() - began)
                 break
         self.broken = False
         return bool(waiting)
@@ -230,14 +232,13 @@ class Engine:
                 job.seconds += seconds
                 self.resume(job, rest, prediction)
 
-    @staticmethod
-    def time(work: Sequence[Work], seconds: float) -> None:
-        """Tell those who decide by it what a pass took, with what methods made of it."""
+    def paced(self, work: Sequence[Work]) -> set[tuple[Pace, str]]:
+        """Who decides by what a pass takes, and the role that it has; they hear of the load."""
         pairs = ((job.request.pace, feed.model) for job, feed, _ in work)
-        if told := {(pace, role) for pace, role in pairs if pace is not None}:
-            rows = sum(len(feed.ids) for _, feed, _ in work)
-            for pace, role in told:
-                pace.passed(role, len(work), rows, seconds)
+        paced = {(pace, role) for pace, role in pairs if pace is not None}
+        for pace, _ in paced:
+            pace.run(len(self.running))
+        return paced
 
     @property
     def saved(self) -> Saved:

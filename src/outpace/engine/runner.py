@@ -190,11 +190,13 @@ class Runner:
         """Give each prediction the hidden states that were wanted; zeros for rows not computed."""
         kinds = {feed.layers for feed in feeds if feed.layers}
         joined = {layers: torch.cat([captured[at] for at in layers], -1) for layers in kinds}
-        for prediction, feed, span in zip(predictions, feeds, packed.batch.spans, strict=True):
+        sizes = [len(feed.ids) for feed in feeds]
+        parts = {layers: states.split(sizes) for layers, states in joined.items()}
+        for at, (prediction, feed) in enumerate(zip(predictions, feeds, strict=True)):
             if feed.layers:
-                own = joined[feed.layers][span.rows]
-                blank = own.new_zeros(feed.missing, own.shape[1])
-                prediction.features = torch.cat((blank, own)) if feed.missing else own
+                own = parts[feed.layers][at]
+                blank = own.new_zeros(feed.missing, own.shape[1]) if feed.missing else None
+                prediction.features = own if blank is None else torch.cat((blank, own))
 
     def learn(self, written: Iterable[tuple[Feed, Sequence[int]]]) -> None:
         """Let what a pass has just written be found again; the ids are those of the request."""

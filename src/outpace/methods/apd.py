@@ -75,7 +75,8 @@ class APD(Method):
         start, ready, step, alive = 0, 0, 0, True  # ready: verifier slots that hold output
         while alive:
             n = len(request)
-            end = min(n + request.dial(self.lookahead or request.max_tokens), request.limit)
+            shown = request.dial(self.lookahead or request.max_tokens, behind=n - ready)
+            end = min(n + shown, request.limit)
             guess = yield Forward(
                 ids=request.ids[start:] + request.ahead(end),
                 start=start,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from torch import Tensor
 
 from outpace.decoding import (
     FULL,
@@ -66,7 +65,7 @@ class DFlash(Method):
         block = self.block or target.block or 1
         return Dial(
             values=range(1, min(self.most(block), MOST) + 1),
-            passes=lambda value: [("draft", min(block, MOST), value > 1), ("target", value, 1)],
+            passes=lambda n: [("draft", min(block, MOST) + n, n > 1), ("target", n, 1)],
         )
 
     def most(self, block: int) -> int:
@@ -86,30 +85,40 @@ class DFlash(Method):
         out = yield Forward(ids=request.ids, start=0, read=plain, features_for="draft")
         assert out.features is not None
         features, alive = [out.features], request.commit(out.tokens, out.logprobs)
+        ready = 0  # slots of the draft that hold the text
         while alive:
             n = len(request)
-            drafted: list[int] = []
-            guesses: list[Tensor | None] = []
             rows = min(block, request.limit - n)
-            count = request.dial(self.most(rows)) - 1
-            if count:
+            count = request.dial(self.most(rows), behind=n - 1 - ready) - 1
+            if not count:
                 out = yield Forward(
-                    ids=[request.ids[-1]] + [request.target.mask_id] * (rows - 1),
-                    start=n - 1,
-                    pattern=FULL,
-                    predict=range(n, n + count),
-                    # Masks know nothing of each other's noise: the likeliest tokens fit best.
-                    read=draft_read(request, self.verify, match=Sample(joint=request.joint)),
-                    model="draft",
-                    context=torch.cat(features),
+                    ids=request.ids[-1:], start=n - 1, read=plain, features_for="draft"
                 )
-                drafted, guesses, features = out.tokens, [out.logits], []
+                assert out.features is not None
+                features.append(out.features)
+                alive = request.commit(out.tokens, out.logprobs)
+                continue
+            out = yield Forward(
+                ids=[request.ids[-1]] + [request.target.mask_id] * (rows - 1),
+                start=n - 1,
+                pattern=FULL,
+                predict=range(n, n + count),
+                # Masks know nothing of each other's noise: the likeliest tokens fit best.
+                read=draft_read(request, self.verify, match=Sample(joint=request.joint)),
+                model="draft",
+                context=torch.cat(features),
+            )
+            drafted, guesses, features, ready = out.tokens, out.logits, [], n - 1
             out = yield Forward(
                 ids=[request.ids[-1], *drafted],
                 start=n - 1,
                 predict=range(n, n + count + 1),
                 read=verify_read(
-                    request, self.verify, drafted, guesses, fly=(self.fly_window, self.fly_entropy)
+                    request,
+                    self.verify,
+                    drafted,
+                    [guesses],
+                    fly=(self.fly_window, self.fly_entropy),
                 ),
                 features_for="draft",
             )

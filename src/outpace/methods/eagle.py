@@ -86,7 +86,7 @@ class Eagle(Method):
             return None
         return Dial(
             values=range(1, self.levels + 2),
-            passes=lambda n: [("draft", self.width, n - 1), ("target", self.rows(n), 1)],
+            passes=lambda n: [("draft", max(self.width, 2), n - 1), ("target", self.rows(n), 1)],
         )
 
     @property
@@ -107,9 +107,10 @@ class Eagle(Method):
         assert out.features is not None
         features, alive = [out.features], request.commit(out.tokens, out.logprobs)
         ready = len(request.prompt)  # slots of the target that hold the text
+        drawn = 0  # those of the draft
         while alive:
             n = len(request)
-            value = request.dial(self.levels + 1)
+            value = request.dial(self.levels + 1, behind=n - 1 - drawn)
             levels = min(value - 1, request.limit - n - 1)
             if not levels:
                 out = yield Forward(
@@ -120,7 +121,7 @@ class Eagle(Method):
                 ready, alive = n, request.commit(out.tokens, out.logprobs)
                 continue
             drafted = yield from self.grow(request, torch.cat(features), levels)
-            features = []
+            features, drawn = [], n - 1
             rows = drafted.best(self.rows(value) - 1)
             tokens = [drafted.tokens[row] for row in rows]
             parents = drafted.parents_among(rows)

@@ -63,7 +63,11 @@ class Speculative(Method):
             return None
         return Dial(
             values=range(1, min(self.most, MOST) + 1),
-            passes=lambda value: [("draft", 1, value - 1), ("target", value, 1)],
+            passes=lambda n: [
+                ("draft", 2, n > 1),
+                ("draft", 1, max(n - 2, 0)),
+                ("target", n, 1),
+            ],
         )
 
     def decode(self, request: Request) -> Decoding:
@@ -72,15 +76,17 @@ class Speculative(Method):
         # The noise of the target makes the draft say the same more often than none does.
         read = draft_read(request, self.verify, match=plain)
         out = yield Forward(ids=request.ids, start=0, read=plain)
-        alive, ready = (
-            request.commit(out.tokens, out.logprobs),
-            0,
-        )  # ready: draft slots that hold output
+        alive = request.commit(out.tokens, out.logprobs)
+        ready = 0  # slots of the draft that hold the text
         while alive:
             n = len(request)
             drafted: list[int] = []
             guesses: list[Tensor | None] = []
-            count = request.dial(min(self.most, request.limit - n)) - 1
+            count = request.dial(min(self.most, request.limit - n), behind=n - ready) - 1
+            if not count:
+                out = yield Forward(ids=request.ids[-1:], start=n - 1, read=plain)
+                alive = request.commit(out.tokens, out.logprobs)
+                continue
             while len(drafted) < count:
                 tail = (request.ids + drafted)[ready:]
                 out = yield Forward(ids=tail, start=ready, read=read, model="draft")

@@ -24,9 +24,6 @@ from outpace.decoding.pace import halved
 from outpace.decoding.target import Rank
 from outpace.methods.method import Among, Method, Within, at_least_one, check_least
 
-FEWEST = 4
-"""Slots of the smallest window that is tried in the place of a larger one."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class WeDLM(Method):
@@ -84,10 +81,9 @@ class WeDLM(Method):
         """How far the window reaches; where all is verified, whether there is one."""
         if not auto or not (self.verify or self.least):
             return None
+        values = halved(self.least or 1, self.window)
         if self.verify:  # the token behind a full window comes with it
-            values = [1, *(window + 1 for window in halved(FEWEST, self.window))]
-        else:
-            values = halved(self.least or 1, self.window)
+            values = [1, values[-1] + 1]
         return Dial(
             values=values,
             passes=lambda value: [("target", value + (not self.verify), 1)],
@@ -112,10 +108,15 @@ class WeDLM(Method):
 
     def verified(self, request: Request) -> Decoding:
         """The same, but tokens' rows, which predict the next token, say how much of it is kept."""
-        canvas, ready, alive = Canvas.of(request), 0, True
+        canvas, ready, alive, plain = Canvas.of(request), 0, True, request.sample()
         while alive:
             window = request.dial(self.window + 1) - 1
-            if not window and canvas.holes:
+            if not window:
+                request.canvas = ()
+                out = yield Forward(ids=request.ids[ready:], start=ready, read=plain)
+                ready, alive = len(request), request.commit(out.tokens, out.logprobs)
+                continue
+            if not request.canvas:
                 canvas = Canvas.of(request)
             n, filled = len(request), canvas.filled
             self.refill(canvas, request.limit, window)
