@@ -14,7 +14,7 @@ from outpace.attention.ranges import dense
 from outpace.models.transformer import Attend
 from outpace.training.data import Example
 from outpace.training.noise import Response
-from outpace.training.objective import Models
+from outpace.training.objective import Models, diverged
 from outpace.training.objectives import D2F
 from outpace.training.rows import UNSCORED, Rows, pack
 
@@ -54,6 +54,15 @@ def test_shares_rise_and_keep_their_bounds() -> None:
     assert drawn[:, 0].mean() == pytest.approx(0.45, abs=0.01)
     assert drawn[:, -1].mean() == pytest.approx(0.575, abs=0.01)
     assert D2F(noise=(0.5, 0.5)).shares(0.3, np.array([])) == [0.5]
+
+
+def test_without_order_each_block_has_a_share_of_its_own() -> None:
+    """Uniform between the bounds, the first and the last alike."""
+    rng, objective = np.random.default_rng(0), D2F(monotone=False)
+    drawn = np.array([objective.shares(rng.random(), rng.random(4)) for _ in range(2000)])
+    assert drawn.shape == (2000, 5) and drawn.min() >= 0.2 and drawn.max() <= 0.7
+    assert drawn.mean(0) == pytest.approx([0.45] * 5, abs=0.01)
+    assert abs(np.corrcoef(drawn.T) - np.eye(5)).max() < 0.08
 
 
 def test_one_hole_is_always_scored() -> None:
@@ -107,14 +116,38 @@ def test_holes_learn_a_mixture_of_teacher_and_truth(hard: float) -> None:
     assert loss.item() == pytest.approx(expected, rel=1e-4)
 
 
-def by_hand(objective: D2F, student, teacher, rows: Rows, hard: float) -> float:
-    """The loss of one example, hole by hole."""
+def test_in_reverse_the_student_diverges_from_the_teacher() -> None:
+    """Which costs nothing where they say the same, and is bounded where the teacher is sure."""
+    student, teacher = diffusion_model(seed=1), diffusion_model(seed=2)
+    objective = replace(PLAIN, reverse=True)
+    rows = objective.rows(EXAMPLE, np.random.default_rng(0))
+    loss = objective.loss(Models(student, {"teacher": teacher}), pack([rows])).total
+    ours, theirs = both(student, teacher, rows)
+    expected = sum(
+        weight * float((says.exp() * (says - theirs[row].log_softmax(-1))).sum())
+        for row, (_, weight) in scored(rows).items()
+        for says in [ours[row].log_softmax(-1)]
+    )
+    assert loss.item() == pytest.approx(expected, rel=1e-4)
+    doubtless = torch.tensor([[1.0, 0.0]])
+    assert diverged(torch.zeros(1, 2), doubtless).item() == pytest.approx(43, abs=1)
+    assert diverged(torch.tensor([[1.0, 1.0]]), torch.tensor([[0.5, 0.5]])).item() == 0
+
+
+def both(student, teacher, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Logits of all rows, of the student among its blocks and of the teacher that sees all."""
     seen = dense(rows.ranges, len(rows))
-    total = 0.0
     ours, theirs = (
         model.head(model(rows.ids, rows.positions, masked(mask)))
         for model, mask in ((student, seen), (teacher, torch.ones_like(seen)))
     )
+    return ours, theirs
+
+
+def by_hand(objective: D2F, student, teacher, rows: Rows, hard: float) -> float:
+    """The loss of one example, hole by hole."""
+    total = 0.0
+    ours, theirs = both(student, teacher, rows)
     for row, (label, weight) in scored(rows).items():
         says = ours[row].log_softmax(-1)
         soft = -(theirs[row].softmax(-1) * says).sum()
@@ -151,6 +184,8 @@ def test_shift_and_mask_come_from_the_model() -> None:
         ({"hard": 1.5}, r"hard is a share between 0 and 1, not 1\.5"),
         ({"easy": -0.5}, "easy is a share"),
         ({"canvas": (5, 3)}, "smallest and a largest"),
+        ({"unroll": 2, "monotone": False}, "monotone is for random noise"),
+        ({"reverse": True, "hard": 0.5}, r"set hard to 0, not 0\.5"),
     ],
 )
 def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:

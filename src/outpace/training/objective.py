@@ -136,22 +136,37 @@ def cross_entropy(
     hidden: Tensor,
     rows: Rows,
     targets: Targets | None = None,
+    *,
+    reverse: bool = False,
 ) -> Loss:
     """Weighted cross-entropy, with logits made for the scored rows only.
 
-    `targets` gives distributions to learn in place of the labels.
+    `targets` gives distributions to learn in place of the labels; in `reverse` the loss is the
+    divergence from them of what the model says.
     """
 
     def score(places: Tensor) -> tuple[Tensor, Tensor]:
         labels = rows.labels[places]
         logits = model.head(hidden[places]).float()
         learnt = labels if targets is None else targets(places)
-        return F.cross_entropy(logits, learnt, reduction="none"), logits.argmax(-1) == labels
+        loss = (
+            diverged(logits, learnt)
+            if reverse
+            else F.cross_entropy(logits, learnt, reduction="none")
+        )
+        return loss, logits.argmax(-1) == labels
 
     places = scored(rows)
     losses, hits = by_parts(score, places, model.config.vocab)
     counts = torch.tensor(float(len(places)), device=hidden.device)
     return Loss((losses * rows.weights[places]).sum(), {"accuracy": (hits.sum().float(), counts)})
+
+
+def diverged(logits: Tensor, targets: Tensor) -> Tensor:
+    """KL(model || target) `f32[n]` of `logits [n, vocab]` from distributions `[n, vocab]`."""
+    says = logits.log_softmax(-1)
+    # What underflows to nought has a bound, so that the divergence has one.
+    return (says.exp() * (says - targets.clamp(min=torch.finfo(targets.dtype).tiny).log())).sum(-1)
 
 
 def mean(losses: Sequence[Loss]) -> Loss:

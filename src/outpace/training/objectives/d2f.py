@@ -41,8 +41,8 @@ class D2F(Objective):
     The prompt is one group that sees itself; blocks of the response follow, each of which sees
     itself and what lies before it. Later blocks are masked more. The student learns the
     distribution that the teacher, its own weights from before the training, gives to a hole when
-    it sees all of the same noisy tokens. The direction of the divergence and the weight 1/p of a
-    hole are those of the authors' code.
+    it sees all of the same noisy tokens. With the defaults the direction of the divergence and the
+    weight 1/p of a hole are those of the authors' code.
 
     Attributes:
         block: tokens of a block; the last one may be shorter.
@@ -50,7 +50,11 @@ class D2F(Objective):
             for each example; by default it is not padded.
         noise: bounds of the share that is masked. The first block's is uniform between them; those
             of later blocks rise from it by random steps, to halfway to the upper bound on average.
+        monotone: without it each block has a share of its own, uniform between the bounds: what the
+            paper compares with in its Table 4.
         hard: share of the true token in what a hole learns; 1 is training without a teacher.
+        reverse: learn KL(student || teacher), as equation 3 of the paper has it, where the code has
+            the cross-entropy to the teacher.
         easy: share of examples whose unmarked tokens are masked less, by a factor uniform between 0
             and 1: what decoding meets once it has filled the easy holes (see `Data.mark`).
         unroll: learn the states that the student meets in so many forwards of pipelined decoding,
@@ -68,7 +72,9 @@ class D2F(Objective):
     block: int = SIZE
     canvas: tuple[int, int] | None = None
     noise: tuple[float, float] = (0.2, 0.7)
+    monotone: bool = True
     hard: float = 0.0
+    reverse: bool = False
     easy: float = 0.0
     unroll: int = 0
     confidence: float = CONFIDENCE
@@ -86,6 +92,10 @@ class D2F(Objective):
         check_shares(hard=self.hard, easy=self.easy, confidence=self.confidence)
         if self.unroll and self.easy:
             raise ValueError("easy is for random noise; unroll has none, so set one of them to 0")
+        if self.unroll and not self.monotone:
+            raise ValueError("monotone is for random noise; unroll has none: leave one of them out")
+        if self.reverse and self.hard:
+            raise ValueError(f"reverse needs a teacher that doubts: set hard to 0, not {self.hard}")
         check_canvas(self.canvas)
 
     @property
@@ -137,6 +147,8 @@ class D2F(Objective):
     def shares(self, first: float, rises: Floats) -> Floats:
         """Share that is masked of each block, from uniform draws: one, and one for each rise."""
         low, high = self.noise
+        if not self.monotone:
+            return low + (high - low) * np.append(first, rises)
         share = low + (high - low) * first
         steps = rises * (high - share) / max(len(rises), 1)
         return share + np.append(0.0, np.cumsum(steps))
@@ -171,7 +183,7 @@ class D2F(Objective):
         if self.unroll:
             return self.unrolled(models, rows)
         hidden = hidden_states(models.trained, rows)
-        return cross_entropy(models.trained, hidden, rows, self.targets(models, rows))
+        return self.loss_of(models, hidden, rows)
 
     def unrolled(self, models: Models, rows: Rows) -> Loss:
         """The mean loss of the states that decoding goes through."""
@@ -185,12 +197,16 @@ class D2F(Objective):
             if not len(holes):
                 break
             hidden = models.trained(state.ids, state.positions, attend)
-            targets = self.targets(models, state)
-            losses.append(cross_entropy(models.trained, hidden, state, targets))
+            losses.append(self.loss_of(models, hidden, state))
             if number + 1 == self.unroll:
                 break
             pipeline.fill(self.sure(models, hidden, holes), self.confidence)
         return mean(losses)
+
+    def loss_of(self, models: Models, hidden: Tensor, rows: Rows) -> Loss:
+        """The loss of the holes of one state."""
+        targets = self.targets(models, rows)
+        return cross_entropy(models.trained, hidden, rows, targets, reverse=self.reverse)
 
     @staticmethod
     @torch.no_grad()
