@@ -29,7 +29,7 @@ BUDGET = {
     "recipes": 50,
     "server": 2750,
     "training": 5600,
-    "zoo": 450,
+    "zoo": 550,
 }
 """Lines that a package may have; whoever needs more changes its line here, and says why."""
 

@@ -130,6 +130,19 @@ def test_shots_that_are_held_out_are_not_asked(tmp_path: Path) -> None:
         setting("countdown").questions(str(path), 5, None)
 
 
+def test_a_published_puzzle_is_asked_as_sheets_are(tmp_path: Path) -> None:
+    """Of those that the zoo makes; eight shots stay what is asked by default."""
+    path = tmp_path / "sudoku.jsonl"
+    board = "4000\n3104\n1030\n0000"
+    path.write_text(json.dumps({"input": board, "output": "4213\n3124\n1432\n2341"}) + "\n")
+    puzzle = setting("sudoku", "plain:puzzle")
+    (question,) = puzzle.questions(str(path), 1, None)
+    assert (question.prompt, question.reference, puzzle.raw) == (f"Solve:\n{board}", board, False)
+    (made, *_) = setting("sudoku-sheet").questions(None, 3, None)
+    assert made.prompt == f"Solve:\n{made.reference}"
+    assert setting("sudoku").shots == 8
+
+
 def test_shots_need_a_file(data: str) -> None:
     """Of so many lines."""
     with pytest.raises(ValueError, match="8 shots: name a file of them with --shots"):

@@ -24,7 +24,7 @@ LINES = {
     "own-regex": {"question": "What is 3 + 4?", "answer": r"\b7\b"},
     "sudoku": {"input": "4000\n3104\n1030\n0000", "output": "4213\n3124\n1432\n2341"},
 }
-MADE = {"story", "story-unseen", "table"}
+MADE = {"story", "story-unseen", "sudoku-sheet", "table"}
 
 
 def file_of(path: Path, *lines: object) -> str:

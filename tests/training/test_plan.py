@@ -146,7 +146,9 @@ def words(name: str, folder: Path) -> list[str]:
         for role in ("init", "target")
         if (given := getattr(read.model, role)) is not None
     ]
-    if not str(read.data.path).startswith(("story:", "(")) or "hub:" in str(read.data.path):
+    if not str(read.data.path).startswith(("story:", "sudoku:", "(")) or "hub:" in str(
+        read.data.path
+    ):
         names = read.data.fields or ("prompt", "response")
         lines = [json.dumps({names[0]: "1 + 1 = ?", names[1]: "2 " * n}) for n in range(9, 99)]
         (folder / "data.jsonl").write_text("\n".join(lines))

@@ -37,6 +37,22 @@ def test_a_model_solves_held_out_problems(name: str, method: Method) -> None:
     assert report.correct >= 5
 
 
+def test_sheets_are_planned_in_any_order_and_not_by_the_verifier() -> None:
+    """Of a dozen: in any order, left to right with few masks in sight, by the causal model."""
+    questions = questions_of("sudoku-sheet", 12)
+    planned, guessed, verifier = (
+        evaluate(
+            LLM(name), questions, batch=12, method=method, max_tokens=84, temperature=0
+        ).correct
+        for name, method in (
+            ("tiny-dream-sudoku", FastDLLM(cache=None, block=84)),
+            ("tiny-dream-sudoku", LeftToRight(tokens=4, window=16, lookahead=16)),
+            ("tiny-aux-sudoku", Autoregressive()),
+        )
+    )
+    assert planned >= 9 and guessed <= 8 and verifier <= 4
+
+
 def test_the_model_without_a_shift_is_what_its_recipe_makes() -> None:
     """LLaDA's format, the zoo's tokenizer."""
     recipe = tomllib.loads((recipes.FOLDER / "tiny-llada.toml").read_text())

@@ -44,9 +44,9 @@ class Data:
     Attributes:
         path: a file of JSON lines, `{"prompt", "response"}` or `{"messages": [...]}`, or as those
             of ShareGPT, Alpaca or plain `{"text"}`; a data set of the hub with such columns,
-            `hub:owner/name:config:split`; problems of the zoo, `story:train` or `table:train`; or
-            several of these. A response does not end where its line has the `finish_reason`
-            "length".
+            `hub:owner/name:config:split`; problems of the zoo, `story:train`, `sudoku:train` or
+            `table:train`; or several of these. A response does not end where its line has the
+            `finish_reason` "length".
         fields: what prompt and response are called in files and data sets that name them otherwise.
         turns: how many examples each of several paths gives before the next one does; 1 each.
         drills: share of stories replaced by a line of bare equations (`story:` only).

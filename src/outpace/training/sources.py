@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from outpace.zoo import story, table
+from outpace.zoo import story, sudoku, table
 from outpace.zoo.problems import Problem
 
 STORY, HUB = "story:", "hub:"
-PROBLEMS = {STORY: story.problems, "table:": table.problems}
+PROBLEMS = {STORY: story.problems, "sudoku:": sudoku.problems, "table:": table.problems}
 """What the zoo makes up, by what a path begins with."""
 
 Conversation = tuple[list[dict[str, str]], str, bool]

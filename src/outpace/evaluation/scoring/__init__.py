@@ -38,6 +38,7 @@ SCORERS: dict[str, Scorer] = {
     "mbpp-done": code.done,
     "none": unscored,
     "regex": matched,
+    "sheet": planning.sheet,
     "stated": numbers.stated,
     "strict": numbers.strict,
     "sudoku": planning.sudoku,

@@ -83,6 +83,12 @@ def sudoku(answer: str, reference: str) -> bool:
     return kept and all(sorted(group) == [1, 2, 3, 4] for group in groups(grid))
 
 
+def sheet(answer: str, reference: str) -> bool:
+    """Whether paragraph by paragraph each fills its puzzle of a sheet, and there are no more."""
+    filled, asked = answer.strip().split("\n\n"), reference.split("\n\n")
+    return len(filled) == len(asked) and all(map(sudoku, filled, asked))
+
+
 def rows(text: str) -> list[list[int]] | None:
     """A square of digits; None where a text is none."""
     try:

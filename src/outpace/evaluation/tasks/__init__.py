@@ -7,7 +7,7 @@ from outpace.evaluation.scoring.expressions import last_boxed
 from outpace.evaluation.scoring.numbers import STRICT, final
 from outpace.evaluation.tasks.task import Made, Published, Task
 from outpace.jsonl import Record
-from outpace.zoo import story, table
+from outpace.zoo import story, sudoku, table
 
 
 def number(record: Record) -> str | None:
@@ -71,6 +71,10 @@ TASKS: dict[str, Task] = {
         problems=partial(story.problems, "unseen"), reference=lambda line: line["final"]
     ),
     "sudoku": Published(file="sudoku_4x4_10.jsonl", texts=("input", "output"), reference=puzzle),
+    "sudoku-sheet": Made(
+        problems=partial(sudoku.problems, "test"),
+        reference=lambda line: sudoku.sheet_of(line["question"]),
+    ),
     "table": Made(problems=partial(table.problems, "test"), reference=lambda line: line["answer"]),
 }
 
