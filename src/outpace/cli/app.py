@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from outpace.cli.main import FAILED, fail
-from outpace.cli.terminal import waiting
+from outpace.cli.terminal import loading
 from outpace.version import __version__
 
 # Typer offers the last of these by name and the whole of them to nobody.
@@ -83,7 +83,7 @@ class Deferred(TyperCommand):
     ) -> Any:
         """That of the command itself, with the flags of the method that `args` name."""
         completes = extra.get("resilient_parsing")
-        with nullcontext() if completes else waiting("loading PyTorch"):
+        with nullcontext() if completes else loading("loading PyTorch"):
             command = self.load(named(args))
         return command.make_context(info_name, args, parent, **extra)
 

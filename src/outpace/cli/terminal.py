@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from threading import current_thread, main_thread
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import (
@@ -18,6 +21,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
+
+from outpace.cli.main import INTERRUPTED, fail
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 """Prompts and answers are shown as they are."""
@@ -49,6 +54,30 @@ def waiting(what: str) -> Iterator[None]:
         yield
         return
     with errors.status(Text(what)):
+        yield
+
+
+@contextmanager
+def loading(what: str) -> Iterator[None]:
+    """`waiting`, and Ctrl-C ends the process there and then.
+
+    An exception would abort it, with words of C++, where PyTorch's own start calls Python.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    usual = before is signal.default_int_handler and current_thread() is main_thread()
+    with ExitStack() as shown:
+        shown.enter_context(waiting(what))
+
+        def end(*_: object) -> NoReturn:
+            try:
+                shown.close()
+                fail("interrupted", INTERRUPTED)
+            finally:
+                os._exit(INTERRUPTED)
+
+        if usual:
+            shown.callback(signal.signal, signal.SIGINT, before)
+            signal.signal(signal.SIGINT, end)
         yield
 
 
