@@ -16,8 +16,8 @@ FUNCTION, MEDIAN = 60, 8
 BUDGET = {
     "": 2400,
     "attention": 1300,
-    "benchmark": 1350,
-    "cli": 3250,
+    "benchmark": 1400,
+    "cli": 3325,
     "constraint": 2550,
     "decoding": 2450,
     "engine": 2350,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
 from typing import Any
 
 import pytest
 
 from outpace.benchmark import figure as figures_of
+from outpace.benchmark import trained
 from outpace.benchmark.figure import FOLDER, PAPERS, Claim, Figure, Scale, figures, find, read
+from outpace.benchmark.trained import needed, words_of
 from outpace.benchmark.verdict import NAMES, judge, published
 from outpace.models.load import zoo_names
+from outpace.training.recipe import load
 
 EVERY = [figure for paper in PAPERS for figure in figures(paper)]
 each = pytest.mark.parametrize("figure", EVERY, ids=lambda f: f"{f.paper}:{f.name}")
@@ -52,9 +56,10 @@ def test_a_figure_can_be_drawn(figure: Figure) -> None:
                 assert len(mine) > 1 and all(entry.setting for entry in mine)
             if claim.trend in ("higher", "lower"):
                 assert [e.setting for e in mine] == [e.setting for e in lines[claim.than - 1]]
-    names = {e.model for line in figure.mini.entries() for e in line}
-    names |= {m for line in figure.mini.entries() for e in line for m in e.method.models().values()}
-    assert names <= set(zoo_names())
+    entries = [entry for line in figure.mini.entries() for entry in line]
+    names = {entry.model for entry in entries}
+    names |= {name for entry in entries for name in entry.method.models().values()}
+    assert names - set(needed(entries)) <= set(zoo_names())
 
 
 @each
@@ -68,6 +73,25 @@ def test_what_the_paper_has_of_a_claim_agrees_with_it(figure: Figure) -> None:
             first, last = (point[name] for point in points)
             assert claim.trend != "unbeaten"
             assert (last > first) is (claim.trend in ("rises", "higher"))
+
+
+def test_what_trains_models_is_known_and_used() -> None:
+    """Each by some figure, and by its words a recipe; the zoo is enough for those of miniatures."""
+    names = {
+        scale: {n for figure in EVERY for line in plan(figure).entries() for n in needed(line)}
+        for scale, plan in {"mini": lambda f: f.mini, "full": lambda f: f.full}.items()
+    }
+    assert not names["mini"] & names["full"]
+    table = tomllib.loads(trained.TABLE.read_text())
+    assert {f"trained:{name}" for name in table} == names["mini"] | names["full"]
+    for name in table:
+        recipe, *overrides = words_of(f"trained:{name}")
+        read = load(recipe, overrides)
+        if f"trained:{name}" in names["mini"]:
+            assert {read.model.init, read.model.target} <= {None, *zoo_names()}
+            assert read.data.path == "story:train" and read.train.steps <= 600
+    with pytest.raises(ValueError, match="nothing trains 'nobody'; known are draft, "):
+        words_of("trained:nobody")
 
 
 def test_published_points_have_their_units() -> None:

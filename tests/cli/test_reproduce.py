@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from outpace.benchmark import trained
 from outpace.cli.main import main
 
 PNG = b"\x89PNG"
@@ -82,3 +83,32 @@ def test_an_adapter_is_named_and_merged_for_its_lines_alone(outpace, tmp_path):
     _, out, _ = outpace("reproduce", "d2f:tables", "--scale", "full", "--out", tmp_path)
     said = " ".join(out.split())
     assert "with Dream-org/Dream-v0-Base-7B, SJTU-Deng-Lab/D2F_Dream_Base_7B_Lora;" in said
+
+
+def test_models_that_nobody_ships_are_trained_first(outpace, tmp_path, monkeypatch):
+    """Once: the same command goes on with them, and so does another figure."""
+    table = tmp_path / "trained.toml"
+    names = ("draft", "draft-1-layer", "draft-3-layers", "draft-first-feature", "draft-1-feature")
+    words = "tiny-dflash data.path=story:train data.plain=true steps=2 batch=2 anchors=2"
+    table.write_text("".join(f'{name} = "{words}"\n' for name in names))
+    monkeypatch.setattr(trained, "TABLE", table)
+    asked = ("dflash:depth", "--limit", 2, "--rounds", 1, "--out", tmp_path)
+    status, out, err = outpace("reproduce", *asked)
+    assert status == 0, err
+    said = " ".join(out.split())
+    assert (
+        "with tiny-ar, trained:draft-1-layer, trained:draft, trained:draft-3-layers; 3 of" in said
+    )
+    assert f"trained:draft-1-layer: outpace train {words}" in said and "step 2/2" in said
+    written = json.loads((tmp_path / "dflash-depth-mini.json").read_text())
+    assert [each["line"].split("draft=")[1].split()[0] for each in written["results"]] == [
+        *("trained:draft-1-layer", "trained:draft", "trained:draft-3-layers")
+    ]
+    for words in (asked, ("dflash:features", *asked[1:])):
+        status, out, err = outpace("reproduce", *words)
+        assert status == 0, err
+        assert "trained:draft: outpace train" in out and "goes on after step 2" in out
+    monkeypatch.setattr(trained, "TABLE", tmp_path / "other.toml")
+    (tmp_path / "other.toml").write_text(table.read_text().replace("steps=2", "steps=2 lr=1e-3"))
+    status, _, err = outpace("reproduce", *asked)
+    assert status == 2 and "lr" in err and err.count("\n") == 1

@@ -25,6 +25,7 @@ OPTIONS = {"tokens", "lookahead", "window", "ratio", "activate", "confidence", "
     "entropy",
     "penalty",
     "block",
+    "layers",
 }
 
 

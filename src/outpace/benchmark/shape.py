@@ -35,7 +35,11 @@ def shape_of(name: str) -> dict[str, Any]:
 
 @dataclass(slots=True, kw_only=True)
 class Shapes:
-    """Checkpoints in a folder, each of which is written when it is asked for first."""
+    """Checkpoints in a folder, each of which is written when it is asked for first.
+
+    Attributes:
+        written: where the models of some names are, those of other making included.
+    """
 
     folder: Path
     dtype: torch.dtype
@@ -44,13 +48,11 @@ class Shapes:
 
     def model(self, name: str) -> str:
         """What to load for a model's name; `ValueError` for an unknown shape."""
-        if not name.startswith(RANDOM):
-            return name
-        if name not in self.written:
+        if name.startswith(RANDOM) and name not in self.written:
             folder = self.folder / str(len(self.written))
             self.write(shape_of(name.removeprefix(RANDOM)), folder)
             self.written[name] = str(folder)
-        return self.written[name]
+        return self.written.get(name, name)
 
     def method(self, method: Method) -> Method:
         """A method whose further models can be loaded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -16,12 +17,14 @@ from outpace.benchmark.figure import PAPERS, SCALES, Figure, Scale, find
 from outpace.benchmark.page import page
 from outpace.benchmark.side import check_rounds
 from outpace.benchmark.summary import Figures, summaries
+from outpace.benchmark.trained import TRAINED, needed, words_of
 from outpace.benchmark.verdict import Verdict, judge, published
 from outpace.cli.asking import Asking
 from outpace.cli.draw import console
 from outpace.cli.flags import LOADING, Loading
 from outpace.cli.output import replaced
 from outpace.cli.sides import Loads, line_up, list_names, results_table, run, shapes_in
+from outpace.cli.training import train
 from outpace.methods.method import at_least_one
 from outpace.provenance import provenance
 
@@ -47,7 +50,8 @@ def reproduce(
 ) -> None:
     """Figures of a paper, measured again beside the published points.
 
-    It says first what it will take, and last which of the paper's claims hold.
+    It says first what it will take, trains what nobody ships, and says last which of the paper's
+    claims hold.
     """
     plans = {each: planned(each, scale, limit, rounds) for each in find(figure)}
     for each, plan in plans.items():
@@ -80,7 +84,7 @@ def redraw(
     name = figure.file(scale)
     with replaced(out / f"{name}.json") as file, replaced(out / f"{name}.png") as picture:
         assert file is not None and picture is not None
-        found = measure(plan, asking, loading, out / "samples" / name)
+        found = measure(plan, asking, loading, out, name)
         lines = by_line(plan, found)
         verdicts = [
             replace(judge(claim, lines), paper=published(figure, claim)) for claim in figure.claims
@@ -116,11 +120,27 @@ def needs(figure: Figure, plan: Scale, scale: str) -> str:
         f"{figure.paper}:{figure.name}, {figure.about}: {len(entries)} settings on {plan.limit} "
         f"problems of {plan.task}, at most {tokens} tokens each, with {', '.join(models)}"
     )
+    if made := needed(entries):
+        text += f"; {len(made)} of them it trains first"
     hours = figure.hours(plan.limit) if scale == "full" else 0.0
     return text + (f"; at the published speeds up to {hours:.1f} hours" if hours else "")
 
 
-def measure(plan: Scale, asking: Asking, loading: Loading, samples: Path) -> list[Figures]:
+def made_in(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Where some models lie, once all are trained; one that was begun goes on."""
+    for name in names:
+        recipe, *overrides = words_of(name)
+        console.print(f"{name}: outpace train {shlex.join([recipe, *overrides])}", soft_wrap=True)
+        train(recipe, [*overrides, f"out={json.dumps(str(folder_of(folder, name)))}"])
+    return {name: str(folder_of(folder, name) / "export") for name in names}
+
+
+def folder_of(folder: Path, name: str) -> Path:
+    """Where a model is trained."""
+    return folder / name.removeprefix(TRAINED)
+
+
+def measure(plan: Scale, asking: Asking, loading: Loading, out: Path, name: str) -> list[Figures]:
     """Figures of all settings, which took turns; `KeyboardInterrupt` where that was ended.
 
     No figure reads the samples of another: only what took turns on a machine can be compared.
@@ -128,8 +148,10 @@ def measure(plan: Scale, asking: Asking, loading: Loading, samples: Path) -> lis
     entries = [entry for line in plan.entries() for entry in line]
     most = None if plan.max_tokens is None else str(plan.max_tokens)
     loads = Loads(batch=str(plan.batch), max_tokens=most, temperature=plan.temperature)
-    questions, shapes = asking.questions(plan.limit), shapes_in(samples / "random", loading)
+    questions, samples = asking.questions(plan.limit), out / "samples" / name
     check_rounds(len(questions), plan.rounds, plan.batch)
+    shapes = shapes_in(samples / "random", loading)
+    shapes.written |= made_in(out / "trained", needed(entries))
     sides = list(line_up(entries, loads, asking, questions, loading, shapes, random=False))
     whole, interrupted = run(sides, plan.rounds, samples)
     if interrupted:

@@ -169,7 +169,9 @@ def line_up(
     for entry, pair in zip(entries, loaded, strict=True):
         adapted.setdefault(entry.adapter, []).append(pair)
     llms = {
-        adapter: replace(loading, adapter=adapter or loading.adapter).open_all(pairs)
+        adapter: replace(
+            loading, adapter=shapes.model(adapter) if adapter else loading.adapter
+        ).open_all(pairs)
         for adapter, pairs in adapted.items()
     }
     for load in every:

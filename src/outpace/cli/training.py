@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 from rich.table import Table
@@ -21,20 +23,34 @@ def train_command(
 
     Ctrl-C ends it after the step that runs, with a checkpoint; a second one ends it at once.
     """
-    try:
-        from outpace.training.plan import Planner
-        from outpace.training.recipe import load, train
-    except ImportError as error:
-        raise ValueError(f"{error}; training needs: pip install 'outpace[train]'") from error
     if not plan:
         train(recipe, overrides or [], processes)
         return
+    with needing_extra():
+        from outpace.training.plan import Planner
+        from outpace.training.recipe import load
     table = Table(box=None, show_header=False, pad_edge=False)
     planner = Planner(load(recipe, overrides or []))
     for lines in (planner.plan(processes).described(), planner.spread(processes)):
         for name, text in lines:
             table.add_row(name, text)
     console.print(table)
+
+
+def train(recipe: str, overrides: Sequence[str], processes: int = 1) -> None:
+    """Train a recipe; `ValueError` where it cannot be, or what trains is not installed."""
+    with needing_extra():
+        from outpace.training import recipe as recipes_of
+    recipes_of.train(recipe, overrides, processes)
+
+
+@contextmanager
+def needing_extra() -> Iterator[None]:
+    """Imports of what trains; `ValueError` where that is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise ValueError(f"{error}; training needs: pip install 'outpace[train]'") from error
 
 
 def recipes_group() -> Typer:
