@@ -14,7 +14,7 @@ QUESTION = (
 ANSWER = "#### 64"
 
 ZOO = {
-    "tiny-ar": ("autoregressive", "dflash", "speculative"),
+    "tiny-ar": ("autoregressive", "dflash", "eagle", "speculative"),
     "tiny-aux": ("autoregressive",),
     "tiny-dream": ("apd", "d2f", "diffusion", "fast_dllm", "left_to_right"),
     "tiny-llada": ("apd", "d2f", "diffusion", "fast_dllm", "left_to_right"),
@@ -22,7 +22,7 @@ ZOO = {
     "tiny-block": ("block_diffusion", "d2f"),
     "tiny-wedlm": ("autoregressive", "wedlm"),
 }
-"""What is served where nothing else is asked for, and the methods of each model."""
+"""Models of stories that are served where none is named, and the methods of each."""
 
 PAIRS = [(model, method) for model, methods in ZOO.items() for method in methods]
 

@@ -64,6 +64,15 @@ def test_a_page_counts_claims_and_lists_results(tmp_path: Path) -> None:
     assert "revision 0.1.0: `outpace reproduce apd`" in text
 
 
+def test_a_page_says_how_models_were_made(tmp_path: Path) -> None:
+    """Those that nobody ships."""
+    write(tmp_path, "dflash-depth-mini", trained={"trained:a": "tiny-a x=1", "trained:b": "tiny-b"})
+    told = (
+        "\n\n- `trained:a`: `outpace train tiny-a x=1`\n- `trained:b`: `outpace train tiny-b`\n\n"
+    )
+    assert told in page(tmp_path)
+
+
 def test_the_documentation_has_the_stored_results() -> None:
     """Each table of its page is that of the files; what stands between them is written by hand."""
     told = (ROOT / "docs" / "reproduced.md").read_text()

@@ -101,6 +101,7 @@ def test_models_that_nobody_ships_are_trained_first(outpace, tmp_path, monkeypat
     )
     assert f"trained:draft-1-layer: outpace train {words}" in said and "step 2/2" in said
     written = json.loads((tmp_path / "dflash-depth-mini.json").read_text())
+    assert set(written["trained"].values()) == {words}
     assert [each["line"].split("draft=")[1].split()[0] for each in written["results"]] == [
         *("trained:draft-1-layer", "trained:draft", "trained:draft-3-layers")
     ]

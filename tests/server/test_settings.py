@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from outpace.decoding import DRAFT_KINDS
 from outpace.methods import APD, D2F
+from outpace.models.load import load_config, zoo_names
 from outpace.server.service import Service
 from outpace.server.settings import Config, Entry, Settings, entry, merged, read, zoo
 
@@ -130,10 +132,12 @@ def test_key_comes_from_a_file(tmp_path: Path) -> None:
 
 
 def test_zoo_is_served_where_nothing_is_named() -> None:
-    """With its drafts and verifiers."""
+    """All of it: what is no model alone is there as a draft."""
     config = merged(None, {}, {})
     assert config.models == zoo()
-    assert set(config.models["tiny-ar"].further) == {"tiny-dflash", "tiny-aux"}
+    drafts = {name for name in zoo_names() if load_config(name).kind in DRAFT_KINDS}
+    assert set(config.models) == {*zoo_names()} - drafts
+    assert set(config.models["tiny-ar"].further) == {*drafts, "tiny-aux"}
 
 
 def test_each_model_of_the_zoo_decodes_as_it_is_best(service: Service) -> None:

@@ -53,16 +53,19 @@ def section(written: Written) -> str:
     speed = "CPU second" if results[0]["clock"] == "cpu" else "second"
     columns = ("setting", "accuracy, 95 %", "tokens per forward", "acceptance length")
     made = written["provenance"]
+    trained = written.get("trained", {}).items()
+    models = "\n".join(f"- `{name}`: `outpace train {words}`" for name, words in trained)
     parts = [
         f"## {written['figure']}",
         f"{about[:1].upper()}{about[1:]}.",
         table(("claim", "here", "measured", "in the paper"), map(claimed, written["claims"])),
         table((*columns, f"tokens per {speed}", "over the first"), map(measured, results)),
+        models,
         f"{results[0]['problems']} problems of {results[0]['task']}, scale {written['scale']}, "
         f"{minutes(written)} minutes of CPU time, on {made['processor']}, revision "
         f"{made['revision'] or made['outpace']}: `{shlex.join(made['command'])}`",
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def claimed(claim: Mapping[str, Any]) -> list[str]:

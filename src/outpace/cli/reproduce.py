@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -98,6 +98,7 @@ def redraw(
             "scale": scale,
             "rounds": plan.rounds,
             "claims": [asdict(verdict) for verdict in verdicts],
+            "trained": trained_for(plan),
             "published": points,
             "results": found,
         }
@@ -120,24 +121,28 @@ def needs(figure: Figure, plan: Scale, scale: str) -> str:
         f"{figure.paper}:{figure.name}, {figure.about}: {len(entries)} settings on {plan.limit} "
         f"problems of {plan.task}, at most {tokens} tokens each, with {', '.join(models)}"
     )
-    if made := needed(entries):
+    if made := trained_for(plan):
         text += f"; {len(made)} of them it trains first"
     hours = figure.hours(plan.limit) if scale == "full" else 0.0
     return text + (f"; at the published speeds up to {hours:.1f} hours" if hours else "")
 
 
-def made_in(folder: Path, names: Sequence[str]) -> dict[str, str]:
+def trained_for(plan: Scale) -> dict[str, str]:
+    """What `outpace train` is told for each model that must be trained for a figure."""
+    names = needed([entry for line in plan.entries() for entry in line])
+    return {name: shlex.join(words_of(name)) for name in names}
+
+
+def made_in(folder: Path, models: Mapping[str, str]) -> dict[str, str]:
     """Where some models lie, once all are trained; one that was begun goes on."""
-    for name in names:
-        recipe, *overrides = words_of(name)
-        console.print(f"{name}: outpace train {shlex.join([recipe, *overrides])}", soft_wrap=True)
-        train(recipe, [*overrides, f"out={json.dumps(str(folder_of(folder, name)))}"])
-    return {name: str(folder_of(folder, name) / "export") for name in names}
-
-
-def folder_of(folder: Path, name: str) -> Path:
-    """Where a model is trained."""
-    return folder / name.removeprefix(TRAINED)
+    exports = {}
+    for name, words in models.items():
+        out = folder / name.removeprefix(TRAINED)
+        console.print(f"{name}: outpace train {words}", soft_wrap=True)
+        recipe, *overrides = shlex.split(words)
+        train(recipe, [*overrides, f"out={json.dumps(str(out))}"])
+        exports[name] = str(out / "export")
+    return exports
 
 
 def measure(plan: Scale, asking: Asking, loading: Loading, out: Path, name: str) -> list[Figures]:
@@ -151,7 +156,7 @@ def measure(plan: Scale, asking: Asking, loading: Loading, out: Path, name: str)
     questions, samples = asking.questions(plan.limit), out / "samples" / name
     check_rounds(len(questions), plan.rounds, plan.batch)
     shapes = shapes_in(samples / "random", loading)
-    shapes.written |= made_in(out / "trained", needed(entries))
+    shapes.written |= made_in(out / "trained", trained_for(plan))
     sides = list(line_up(entries, loads, asking, questions, loading, shapes, random=False))
     whole, interrupted = run(sides, plan.rounds, samples)
     if interrupted:

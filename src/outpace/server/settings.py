@@ -204,13 +204,15 @@ ZOO_CACHE = 0.25
 """GiB for the cache of each model of the zoo: some eighty requests of full length."""
 
 ZOO: dict[str, tuple[str, ...]] = {
-    "tiny-ar": ("tiny-dflash", "tiny-aux"),
+    "tiny-ar": ("tiny-dflash", "tiny-eagle", "tiny-aux"),
     "tiny-aux": (),
     "tiny-dream": ("tiny-aux",),
     "tiny-llada": ("tiny-aux",),
     "tiny-d2f": (),
     "tiny-block": (),
     "tiny-wedlm": (),
+    "tiny-dream-sudoku": ("tiny-aux-sudoku",),
+    "tiny-aux-sudoku": (),
 }
 """Models that are served where none is named, and those that may draft or verify for them."""
 
