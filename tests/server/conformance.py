@@ -15,6 +15,7 @@ import openai
 from pydantic import BaseModel
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
+SHEET = "Solve:\n4000\n3104\n1030\n0000"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
 
@@ -24,10 +25,10 @@ def text_of(chunks: list[Any]) -> str:
 
 
 def chat(client: openai.OpenAI, model: str, method: str) -> None:
-    """Whole and streamed, with seed, stop, n and usage."""
+    """Whole and streamed, with seed, stop, n and usage, of what the model can say something to."""
     asked: dict[str, Any] = {
         "model": model,
-        "messages": MESSAGES,
+        "messages": [{"role": "user", "content": SHEET}] if "sudoku" in model else MESSAGES,
         "max_tokens": 24,
         "seed": 7,
         "temperature": 0.8,
