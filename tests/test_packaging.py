@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,9 +17,14 @@ from shown import ROOT
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with both; the wheel is made from the source distribution."""
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
+    """A folder with both; the wheel is made from the source distribution.
+
+    What is built is a copy, since another process may build at the same time.
+    """
+    folder, copy = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("copy")
+    leave = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "site", "runs")
+    shutil.copytree(ROOT, copy, ignore=leave, dirs_exist_ok=True)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, copy]
     run = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert run.returncode == 0, run.stdout + run.stderr
     return folder
