@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from shlex import split
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_figure_can_be_drawn(figure: Figure) -> None:
                 assert len(mine) > 1 and all(entry.setting for entry in mine)
             if claim.trend in ("higher", "lower"):
                 assert [e.setting for e in mine] == [e.setting for e in lines[claim.than - 1]]
-    entries = [entry for line in figure.mini.entries() for entry in line]
+    entries = figure.mini.every
     names = {entry.model for entry in entries}
     names |= {name for entry in entries for name in entry.method.models().values()}
     assert names - set(needed(entries)) <= set(zoo_names())
@@ -78,14 +79,14 @@ def test_what_the_paper_has_of_a_claim_agrees_with_it(figure: Figure) -> None:
 def test_what_trains_models_is_known_and_used() -> None:
     """Each by some figure, and by its words a recipe; the zoo is enough for those of miniatures."""
     names = {
-        scale: {n for figure in EVERY for line in plan(figure).entries() for n in needed(line)}
+        scale: {name for figure in EVERY for name in needed(plan(figure).every)}
         for scale, plan in {"mini": lambda f: f.mini, "full": lambda f: f.full}.items()
     }
     assert not names["mini"] & names["full"]
     table = tomllib.loads(trained.TABLE.read_text())
     assert {f"trained:{name}" for name in table} == names["mini"] | names["full"]
     for name in table:
-        recipe, *overrides = words_of(f"trained:{name}")
+        recipe, *overrides = split(words_of(f"trained:{name}"))
         read = load(recipe, overrides)
         if f"trained:{name}" in names["mini"]:
             assert {read.model.init, read.model.target} <= {None, *zoo_names()}

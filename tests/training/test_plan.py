@@ -18,6 +18,7 @@ from outpace.training.allocated import ACTIVATIONS, EXCHANGED
 from outpace.training.plan import Planner, plan, total
 from outpace.training.recipe import load
 from outpace.training.rehearsal import TRAINED
+from outpace.training.sources import PROBLEMS
 
 QWEN25 = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -146,9 +147,8 @@ def words(name: str, folder: Path) -> list[str]:
         for role in ("init", "target")
         if (given := getattr(read.model, role)) is not None
     ]
-    if not str(read.data.path).startswith(("story:", "sudoku:", "(")) or "hub:" in str(
-        read.data.path
-    ):
+    path = str(read.data.path)
+    if not path.startswith((*PROBLEMS, "(")) or "hub:" in path:
         names = read.data.fields or ("prompt", "response")
         lines = [json.dumps({names[0]: "1 + 1 = ?", names[1]: "2 " * n}) for n in range(9, 99)]
         (folder / "data.jsonl").write_text("\n".join(lines))

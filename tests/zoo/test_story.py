@@ -80,13 +80,6 @@ def test_equations_are_few_enough_to_learn() -> None:
     assert len(equations) < 5000
 
 
-@pytest.mark.parametrize("split", SPLITS.names)
-def test_a_problem_depends_on_its_index_alone(split: str) -> None:
-    """And on the seed."""
-    assert problems(split, 10)[6:] == problems(split, 4, start=6)
-    assert problems(split, 10) != problems(split, 10, seed=1)
-
-
 def test_splits_share_no_question() -> None:
     """However many are drawn."""
     train = {problem.question for problem in problems("train", 20_000)}

@@ -59,13 +59,6 @@ def test_splits_share_no_question() -> None:
     assert len(test) > 250
 
 
-@pytest.mark.parametrize("split", SPLITS.names)
-def test_a_problem_depends_on_its_index_alone(split: str) -> None:
-    """And on the seed."""
-    assert problems(split, 10)[6:] == problems(split, 4, start=6)
-    assert problems(split, 10) != problems(split, 10, seed=1)
-
-
 def test_problems_stay_the_same() -> None:
     """What was measured on them holds."""
     numbers = "58 56 12 65 94 37 52 47"

@@ -36,10 +36,15 @@ class Entry:
         return f"{self.line} {self.setting}".rstrip()
 
     @property
+    def models(self) -> list[str]:
+        """Names of all that must be loaded for it."""
+        named = (self.model, self.adapter, *self.method.models().values())
+        return [str(name) for name in named if name is not None]
+
+    @property
     def random(self) -> bool:
         """Whether weights of some model are, so that what it keeps means nothing."""
-        names = (self.model, *map(str, self.method.models().values()))
-        return any(name.startswith(RANDOM) for name in names)
+        return any(name.startswith(RANDOM) for name in self.models)
 
 
 def swept(

@@ -82,6 +82,11 @@ class Scale:
         """The entries of each line."""
         return [list(line_of(line)) for line in self.lines]
 
+    @property
+    def every(self) -> list[Entry]:
+        """The entries of all lines."""
+        return [entry for line in self.entries() for entry in line]
+
 
 def line_of(line: Mapping[str, Any]) -> Iterator[Entry]:
     """The entries of a line; `ValueError` for one without model or method."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from outpace.benchmark.entry import Entry
@@ -15,18 +14,16 @@ TRAINED = "trained:"
 TABLE = Path(__file__).parent / "trained.toml"
 
 
-def words_of(name: str) -> list[str]:
-    """The words of `outpace train` for a model's name; `ValueError` for an unknown one."""
+def words_of(name: str) -> str:
+    """What `outpace train` is told for a model's name; `ValueError` for an unknown one."""
     known: dict[str, str] = tomllib.loads(TABLE.read_text())
     plain = name.removeprefix(TRAINED)
     if plain not in known:
         raise ValueError(f"nothing trains {plain!r}; known are {', '.join(known)}")
-    return shlex.split(known[plain])
+    return known[plain]
 
 
-def needed(entries: Sequence[Entry]) -> list[str]:
-    """Names of the models that must be trained for some entries, each once."""
-    names = (
-        str(name) for e in entries for name in (e.model, e.adapter, *e.method.models().values())
-    )
-    return [name for name in dict.fromkeys(names) if name.startswith(TRAINED)]
+def needed(entries: Iterable[Entry]) -> dict[str, str]:
+    """The models that must be trained for some entries, each with what trains it."""
+    names = dict.fromkeys(name for entry in entries for name in entry.models)
+    return {name: words_of(name) for name in names if name.startswith(TRAINED)}

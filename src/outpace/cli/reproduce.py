@@ -17,7 +17,7 @@ from outpace.benchmark.figure import PAPERS, SCALES, Figure, Scale, find
 from outpace.benchmark.page import page
 from outpace.benchmark.side import check_rounds
 from outpace.benchmark.summary import Figures, summaries
-from outpace.benchmark.trained import TRAINED, needed, words_of
+from outpace.benchmark.trained import TRAINED, needed
 from outpace.benchmark.verdict import Verdict, judge, published
 from outpace.cli.asking import Asking
 from outpace.cli.draw import console
@@ -98,7 +98,7 @@ def redraw(
             "scale": scale,
             "rounds": plan.rounds,
             "claims": [asdict(verdict) for verdict in verdicts],
-            "trained": trained_for(plan),
+            "trained": needed(plan.every),
             "published": points,
             "results": found,
         }
@@ -109,28 +109,17 @@ def redraw(
 
 def needs(figure: Figure, plan: Scale, scale: str) -> str:
     """What a figure will take, in one line."""
-    entries = [entry for line in plan.entries() for entry in line]
-    models = dict.fromkeys(
-        name
-        for entry in entries
-        for name in (entry.model, entry.adapter, *entry.method.models().values())
-        if name is not None
-    )
+    entries = plan.every
+    models = dict.fromkeys(name for entry in entries for name in entry.models)
     tokens = plan.max_tokens or plan.setting().max_tokens
     text = (
         f"{figure.paper}:{figure.name}, {figure.about}: {len(entries)} settings on {plan.limit} "
         f"problems of {plan.task}, at most {tokens} tokens each, with {', '.join(models)}"
     )
-    if made := trained_for(plan):
+    if made := needed(entries):
         text += f"; {len(made)} of them it trains first"
     hours = figure.hours(plan.limit) if scale == "full" else 0.0
     return text + (f"; at the published speeds up to {hours:.1f} hours" if hours else "")
-
-
-def trained_for(plan: Scale) -> dict[str, str]:
-    """What `outpace train` is told for each model that must be trained for a figure."""
-    names = needed([entry for line in plan.entries() for entry in line])
-    return {name: shlex.join(words_of(name)) for name in names}
 
 
 def made_in(folder: Path, models: Mapping[str, str]) -> dict[str, str]:
@@ -150,13 +139,13 @@ def measure(plan: Scale, asking: Asking, loading: Loading, out: Path, name: str)
 
     No figure reads the samples of another: only what took turns on a machine can be compared.
     """
-    entries = [entry for line in plan.entries() for entry in line]
+    entries = plan.every
     most = None if plan.max_tokens is None else str(plan.max_tokens)
     loads = Loads(batch=str(plan.batch), max_tokens=most, temperature=plan.temperature)
     questions, samples = asking.questions(plan.limit), out / "samples" / name
     check_rounds(len(questions), plan.rounds, plan.batch)
     shapes = shapes_in(samples / "random", loading)
-    shapes.written |= made_in(out / "trained", trained_for(plan))
+    shapes.written |= made_in(out / "trained", needed(entries))
     sides = list(line_up(entries, loads, asking, questions, loading, shapes, random=False))
     whole, interrupted = run(sides, plan.rounds, samples)
     if interrupted:
