@@ -27,7 +27,7 @@ from outpace.engine.pairing import Pairing, check_kinds
 from outpace.engine.runner import Runner
 from outpace.methods import Method
 from outpace.models.config import Sight
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import AddingDraft, FeatureDraft
 from outpace.models.extending import ExtendingDraft
 from outpace.models.load import load_draft, load_model, translate
 from outpace.models.transformer import Attend, Transformer
@@ -121,6 +121,17 @@ def feature_draft(target: Transformer, *, seed: int = 0, **changes: Any) -> Feat
     draft = FeatureDraft(translate(published_draft(**changes)), target)
     for parameter in draft.parameters():
         torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 1.0, std=0.5)
+    return draft.eval().requires_grad_(False)
+
+
+def adding_draft(other: FeatureDraft) -> AddingDraft:
+    """A draft that adds features, with the weights of one that reads them."""
+    source = dict(other.config.source)
+    source["dflash_config"] = {**source.get("dflash_config", {}), "input_fusion": True}
+    draft = AddingDraft(translate(source), *other.lender)
+    weights = other.state_dict()
+    weights["feature_norm.weight"] = weights.pop("fusion_norm.weight")
+    draft.load_state_dict(weights)
     return draft.eval().requires_grad_(False)
 
 

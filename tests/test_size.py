@@ -20,15 +20,15 @@ BUDGET = {
     "cli": 3325,
     "constraint": 2550,
     "decoding": 2450,
-    "engine": 2350,
+    "engine": 2400,
     "evaluation": 2300,
     "load": 800,
     "methods": 1950,
-    "models": 5750,
+    "models": 5800,
     "ray": 750,
     "recipes": 50,
     "server": 2750,
-    "training": 5600,
+    "training": 5650,
     "zoo": 550,
 }
 """Lines that a package may have; whoever needs more changes its line here, and says why."""

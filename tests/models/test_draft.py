@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from helpers import causal_model, published
+from helpers import adding_draft, causal_model, published
+from outpace.decoding import Kind
 from outpace.models.config import ModelConfig, Sight
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import AddingDraft, FeatureDraft
 from outpace.models.load import load_draft, load_model, save_model, translate
 from outpace.models.transformer import Attend
 
@@ -151,6 +152,8 @@ def config(**changes: Any) -> dict[str, Any]:
         {"is_causal": False, "layer_types": ["full_attention"] * 2, "sliding_window": None},
         {"draft_vocab_size": 24, "target_hidden_size": 32, "is_neox_style": True},
         {"dflash_config": {**NESTED, "projector_type": None, "use_swa": False}},
+        {"dflash_config": {**NESTED, "input_fusion": False}},
+        {"dflash_config": {**NESTED, "input_fusion": None}},
     ],
 )
 def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
@@ -215,6 +218,14 @@ def test_sliding_layers_are_causal_unless_told(
             "XPressDraftModel is XPress: .* a refiner, which",
         ),
         ({"architectures": ["Qwen3XPressModel"]}, "Qwen3XPressModel is XPress: .* not supported"),
+        *(
+            (
+                {"dflash_config": {**NESTED, "input_fusion": wrong}},
+                "dflash_config.input_fusion is .*, but must be true or false",
+            )
+            for wrong in (1, 0, "true", [], {}, 1.0)
+        ),
+        ({"input_fusion": True}, "input_fusion is True, which is not supported"),
         ({"draft_vocab_size": 12}, "draft_vocab_size is 12"),
         ({"is_neox_style": False}, "is_neox_style is False"),
         ({"output_multiplier": 0.5}, "output_multiplier is 0.5"),
@@ -263,3 +274,62 @@ def test_draft_and_model_do_not_stand_for_each_other(pair: Path, draft: FeatureD
         load_model(pair / "draft")
     with pytest.raises(ValueError, match="is no draft that reads features.* Qwen3ForCausalLM"):
         load_draft(pair / "target", *draft.lender)
+
+
+def test_a_draft_that_adds_features_says_so(draft: FeatureDraft) -> None:
+    """In one field, from which its kind and what it takes in follow."""
+    found = translate(config(dflash_config={**NESTED, "input_fusion": True}))
+    plain = translate(config())
+    assert (plain.kind, plain.widths) == (Kind.DRAFT, ())
+    assert (found.kind, found.widths) == (Kind.ADDING, (64,))
+    assert replace(found, kind=Kind.DRAFT) == plain
+    assert adding_draft(draft).config == replace(draft.config, kind=Kind.ADDING)
+
+
+@torch.inference_mode()
+def test_features_of_zeros_add_nothing(draft: FeatureDraft) -> None:
+    """So a row without them is its token's embedding, whatever the weights."""
+    adding = adding_draft(draft)
+    adding.feature_norm.weight.add_(3)
+    ids = torch.tensor([3, 1, 4])
+    features = torch.randn(2, adding.config.feature_size)
+    blank = torch.zeros(1, adding.config.feature_size)
+    rows = adding.rows(ids, [features, blank])
+    assert torch.equal(rows[2:], adding.embed(ids[2:]))
+    assert torch.equal(rows[:2], adding.embed(ids[:2]) + adding.fuse(features))
+    assert (rows[:2] - adding.embed(ids[:2])).abs().min() > 0
+
+
+def test_saved_draft_that_adds_features_loads_as_it_was(
+    draft: FeatureDraft, tmp_path: Path
+) -> None:
+    """With the field and a name of its own for the norm of its features."""
+    adding = adding_draft(draft)
+    save_model(adding, tmp_path, dtype=torch.float32)
+    published_ = json.loads((tmp_path / "config.json").read_text())
+    assert published_["dflash_config"]["input_fusion"] is True
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert "feature_norm.weight" in names and "hidden_norm.weight" not in names
+    loaded = load_draft(tmp_path, *draft.lender)
+    assert isinstance(loaded, AddingDraft) and loaded.config == adding.config
+    for name, parameter in adding.named_parameters():
+        assert torch.equal(loaded.get_parameter(name), parameter), name
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_weights_of_one_draft_are_not_those_of_the_other(
+    draft: FeatureDraft, tmp_path: Path, *, adds: bool
+) -> None:
+    """Where the field of a configuration says otherwise than its weights; nor with a norm more."""
+    save_model(adding_draft(draft) if adds else draft, tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    content["dflash_config"]["input_fusion"] = not adds
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    own, other = ("feature_norm", "hidden_norm") if adds else ("hidden_norm", "feature_norm")
+    with pytest.raises(ValueError, match=f"not of the model that .* means, such as '{own}.weight'"):
+        load_draft(tmp_path, *draft.lender)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[f"{own}.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"no tensor '{other}.weight' in its weights"):
+        load_draft(tmp_path, *draft.lender)

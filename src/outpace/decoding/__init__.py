@@ -8,7 +8,7 @@ from outpace.decoding.pace import Dial, Pace
 from outpace.decoding.processor import Processor
 from outpace.decoding.request import Request, Step
 from outpace.decoding.sampling import GREEDY, Read, Sample, Sampling
-from outpace.decoding.target import CAUSAL_KINDS, DRAFT_KINDS, Kind, Target
+from outpace.decoding.target import CAUSAL_KINDS, DRAFT_KINDS, MASKED_DRAFT_KINDS, Kind, Target
 from outpace.decoding.tree import Tree
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "DRAFT_KINDS",
     "FULL",
     "GREEDY",
+    "MASKED_DRAFT_KINDS",
     "Canvas",
     "Constraint",
     "Decoding",

@@ -22,6 +22,7 @@ class Kind(Enum):
     DIFFUSION = "diffusion model"
     BLOCK = "block diffusion model"
     DRAFT = "draft that reads features"
+    ADDING = "draft that adds features"
     EXTENDING = "draft that extends features"
 
     @classmethod
@@ -38,14 +39,26 @@ class Kind(Enum):
 
 
 CAUSAL_KINDS = (Kind.CAUSAL, Kind.FILLING)
-DRAFT_KINDS = (Kind.DRAFT, Kind.EXTENDING)
+MASKED_DRAFT_KINDS = (Kind.DRAFT, Kind.ADDING)
+"""Drafts that fill a block of masks."""
+
+DRAFT_KINDS = (*MASKED_DRAFT_KINDS, Kind.EXTENDING)
 """Kinds that are nothing without a target."""
 
 
+def named(kinds: tuple[Kind, ...]) -> list[Kind]:
+    """Those of some kinds that are told; causal models include those that fill masks."""
+    return [kind for kind in kinds if kind is not Kind.FILLING or Kind.CAUSAL not in kinds]
+
+
+def singular(kinds: tuple[Kind, ...]) -> str:
+    """One model of some kinds."""
+    return " or a ".join(kind.value for kind in named(kinds))
+
+
 def plural(kinds: tuple[Kind, ...]) -> str:
-    """Several models of some kinds; causal ones include those that fill masks."""
-    named = [kind for kind in kinds if kind is not Kind.FILLING or Kind.CAUSAL not in kinds]
-    return " or ".join(kind.plural for kind in named)
+    """Several models of some kinds."""
+    return " or ".join(kind.plural for kind in named(kinds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +68,7 @@ class Target:
     Attributes:
         shift: 1 where row *p - 1* predicts slot *p*, 0 where row *p* does.
         mask_id: the token of a hole, of the model that is fed holes: the target, or a draft that
-            reads its features; -1 where none is.
+            reads or adds its features; -1 where none is.
         block: tokens of a block that this model was trained with or is decoded by; None for any.
         blocked: whether its rows see no further than the end of their block, the blocks counted
             from slot 0.
@@ -64,6 +77,8 @@ class Target:
         drawn: whether holes are scored by the law that tokens are drawn from, or by raw logits.
         null_prompt: whether the model was trained to go on from a prompt of masks.
         padding: tokens that stand behind an answer.
+        adding: whether its draft adds features to the rows of the text, which it is fed; else it
+            reads them in front of its rows.
     """
 
     shift: int = 1
@@ -75,3 +90,4 @@ class Target:
     drawn: bool = False
     null_prompt: bool = False
     padding: tuple[int, ...] = ()
+    adding: bool = False

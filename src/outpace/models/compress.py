@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outpace.decoding.target import Kind
+from outpace.decoding.target import DRAFT_KINDS
 from outpace.models.fields import brief
 from outpace.models.fill import part
 from outpace.models.gguf.file import is_gguf
@@ -78,7 +78,7 @@ def compress(
         raise ValueError(
             f"{str(name)!r} is quantised already: give the checkpoint that it was made of"
         )
-    if config.kind is Kind.DRAFT:
+    if config.kind in DRAFT_KINDS:
         raise ValueError(f"{str(name)!r} is a draft, which is small: its target is what to give")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder} exists: name a new folder")

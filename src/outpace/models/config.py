@@ -190,7 +190,9 @@ class ModelConfig:
     @property
     def widths(self) -> tuple[int, ...]:
         """Widths of what a draft takes in with its rows: a target's features, its own states."""
-        return (self.feature_size, self.dim) if self.kind is Kind.EXTENDING else ()
+        if self.kind is Kind.EXTENDING:
+            return self.feature_size, self.dim
+        return (self.feature_size,) if self.kind is Kind.ADDING else ()
 
     def with_mask(self, mask_id: int) -> ModelConfig:
         """The same model under another mask token."""

@@ -1,10 +1,13 @@
-"""Drafts that read their target's hidden states; that of blocks (DFlash, Chen et al., 2026).
+"""Drafts that read their target's hidden states; those of blocks (DFlash, Chen et al., 2026).
 
-Shapes: T block rows, C context rows, K key/value heads, D head size.
+Shapes: T rows, C context rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 
 from outpace.models.config import ModelConfig
@@ -31,16 +34,16 @@ class Draft(Stack):
         return rows
 
 
-class FeatureDraft(Draft):
-    """Layers whose keys and values also come from the fused features of a target.
+class BlockDraft(Draft):
+    """Layers that fill blocks, with the head of the target.
 
     A row stands for its own slot: a block is the last known token and masks, and the row of a mask
-    predicts the token that belongs there. The head is the target's too.
+    predicts the token that belongs there.
     """
 
-    def __init__(self, config: ModelConfig, target: Transformer) -> None:
-        super().__init__(config, target)
-        self.fusion_norm = nn.RMSNorm(config.dim, config.norm_eps)
+    def stack(self) -> None:
+        """Make the layers, behind what takes the features in."""
+        config = self.config
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.initialise()
@@ -49,10 +52,42 @@ class FeatureDraft(Draft):
         """Logits `[..., vocab]` of hidden states `[..., dim]`, by the target's head."""
         return self.lender[0].head(hidden)
 
+
+class FeatureDraft(BlockDraft):
+    """Layers whose keys and values also come from the fused features of a target."""
+
+    def __init__(self, config: ModelConfig, target: Transformer) -> None:
+        super().__init__(config, target)
+        self.fusion_norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.stack()
+
     def fuse(self, features: Tensor) -> Tensor:
         """Rows `[C, dim]` of hidden states `[C, f]` of the target."""
         rows: Tensor = self.fusion_norm(self.fusion(features))
         return rows
+
+
+class AddingDraft(BlockDraft):
+    """Layers that take the features of a target in at their input, and nowhere else.
+
+    The tokens of the text are rows as well, and their features are added to their embeddings. Those
+    of a block, which nobody knows, are zeros, and add nothing. Its norm has a name of its own, so
+    that the weights of neither draft load as the other's.
+    """
+
+    def __init__(self, config: ModelConfig, target: Transformer) -> None:
+        super().__init__(config, target)
+        self.feature_norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.stack()
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Rows `[T, dim]` of hidden states `[T, f]` of the target; of zeros they are zeros."""
+        rows: Tensor = self.feature_norm(self.fusion(features))
+        return rows
+
+    def rows(self, ids: Tensor, features: Sequence[Tensor]) -> Tensor:
+        """Embeddings of tokens `ids i64[T]` with their features, one part behind the other."""
+        return self.embed(ids) + self.fuse(torch.cat([*features]))
 
 
 def check_pair(draft: ModelConfig, target: ModelConfig) -> None:

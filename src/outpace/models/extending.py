@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from outpace.decoding.processor import NEVER
 from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
-from outpace.models.draft import Draft, FeatureDraft
+from outpace.models.draft import AddingDraft, Draft, FeatureDraft
 from outpace.models.transformer import Attend, Block, Context, Transformer
 
 
@@ -150,5 +150,9 @@ def usual_layers(depth: int) -> tuple[int, ...]:
 
 def draft_of(config: ModelConfig, target: Transformer) -> Draft:
     """A draft of its kind for a target; `ValueError` where the two do not fit together."""
-    kinds: dict[Kind, type[Draft]] = {Kind.DRAFT: FeatureDraft, Kind.EXTENDING: ExtendingDraft}
+    kinds: dict[Kind, type[Draft]] = {
+        Kind.DRAFT: FeatureDraft,
+        Kind.ADDING: AddingDraft,
+        Kind.EXTENDING: ExtendingDraft,
+    }
     return kinds[config.kind](config, target)

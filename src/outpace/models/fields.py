@@ -158,6 +158,12 @@ def mapping(value: Any) -> dict[str, Any]:
     raise ValueError("an object")
 
 
+def inner(published: Given, name: str) -> dict[str, Any]:
+    """The object under a name; an empty one where there is none."""
+    found: dict[str, Any] = checked(name, published.get(name) or {}, mapping)
+    return found
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; `ValueError` naming the file where it is broken or another."""
     try:

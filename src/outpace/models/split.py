@@ -36,9 +36,10 @@ class Share:
                 f"tensor_parallel: {whole.architecture} has sinks of attention, or experts in "
                 "groups, which are not split; run it in one process"
             )
-        if whole.kind is Kind.EXTENDING or (whole.experts and whole.mlp_bias):
+        if whole.kind in (Kind.ADDING, Kind.EXTENDING) or (whole.experts and whole.mlp_bias):
             raise ValueError(
-                f"tensor_parallel: {whole.architecture} is not split; run it in one process"
+                f"tensor_parallel: {whole.architecture}, a {whole.kind.value}, is not split; run "
+                "it in one process"
             )
         sizes = {"heads": whole.heads, "kv_heads": whole.kv_heads, "mlp": whole.mlp}
         if any(size % self.size for size in sizes.values()):

@@ -169,6 +169,10 @@ class Stack(nn.Module, ABC):
         """Rows `[C, dim]` of the features `[C, f]` that a draft reads; other models have none."""
         raise NotImplementedError
 
+    def rows(self, ids: Tensor, features: Sequence[Tensor]) -> Tensor:
+        """What goes into the first layer, `[T, dim]`: the rows of tokens `ids i64[T]`."""
+        return self.embed(ids)
+
     def forward(
         self,
         ids: Tensor,
@@ -198,7 +202,7 @@ class Stack(nn.Module, ABC):
         A `context` becomes keys and values only, which `attend` gets before those of the rows: it
         is called with `q [T, H, D]` and `k, v [C + T, K, D]`. Only drafts take in `features`.
         """
-        x, behind = self.embed(ids), None
+        x, behind = self.rows(ids, features), None
         if context is not None:
             behind, positions = self.fuse(context[0]), torch.cat((context[1], positions))
         cos, sin = self.angles(positions, x.dtype)

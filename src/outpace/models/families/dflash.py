@@ -8,17 +8,18 @@ from outpace.decoding.target import Kind
 from outpace.models.families.family import BIASED, DECODER, FIXED, IGNORED, Family, without_prefix
 from outpace.models.families.family import HUGGING_FACE_NAMES as NAMES
 from outpace.models.families.sights import SIGHTS
-from outpace.models.fields import Field, Given, checked, count, few, field, index, indices, mapping
+from outpace.models.fields import Field, Given, count, few, field, flag, index, indices, inner
 
 OWN, NESTED = "dflash_config", ("block_size", "causal", "mask_token_id", "target_layer_ids")
 LISTED = field("target_layer_ids", indices, None)
 COUNTED = field("eagle_aux_hidden_state_layer_ids", indices, None)
 TARGET = field("num_target_layers", few)
+FUSION = f"{OWN}.input_fusion"
 
 
 def flat(published: Given) -> Given:
     """The fields of `dflash_config` beside the others, where they may stand as well."""
-    own = checked(OWN, published.get(OWN) or {}, mapping).items()
+    own = inner(published, OWN).items()
     nested = {name if name in NESTED else f"{OWN}.{name}": value for name, value in own}
     others = {name: value for name, value in published.items() if name != OWN}
     return others | {name: value for name, value in nested.items() if value is not None}
@@ -53,7 +54,7 @@ DFLASH = Family(
         "tied": False,
         "qk_norm": True,
         "shift": 0,
-        "kind": Kind.DRAFT,
+        "kind": field(FUSION, lambda said: Kind.ADDING if flag(said) else Kind.DRAFT, Kind.DRAFT),
         "mask_id": field("mask_token_id", index),
         "eos": (),
         "sights": SIGHTS,
@@ -74,5 +75,6 @@ DFLASH = Family(
         **without_prefix(NAMES, "model."),
         "fusion.weight": "fc.weight",
         "fusion_norm.weight": "hidden_norm.weight",
+        "feature_norm.weight": "feature_norm.weight",
     },
 )

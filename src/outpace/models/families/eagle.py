@@ -8,7 +8,7 @@ from typing import Any
 from outpace.decoding.target import Kind
 from outpace.models.families.family import DECODER, FIXED, IGNORED, Family
 from outpace.models.families.family import HUGGING_FACE_NAMES as NAMES
-from outpace.models.fields import Field, Given, checked, count, field, indices, mapping
+from outpace.models.fields import Field, Given, count, field, indices, inner
 
 OWN, LISTED = "eagle_config", "eagle_aux_hidden_state_layer_ids"
 NESTED = field(f"{OWN}.{LISTED}", indices, ())
@@ -17,9 +17,8 @@ COUNTED = field(LISTED, indices, ())
 
 def flat(published: Given) -> Given:
     """The fields of `eagle_config` beside the others."""
-    own = checked(OWN, published.get(OWN) or {}, mapping)
     others = {name: value for name, value in published.items() if name != OWN}
-    return others | {f"{OWN}.{name}": value for name, value in own.items()}
+    return others | {f"{OWN}.{name}": value for name, value in inner(published, OWN).items()}
 
 
 def feature_layers(given: Given, ours: Given) -> tuple[int, ...]:
