@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from helpers import dense, whole
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import AddingDraft, FeatureDraft
 from outpace.models.extending import ExtendingDraft
 from outpace.models.transformer import Transformer
 
@@ -206,6 +206,49 @@ def dflash(
             context=(torch.cat([captured[layer] for layer in layers], -1), torch.arange(start)),
         )
         logits = draft.head(hidden[1:])
+        logits[:, draft.config.mask_id] = -torch.inf
+        return logits.argmax(-1).tolist()
+
+    return verified(model, prompt, max_tokens, eos, guess)
+
+
+def adding(
+    model: Transformer,
+    draft: AddingDraft,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    block: int,
+    eos: int | None = None,
+) -> Verified:
+    """Drafts are read from masks behind the text, which is fed too: all of it, each time anew."""
+    layers = draft.config.feature_layers
+
+    @torch.inference_mode()
+    def guess(ids: list[int], most: int) -> list[int]:
+        count, start = min(block - 1, most), len(ids) - 1
+        if not count:
+            return []
+        _, captured = model.capture(
+            torch.tensor(ids[:-1]), torch.arange(start), dense(causal=True), layers
+        )
+        rows = torch.tensor([*ids, *[draft.config.mask_id] * count])
+        seen = torch.ones(len(rows), len(rows), dtype=torch.bool).tril()
+        seen[start:] = True
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            share = q.shape[1] // k.shape[1]
+            k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+            weights = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+            weights = weights.masked_fill(~seen, -torch.inf)
+            return torch.einsum("hqk,khd->qhd", weights.softmax(-1), v)
+
+        hidden = draft.embed(rows)
+        hidden[:start] += draft.fuse(torch.cat([captured[layer] for layer in layers], -1))
+        cos, sin = draft.angles(torch.arange(len(rows)), hidden.dtype)
+        for each in draft.blocks:
+            hidden = each(hidden, cos, sin, attend)
+        logits = draft.head(draft.norm(hidden[start + 1 :]))
         logits[:, draft.config.mask_id] = -torch.inf
         return logits.argmax(-1).tolist()
 

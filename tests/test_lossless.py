@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from helpers import (
+    adding_draft,
     causal_model,
     engine_of,
     enter,
@@ -48,6 +49,7 @@ DRAFT.norm.weight.add_(torch.randn(32, generator=torch.Generator().manual_seed(0
 FEATURES = feature_draft(
     TARGET, **SIZES, dflash_config={"mask_token_id": VOCAB - 1, "target_layer_ids": [0]}
 )
+ADDED = adding_draft(FEATURES)
 STATES = extending_draft(
     TARGET, seed=3, layers=(0, 0), **SIZES, head_dim=32, draft_vocab_size=VOCAB - 2
 )
@@ -63,6 +65,8 @@ METHODS: list[Method] = [
     Speculative(draft="draft", tokens=3, verify="rejection"),
     DFlash(draft="features", tokens=4),
     DFlash(draft="features", tokens=4, verify="rejection"),
+    DFlash(draft="added", tokens=4),
+    DFlash(draft="added", tokens=4, verify="rejection"),
     Eagle(draft="states", width=1, depth=2),
     Eagle(draft="states", width=1, depth=2, verify="rejection"),
     Eagle(draft="states", width=3, depth=2, nodes=8),
@@ -83,6 +87,7 @@ def law(sampling: Sampling) -> Tensor:
 def pairs(method: Method, sampling: Sampling, samples: int) -> Tensor:
     """How often a token came behind another in many answers, `[V, V]`."""
     models = {"target": TARGET, "draft": DRAFT, "features": FEATURES, "states": STATES}
+    models["added"] = ADDED
     engine = engine_of(*models.items(), slots=SEQUENCES * 96)
     roles = {"target": "target", **method.models()}
     jobs = [

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from helpers import (
     VOCAB,
+    adding_draft,
     block_model,
     causal_model,
     diffusion_model,
@@ -26,7 +27,7 @@ from helpers import (
     trained_pair,
     unshifted_model,
 )
-from outpace.decoding import Kind, Sampling, Step
+from outpace.decoding import MASKED_DRAFT_KINDS, Kind, Sampling, Step
 from outpace.decoding import Request as Tokens
 from outpace.decoding.target import Order
 from outpace.engine.engine import Engine
@@ -58,6 +59,7 @@ def new_models() -> dict[str, Stack]:
     """
     near = causal_model(seed=1)
     near.norm.weight.add_(torch.randn(32, generator=torch.Generator().manual_seed(0)))
+    rich, features = trained_pair.__wrapped__()
     return {
         "diffusion": diffusion_model(seed=1),
         "unshifted": unshifted_model(seed=2),
@@ -65,7 +67,9 @@ def new_models() -> dict[str, Stack]:
         "shifted blocks": block_model(seed=2, shift=1),
         "causal": masked_model(seed=1),
         "near": near,
-        **dict(zip(("rich", "features"), trained_pair.__wrapped__(), strict=True)),
+        "rich": rich,
+        "features": features,
+        "added": adding_draft(features),
         **dict(zip(("deep", "states"), extended_pair.__wrapped__(), strict=True)),
     }
 
@@ -82,6 +86,8 @@ KINDS: list[Method] = [
     Speculative(draft="near", tokens=4, verify="rejection"),
     DFlash(draft="features", tokens=4),
     DFlash(draft="features", block=3, tokens=2, verify="rejection"),
+    DFlash(draft="added", tokens=4),
+    DFlash(draft="added", block=4, tokens=3, verify="rejection"),
     Eagle(draft="states", width=2, depth=3, nodes=8),
     Eagle(draft="states", width=1, depth=2, verify="rejection"),
     D2F(block=4, confidence=0.6),
@@ -121,7 +127,7 @@ class Request:
     def target(self) -> str:
         """Name of a model that the method decodes."""
         target = "diffusion" if Kind.DIFFUSION in self.method.decodes else "causal"
-        if (Kind.DRAFT,) in self.method.roles.values():
+        if MASKED_DRAFT_KINDS in self.method.roles.values():
             target = "rich"
         if (Kind.EXTENDING,) in self.method.roles.values():
             target = "deep"
@@ -248,14 +254,14 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
     DFlash: st.one_of(
         st.builds(
             DFlash,
-            draft=st.just("features"),
+            draft=st.sampled_from(["features", "added"]),
             block=st.integers(1, 5),
             tokens=st.integers(1, 5),
             verify=verify,
         ),
         st.builds(
             DFlash,
-            draft=st.just("features"),
+            draft=st.sampled_from(["features", "added"]),
             block=st.integers(4, 5),
             tokens=st.integers(3, 5),
             **loosely,
@@ -358,7 +364,9 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         coupling=rng.choice(["gumbel", "argmax"]),
     ),
     Speculative: lambda rng: Speculative(draft="near", tokens=rng.randint(1, 6)),
-    DFlash: lambda rng: DFlash(draft="features", block=rng.randint(2, 5), tokens=4),
+    DFlash: lambda rng: DFlash(
+        draft=rng.choice(["features", "added"]), block=rng.randint(2, 5), tokens=4
+    ),
     BlockDiffusion: lambda rng: BlockDiffusion(
         threshold=rng.choice([None, 0.4]),
         budget=rng.choice([None, 1.0]),

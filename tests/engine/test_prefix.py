@@ -54,6 +54,7 @@ KINDS = [
     DFlash(draft="features", tokens=3),
     Eagle(draft="states", width=2, depth=2, nodes=6),
     Eagle(draft="states", width=1, depth=2),
+    DFlash(draft="added", tokens=3),
 ]
 LONG = tuple(range(1, 22)) * 3
 each_kind = pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
@@ -65,7 +66,9 @@ def engine_with(*, share: bool, on: bool = True, **limits: int) -> Engine:
     engine = new_engine(**limits)
     for each in engine.runners:
         if each.prefix is not None:
-            each.prefix = Prefix(each.cache, mask_id=MASK, share=share) if on else None
+            paired = each.prefix.paired
+            fresh = Prefix(each.cache, mask_id=MASK, share=share, paired=paired)
+            each.prefix = fresh if on else None
     return engine
 
 
@@ -87,7 +90,7 @@ def rows_of(engine: Engine, name: str = "causal") -> list[int]:
     ("method", "share"),
     [
         *((method, False) for method in (*KINDS, D2F(confidence=0.6))),
-        *((KINDS[kind], True) for kind in (0, 1, 3, 6)),
+        *((KINDS[kind], True) for kind in (0, 1, 3, 6, 9)),
     ],
     ids=lambda value: value if isinstance(value, bool) else type(value).__name__,
 )
@@ -272,7 +275,7 @@ def test_bidirectional_models_have_none_and_others_can_do_without() -> None:
     """It is for causal rows and for a draft's features of them; and an option."""
     engine = new_engine()
     assert runner(engine, "diffusion").prefix is None
-    assert all(runner(engine, name).prefix for name in ("causal", "rich", "features"))
+    assert all(runner(engine, name).prefix for name in ("causal", "rich", "features", "added"))
     assert Runner("plain", causal_model(), slots=PAGE, prefix_cache=False).prefix is None
 
 

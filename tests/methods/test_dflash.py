@@ -146,3 +146,46 @@ def test_a_block_too_short_for_loose_verification_is_refused(options: dict) -> N
     with pytest.raises(ValueError, match="fly_window=3 others behind it where 3 are verified"):
         method.check(sequence())
     replace(method, fly_window=2).check(sequence())
+
+
+def test_a_draft_that_adds_features_is_fed_the_text_as_well() -> None:
+    """Rows that it has not seen yet, each behind those before it; masks have no features."""
+    seq = sequence(adding=True)
+    answers = [
+        seen([8], 3),
+        [9, 10, 11],
+        seen([9, 10, 20, 21], 4),
+        [22, 23, 24],
+        seen([22, 23, 24, 25], 4),
+        [26, 27, 28],
+        seen([30, 31, 32, 33], 4),
+        [31, 32],
+        seen([31, 32, 34], 3),
+    ]
+    forwards = script(DFlash(draft="", tokens=3), seq, answers)
+    assert seq.tokens == [8, 9, 10, 20, 22, 23, 24, 25, 30, 31, 32, 34]
+    drafts = forwards[1::2]
+    assert [(f.start, list(f.ids), f.pattern) for f in drafts] == [
+        (0, [5, 6, 7, 8, MASK, MASK, MASK], (1, 1, 1, 4)),
+        (3, [8, 9, 10, 20, MASK, MASK, MASK], (1, 1, 1, 4)),
+        (6, [20, 22, 23, 24, 25, MASK, MASK, MASK], (1, 1, 1, 1, 4)),
+        (10, [25, 30, MASK, MASK], (1, 3)),
+    ]
+    assert [column(f.features) for f in drafts] == [
+        [0, 1, 2, 0, 0, 0, 0],
+        [0, 1, 2, 0, 0, 0, 0],
+        [0, 1, 2, 3, 0, 0, 0, 0],
+        [0, 0, 0, 0],
+    ]
+    assert [list(f.predicted_slots()) for f in drafts[:2]] == [[4, 5, 6], [7, 8, 9]]
+    assert all(f.model == "draft" and f.context is None for f in drafts)
+
+
+@pytest.mark.parametrize("adding", [False, True])
+def test_a_prompt_of_one_token(*, adding: bool) -> None:
+    """Whose features are the only ones."""
+    seq = sequence(prompt=[5], max_tokens=5, adding=adding)
+    answers = [seen([8], 1), [9, 10, 11], seen([9, 10, 11, 12], 4)]
+    _, draft, _ = script(DFlash(draft="", tokens=3), seq, answers)
+    assert (draft.first, draft.end) == (0, 5)
+    assert list(draft.predicted_slots()) == [2, 3, 4]

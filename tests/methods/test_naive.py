@@ -15,6 +15,7 @@ import naive
 from helpers import (
     MASK,
     VOCAB,
+    adding_draft,
     block_model,
     causal_model,
     diffusion_model,
@@ -56,6 +57,7 @@ UNSHIFTED = unshifted_model(seed=2)
 BLOCKS = {"blocks": block_model(seed=1), "shifted blocks": block_model(seed=2, shift=1)}
 PADDED, SMALL_VERIFIER = diffusion_model(seed=1), causal_model(seed=1, vocab_size=VOCAB - 2)
 TARGET, FEATURES = trained_pair()
+ADDED = adding_draft(FEATURES)
 DEEP, STATES = extended_pair()
 NEAR = causal_model(seed=1)
 NEAR.norm.weight.add_(torch.randn(32, generator=torch.Generator().manual_seed(0)))
@@ -90,6 +92,7 @@ def engine() -> Engine:
         ("near", NEAR),
         ("target", TARGET),
         ("features", FEATURES),
+        ("added", ADDED),
         *BLOCKS.items(),
         ("deep", DEEP),
         ("states", STATES),
@@ -341,15 +344,18 @@ def test_speculative(engine: Engine, count: int, draft: str) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 2, 4, 5])
-def test_dflash(engine: Engine, block: int) -> None:
-    """Blocks up to the trained one."""
+@pytest.mark.parametrize("draft", ["features", "added"])
+def test_dflash(engine: Engine, draft: str, block: int) -> None:
+    """Blocks up to the trained one, of drafts that read features and that add them."""
     for prompt in PROMPTS:
 
         def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
+            if draft == "added":
+                return naive.adding(TARGET, ADDED, prompt, TOKENS, block=block, eos=eos)
             return naive.dflash(TARGET, FEATURES, prompt, TOKENS, block=block, eos=eos)
 
         method = DFlash(draft="", block=block, tokens=TOKENS)
-        check_verified(engine, method, ("target", "features"), prompt, loop)
+        check_verified(engine, method, ("target", draft), prompt, loop)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from outpace.decoding import Kind, Processor, Request, Target
+from outpace.decoding import MASKED_DRAFT_KINDS, Kind, Processor, Request, Target
 from outpace.decoding.processor import Shortened
-from outpace.decoding.target import plural
+from outpace.decoding.target import plural, singular
 from outpace.engine.runner import Runner
 from outpace.methods import METHODS, Method
 from outpace.models.config import ModelConfig
@@ -103,7 +103,7 @@ def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) ->
         name, kind = models[role]
         if kind not in wanted:
             raise ValueError(
-                f"{method.__name__} takes a {wanted[0].value} as its {role}, "
+                f"{method.__name__} takes a {singular(wanted)} as its {role}, "
                 f"but {name} is a {kind.value}"
             )
 
@@ -111,7 +111,7 @@ def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) ->
 def view(configs: Mapping[str, ModelConfig]) -> Target:
     """What a method may know: of the target, and of the model that is fed holes."""
     target = configs["target"]
-    filled = next((each for each in configs.values() if each.kind is Kind.DRAFT), target)
+    filled = next((each for each in configs.values() if each.kind in MASKED_DRAFT_KINDS), target)
     return Target(
         shift=target.shift,
         mask_id=-1 if filled.mask_id is None else filled.mask_id,
@@ -122,4 +122,5 @@ def view(configs: Mapping[str, ModelConfig]) -> Target:
         drawn=target.drawn,
         null_prompt=target.null_prompt,
         padding=target.eos[:1],
+        adding=filled.kind is Kind.ADDING,
     )

@@ -40,13 +40,22 @@ class Prefix:
 
     With `share`, a sequence holds the pages that it finds, and gets one of its own before it writes
     there. Without, what is in them is copied to its own, which lie side by side: on a CPU that is
-    worth more than the memory. Rows of `mask_id` are no text, and never named.
+    worth more than the memory. Rows of `mask_id` are no text, and never named. What `paired` rows
+    keep depends on the token behind theirs as well.
     """
 
-    def __init__(self, cache: Cache, *, mask_id: int | None = None, share: bool = False) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        mask_id: int | None = None,
+        share: bool = False,
+        paired: bool = False,
+    ) -> None:
         self.cache = cache
         self.mask_id = mask_id
         self.share = share
+        self.paired = paired
         self.salt = os.urandom(16)
         self.saved = Saved()
 
@@ -162,7 +171,7 @@ class Prefix:
         ids = list(feed.ids) if blocks or feed.pattern == CAUSAL else []
         if isinstance(feed.pattern, Tree):
             ids = list(feed.ids[: max(feed.pattern.trunk + 1 - feed.start, 0)])
-        if feed.features is not None:
+        if self.paired:
             ids = []
         if feed.positions is not None:
             start, places = feed.start, enumerate(feed.positions)

@@ -70,7 +70,9 @@ class Runner:
         self.prefix: Prefix | None = None
         if prefix_cache and self.config.kind is not Kind.DIFFUSION:
             share = self.device.type != "cpu"
-            self.prefix = Prefix(self.cache, mask_id=self.config.mask_id, share=share)
+            paired = self.config.kind is Kind.EXTENDING
+            mask_id = self.config.mask_id
+            self.prefix = Prefix(self.cache, mask_id=mask_id, share=share, paired=paired)
         self.seconds = 0.0
         """Time spent in the model, its head and its reads."""
 
@@ -110,7 +112,7 @@ class Runner:
         other, table = draft[0].prefix, draft[1]
         if other is None:
             return 0
-        theirs = pairs(text) if draft[0].config.widths else text
+        theirs = pairs(text) if other.paired else text
         ahead = min(ahead, other.found(table, feed.start, theirs))
         if found := self.prefix.skip(feed.table, feed.start, text, ahead):
             other.skip(table, feed.start, theirs, found)
@@ -203,11 +205,12 @@ class Runner:
         if self.prefix is None:
             return
         for feed, ids in written:
-            text = self.prefix.text(feed)
+            text, features = self.prefix.text(feed), feed.features
             if feed.context is not None:
                 text = list(ids[feed.first : feed.start])
-            elif feed.features is not None and feed.features.shape[1] == self.config.feature_size:
-                text = pairs(ids[feed.start : feed.end + 1])
+            elif self.prefix.paired and features is not None:
+                theirs = features.shape[1] == self.config.feature_size
+                text = pairs(ids[feed.start : feed.end + 1]) if theirs else []
             self.prefix.learn(feed.table, feed.first, text)
 
 

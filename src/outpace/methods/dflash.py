@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
 
 from outpace.decoding import (
-    FULL,
+    MASKED_DRAFT_KINDS,
     Decoding,
     Dial,
     Forward,
-    Kind,
     Request,
     Sample,
     Target,
@@ -23,6 +22,7 @@ from outpace.decoding import (
     verify_read,
 )
 from outpace.decoding.pace import MOST
+from outpace.methods.behind import behind
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
 from outpace.methods.method import Length, Method, Within, at_least_one, check_length
 
@@ -37,7 +37,7 @@ class DFlash(Method):
     verified: a number, or with "auto" as many as pay, or none. `verify` is as in `Speculative`.
     """
 
-    roles = {"draft": (Kind.DRAFT,)}
+    roles = {"draft": MASKED_DRAFT_KINDS}
 
     draft: str
     block: int | None = None
@@ -98,15 +98,11 @@ class DFlash(Method):
                 features.append(out.features)
                 alive = request.commit(out.tokens, out.logprobs)
                 continue
-            out = yield Forward(
-                ids=[request.ids[-1]] + [request.target.mask_id] * (rows - 1),
-                start=n - 1,
-                pattern=FULL,
+            out = yield replace(
+                behind(request, torch.cat(features), rows),
                 predict=range(n, n + count),
                 # Masks know nothing of each other's noise: the likeliest tokens fit best.
                 read=draft_read(request, self.verify, match=Sample(joint=request.joint)),
-                model="draft",
-                context=torch.cat(features),
             )
             drafted, guesses, features, ready = out.tokens, out.logits, [], n - 1
             out = yield Forward(
