@@ -37,6 +37,7 @@ DRAFT = {
     "num_target_layers": 6,
     "dflash_config": {"mask_token_id": 1021, "target_layer_ids": [1, 2, 4]},
 }
+ADDING = {**DRAFT, "dflash_config": {**DRAFT["dflash_config"], "input_fusion": True}}
 EXTENDING = {
     **SIZES,
     "num_hidden_layers": 1,
@@ -51,9 +52,10 @@ MODELS = {
     "d2f": ("DreamModel", {**TARGET, **MASK}),
     "block_diffusion": ("SDARForCausalLM", {**TARGET, **MASK, "block_size": 8}),
     "dflash": ("DFlashDraftModel", DRAFT),
+    "adding": ("DFlashDraftModel", ADDING),
     "eagle3": ("LlamaForCausalLMEagle3", EXTENDING),
 }
-"""What is trained with each objective."""
+"""What is trained with each objective; "adding" is another draft of that of "dflash"."""
 
 STEPS = 3
 """The first one makes what the optimizer keeps."""
@@ -69,7 +71,7 @@ def recipe(folder: Path, objective: str, more: str = "") -> Path:
     architecture, sizes = MODELS[objective]
     given = toml(published(architecture, **sizes))
     words = f'config = {given}\ntokenizer = "{VOCABULARY}"'
-    if objective in ("dflash", "eagle3"):
+    if objective in ("dflash", "adding", "eagle3"):
         target = folder / "target"
         if not target.exists():
             config = published("Qwen3ForCausalLM", **TARGET)
@@ -77,13 +79,13 @@ def recipe(folder: Path, objective: str, more: str = "") -> Path:
             for name in ("tokenizer.json", "tokenizer_config.json"):
                 shutil.copyfile(VOCABULARY / name, target / name)
         words = f'config = {given}\ntarget = "{target}"'
-    options = "anchors = 24" if objective == "dflash" else ""
+    options = "anchors = 24" if objective in ("dflash", "adding") else ""
     line = json.dumps({"prompt": "1 + 1 = ?" * 5, "response": "2 and 3 and " * 15})
     (folder / "data.jsonl").write_text(f"{line}\n" * 64)
-    path = folder / f"{objective}.toml"
+    path, name = folder / f"{objective}.toml", "dflash" if objective == "adding" else objective
     path.write_text(
         f'out = "{folder / "run"}"\n[model]\n{words}\n'
-        f'[objective]\nname = "{objective}"\n{options}\n'
+        f'[objective]\nname = "{name}"\n{options}\n'
         f'[data]\npath = "{folder / "data.jsonl"}"\n[train]\nbatch = 16\n{more}\n'
     )
     return path

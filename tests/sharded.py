@@ -33,6 +33,7 @@ DRAFT = {
     "num_target_layers": 2,
     "dflash_config": {**MASK, "target_layer_ids": [0, 1]},
 }
+FUSED = {**DRAFT, "dflash_config": {**DRAFT["dflash_config"], "input_fusion": True}}
 HELD_OUT = HeldOut(path="story:test", every=1, examples=3, decode=1, max_tokens=4)
 """So many that one process has more of them."""
 
@@ -56,7 +57,9 @@ def trainers(
     folder: Path, *, only: Collection[str] = (), **options: Any
 ) -> Iterator[tuple[str, Trainer]]:
     """One for each objective, or for some of them."""
-    target, other, third = (causal_model(vocab_size=1024) for _ in range(3))  # all are shared out
+    target, other, third, fourth = (
+        causal_model(vocab_size=1024) for _ in range(4)
+    )  # all are shared out
     lines = folder.parent / "lines.jsonl"
     if not lines.exists():  # one process makes them, before there are two
         records = [{"prompt": f"{n} + 1 = ?", "response": f"{n} " * (n % 7 + 3)} for n in range(70)]
@@ -76,6 +79,11 @@ def trainers(
             weights.draft(None, DRAFT, target, 0),
             DFlash(anchors=4),
             {"others": {"target": target}},
+        ),
+        "adding": (
+            weights.draft(None, FUSED, fourth, 0),
+            DFlash(anchors=4),
+            {"others": {"target": fourth}},
         ),
         "block_diffusion": (
             fresh("SDARForCausalLM", block_size=4, head_dim=8, **MASK),

@@ -14,13 +14,16 @@ import torch
 from numpy.random import default_rng
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import functional as F
 
-from helpers import causal_model, published
+from helpers import adding_draft, causal_model, published
+from helpers import dense as dense_attention
 from outpace.attention.ranges import dense
 from outpace.models.config import Sight
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import AddingDraft, FeatureDraft
 from outpace.models.load import ZOO, load_draft, load_model, translate
 from outpace.models.norm import DirectNorm
+from outpace.models.transformer import Attend
 from outpace.training import weights
 from outpace.training.data import Example
 from outpace.training.objective import Loss, Models
@@ -192,6 +195,93 @@ def test_weights_of_dpace(name: str) -> None:
         ours = pair.objective.reach(surprise, masks, len(weights))
         official = pair.tensors["dpace_weights"][row][keep].flatten()
         torch.testing.assert_close(ours, official, atol=1e-5, rtol=1e-5)
+
+
+class Adding(Pair):
+    """The same with a draft of the same weights that adds features."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__(name, **options)
+        self.draft = adding_draft(self.draft).train().requires_grad_(True)
+        self.models = Models(self.draft, self.models.others)
+        self.objective = self.objective.bind(self.draft.config)
+
+    def by_hand(self) -> Tensor:
+        """The loss, by a forward of each block on its own, behind all of the text before it."""
+        total = torch.zeros(())
+        for rows in self.parts():
+            size, target = self.objective.block, self.models.others["target"]
+            length = len(rows) - int((rows.ranges[:, 1, 1] > 0).sum())
+            text, layers = rows.ids[:length], self.draft.config.feature_layers
+            with torch.no_grad():
+                _, captured = target.capture(
+                    text, torch.arange(length), dense_attention(causal=True), layers
+                )
+            features = torch.cat([captured[layer] for layer in layers], -1)
+            for begin in range(length, len(rows), size):
+                anchor = int(rows.positions[begin])
+                ids = torch.cat((text[:anchor], rows.ids[begin : begin + size]))
+                seen = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+                seen[anchor:] = True
+                hidden = self.draft.embed(ids)
+                added = self.draft.feature_norm(self.draft.fusion(features[:anchor]))
+                hidden = torch.cat((hidden[:anchor] + added, hidden[anchor:]))
+                places = torch.cat((torch.arange(anchor), rows.positions[begin : begin + size]))
+                turn = self.draft.angles(places, hidden.dtype)
+                for each in self.draft.blocks:
+                    hidden = each(hidden, *turn, masked(seen))
+                logits = target.head(self.draft.norm(hidden[anchor:]))
+                labels = rows.labels[begin : begin + size].clamp(min=0)
+                losses = F.cross_entropy(logits, labels, reduction="none")
+                total = total + (losses * rows.weights[begin : begin + size]).sum()
+        return total
+
+
+def masked(seen: Tensor) -> Attend:
+    """Attention of rows over `bool[T, T]`."""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+        return out[0].transpose(0, 1)
+
+    return attend
+
+
+def test_a_draft_that_adds_features_learns_what_it_decodes(name: str) -> None:
+    """Loss and gradients of packed examples are those of each block alone, by plain attention."""
+    ours, plain = Adding(name), Adding(name)
+    loss, _ = ours.loss()
+    expected = plain.by_hand()
+    assert loss.total.item() == pytest.approx(expected.item(), rel=1e-5)
+    loss.total.backward()
+    expected.backward()
+    for key, parameter in ours.draft.named_parameters():
+        theirs = plain.draft.get_parameter(key).grad
+        assert theirs is not None and theirs.abs().max() > 0, key
+        torch.testing.assert_close(parameter.grad, theirs, atol=2e-4, rtol=1e-4)
+    assert ours.loss()[0].total.item() != pytest.approx(Pair(name).loss()[0].total.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("options", [{"dpace": True}, {"divergence": True}, {"features": False}])
+def test_options_hold_for_a_draft_that_adds_features(options: dict[str, Any]) -> None:
+    """Each changes its loss, and leaves it finite, with gradients everywhere."""
+    plain, other = Adding("pair_a"), Adding("pair_a", **options)
+    loss = other.loss()[0].total
+    loss.backward()
+    assert loss.isfinite() and loss.item() != plain.loss()[0].total.item()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in other.draft.parameters())
+
+
+def test_a_sliding_layer_of_a_draft_that_adds_features() -> None:
+    """Windows of the text's own rows count as in decoding: what is far before them is not seen."""
+    pair = Adding("pair_a")
+    wide, narrow = (Sight(window=size, causal=True) for size in (1000, 3))
+    losses = []
+    for sight in (wide, narrow):
+        pair.draft.config = replace(pair.draft.config, sights=(sight, Sight()))
+        losses.append(pair.loss()[0].total.item())
+    assert losses[0] != losses[1]
 
 
 def test_ten_steps_of_the_optimizer(name: str) -> None:
@@ -368,12 +458,15 @@ DRAFT = {
 }
 
 
-def trainer(out: Path, **options: Any) -> Trainer:
+FUSED = {**DRAFT, "dflash_config": {**DRAFT["dflash_config"], "input_fusion": True}}
+
+
+def trainer(out: Path, config: dict[str, Any] = DRAFT, **options: Any) -> Trainer:
     """A trainer of a tiny draft for a tiny target of random weights."""
     target = causal_model(vocab_size=1024)
     defaults = {"lr": 1e-2, "warmup": 2, "batch": 4, "save_every": 4, "log_every": 2}
     return Trainer(
-        weights.draft(None, DRAFT, target, 0),
+        weights.draft(None, config, target, 0),
         DFlash(anchors=4),
         data="story:train",
         out=out,
@@ -410,6 +503,23 @@ def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
         "model.safetensors",
     }
     assert "fc.weight" in names and not any("embed" in n or "head" in n for n in names)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_draft_that_adds_features_trains_and_is_exported(tmp_path: Path, precision: str) -> None:
+    """With blocks that are recomputed too, to the last bit."""
+    options: dict[str, Any] = {"steps": 12, "decay": 0, "precision": precision}
+    run = trainer(tmp_path / "kept", FUSED, **options)
+    run.fit()
+    trainer(tmp_path / "again", FUSED, **options, recompute=True).fit()
+    kept = losses(tmp_path / "kept")
+    assert kept == losses(tmp_path / "again") and kept[-1] < 0.9 * kept[0]
+    run.export(tmp_path / "export")
+    loaded = load_draft(tmp_path / "export", run.scored.models.others["target"])
+    assert isinstance(loaded, AddingDraft)
+    names = load_file(tmp_path / "export" / "model.safetensors")
+    assert "feature_norm.weight" in names and "hidden_norm.weight" not in names
 
 
 def test_accumulation_pools_the_loss(tmp_path: Path) -> None:

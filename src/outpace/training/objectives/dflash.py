@@ -1,4 +1,7 @@
-"""DFlash: blocks of masks at random anchors, each of which sees what its target read before it."""
+"""DFlash: blocks of masks at random anchors, each of which sees what its target read before it.
+
+Shapes: C rows of context, R rows of blocks.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outpace.attention.ranges import HullAttention, causal
-from outpace.decoding.target import Kind
+from outpace.decoding.target import MASKED_DRAFT_KINDS
 from outpace.models.config import ModelConfig, Sight
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import AddingDraft, BlockDraft
 from outpace.models.transformer import Attend, Transformer
 from outpace.training.data import Example
 from outpace.training.objective import (
@@ -28,7 +31,7 @@ from outpace.training.objective import (
 )
 from outpace.training.reading import Reading
 from outpace.training.rows import UNSCORED, Bools, Ints, Rows
-from outpace.training.sights import by_layer, through
+from outpace.training.sights import by_layer, over_rows, through
 
 GAMMAS = {0: 0.0, 8: 4.0, 10: 5.0, 16: 7.0}
 """Published decays by block size; those between are interpolated."""
@@ -63,7 +66,7 @@ class DFlash(Objective):
 
     The target reads an example once; then blocks, each a response token and masks, are laid at
     random anchors. A block sees the target's hidden states before its anchor, and itself. A mask
-    is scored on the token of its own slot.
+    is scored on the token of its own slot. A draft that adds features is fed the example as well.
 
     Attributes:
         anchors: blocks of an example, drawn anew each time; fewer where it is shorter.
@@ -102,9 +105,9 @@ class DFlash(Objective):
 
     def bind(self, config: ModelConfig) -> Self:
         """Take block and mask from the draft; refuse what is none."""
-        if config.kind is not Kind.DRAFT or config.block is None:
+        if config.kind not in MASKED_DRAFT_KINDS or config.block is None:
             raise ValueError(
-                f"{config.architecture} is no draft that reads features, which dflash trains; "
+                f"{config.architecture} is no draft that fills blocks, which dflash trains; "
                 "give [model] a target and the configuration of a draft"
             )
         gamma = self.gamma
@@ -192,7 +195,7 @@ class DFlash(Objective):
     def passes(self, models: Models, rows: Rows) -> Passes:
         """Run the target over the context, and the draft over the blocks."""
         draft, target = models.trained, models.others["target"]
-        assert isinstance(draft, FeatureDraft)
+        assert isinstance(draft, BlockDraft)
         # Only the rows of blocks have a second range.
         block = rows.ranges[:, 1, 1] > rows.ranges[:, 1, 0]
         if not block.any():
@@ -206,7 +209,11 @@ class DFlash(Objective):
         text = replace(rows, ids=rows.ids[~block], positions=places, ranges=inner)
         features, context = self.features_of(draft, target, text)
         attend = attention(draft.config, ranges, len(places), positions.device)
-        hidden = draft(rows.ids[block], positions, attend, context=(features, places))
+        if isinstance(draft, AddingDraft):
+            attend = below(over_rows(draft.config, inner, positions.device), attend, len(places))
+            hidden = behind(draft, text, features, rows.ids[block], positions, attend)
+        else:
+            hidden = draft(rows.ids[block], positions, attend, context=(features, places))
         before = ranges[:, 0, 0].to(positions) + positions - 1
         learnt = context if self.divergence else None
         return Passes(block, rows.labels[block], hidden, before, learnt)
@@ -226,7 +233,7 @@ class DFlash(Objective):
 
     @torch.no_grad()
     def features_of(
-        self, draft: FeatureDraft, target: Transformer, text: Rows
+        self, draft: BlockDraft, target: Transformer, text: Rows
     ) -> tuple[Tensor, Tensor]:
         """What the draft sees of the context, rows of plain `text`; the target's last states."""
         reading = Reading(draft.config.feature_layers, self.divergence)
@@ -241,6 +248,30 @@ class DFlash(Objective):
     def reading(self, config: ModelConfig) -> Reading | None:
         """What the draft sees, unless that are tokens, and the target's distributions if learnt."""
         return Reading(config.feature_layers, self.divergence) if self.features else None
+
+
+def behind(
+    draft: AddingDraft, text: Rows, features: Tensor, ids: Tensor, positions: Tensor, attend: Attend
+) -> Tensor:
+    """Hidden states `[R, dim]` of block rows `ids i64[R]`, behind a text of C rows.
+
+    Those of the text have `features [C, f]`, and those of blocks none.
+    """
+    every = torch.cat((text.ids, ids))
+    wanted = torch.arange(len(text.ids), len(every), device=every.device)
+    added = F.pad(features, (0, 0, 0, len(ids)))
+    places = torch.cat((text.positions, positions))
+    return draft.capture(every, places, attend, wanted=wanted, features=[added])[0]
+
+
+def below(text: Attend, blocks: Attend, count: int) -> Attend:
+    """Attention of `count` rows of text among themselves, and of block rows below over all."""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        own = text(layer, q[:count], k[:count], v[:count], sinks)
+        return torch.cat((own, blocks(layer, q[count:], k, v, sinks)))
+
+    return attend
 
 
 def counted(items: Tensor) -> Tensor:
