@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 import split
-from helpers import dense, published, random_model
+from helpers import adding_draft, dense, published, random_model, trained_pair
 from outpace import LLM
 from outpace.models import split as sums
-from outpace.models.load import load_model, save_model
+from outpace.models.load import load_draft, load_model, save_model
 from outpace.models.split import Share
 from outpace.models.transformer import Transformer
 from outpace.server.settings import Config, Entry
@@ -140,6 +140,15 @@ def test_heads_must_divide(tmp_path: Path) -> None:
     save_model(random_model(published()), tmp_path)
     with pytest.raises(ValueError, match="3 processes cannot share 4 heads.* can be 1, 2"):
         load_model(tmp_path, share=Share(0, 3))
+
+
+def test_a_draft_that_adds_features_is_not_split(tmp_path: Path) -> None:
+    """By what it is; its features are not told to the other processes."""
+    target, draft = trained_pair()
+    save_model(adding_draft(draft), tmp_path)
+    said = "tensor_parallel: DFlashDraftModel, a draft that adds features, is not split"
+    with pytest.raises(ValueError, match=said):
+        load_draft(tmp_path, target, share=Share(0, 2))
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,23 @@ def test_stale_memory_changes_nothing(method) -> None:
     assert serve(engine, [request, request, request]) == [alone(request)] * 3
 
 
+def test_both_kinds_of_drafts_serve_one_target() -> None:
+    """In one batch, and again on what it has cached; masks of a prompt are tokens like others."""
+    mask = MODELS["added"].config.mask_id
+    batch = [
+        Request(method=DFlash(draft=draft, tokens=4), prompt=prompt, sampling=sampling)
+        for prompt in ((5,), LONG, (*LONG[:20], mask, *LONG[:20]), (mask,) * 18)
+        for sampling in (Sampling(), SAMPLED)
+        for draft in ("features", "added")
+    ]
+    engine = new_engine(max_rows=24)
+    expected = [alone(request) for request in batch]
+    assert serve(engine, batch) == expected and serve(engine, batch) == expected
+    plain = [replace(each, method=Autoregressive(), on="rich") for each in batch]
+    assert [each[0] for each in expected] == [alone(each)[0] for each in plain]
+    assert engine.saved.hits > len(batch) // 2 and pages_in_use(engine) == 0
+
+
 def test_same_seed_same_text_and_another_seed_another() -> None:
     """For the same prompt in one batch."""
     first = Request(method=KINDS[2], sampling=Sampling(temperature=2.0, seed=1), max_tokens=20)
@@ -203,7 +220,7 @@ def test_same_seed_same_text_and_another_seed_another() -> None:
 
 def test_adaptive_lengths_change_no_token() -> None:
     """Whatever the machine does, the requests of a method share what they have seen of it."""
-    adaptive = [Speculative(draft="near"), DFlash(draft="features")]
+    adaptive = [Speculative(draft="near"), DFlash(draft="features"), DFlash(draft="added")]
     batch = [
         Request(
             method=method, prompt=LONG[n : 2 * n + 5], max_tokens=30, sampling=sampling, arrives=n
@@ -220,4 +237,4 @@ def test_adaptive_lengths_change_no_token() -> None:
     for pace in paces.values():
         assert pace.cycles > 10 and pace.costs.keys() == {"target", "draft"}
         assert max(pace.loads) > 1  # they ran together, and were told so
-    assert not new_engine().paces and serve(engine, plain) and len(paces) == 2
+    assert not new_engine().paces and serve(engine, plain) and len(paces) == 3

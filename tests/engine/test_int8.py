@@ -78,7 +78,7 @@ def test_verified_text_is_that_of_the_quantised_model(begin: int) -> None:
     prompt = PROMPT[begin : begin + 4]
     for target, methods in (
         ("causal", [Speculative(draft="near", tokens=3), WeDLM(entropy=2.0, verify=True)]),
-        ("rich", [DFlash(draft="features", tokens=4)]),
+        ("rich", [DFlash(draft="features", tokens=4), DFlash(draft="added", tokens=4)]),
         ("deep", [Eagle(draft="states", width=3, depth=2, nodes=9)]),
     ):
         texts = []

@@ -25,6 +25,7 @@ from workload import EOS, Request, alone, new_engine, serve
 LOSSLESS = [
     Speculative(draft="near", tokens=4),
     DFlash(draft="features", tokens=4),
+    DFlash(draft="added", tokens=4),
     Eagle(draft="states", width=1, depth=3),
     Eagle(draft="states", width=2, depth=3, nodes=8),
     WeDLM(window=8, entropy=2.0, verify=True),
