@@ -3,8 +3,8 @@
 Problems of the test split are decoded alone and 32 at a time: by tiny-ar token by token, and by
 tiny-dream, with tiny-aux as the verifier, with LeftToRight and APD. Host time is the wall time of
 the whole run less what the runners spent in models, heads and reads; reading and writing text is
-part of it. The median of the rounds is reported, also per request and forward of the target. Bars
-are on the default settings of the methods.
+part of it. The median of the rounds is reported, also per forward: what one request gives one model
+in one pass. Bars are on the default settings of the methods.
 
     python benchmarks/host_time.py --json benchmarks/results/host_time.json
 """
@@ -26,10 +26,10 @@ from outpace.methods import APD, Autoregressive, LeftToRight, Method
 LIMITS = {1: 0.10, 32: 0.15}
 """Share of host time by the number of requests."""
 
-UNIT = "host us per forward per request"
+UNIT = "host us per forward"
 
 MICROSECONDS = {"Autoregressive": 25, "APD": 60}
-"""Host time per forward per request of many requests."""
+"""Host time per forward of many requests."""
 
 VERIFIER = "tiny-aux"
 METHODS: dict[str, tuple[str, Method]] = {
@@ -46,13 +46,13 @@ METHODS: dict[str, tuple[str, Method]] = {
 
 
 def host_share(llm: LLM, given: Sequence[Any], **options: Any) -> tuple[float, float, int]:
-    """Share of host time in one run, its seconds, and the forwards of the longest request."""
+    """Share of host time in one run, its seconds, and the forwards of all requests and models."""
     before = sum(runner.seconds for runner in llm.runners.values())
     began = time.perf_counter()
     outputs = llm.generate(given, **options)
     seconds = time.perf_counter() - began
     within = sum(runner.seconds for runner in llm.runners.values()) - before
-    return 1 - within / seconds, seconds, max(output.forwards for output in outputs)
+    return 1 - within / seconds, seconds, sum(len(output.steps) for output in outputs)
 
 
 def measure(llm: LLM, name: str, method: Method, batch: int, options: argparse.Namespace) -> Row:
@@ -72,7 +72,7 @@ def measure(llm: LLM, name: str, method: Method, batch: int, options: argparse.N
         "range": f"{min(shares):.3f}-{max(shares):.3f}",
         "seconds": seconds,
         "forwards": forwards,
-        UNIT: host * seconds / forwards / batch * 1e6,
+        UNIT: host * seconds / forwards * 1e6,
     }
 
 

@@ -116,8 +116,9 @@ class Pace:
         """A cycle that proposed so many tokens brought so many."""
         if value > self.dial.values[0]:
             self.news = self.cycles
+        elif self.dial.nested and value == 1:
+            return  # where but one is proposed, it is the target's own
         key = 0 if self.dial.nested else value
-        # Where but one is proposed, it is the target's own.
         rates, counts = self.rates.setdefault(key, [1.0]), self.counts.setdefault(key, [FAITH])
         for index in range(min(tokens + 1, value)):
             if index == len(rates):

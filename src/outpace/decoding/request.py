@@ -103,8 +103,10 @@ class Request:
 
         Masks, and tokens that are given.
         """
-        slots = range(len(self.ids), end)
-        return [self.given.get(slot, self.target.mask_id) for slot in slots]
+        slots, mask = range(len(self.ids), end), self.target.mask_id
+        if not self.given:
+            return [mask] * len(slots)
+        return [self.given.get(slot, mask) for slot in slots]
 
     def commit(self, tokens: Iterable[int], logprobs: Iterable[float] | None = None) -> bool:
         """Make tokens output, up to an end-of-sequence or the limit; False once it has ended.

@@ -234,8 +234,9 @@ class Engine:
 
     def paced(self, work: Sequence[Work]) -> set[tuple[Pace, str]]:
         """Who decides by what a pass takes, and the role that it has; they hear of the load."""
-        pairs = ((job.request.pace, feed.model) for job, feed, _ in work)
-        paced = {(pace, role) for pace, role in pairs if pace is not None}
+        paced = {
+            (pace, feed.model) for job, feed, _ in work if (pace := job.request.pace) is not None
+        }
         for pace, _ in paced:
             pace.run(len(self.running))
         return paced

@@ -117,7 +117,7 @@ class Eagle(Method):
                     ids=request.ids[ready:], start=ready, read=read, features_for="draft"
                 )
                 assert out.features is not None
-                features.append(out.features[n - 1 - ready :])
+                features.append(out.features[n - 1 - ready :] if ready < n - 1 else out.features)
                 ready, alive = n, request.commit(out.tokens, out.logprobs)
                 continue
             drafted = yield from self.grow(request, torch.cat(features), levels)
