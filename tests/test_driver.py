@@ -182,7 +182,10 @@ def ring_of(stream: Stream) -> None:
 @pytest.mark.parametrize("name", ["masked", "diffusion", "blocks"])
 @pytest.mark.parametrize(
     ("threads", "odd"),
-    [(2, False), pytest.param(4, True, marks=pytest.mark.exhaustive)],
+    [
+        pytest.param(2, False, marks=pytest.mark.slow),
+        pytest.param(4, True, marks=pytest.mark.exhaustive),
+    ],
     ids=["two threads", "four threads and strays"],
 )
 def test_threads_get_the_tokens_of_one(

@@ -97,6 +97,7 @@ def test_a_batch_needs_questions_for_each_round(llm: LLM) -> None:
     assert wide.turns == []
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_turns(llm: LLM, tmp_path: Path) -> None:
     """And asks for none of them again."""
     first = [side(llm, "a"), side(llm, "b")]

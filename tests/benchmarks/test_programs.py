@@ -72,17 +72,21 @@ SMOKES = [
     ),
     ("wedlm_official", "--rounds 1 --tokens 8"),
 ]
-LONG = {
-    "gpu": pytest.mark.slow,
-    **dict.fromkeys(
-        ("cpu", "forward_cost", "quality", "serve", "wedlm_official"), pytest.mark.exhaustive
-    ),
-}
+LONG = ("cpu", "forward_cost", "quality", "serve", "wedlm_official")
+"""Those that take a minute."""
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [pytest.param(name, words, id=name, marks=LONG.get(name, ())) for name, words in SMOKES],
+    [
+        pytest.param(
+            name,
+            words,
+            id=name,
+            marks=pytest.mark.exhaustive if name in LONG else pytest.mark.slow,
+        )
+        for name, words in SMOKES
+    ],
 )
 def test_smallest_run_writes_its_tables(name: str, words: str, run, tmp_path: Path) -> None:
     """Rows of figures with their provenance, and a picture where there is one."""

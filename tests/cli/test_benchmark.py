@@ -249,6 +249,7 @@ def test_without_its_library_the_extra_is_named(serve, monkeypatch):
     assert status == 2 and "pip install 'outpace[load]'" in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_writes_what_is_there(tmp_path):
     """Of a level some answers are in and others under way."""
     path, picture = tmp_path / "a.json", tmp_path / "a.png"

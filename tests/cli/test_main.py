@@ -601,6 +601,7 @@ def test_the_version_is_told(outpace):
     assert outpace("--version") == (0, f"outpace {package.__version__}\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "known"),
     [

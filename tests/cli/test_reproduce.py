@@ -25,6 +25,7 @@ def outpace(capsys):
     return run
 
 
+@pytest.mark.slow
 def test_a_figure_is_redrawn_beside_the_published_points(outpace, tmp_path):
     words = ("reproduce", "wedlm:streaming", "--limit", 2, "--rounds", 1, "--out", tmp_path)
     status, out, err = outpace(*words)
@@ -85,6 +86,7 @@ def test_an_adapter_is_named_and_merged_for_its_lines_alone(outpace, tmp_path):
     assert "with Dream-org/Dream-v0-Base-7B, SJTU-Deng-Lab/D2F_Dream_Base_7B_Lora;" in said
 
 
+@pytest.mark.slow
 def test_models_that_nobody_ships_are_trained_first(outpace, tmp_path, monkeypatch):
     """Once: the same command goes on with them, and so does another figure."""
     table = tmp_path / "trained.toml"

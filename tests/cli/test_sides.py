@@ -29,6 +29,7 @@ def outpace(capsys):
     return run
 
 
+@pytest.mark.slow
 def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
     path, picture = tmp_path / "new" / "a.json", tmp_path / "a.png"
     status, out, err = outpace(
@@ -50,6 +51,7 @@ def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
     assert "against run 1" in out
 
 
+@pytest.mark.slow
 def test_loads_are_crossed(outpace, tmp_path):
     path, picture = tmp_path / "a.json", tmp_path / "a.png"
     status, _, err = outpace(

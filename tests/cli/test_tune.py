@@ -29,19 +29,20 @@ def outpace(capsys):
     return run
 
 
+@pytest.mark.slow
 def test_tune_prints_a_command_line_that_is_one(outpace, tmp_path):
     pytest.importorskip("optuna")
     path, picture, samples = tmp_path / "a.json", tmp_path / "a.png", tmp_path / "a.jsonl"
     words = (
         *("tune", "tiny-dream", "--method", "apd", "--verifier", "tiny-aux", "--window", "8"),
-        *("--limit", 4, "--trials", 3, "--max-loss", 100, "--max-tokens", 64),
+        *("--limit", 4, "--trials", 3, "--max-loss", 100, "--max-tokens", 16),
         *("--temperature", 0, "--samples", samples, "--by", "forwards"),
     )
     status, out, err = outpace(*words, "--json", path, "--png", picture)
     assert status == 0, err
     line = out.strip().splitlines()[-1]
     assert line.startswith("outpace evaluate tiny-dream --method apd --verifier tiny-aux")
-    assert "--window 8" in line and line.endswith("--max-tokens 64 --temperature 0.0")
+    assert "--window 8" in line and line.endswith("--max-tokens 16 --temperature 0.0")
     written = json.loads(path.read_text())
     assert len(written["results"]) == 4 and written["search"]["seed"] == 0
     assert written["results"][0]["line"] == "tiny-dream left_to_right"

@@ -141,6 +141,7 @@ def interrupt(points: list[int]) -> None:
             raise AssertionError(f"interrupted in {trace.where}: {error}") from error
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_any_line_harms_one_request_at_most(total: int) -> None:
     """Here at some of them."""
     interrupt(Random(0).sample(range(1, total + 1), 25))
@@ -165,6 +166,7 @@ CALLED = {"job", "pace_of", "enter", "cancel", "fail", "recover", "saved", "add"
 FUNCTIONS = [name for name in vars(Engine) if not name.startswith("__") and name not in CALLED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_an_interrupt_around_each_function_of_the_engine(
@@ -277,6 +279,7 @@ def test_an_exception_in_a_listener_harms_its_own_request_at_most(
     assert error is not RuntimeError or "a listener fails" in str(jobs[3].error)
 
 
+@pytest.mark.slow
 def test_cancelled_while_broken_they_give_all_back(total: int) -> None:
     """As a loop does that an interrupt leaves."""
     for at in Random(2).sample(range(1, total + 1), 15):

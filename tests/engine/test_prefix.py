@@ -86,6 +86,7 @@ def rows_of(engine: Engine, name: str = "causal") -> list[int]:
     return passes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "share"),
     [

@@ -238,6 +238,7 @@ def test_a_task_of_one_s_own(
     assert "additions" in printed.out
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_bad_input_is_one_line(harness: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Unknown tasks, flags that do not go together."""

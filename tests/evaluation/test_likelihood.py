@@ -64,6 +64,7 @@ def test_a_text_without_end_has_probability_one() -> None:
         assert read(llm, method, ids) == 0 and method.found.greedy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-dream", "tiny-llada"])
 def test_of_a_diffusion_model(name: str) -> None:
     """The estimate of many draws is the mean over all masks of three tokens."""

@@ -66,6 +66,7 @@ def fulfils(text: str, given: dict[str, Any]) -> bool:
     return text in given["structured_outputs"]["choice"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "method"), PAIRS)
 def test_answers_fulfil_what_was_asked_for(client: TestClient, model: str, method: str) -> None:
     """Whole and streamed, in chats and completions, each choice by its own seed."""

@@ -165,7 +165,7 @@ LARGE = {name for name in recipes.names() if not name.startswith("tiny-")} - {"q
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.exhaustive if name in LARGE else ())
+        pytest.param(name, marks=pytest.mark.exhaustive if name in LARGE else pytest.mark.slow)
         for name in recipes.names()
     ],
 )

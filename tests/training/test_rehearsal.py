@@ -47,7 +47,13 @@ def processes(path: Path, count: int) -> list[int]:
     return [int(re.findall(r"^bytes: (\d+)$", each, re.MULTILINE)[0]) for each in said]
 
 
-@pytest.mark.parametrize("objective", [pytest.param("sft", marks=pytest.mark.exhaustive), "dflash"])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        pytest.param("sft", marks=pytest.mark.exhaustive),
+        pytest.param("dflash", marks=pytest.mark.slow),
+    ],
+)
 def test_a_plan_says_what_a_run_allocates(objective: str, tmp_path: Path) -> None:
     """On one process."""
     path = memory.recipe(tmp_path, objective, "recompute = true")

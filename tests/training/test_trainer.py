@@ -121,6 +121,7 @@ def test_a_model_in_memory_needs_a_tokenizer(tmp_path: Path) -> None:
         Trainer(model, SFT(), data="story:train", out=tmp_path, loop=Loop())
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_metrics(tmp_path: Path) -> None:
     """Killed between two lines of its log as well."""
     recipe, options = tmp_path / "recipe.toml", ["log_every=3", "save_every=4"]
@@ -138,6 +139,7 @@ def test_a_killed_run_goes_on_to_the_same_metrics(tmp_path: Path) -> None:
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "killed")
 
 
+@pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
     """To the same losses, by gradients of the same size."""
     recipe, options = tmp_path / "recipe.toml", ["steps=3", "clip=0"]
