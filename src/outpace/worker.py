@@ -164,6 +164,12 @@ class Worker:
         if not self.alive:
             raise WorkerDied(str(self.error or "the worker was closed"))
 
+    async def join(self) -> None:
+        """Nothing: whoever waits in a loop is told there."""
+
+    async def measure(self) -> None:
+        """Nothing: whoever asks can look."""
+
     def close(self) -> None:
         """End the thread; what is in hand ends with an error."""
         self.closed = True
