@@ -19,7 +19,7 @@ from outpace.server.fault import Fault
 from outpace.server.fields import fields_of
 from outpace.server.settings import Entry, name_in
 from outpace.text import Text
-from outpace.worker import Worker
+from outpace.worker import SHARE, Worker
 
 LARGEST = 1000.0
 """Most that an option may be that is no whole number."""
@@ -221,9 +221,11 @@ def load(name: str, entry: Entry, worker: Worker, max_waiting: int) -> Model:
     )
 
 
-def load_all(entries: Mapping[str, Entry], max_waiting: int) -> tuple[dict[str, Model], Worker]:
+def load_all(
+    entries: Mapping[str, Entry], max_waiting: int, share: float = SHARE
+) -> tuple[dict[str, Model], Worker]:
     """Load all models, and the thread that drives them; `ValueError` as `load`."""
-    worker = Worker()
+    worker = Worker(share=share)
     try:
         return {n: load(n, each, worker, max_waiting) for n, each in entries.items()}, worker
     except BaseException:

@@ -25,10 +25,14 @@ from outpace.models.config import ModelConfig
 from outpace.server.channel import Channel, get, put
 from outpace.server.models import Choice, Model, load_all
 from outpace.server.settings import Entry
-from outpace.worker import Worker, WorkerDied
+from outpace.worker import SHARE, Worker, WorkerDied
 
 PULSE = 0.1
 """Seconds between two signs of life."""
+
+TELLING = SHARE / 3
+"""Share of its time that the loop here spends on telling what is new at most; the other process has
+about twice as much to do with it."""
 
 FIELDS = attrgetter(*Step.__slots__)
 """A step as a tuple, which is pickled in an eighth of the time."""
@@ -237,7 +241,7 @@ def main(descriptor: int) -> None:
     if order.small:
         torch.set_num_threads(1)  # before layouts are tried
     try:
-        models, worker = load_all(order.models, order.max_waiting)
+        models, worker = load_all(order.models, order.max_waiting, TELLING)
     except ValueError as error:
         put(own, ValueError(str(error)))
         return
