@@ -105,9 +105,19 @@ METHODS = [
 def test_two_processes_answer_as_one(
     zoo: Process, client: TestClient, model: str, method: str, extra: dict[str, Any]
 ) -> None:
-    """Whole and streamed, with trace, log-probabilities and several choices."""
-    asked = {"model": model, "max_tokens": 24, "seed": 5, "logprobs": True, "temperature": 0.7}
-    whole = chat(**asked, n=2, outpace={"method": method, "trace": True, **extra})
+    """Whole and streamed, with trace and log-probabilities."""
+    asked: dict[str, Any] = {
+        "model": model,
+        "max_tokens": 24,
+        "seed": 5,
+        "logprobs": True,
+        "temperature": 0.7,
+    }
+    # A prompt of its own, since a trace shows what a prefix cache has found.
+    asked["messages"] = [
+        {"role": "user", "content": f"Nine cats and {len(method)} dogs. How many?"}
+    ]
+    whole = chat(**asked, outpace={"method": method, "trace": True, **extra})
     whole["outpace"].pop("provisional", None)
     path = "/v1/chat/completions"
     theirs = httpx2.post(f"{zoo.url}{path}", json=whole, timeout=30)
