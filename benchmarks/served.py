@@ -41,18 +41,30 @@ class Served:
         return Client(self.url, timeout=120.0)
 
     @property
+    def plant(self) -> int:
+        """The process that decodes: the only one that the server has started."""
+        number = self.process.pid
+        (plant,) = Path(f"/proc/{number}/task/{number}/children").read_text().split()
+        return int(plant)
+
+    @property
     def memory(self) -> float:
-        """Resident memory in MiB."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
-        assert found is not None
-        return int(found[1]) / 1024
+        """Resident memory of both processes in MiB."""
+        return sum(map(resident, (self.process.pid, self.plant)))
 
     @property
     def cpu(self) -> float:
-        """CPU seconds that it has used, in all threads."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        """CPU seconds that the process that decodes has used, in all threads."""
+        fields = Path(f"/proc/{self.plant}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / 100  # user and system, in ticks of 10 ms
+
+
+def resident(number: int) -> float:
+    """Resident memory of a process in MiB; what it shares with others counts in each."""
+    status = Path(f"/proc/{number}/status").read_text()
+    found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+    assert found is not None
+    return int(found[1]) / 1024
 
 
 @contextmanager

@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Unpack
+from typing import NamedTuple, Unpack
+
+from numpy import count_nonzero
 
 from outpace.constraint.compiler import Unread
 from outpace.decoding import Step
@@ -53,6 +55,24 @@ class Event:
     steps: Sequence[Step]
     canvas: Sequence[int]
     output: Output | None
+
+
+class Usage(NamedTuple):
+    """Pages of a model's cache that requests hold, all that there are, and the rows that its prefix
+    cache has spared; None where there is no such cache."""
+
+    name: str
+    held: int
+    pages: int
+    spared: int | None
+
+
+def check_open(name: str, draining: bool, hand: int, most: int) -> None:
+    """Raise `Draining` or `QueueFull` where a model takes no request now, with so many in hand."""
+    if draining:
+        raise Draining(f"{name} takes no more requests")
+    if hand >= most:
+        raise QueueFull(f"{most} requests are in hand for {name}")
 
 
 class AsyncAnswer:
@@ -174,6 +194,19 @@ class AsyncLLM:
         """Requests that the engine has not let in yet."""
         return max(self.coming + len(self.hand) - self.running, 0)
 
+    @property
+    def usage(self) -> list[Usage]:
+        """What the caches of its models hold."""
+        return [
+            Usage(
+                runner.name,
+                int(count_nonzero(runner.cache.holders)),
+                runner.cache.num_pages,
+                runner.prefix.saved.slots if runner.prefix else None,
+            )
+            for runner in self.llm.engine.runners
+        ]
+
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Output:
         """Answer a prompt; a task that is cancelled cancels its request."""
         return await (await self.submit(prompt, **options)).output()
@@ -231,10 +264,7 @@ class AsyncLLM:
     def check(self) -> None:
         """Raise where no request can be taken now."""
         self.worker.check()
-        if self.draining:
-            raise Draining(f"{self.llm.name} takes no more requests")
-        if self.coming + len(self.hand) >= self.most:
-            raise QueueFull(f"{self.most} requests are in hand for {self.llm.name}")
+        check_open(self.name, self.draining, self.coming + len(self.hand), self.most)
 
     def tell(self, answer: AsyncAnswer) -> None:
         """Note, in whatever thread drives, that there is something new."""

@@ -62,6 +62,7 @@ class Worker:
     Another one reads their constraints, one after the other.
 
     Attributes:
+        share: of its time that a loop should spend on telling what is new at most.
         heartbeat: reading of `time.monotonic` when the step that runs now began, 0 between steps.
         error: what ended the thread, if anything did.
         quiet: reading of `time.monotonic` up to which loops are told of nothing that can wait.
@@ -69,7 +70,8 @@ class Worker:
         unread: constraints that wait to be read, and the one that is read now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, share: float = SHARE) -> None:
+        self.share = share
         self.quiet = 0.0
         self.due = True
         self.members: list[Member] = []
@@ -136,7 +138,7 @@ class Worker:
             if turns:
                 loop.call_soon(done, turns - 1)
             else:
-                now, rest = time.monotonic(), (time.thread_time() - began) / SHARE
+                now, rest = time.monotonic(), (time.thread_time() - began) / self.share
                 self.quiet = min(max(self.quiet, now) + rest, now + LONGEST)
 
         if all:
@@ -163,6 +165,12 @@ class Worker:
         """Raise `WorkerDied` where it drives no more."""
         if not self.alive:
             raise WorkerDied(str(self.error or "the worker was closed"))
+
+    async def join(self) -> None:
+        """Nothing: whoever waits in a loop is told there."""
+
+    async def measure(self) -> None:
+        """Nothing: whoever asks can look."""
 
     def close(self) -> None:
         """End the thread; what is in hand ends with an error."""

@@ -66,7 +66,7 @@ def test_completion_goes_on_as_the_text_stands(client: TestClient) -> None:
 
 def test_completion_takes_texts_and_tokens(client: TestClient, service: Service) -> None:
     """One or several; each is answered as it is alone."""
-    ids = service.models["tiny-ar"].llm.text.encode(QUESTION + "\n", raw=True)
+    ids = service.models["tiny-ar"].text.encode(QUESTION + "\n", raw=True)
     alone = ask(client, completion(**SHORT))
     both = ask(client, completion([QUESTION + "\n"] * 2, **SHORT))
     tokens = ask(client, completion([ids, ids], **SHORT))
@@ -168,7 +168,7 @@ def test_offsets_count_characters(service: Service) -> None:
     """Tokens of one character begin together; what is no character ends nowhere else."""
     model = service.models["tiny-ar"]
     text = "a\u00e9 \U0001f426\u2603 b"
-    ids = model.llm.text.encode(text, raw=True)
+    ids = model.text.encode(text, raw=True)
     assert len(ids) > len(text)
     offsets = Offsets(model)
     begins = [begin for token in ids for begin in offsets.of([token])]
@@ -176,7 +176,7 @@ def test_offsets_count_characters(service: Service) -> None:
     cuts = [*sorted({*begins}), len(text)]
     for begin, end in pairwise(cuts):
         shared = [token for token, place in zip(ids, begins, strict=True) if place == begin]
-        assert model.llm.text.decode(shared) == text[begin:end]
+        assert model.text.decode(shared) == text[begin:end]
     half = ids[begins.index(text.index("\U0001f426"))]
     assert Offsets(model).of([half] * 9) == [0] * 8 + [8]
 

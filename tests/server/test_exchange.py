@@ -60,7 +60,9 @@ class Call:
 
 def held(service: Service) -> int:
     """Pages that requests hold."""
-    runners = [each for model in service.models.values() for each in model.llm.engine.runners]
+    runners = [
+        each for model in service.models.values() for each in model.engine.llm.engine.runners
+    ]
     return sum(int((runner.cache.holders > 0).sum()) for runner in runners)
 
 
@@ -192,7 +194,9 @@ def test_engine_that_hangs_or_has_died_is_no_health(
     """And no request is taken."""
     if worker["heartbeat"]:
         worker["heartbeat"] += time.monotonic()
-    monkeypatch.setattr(service, "worker", SimpleNamespace(**worker))
+    monkeypatch.setattr(
+        service, "worker", SimpleNamespace(measure=service.worker.measure, **worker)
+    )
     for response in (
         client.get("/health"),
         client.get("/ready"),

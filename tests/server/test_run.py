@@ -8,13 +8,10 @@ import re
 import shlex
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx2
@@ -24,64 +21,9 @@ from openai import OpenAI
 from asking import ANSWER, PAIRS, QUESTION, chat, text_of
 from outpace.server import settings
 from outpace.server.protocol import HEADERS
+from running import Process, ended, serving, stream_to
 
 pytestmark = pytest.mark.slow
-
-
-class Process:
-    """A server and its address."""
-
-    def __init__(self, *words: str) -> None:
-        command = [sys.executable, "-m", "outpace", "serve", *words, "--port", "0"]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.log: list[str] = []
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log.append(line)
-            if found := re.search(r"listening on (http://\S+):(\d+)", line):
-                self.port = int(found[2])
-                self.url = f"{found[1]}:{found[2]}"
-                break
-        else:
-            raise AssertionError("".join(self.log))
-        self.reader = Thread(target=lambda: self.log.extend(self.process.stderr or ()))
-        self.reader.start()
-
-    def pages(self) -> float:
-        """Pages that are held."""
-        lines = httpx2.get(f"{self.url}/metrics").text.splitlines()
-        used = [line for line in lines if line.startswith("outpace_cache_pages_used{")]
-        assert used
-        return sum(float(line.rpartition(" ")[2]) for line in used)
-
-    def raw(self, data: bytes, wait: float = 20) -> bytes:
-        """What comes back for some bytes, until the server hangs up."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=wait) as own:
-            with suppress(ConnectionError):  # it may hang up before it has read all
-                own.sendall(data)
-            answer = b""
-            with suppress(ConnectionError):
-                while piece := own.recv(2**16):
-                    answer += piece
-            return answer
-
-    def end(self) -> int:
-        """Tell it to end; its exit status."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
-
-
-@contextmanager
-def serving(*words: str) -> Iterator[Process]:
-    """A server that is gone afterwards, whatever happens."""
-    process = Process(*words)
-    try:
-        yield process
-    finally:
-        process.process.kill()
-        process.process.wait()
-        process.reader.join()
-        process.process.stderr.close()
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +41,6 @@ def openai(zoo: Process) -> Iterator[OpenAI]:
     """The official client."""
     with OpenAI(base_url=f"{zoo.url}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-def ended(zoo: Process, seconds: float = 5) -> float:
-    """Seconds until no page is held."""
-    began = time.monotonic()
-    while zoo.pages():
-        assert time.monotonic() - began < seconds
-        time.sleep(0.01)
-    return time.monotonic() - began
 
 
 LONG = chat(max_tokens=400, ignore_eos=True, model="tiny-ar")
@@ -270,22 +203,6 @@ def test_too_many_are_refused_at_once(tmp_path: Path) -> None:
         refused = sorted(seconds for response, seconds in answers if response.status_code == 429)
         assert refused[-1] < last
         ended(process)
-
-
-def stream_to(process: Process, lines: list[str], body: dict[str, Any]) -> Thread:
-    """Read a stream to its end in a thread, once it has begun."""
-
-    def read() -> None:
-        path = f"{process.url}/v1/chat/completions"
-        begun = httpx2.stream("POST", path, json=body, timeout=30)
-        with suppress(httpx2.RemoteProtocolError), begun as response:  # the server may end at once
-            lines.extend(line for line in response.iter_lines() if line)
-
-    thread = Thread(target=read)
-    thread.start()
-    while not process.pages():
-        time.sleep(0.01)
-    return thread
 
 
 def test_first_signal_drains(zoo: Process) -> None:

@@ -85,9 +85,12 @@ def serve(
     if replicas is not None:
         raise Exit(replicated(whole, replicas, max_replicas))
     with bound(whole.server) as own:
-        if are_small(whole.models):
-            torch.set_num_threads(1)  # before layouts are tried
-        raise Exit(run(Service.load(whole), own))
+        small = are_small(whole.models)
+        if any(entry.tensor_parallel > 1 for entry in whole.models.values()):
+            if small:
+                torch.set_num_threads(1)  # before layouts are tried
+            raise Exit(run(Service.load(whole), own))  # torchrun has made its processes already
+        raise Exit(run(Service.apart(whole, small=small), own))
 
 
 def replicated(config: Config, replicas: int, most: int | None) -> int:

@@ -6,17 +6,18 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from starlette.types import Receive, Send
 
-from outpace.async_llm import AsyncAnswer, Draining, Event, QueueFull
+from outpace.async_llm import Draining, Event, QueueFull
 from outpace.constraint.pattern import TooLarge
 from outpace.engine.job import DecodingError
 from outpace.output import Output
 from outpace.server.cloze import clozes_of
+from outpace.server.decoder import Coming
 from outpace.server.fault import Fault, Gone
 from outpace.server.fields import check_fields
 from outpace.server.metrics import Clock
@@ -66,7 +67,7 @@ class Exchange:
             prompts=len(self.prompts),
             usage=asked.usage,
         )
-        self.answers: list[AsyncAnswer] = []
+        self.answers: list[Coming] = []
         self.outputs: dict[int, Output] = {}
         self.task: asyncio.Task[Any]
         self.writing = 0.0
@@ -140,7 +141,7 @@ class Exchange:
             metrics.prompt.labels(*self.labels).inc(asked)
             self.clock.tell(metrics, self.labels)
 
-    async def admitted(self, submit: Any) -> AsyncAnswer:
+    async def admitted(self, submit: Awaitable[Coming]) -> Coming:
         """A choice that was let in; `Fault` where it was not."""
         try:
             return await submit
@@ -162,7 +163,7 @@ class Exchange:
         if message.startswith("hole "):  # such a message quotes what a user wrote as well
             return Fault(400, f"{prompt}: {message}", param=prompt)
         if long:
-            fits = int(long[1]) < self.model.llm.config.max_length and not self.extension.fill
+            fits = int(long[1]) < self.model.config.max_length and not self.extension.fill
             name = self.field("max_tokens") if fits else prompt
             return Fault(400, f"{name}: {message}", param=name, code="context_length_exceeded")
         if " has no variable " in message:
@@ -285,7 +286,7 @@ async def gone(receive: Receive) -> None:
         pass
 
 
-async def merged(answers: Sequence[AsyncAnswer]) -> AsyncGenerator[tuple[int, Event], None]:
+async def merged(answers: Sequence[Coming]) -> AsyncGenerator[tuple[int, Event], None]:
     """Events of all choices, with the number of their choice."""
     if len(answers) == 1:  # nothing stands between it and what is written
         async for event in answers[0]:
@@ -293,7 +294,7 @@ async def merged(answers: Sequence[AsyncAnswer]) -> AsyncGenerator[tuple[int, Ev
         return
     queue: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue()
 
-    async def pump(index: int, answer: AsyncAnswer) -> None:
+    async def pump(index: int, answer: Coming) -> None:
         try:
             async for event in answer:
                 queue.put_nowait((index, event))

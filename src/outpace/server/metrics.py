@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from time import perf_counter
 
-import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from outpace.engine.runner import Runner
+from outpace.async_llm import Usage
 from outpace.output import Output
 from outpace.server.models import Model
 
@@ -128,20 +127,18 @@ class Engines:
         for name, model in self.models.items():
             waiting.add_metric([name], model.engine.waiting)
             running.add_metric([name], model.engine.running)
-            for role, runners in grouped(model).items():
-                caches = [runner.cache for runner in runners]
-                held = sum(int(np.count_nonzero(cache.holders)) for cache in caches)
-                used.add_metric([name, role], held)
-                total.add_metric([name, role], sum(cache.num_pages for cache in caches))
-                found = [runner.prefix.saved.slots for runner in runners if runner.prefix]
+            for role, each in grouped(model).items():
+                used.add_metric([name, role], sum(usage.held for usage in each))
+                total.add_metric([name, role], sum(usage.pages for usage in each))
+                found = [usage.spared for usage in each if usage.spared is not None]
                 if found:
                     spared.add_metric([name, role], sum(found))
         yield from (waiting, running, used, total, spared)
 
 
-def grouped(model: Model) -> dict[str, list[Runner]]:
-    """Models of an engine by their roles."""
-    groups: dict[str, list[Runner]] = {}
-    for runner in model.llm.engine.runners:
-        groups.setdefault(model.roles[runner.name], []).append(runner)
+def grouped(model: Model) -> dict[str, list[Usage]]:
+    """What the models of an engine hold, by their roles."""
+    groups: dict[str, list[Usage]] = {}
+    for usage in model.engine.usage:
+        groups.setdefault(model.roles[usage.name], []).append(usage)
     return groups

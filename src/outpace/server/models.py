@@ -12,11 +12,14 @@ from outpace.async_llm import AsyncLLM
 from outpace.llm import LLM
 from outpace.methods import METHODS, Method
 from outpace.methods.options import Option, find_method, options_of
+from outpace.models.config import ModelConfig
 from outpace.models.load import load_config
+from outpace.server.decoder import Decoder
 from outpace.server.fault import Fault
 from outpace.server.fields import fields_of
 from outpace.server.settings import Entry, name_in
-from outpace.worker import Worker
+from outpace.text import Text
+from outpace.worker import SHARE, Worker
 
 LARGEST = 1000.0
 """Most that an option may be that is no whole number."""
@@ -122,29 +125,26 @@ class Choice:
 
 @dataclass(kw_only=True)
 class Model:
-    """A model that clients may name."""
+    """A model that clients may name, what decodes it, and what of it must be known here."""
 
     name: str
     entry: Entry
-    engine: AsyncLLM
+    engine: Decoder
+    text: Text
+    config: ModelConfig
     methods: dict[str, Choice]
     method: str
     roles: dict[str, str] = field(default_factory=dict)
     """What each runner is: the target, or what the methods take it for."""
 
     def __post_init__(self) -> None:
-        decode = self.llm.text.decode
+        decode = self.text.decode
         self.token = cache(lambda token: decode([token]))
         """Text of one token."""
-        tokenizer = self.llm.text.tokenizer
+        tokenizer = self.text.tokenizer
         longest = None if tokenizer is None else max(map(len, tokenizer.get_vocab()))
-        self.characters = longest and longest * self.llm.config.max_length
+        self.characters = longest and longest * self.config.max_length
         """More characters than any prompt may have, since no token has so many; None if unknown."""
-
-    @property
-    def llm(self) -> LLM:
-        """The model itself."""
-        return self.engine.llm
 
     def choice(self, name: str | None) -> Choice:
         """A method by its name; `Fault` for one that requests may not choose here."""
@@ -161,13 +161,17 @@ class Model:
     def public(self, message: str) -> str:
         """A message without the places where models are."""
         names = {path: name for name, path in self.entry.further.items()}
-        for path, name in {self.llm.name: self.name, self.entry.path: self.name, **names}.items():
+        for path, name in {
+            self.engine.name: self.name,
+            self.entry.path: self.name,
+            **names,
+        }.items():
             message = message.replace(path, name)
         return message
 
     def described(self, created: int) -> dict[str, Any]:
         """As `GET /v1/models` tells it."""
-        config = self.llm.config
+        config = self.config
         return {
             "id": self.name,
             "object": "model",
@@ -205,10 +209,28 @@ def load(name: str, entry: Entry, worker: Worker, max_waiting: int) -> Model:
                 roles |= {path: role for role, path in method.models().items() if path not in roles}
     except (ValueError, Fault) as error:
         raise ValueError(f"model {name}: {error}") from error
-    engine = AsyncLLM(llm, worker=worker, max_waiting=max_waiting)
     return Model(
-        name=name, entry=entry, engine=engine, methods=methods, method=default, roles=roles
+        name=name,
+        entry=entry,
+        engine=AsyncLLM(llm, worker=worker, max_waiting=max_waiting),
+        text=llm.text,
+        config=llm.config,
+        methods=methods,
+        method=default,
+        roles=roles,
     )
+
+
+def load_all(
+    entries: Mapping[str, Entry], max_waiting: int, share: float = SHARE
+) -> tuple[dict[str, Model], Worker]:
+    """Load all models, and the thread that drives them; `ValueError` as `load`."""
+    worker = Worker(share=share)
+    try:
+        return {n: load(n, each, worker, max_waiting) for n, each in entries.items()}, worker
+    except BaseException:
+        worker.close()
+        raise
 
 
 def variants(choice: Choice) -> Iterator[tuple[Method, Method]]:

@@ -33,7 +33,7 @@ class Offsets:
     """Where tokens begin in the text of an answer; those that share a character begin with it."""
 
     def __init__(self, model: Model) -> None:
-        self.decode = model.llm.text.decode
+        self.decode = model.text.decode
         self.place = 0
         self.open: list[int] = []
 

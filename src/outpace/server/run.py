@@ -96,6 +96,7 @@ class Run:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        await self.service.join()
         watchdog = asyncio.ensure_future(self.watch())
         try:
             await self.server.serve(sockets=[self.socket])
@@ -140,7 +141,10 @@ class Run:
 def run(service: Service, own: socket.socket) -> int:
     """Serve on a bound socket until a signal; the exit status."""
     for name, model in service.models.items():
-        log.info("%s: %s, %s", name, model.llm.config.kind.value, model.method)
+        log.info("%s: %s, %s", name, model.config.kind.value, model.method)
     gc.collect()
     gc.freeze()  # a collection of all that was loaded would stop every stream
-    return Run(service, own)()
+    try:
+        return Run(service, own)()
+    finally:
+        service.worker.close()

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Protocol, Self
 
+from outpace.server.child import Child
+from outpace.server.decoder import Driving
 from outpace.server.fault import Fault, Gone
 from outpace.server.metrics import Metrics
-from outpace.server.models import Model, load
+from outpace.server.models import Model, load_all
+from outpace.server.plant import Order
 from outpace.server.settings import Config, Settings
-from outpace.worker import Worker
 
 
 class InHand(Protocol):
@@ -31,7 +33,7 @@ class InHand(Protocol):
 class Service:
     """What the routes of one server share."""
 
-    def __init__(self, models: Mapping[str, Model], worker: Worker, settings: Settings) -> None:
+    def __init__(self, models: Mapping[str, Model], worker: Driving, settings: Settings) -> None:
         self.models = models
         self.worker = worker
         self.settings = settings
@@ -47,13 +49,22 @@ class Service:
 
         Raises `ValueError` that names the model which cannot be served.
         """
-        worker, most = Worker(), config.server.max_waiting
-        try:
-            models = {n: load(n, entry, worker, most) for n, entry in config.models.items()}
-        except BaseException:
-            worker.close()
-            raise
-        return cls(models, worker, config.server)
+        return cls(*load_all(config.models, config.server.max_waiting), config.server)
+
+    @classmethod
+    def apart(cls, config: Config, *, small: bool) -> Self:
+        """A server whose models are loaded and decoded by a process of their own.
+
+        So HTTP takes none of the engine's time. Where they are `small`, one thread decodes. Raises
+        as `load`.
+        """
+        waiting = config.server.max_waiting
+        child = Child(Order(models=config.models, max_waiting=waiting, small=small))
+        return cls(child.models, child, config.server)
+
+    async def join(self) -> None:
+        """Hear of what decodes from now on, in the loop that runs."""
+        await self.worker.join()
 
     def model(self, name: str) -> Model:
         """A model by its name; `Fault` for an unknown one."""

@@ -1,0 +1,87 @@
+"""What decodes the requests of one model, in this process or in another one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol, Unpack
+
+from outpace.async_llm import Event, Usage
+from outpace.options import Options
+from outpace.output import Output
+from outpace.text import Prompt
+
+
+class Coming(Protocol):
+    """A request on its way. Iterate over its events, or wait for its `output`."""
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """What comes, in order; leaving the loop cancels."""
+
+    async def output(self) -> Output:
+        """What became of it; raises what its method raised."""
+
+    def cancel(self) -> None:
+        """End it where it is, as often as one likes."""
+
+
+class Decoder(Protocol):
+    """One model, and those who wait for it."""
+
+    @property
+    def name(self) -> str:
+        """Where the model is."""
+
+    @property
+    def running(self) -> int:
+        """Requests in the engine."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that the engine has not let in yet."""
+
+    @property
+    def usage(self) -> Sequence[Usage]:
+        """What its caches hold."""
+
+    async def submit(
+        self,
+        prompt: Prompt | None,
+        *,
+        streams: bool = False,
+        watched: bool = False,
+        **options: Unpack[Options],
+    ) -> Coming:
+        """Queue a prompt, as `AsyncLLM` does."""
+
+    def drain(self) -> None:
+        """Take no more requests; those in hand go on."""
+
+    async def drained(self) -> None:
+        """Wait until nothing is in hand."""
+
+
+class Driving(Protocol):
+    """What drives all engines of a server.
+
+    Attributes:
+        error: what ended it, if anything did.
+    """
+
+    error: BaseException | None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it goes on driving."""
+
+    @property
+    def heartbeat(self) -> float:
+        """Reading of `time.monotonic` when the step that runs now began, 0 between steps."""
+
+    async def join(self) -> None:
+        """Hear of it from now on, in the loop that runs."""
+
+    async def measure(self) -> None:
+        """Find out what its engines hold now."""
+
+    def close(self) -> None:
+        """End it; what is in hand ends with an error."""

@@ -1,0 +1,169 @@
+"""A model that another process decodes, as `AsyncLLM` is one of this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from outpace.async_llm import Event, Usage, check_open
+from outpace.constraint.compiler import DEEPEST
+from outpace.decoding import Step
+from outpace.output import Output
+from outpace.server.plant import Asked, Cancelled, News
+from outpace.text import Prompt
+
+if TYPE_CHECKING:
+    from outpace.server.child import Child
+
+
+class RemoteAnswer:
+    """A request on its way, as an `AsyncAnswer` is one."""
+
+    def __init__(self, owner: Remote, number: int) -> None:
+        self.owner = owner
+        self.number = number
+        self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.news = asyncio.Event()
+        self.pending: list[Event] = []
+        self.steps: list[Step] = []
+        self.ended: Output | None = None
+        self.error: BaseException | None = None
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self.events()
+
+    async def events(self) -> AsyncIterator[Event]:
+        """What comes, in order; what came together is one event. Leaving the loop cancels."""
+        try:
+            over = False
+            while not over:
+                await self.moved()
+                pending, self.pending = self.pending, []
+                if pending:
+                    over = pending[-1].output is not None
+                    yield pending[0] if len(pending) == 1 else joined(pending)
+        finally:
+            self.cancel()
+
+    async def output(self) -> Output:
+        """What became of it; raises what its method raised."""
+        try:
+            while self.ended is None:
+                await self.moved()
+            return self.ended
+        finally:
+            self.cancel()
+
+    async def moved(self) -> None:
+        """Wait for news; raises what ended it."""
+        await self.news.wait()
+        self.news.clear()
+        if self.error is not None:
+            raise self.error
+
+    def take(self, news: News) -> None:
+        """Note what is new."""
+        if news.error is not None:
+            news.error.__cause__ = news.cause
+            self.fail(news.error)
+        elif news.event is None:
+            if not self.admitted.done():
+                self.admitted.set_result(None)
+        else:
+            self.add(news.event, [Step(*fields) for fields in news.steps])
+
+    def add(self, event: Event, steps: list[Step]) -> None:
+        """Note an event, which comes without its steps."""
+        self.steps += steps
+        if event.output is not None:
+            self.ended = replace(event.output, steps=self.steps)
+            self.owner.child.hand.pop(self.number, None)
+            self.owner.hand -= 1
+        self.pending.append(replace(event, steps=steps, output=self.ended))
+        self.news.set()
+
+    def fail(self, error: BaseException) -> None:
+        """End it with an error."""
+        if self.owner.child.hand.pop(self.number, None) is not None:
+            self.owner.hand -= 1
+        self.error = error
+        if not self.admitted.done():
+            self.admitted.set_exception(error)
+        self.news.set()
+
+    def cancel(self) -> None:
+        """End it where it is, as often as one likes."""
+        if self.owner.child.hand.pop(self.number, None) is not None:
+            self.owner.hand -= 1
+            self.owner.child.send(Cancelled(self.number))
+
+
+def joined(events: Sequence[Event]) -> Event:
+    """Events that came one after the other, as one."""
+    scored = events[0].logprobs is not None
+    return Event(
+        text="".join(event.text for event in events),
+        ids=[token for event in events for token in event.ids],
+        chosen=sum(event.chosen for event in events),
+        logprobs=[score for event in events for score in event.logprobs or ()] if scored else None,
+        steps=[step for event in events for step in event.steps],
+        canvas=events[-1].canvas,
+        output=events[-1].output,
+    )
+
+
+class Remote:
+    """One model of the process that decodes; `most` requests of it may be in hand."""
+
+    def __init__(self, child: Child, model: str, name: str, most: int) -> None:
+        self.child = child
+        self.model = model
+        self.name = name
+        self.most = most
+        self.hand = 0
+        self.draining = False
+
+    @property
+    def running(self) -> int:
+        """Requests in the engine, when it was last heard of."""
+        return self.child.engines[self.model][0] if self.model in self.child.engines else 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests that the engine has not let in yet."""
+        return max(self.hand - self.running, 0)
+
+    @property
+    def usage(self) -> Sequence[Usage]:
+        """What its caches hold, when they were last heard of."""
+        return self.child.engines[self.model][1] if self.model in self.child.engines else ()
+
+    async def submit(self, prompt: Prompt | None, **options: Any) -> RemoteAnswer:
+        """Queue a prompt; raises as `AsyncLLM` does. What is too much is refused here."""
+        self.child.check()
+        check_open(self.name, self.draining, self.hand, self.most)
+        answer = RemoteAnswer(self, self.child.number())
+        self.child.hand[answer.number] = answer
+        self.hand += 1
+        try:
+            self.child.send(Asked(answer.number, self.model, prompt, options))
+            await answer.admitted
+        except RecursionError:
+            answer.cancel()
+            told = f"schema: it is too large: it is nested more than {DEEPEST} deep"
+            raise ValueError(told) from None
+        except BaseException:
+            answer.cancel()
+            raise
+        return answer
+
+    def drain(self) -> None:
+        """Take no more requests; those in hand go on."""
+        self.draining = True
+
+    async def drained(self) -> None:
+        """Wait until nothing is in hand."""
+        while self.hand:
+            await asyncio.sleep(0.01)

@@ -1,0 +1,274 @@
+"""The process that decodes: it answers as one process does, and neither outlives the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.testclient import TestClient
+
+from asking import chat
+from running import Process, ended, serving, stream_to
+
+pytestmark = pytest.mark.slow
+
+LONG = {"model": "tiny-aux", "stream": True, "max_tokens": 450, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def aux() -> Iterator[Process]:
+    """A server of one model."""
+    with serving("tiny-aux", "--cache-gib", "0.1") as process:
+        yield process
+
+
+@pytest.fixture
+def own() -> Iterator[Process]:
+    """One that a test may break."""
+    with serving("tiny-aux", "--cache-gib", "0.1") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def zoo() -> Iterator[Process]:
+    """A server of the zoo."""
+    with serving() as process:
+        yield process
+
+
+def plant_of(process: Process) -> int:
+    """The process that decodes."""
+    number = process.process.pid
+    (plant,) = Path(f"/proc/{number}/task/{number}/children").read_text().split()
+    return int(plant)
+
+
+def gone(number: int, seconds: float = 5) -> bool:
+    """Whether a process is gone, or is so in time."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        try:
+            status = Path(f"/proc/{number}/stat").read_text()
+        except OSError:
+            return True
+        if status.rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def plain(text: str) -> Any:
+    """An answer without what differs each time."""
+    text = re.sub(r'"(seconds|tokens_per_second|created)":[-\d.e]+', r'"\1":0', text)
+    return re.sub(r'"id":"[^"]+"', '"id":""', text)
+
+
+def merged(text: str) -> tuple[list[Any], list[Any]]:
+    """What was provisional in a stream, and all else, however it was cut into events."""
+    told: dict[str, Any] = {"text": "", "steps": [], "scores": []}
+    canvases = []
+    *lines, last = plain(text).strip().split("\n\n")
+    assert last == "data: [DONE]"
+    for line in lines:
+        event = json.loads(line.removeprefix("data: "))
+        extra = event.get("outpace") or {}
+        told["steps"] += extra.get("steps", [])
+        canvases += [extra["canvas"]] if "canvas" in extra else []
+        for choice in event["choices"]:
+            told["text"] += choice["delta"].get("content") or ""
+            told["scores"] += (choice["logprobs"] or {}).get("content", [])
+    return canvases, [*told.items(), lines[-1]]
+
+
+METHODS = [
+    ("tiny-ar", "autoregressive", {}),
+    ("tiny-ar", "dflash", {"options": {"tokens": 8}}),
+    ("tiny-dream", "apd", {}),
+    ("tiny-dream", "fast_dllm", {"provisional": True}),
+    ("tiny-wedlm", "wedlm", {"provisional": True}),
+]
+
+
+@pytest.mark.parametrize(("model", "method", "extra"), METHODS)
+def test_two_processes_answer_as_one(
+    zoo: Process, client: TestClient, model: str, method: str, extra: dict[str, Any]
+) -> None:
+    """Whole and streamed, with trace and log-probabilities."""
+    asked: dict[str, Any] = {
+        "model": model,
+        "max_tokens": 24,
+        "seed": 5,
+        "logprobs": True,
+        "temperature": 0.7,
+    }
+    # A prompt of its own, since a trace shows what a prefix cache has found.
+    asked["messages"] = [
+        {"role": "user", "content": f"Nine cats and {len(method)} dogs. How many?"}
+    ]
+    whole = chat(**asked, outpace={"method": method, "trace": True, **extra})
+    whole["outpace"].pop("provisional", None)
+    path = "/v1/chat/completions"
+    theirs = httpx2.post(f"{zoo.url}{path}", json=whole, timeout=30)
+    assert theirs.status_code == 200
+    assert plain(theirs.text) == plain(client.post(path, json=whole).text)
+    stream = chat(**asked, stream=True, outpace={"method": method, "trace": True, **extra})
+    theirs = httpx2.post(f"{zoo.url}{path}", json=stream, timeout=30)
+    (shown, told), (here, ours) = merged(theirs.text), merged(client.post(path, json=stream).text)
+    assert told == ours
+    assert bool(shown) == bool(here) == ("provisional" in extra)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_tokens": 10**6},
+        {"logit_bias": {"99999": 1}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+        {"structured_outputs": {"regex": "(("}},
+        {"structured_outputs": {"regex": "[0-9]{3}"}, "stop": "x"},
+        {"messages": [{"role": "user", "content": "a " * 5000}]},
+        {"messages": [{"role": "user", "content": "x" * 2**20}]},
+        {"chat_template_kwargs": {"none": 1}},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+        {"guided_json": '{"items":' * 950 + "{}" + "}" * 950},
+        {"presence_penalty": 1.5, "logit_bias": {"5": -100}},
+    ],
+)
+def test_two_processes_refuse_as_one(
+    zoo: Process, client: TestClient, more: dict[str, Any]
+) -> None:
+    """With the same status, words and field."""
+    body = chat(**{"seed": 1, **more})
+    path = "/v1/chat/completions"
+    ours, theirs = client.post(path, json=body), httpx2.post(f"{zoo.url}{path}", json=body)
+    assert (theirs.status_code, plain(theirs.text)) == (ours.status_code, plain(ours.text))
+
+
+def test_what_decodes_knows_no_http() -> None:
+    """Its imports have no FastAPI."""
+    code = "import sys, outpace.server.plant; print('fastapi' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_server_ends_where_what_decodes_has_ended(own: Process, number: int) -> None:
+    """With an error for who waits, and a status that is not 0."""
+    lines: list[str] = []
+    reader = stream_to(own, lines, chat(**LONG))
+    os.kill(plant_of(own), number)
+    reader.join()
+    error = json.loads(lines[-1].removeprefix("data: "))["error"]
+    assert error["type"] == "server_error"
+    assert own.process.wait(10) == 1
+    own.reader.join()
+    assert signal.Signals(number).name in "".join(own.log)
+
+
+def test_silence_is_a_step_that_hangs() -> None:
+    """A process that stands still as a whole says nothing."""
+    with serving("tiny-aux", "--cache-gib", "0.1", "--step-seconds", "1.5") as process:
+        plant = plant_of(process)
+        os.kill(plant, signal.SIGSTOP)
+        assert process.process.wait(15) == 1
+        assert gone(plant)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_decodes_ends_with_the_server(own: Process, number: int) -> None:
+    """However that ends, and also in the middle of its work."""
+    plant = plant_of(own)
+    reader = stream_to(own, [], chat(**LONG))
+    own.process.send_signal(number)
+    own.process.wait(20)
+    reader.join()
+    assert gone(plant)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_what_loads_ends_with_the_server(number: int) -> None:
+    """A signal may come before the models are there."""
+    command = [sys.executable, "-m", "outpace", "serve", "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (found := children.read_text().split()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(1.0)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=10)
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    assert gone(int(found[0]))
+    assert "Traceback" not in told
+
+
+def test_ctrl_c_in_a_terminal_drains() -> None:
+    """It goes to both processes, and what is in hand is answered all the same."""
+    with serving("tiny-aux", "--cache-gib", "0.1") as process:
+        lines: list[str] = []
+        reader = stream_to(process, lines, chat(**LONG))
+        for number in (plant_of(process), process.process.pid):
+            os.kill(number, signal.SIGINT)
+        reader.join()
+        assert lines[-1] == "data: [DONE]"
+        assert process.process.wait(10) == 0
+
+
+def test_many_that_go_at_once_leave_nothing(aux: Process) -> None:
+    """At any moment of their requests."""
+    body = json.dumps(chat(**LONG)).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+    for number in range(500):
+        with socket.create_connection(("127.0.0.1", aux.port), timeout=5) as own:
+            own.sendall(head % len(body) + body)
+            time.sleep(0.001 * (number % 7))
+    ended(aux, 20)
+    response = httpx2.get(f"{aux.url}/metrics").text
+    assert 'outpace_running{model="tiny-aux"} 0.0' in response
+    assert 'outpace_waiting{model="tiny-aux"} 0.0' in response
+
+
+def test_client_that_reads_nothing_holds_up_nobody(aux: Process) -> None:
+    """Others stream while it is written to."""
+    body = json.dumps(chat(**{**LONG, "n": 8, "outpace": {"trace": True}})).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+    with socket.socket() as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        own.connect(("127.0.0.1", aux.port))
+        own.sendall(head % len(body) + body)
+        lines: list[str] = []
+        reader: Thread = stream_to(aux, lines, chat(**LONG))
+        reader.join(30)
+        assert lines[-1] == "data: [DONE]"
+    ended(aux, 20)
+
+
+def test_two_servers_know_nothing_of_each_other(aux: Process, own: Process) -> None:
+    """The end of one is none of the other."""
+    os.kill(plant_of(own), signal.SIGKILL)
+    assert own.process.wait(10) == 1
+    body = chat(model="tiny-aux")
+    assert httpx2.post(f"{aux.url}/v1/chat/completions", json=body).status_code == 200
+
+
+def test_model_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
+    """And names it."""
+    (tmp_path / "x.toml").write_text("[models.x]\npath = 'tiny-aux'\nlimits = { none = [1, 2] }\n")
+    command = [sys.executable, "-m", "outpace", "serve", "--port", "0", "--config"]
+    done = subprocess.run([*command, str(tmp_path / "x.toml")], capture_output=True, text=True)
+    assert done.returncode == 2
+    told = [line for line in done.stderr.splitlines() if line.startswith("outpace: ")]
+    assert told == ["outpace: model x: limits: no method has an option none"]
+    assert "Traceback" not in done.stderr
