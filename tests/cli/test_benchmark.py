@@ -274,6 +274,7 @@ def test_ctrl_c_writes_what_is_there(tmp_path):
     assert picture.exists() and b"tokens per second" in out
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_the_first_answer_writes_nothing(tmp_path):
     async def script(asked, reply):
         program.send_signal(signal.SIGINT)

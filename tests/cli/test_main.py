@@ -825,6 +825,7 @@ def flags(text):
     return set(re.findall(r"^│ \*?\s*(--[a-z-]+)", text, re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_recipes_are_listed_and_shown(outpace, tmp_path):
     status, out, _ = outpace("recipes")
     assert status == 0 and "tiny-ar" in out and "qwen3-4b-dflash" in out

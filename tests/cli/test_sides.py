@@ -70,6 +70,7 @@ def test_loads_are_crossed(outpace, tmp_path):
     assert picture.read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
 def test_random_weights_show_what_forwards_cost(outpace, tmp_path):
     path, picture = tmp_path / "a.json", tmp_path / "a.png"
     status, out, err = outpace(

@@ -196,6 +196,7 @@ def test_memory_is_that_of_the_weights_and_their_update(tmp_path: Path) -> None:
     assert adamw.checkpoint == 12 * adamw.trained
 
 
+@pytest.mark.slow
 def test_memory_falls_with_portions_and_recomputation() -> None:
     """As what is kept for the backward pass does: the time grows with the second forward pass."""
     whole, fourths, again = (
