@@ -55,7 +55,7 @@ class Service:
     def apart(cls, config: Config, *, small: bool) -> Self:
         """A server whose models are loaded and decoded by a process of their own.
 
-        So HTTP takes none of the engine's time. Where they are `small`, one thread decodes. Raises
+        So HTTP does not hold the engine up. Where they are `small`, one thread decodes. Raises
         as `load`.
         """
         waiting = config.server.max_waiting
