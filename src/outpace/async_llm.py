@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Unpack
-
-from numpy import count_nonzero
+from typing import Unpack
 
 from outpace.constraint.compiler import Unread
 from outpace.decoding import Step
+from outpace.engine.runner import Usage
 from outpace.llm import LLM
 from outpace.options import Options
 from outpace.output import Answer, Output, Piece
@@ -57,14 +57,49 @@ class Event:
     output: Output | None
 
 
-class Usage(NamedTuple):
-    """Pages of a model's cache that requests hold, all that there are, and the rows that its prefix
-    cache has spared; None where there is no such cache."""
+class Coming(ABC):
+    """A request on its way. Iterate over its events, or wait for its `output`.
 
-    name: str
-    held: int
-    pages: int
-    spared: int | None
+    `news` is set where something is new.
+    """
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+
+    @abstractmethod
+    def latest(self) -> Event | None:
+        """What is new, as one event; None where nothing is. Raises what went wrong."""
+
+    @abstractmethod
+    def outcome(self) -> Output | None:
+        """What became of it; None while it goes on. Raises what went wrong."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End it where it is, as often as one likes."""
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """What comes, in order; what came together is one event. Leaving the loop cancels."""
+        try:
+            over = False
+            while not over:
+                await self.news.wait()
+                self.news.clear()
+                if (event := self.latest()) is not None:
+                    over = event.output is not None
+                    yield event
+        finally:
+            self.cancel()
+
+    async def output(self) -> Output:
+        """What became of it; raises what its method raised."""
+        try:
+            while (output := self.outcome()) is None:
+                await self.news.wait()
+                self.news.clear()
+            return output
+        finally:
+            self.cancel()
 
 
 def check_open(name: str, draining: bool, hand: int, most: int) -> None:
@@ -75,38 +110,25 @@ def check_open(name: str, draining: bool, hand: int, most: int) -> None:
         raise QueueFull(f"{most} requests are in hand for {name}")
 
 
-class AsyncAnswer:
-    """A request on its way. Iterate over its events, or wait for its `output`."""
+class AsyncAnswer(Coming):
+    """A request on its way through the engine of this process."""
 
     def __init__(self, owner: AsyncLLM, streams: bool) -> None:
+        super().__init__()
         self.owner = owner
         self.streams = streams
         self.loop = asyncio.get_running_loop()
-        self.news = asyncio.Event()
         self.answer: Answer
         self.over = False
         self.told = False
         self.error: Exception | None = None
         self.seen = Piece("", 0, 0, ())
 
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self.events()
-
-    async def events(self) -> AsyncIterator[Event]:
-        """What comes, in order; what came together is one event. Leaving the loop cancels."""
-        try:
-            over = False
-            while not over:
-                await self.news.wait()
-                self.news.clear()
-                over = self.over  # read first: the last piece comes before it
-                if over or self.answer.pieces:
-                    yield self.event(over)
-        finally:
-            self.cancel()
-
-    def event(self, over: bool) -> Event:
+    def latest(self) -> Event | None:
         """All pieces since the event before, as one; raises what the method raised."""
+        over = self.over  # read first: the last piece comes before it
+        if not (over or self.answer.pieces):
+            return None
         request, before, text = self.answer.job.request, self.seen, ""
         while self.answer.pieces:
             self.seen = self.answer.pieces.popleft()
@@ -119,21 +141,13 @@ class AsyncAnswer:
             logprobs=request.scores[tokens] if request.logprobs else None,
             steps=request.trace[before.steps : self.seen.steps],
             canvas=self.seen.canvas,
-            output=self.ended() if over else None,
+            output=self.outcome() if over else None,
         )
 
-    async def output(self) -> Output:
-        """What became of it; raises `DecodingError` where its method failed."""
-        try:
-            while not self.over:
-                await self.news.wait()
-                self.news.clear()
-            return self.ended()
-        finally:
-            self.cancel()
-
-    def ended(self) -> Output:
-        """The output of a request that is over."""
+    def outcome(self) -> Output | None:
+        """The output of a request that is over; raises `DecodingError` where its method failed."""
+        if not self.over:
+            return None
         if self.error is not None:
             raise self.error
         return self.answer.output()
@@ -197,15 +211,7 @@ class AsyncLLM:
     @property
     def usage(self) -> list[Usage]:
         """What the caches of its models hold."""
-        return [
-            Usage(
-                runner.name,
-                int(count_nonzero(runner.cache.holders)),
-                runner.cache.num_pages,
-                runner.prefix.saved.slots if runner.prefix else None,
-            )
-            for runner in self.llm.engine.runners
-        ]
+        return [runner.usage for runner in self.llm.engine.runners]
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Output:
         """Answer a prompt; a task that is cancelled cancels its request."""

@@ -94,6 +94,11 @@ class Cache:
         return self.num_pages * PAGE
 
     @property
+    def held(self) -> int:
+        """Number of pages that somebody holds."""
+        return int(np.count_nonzero(self.holders))
+
+    @property
     def free(self) -> NDArray[np.bool_]:
         """Pages that no table holds."""
         return self.holders == 0
@@ -113,7 +118,7 @@ class Cache:
 
     def take(self, count: int) -> list[int] | None:
         """Hold `count` pages, side by side if possible; None where memory is short."""
-        if np.count_nonzero(self.holders) > self.num_pages - count:
+        if self.held > self.num_pages - count:
             return None
         chosen = self.blank(count)
         if chosen is None:

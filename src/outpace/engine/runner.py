@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,16 @@ from outpace.engine.prefix import Prefix, pairs
 from outpace.engine.readout import Part, collect
 from outpace.models.int8 import is_quantised
 from outpace.models.transformer import Stack
+
+
+class Usage(NamedTuple):
+    """Pages of a model's cache that requests hold, all that there are, and the rows that its prefix
+    cache has spared; None where there is no such cache."""
+
+    name: str
+    held: int
+    pages: int
+    spared: int | None
 
 
 class Runner:
@@ -75,6 +86,12 @@ class Runner:
             self.prefix = Prefix(self.cache, mask_id=mask_id, share=share, paired=paired)
         self.seconds = 0.0
         """Time spent in the model, its head and its reads."""
+
+    @property
+    def usage(self) -> Usage:
+        """What its cache holds."""
+        spared = None if self.prefix is None else self.prefix.saved.slots
+        return Usage(self.name, self.cache.held, self.cache.num_pages, spared)
 
     def reserve(self, slots: int) -> Table | None:
         """Memory for a sequence; None where it is short."""

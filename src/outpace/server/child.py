@@ -35,7 +35,7 @@ class Child:
 
     Attributes:
         hand: answers to requests that are not over, by their numbers.
-        engines: what they held when somebody last wanted to know.
+        engines: what they held when somebody last wanted to know; nothing before.
         began: reading of `time.monotonic` when the step that runs began; 0 between steps.
         silent: for how long nothing was heard, in seconds that this process was there to listen.
         error: what ended it, if anything did.
@@ -43,7 +43,7 @@ class Child:
 
     def __init__(self, order: Order) -> None:
         self.hand: dict[int, RemoteAnswer] = {}
-        self.engines: Engines = {}
+        self.engines: Engines = {name: (0, []) for name in order.models}
         self.began = self.silent = 0.0
         self.error: BaseException | None = None
         self.closed = False

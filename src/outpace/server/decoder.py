@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol, Unpack
 
-from outpace.async_llm import Event, Usage
+from outpace.async_llm import Coming
+from outpace.engine.runner import Usage
 from outpace.options import Options
-from outpace.output import Output
 from outpace.text import Prompt
-
-
-class Coming(Protocol):
-    """A request on its way. Iterate over its events, or wait for its `output`."""
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        """What comes, in order; leaving the loop cancels."""
-
-    async def output(self) -> Output:
-        """What became of it; raises what its method raised."""
-
-    def cancel(self) -> None:
-        """End it where it is, as often as one likes."""
 
 
 class Decoder(Protocol):

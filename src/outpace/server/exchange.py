@@ -12,12 +12,11 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from outpace.async_llm import Draining, Event, QueueFull
+from outpace.async_llm import Coming, Draining, Event, QueueFull
 from outpace.constraint.pattern import TooLarge
 from outpace.engine.job import DecodingError
 from outpace.output import Output
 from outpace.server.cloze import clozes_of
-from outpace.server.decoder import Coming
 from outpace.server.fault import Fault, Gone
 from outpace.server.fields import check_fields
 from outpace.server.metrics import Clock

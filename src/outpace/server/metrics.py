@@ -8,7 +8,7 @@ from time import perf_counter
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from outpace.async_llm import Usage
+from outpace.engine.runner import Usage
 from outpace.output import Output
 from outpace.server.models import Model
 

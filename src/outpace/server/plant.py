@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from outpace.async_llm import AsyncAnswer, Draining, Event, QueueFull, Usage
+from outpace.async_llm import AsyncAnswer, Draining, Event, QueueFull
 from outpace.constraint.pattern import TooLarge
 from outpace.decoding import Step
 from outpace.engine.job import DecodingError
+from outpace.engine.runner import Usage
 from outpace.models.config import ModelConfig
 from outpace.server.channel import Channel, get, put
 from outpace.server.models import Choice, Model, load_all
@@ -119,13 +120,12 @@ class Notice(asyncio.Event):
 
     def news(self) -> News | None:
         """What is new; None where it was told already."""
-        over = self.answer.over  # read first: the last piece comes before it
-        if not (over or self.answer.answer.pieces):
-            return None
         try:
-            event = self.answer.event(over)
+            event = self.answer.latest()
         except Exception as error:
             return failed(self.number, error)
+        if event is None:
+            return None
         steps, output = event.steps, event.output
         if output is not None:
             steps = output.steps[self.told :]

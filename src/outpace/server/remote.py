@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from outpace.async_llm import Event, Usage, check_open
+from outpace.async_llm import Coming, Event, check_open
 from outpace.constraint.compiler import DEEPEST
 from outpace.decoding import Step
+from outpace.engine.runner import Usage
 from outpace.output import Output
 from outpace.server.plant import Asked, Cancelled, News
 from outpace.text import Prompt
@@ -18,50 +19,31 @@ if TYPE_CHECKING:
     from outpace.server.child import Child
 
 
-class RemoteAnswer:
-    """A request on its way, as an `AsyncAnswer` is one."""
+class RemoteAnswer(Coming):
+    """A request on its way in the other process."""
 
     def __init__(self, owner: Remote, number: int) -> None:
+        super().__init__()
         self.owner = owner
         self.number = number
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.news = asyncio.Event()
         self.pending: list[Event] = []
         self.steps: list[Step] = []
         self.ended: Output | None = None
         self.error: BaseException | None = None
 
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self.events()
-
-    async def events(self) -> AsyncIterator[Event]:
-        """What comes, in order; what came together is one event. Leaving the loop cancels."""
-        try:
-            over = False
-            while not over:
-                await self.moved()
-                pending, self.pending = self.pending, []
-                if pending:
-                    over = pending[-1].output is not None
-                    yield pending[0] if len(pending) == 1 else joined(pending)
-        finally:
-            self.cancel()
-
-    async def output(self) -> Output:
-        """What became of it; raises what its method raised."""
-        try:
-            while self.ended is None:
-                await self.moved()
-            return self.ended
-        finally:
-            self.cancel()
-
-    async def moved(self) -> None:
-        """Wait for news; raises what ended it."""
-        await self.news.wait()
-        self.news.clear()
+    def latest(self) -> Event | None:
+        """All events since the one before, as one; raises what ended it."""
         if self.error is not None:
             raise self.error
+        pending, self.pending = self.pending, []
+        return pending[0] if len(pending) == 1 else joined(pending) if pending else None
+
+    def outcome(self) -> Output | None:
+        """What became of it; raises what its method raised."""
+        if self.error is not None:
+            raise self.error
+        return self.ended
 
     def take(self, news: News) -> None:
         """Note what is new."""
@@ -79,15 +61,13 @@ class RemoteAnswer:
         self.steps += steps
         if event.output is not None:
             self.ended = replace(event.output, steps=self.steps)
-            self.owner.child.hand.pop(self.number, None)
-            self.owner.hand -= 1
+            self.leave()
         self.pending.append(replace(event, steps=steps, output=self.ended))
         self.news.set()
 
     def fail(self, error: BaseException) -> None:
         """End it with an error."""
-        if self.owner.child.hand.pop(self.number, None) is not None:
-            self.owner.hand -= 1
+        self.leave()
         self.error = error
         if not self.admitted.done():
             self.admitted.set_exception(error)
@@ -95,9 +75,14 @@ class RemoteAnswer:
 
     def cancel(self) -> None:
         """End it where it is, as often as one likes."""
-        if self.owner.child.hand.pop(self.number, None) is not None:
-            self.owner.hand -= 1
+        if self.leave():
             self.owner.child.send(Cancelled(self.number))
+
+    def leave(self) -> bool:
+        """Be in hand no more; whether it was."""
+        was = self.owner.child.hand.pop(self.number, None) is not None
+        self.owner.hand -= was
+        return was
 
 
 def joined(events: Sequence[Event]) -> Event:
@@ -128,7 +113,7 @@ class Remote:
     @property
     def running(self) -> int:
         """Requests in the engine, when it was last heard of."""
-        return self.child.engines[self.model][0] if self.model in self.child.engines else 0
+        return self.child.engines[self.model][0]
 
     @property
     def waiting(self) -> int:
@@ -138,7 +123,7 @@ class Remote:
     @property
     def usage(self) -> Sequence[Usage]:
         """What its caches hold, when they were last heard of."""
-        return self.child.engines[self.model][1] if self.model in self.child.engines else ()
+        return self.child.engines[self.model][1]
 
     async def submit(self, prompt: Prompt | None, **options: Any) -> RemoteAnswer:
         """Queue a prompt; raises as `AsyncLLM` does. What is too much is refused here."""
