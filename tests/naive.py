@@ -179,6 +179,14 @@ def speculative(
     return verified(model, prompt, max_tokens, eos, guess)
 
 
+def features_of(model: Transformer, ids: list[int], layers: tuple[int, ...]) -> Tensor:
+    """Hidden states of a text, those of some layers side by side."""
+    _, captured = model.capture(
+        torch.tensor(ids), torch.arange(len(ids)), dense(causal=True), layers
+    )
+    return torch.cat([captured[layer] for layer in layers], -1)
+
+
 def dflash(
     model: Transformer,
     draft: FeatureDraft,
@@ -189,21 +197,18 @@ def dflash(
     eos: int | None = None,
 ) -> Verified:
     """Drafts are read from masks behind the last token and all features before it, made anew."""
-    layers = draft.config.feature_layers
 
     @torch.inference_mode()
     def guess(ids: list[int], most: int) -> list[int]:
         count, start = min(block - 1, most), len(ids) - 1
         if not count:
             return []
-        _, captured = model.capture(
-            torch.tensor(ids[:-1]), torch.arange(start), dense(causal=True), layers
-        )
+        features = features_of(model, ids[:-1], draft.config.feature_layers)
         hidden = draft(
             torch.tensor([ids[-1], *[draft.config.mask_id] * count]),
             torch.arange(start, start + count + 1),
             dense(causal=False),
-            context=(torch.cat([captured[layer] for layer in layers], -1), torch.arange(start)),
+            context=(features, torch.arange(start)),
         )
         logits = draft.head(hidden[1:])
         logits[:, draft.config.mask_id] = -torch.inf
@@ -222,16 +227,13 @@ def adding(
     eos: int | None = None,
 ) -> Verified:
     """Drafts are read from masks behind the text, which is fed too: all of it, each time anew."""
-    layers = draft.config.feature_layers
 
     @torch.inference_mode()
     def guess(ids: list[int], most: int) -> list[int]:
         count, start = min(block - 1, most), len(ids) - 1
         if not count:
             return []
-        _, captured = model.capture(
-            torch.tensor(ids[:-1]), torch.arange(start), dense(causal=True), layers
-        )
+        features = features_of(model, ids[:-1], draft.config.feature_layers)
         rows = torch.tensor([*ids, *[draft.config.mask_id] * count])
         seen = torch.ones(len(rows), len(rows), dtype=torch.bool).tril()
         seen[start:] = True
@@ -244,7 +246,7 @@ def adding(
             return torch.einsum("hqk,khd->qhd", weights.softmax(-1), v)
 
         hidden = draft.embed(rows)
-        hidden[:start] += draft.fuse(torch.cat([captured[layer] for layer in layers], -1))
+        hidden[:start] += draft.fuse(features)
         cos, sin = draft.angles(torch.arange(len(rows)), hidden.dtype)
         for each in draft.blocks:
             hidden = each(hidden, cos, sin, attend)

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
+from running import finish
+
 SECONDS = 500.0
 """Longest wait for anything."""
 
@@ -77,9 +79,4 @@ def running(*words: str) -> Iterator[Program]:
     try:
         yield program
     finally:
-        if program.process.poll() is None:
-            program.process.kill()
-        program.process.wait()
-        program.reader.join()
-        assert program.process.stderr is not None
-        program.process.stderr.close()
+        finish(program.process, program.reader)

@@ -59,6 +59,15 @@ class Process:
         return self.process.wait(20)
 
 
+def finish(process: subprocess.Popen[str], reader: Thread) -> None:
+    """End a process, if it has not ended, and the thread that reads what it says."""
+    process.kill()
+    process.wait()
+    reader.join()
+    assert process.stderr is not None
+    process.stderr.close()
+
+
 @contextmanager
 def serving(*words: str) -> Iterator[Process]:
     """A server that is gone afterwards, whatever happens."""
@@ -66,10 +75,7 @@ def serving(*words: str) -> Iterator[Process]:
     try:
         yield process
     finally:
-        process.process.kill()
-        process.process.wait()
-        process.reader.join()
-        process.process.stderr.close()
+        finish(process.process, process.reader)
 
 
 def ended(zoo: Process, seconds: float = 5) -> float:

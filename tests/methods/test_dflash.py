@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from helpers import one_hot, request_of, script
-from outpace.decoding import FULL, GREEDY, Prediction, Request, Sample, Sampling
+from outpace.decoding import FULL, GREEDY, Forward, Prediction, Request, Sample, Sampling
 from outpace.decoding.accept import Rejection
 from outpace.methods import DFlash
 
@@ -34,9 +34,8 @@ def column(context: Tensor | None) -> list[float]:
     return context[:, 0].tolist()
 
 
-def test_block_is_masks_behind_the_last_token_and_features_follow_what_was_kept() -> None:
-    """Row by row: the prompt, then all that the verification has kept but its last token."""
-    seq = sequence()
+def drafted(seq: Request) -> list[Forward]:
+    """Forwards of three drafts at a time, of which the target keeps two, all, none and two."""
     answers = [
         seen([8], 3),
         [9, 10, 11],
@@ -50,6 +49,13 @@ def test_block_is_masks_behind_the_last_token_and_features_follow_what_was_kept(
     ]
     forwards = script(DFlash(draft="", tokens=3), seq, answers)
     assert seq.tokens == [8, 9, 10, 20, 22, 23, 24, 25, 30, 31, 32, 34]
+    return forwards
+
+
+def test_block_is_masks_behind_the_last_token_and_features_follow_what_was_kept() -> None:
+    """Row by row: the prompt, then all that the verification has kept but its last token."""
+    seq = sequence()
+    forwards = drafted(seq)
     drafts, checks = forwards[1::2], forwards[2::2]
     assert [(f.start, list(f.ids)) for f in drafts] == [
         (3, [8, MASK, MASK, MASK]),
@@ -151,19 +157,7 @@ def test_a_block_too_short_for_loose_verification_is_refused(options: dict) -> N
 def test_a_draft_that_adds_features_is_fed_the_text_as_well() -> None:
     """Rows that it has not seen yet, each behind those before it; masks have no features."""
     seq = sequence(adding=True)
-    answers = [
-        seen([8], 3),
-        [9, 10, 11],
-        seen([9, 10, 20, 21], 4),
-        [22, 23, 24],
-        seen([22, 23, 24, 25], 4),
-        [26, 27, 28],
-        seen([30, 31, 32, 33], 4),
-        [31, 32],
-        seen([31, 32, 34], 3),
-    ]
-    forwards = script(DFlash(draft="", tokens=3), seq, answers)
-    assert seq.tokens == [8, 9, 10, 20, 22, 23, 24, 25, 30, 31, 32, 34]
+    forwards = drafted(seq)
     drafts = forwards[1::2]
     assert [(f.start, list(f.ids), f.pattern) for f in drafts] == [
         (0, [5, 6, 7, 8, MASK, MASK, MASK], (1, 1, 1, 4)),
