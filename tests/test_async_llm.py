@@ -287,17 +287,20 @@ def test_draining_takes_nothing_more(llm: LLM) -> None:
     assert run(work()) == llm.generate(QUESTION)[0].text
 
 
-def test_closing_ends_what_is_in_hand(llm: LLM) -> None:
-    """With an error, and without waiting for it."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_closing_ends_what_is_in_hand(llm: LLM, shared: bool) -> None:
+    """With an error, and without waiting for it; others may go on with the worker."""
 
     async def work() -> None:
-        served = AsyncLLM(llm)
+        served = AsyncLLM(llm, worker=Worker() if shared else None)
         answer = await served.submit(QUESTION, ignore_eos=True, max_tokens=400)
         served.close()
         with suppress(WorkerDied):
             assert (await answer.output()).finish_reason == "cancelled"
-        with pytest.raises(WorkerDied):
+        await served.drained()
+        with pytest.raises(Draining if shared else WorkerDied):
             await served.submit(QUESTION)
+        served.worker.close()
         served.worker.thread.join(LIMIT)
 
     run(work())

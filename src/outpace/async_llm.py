@@ -338,3 +338,4 @@ class AsyncLLM:
             self.worker.close()
         else:
             self.worker.members.remove(self)
+            self.abandon()

@@ -17,7 +17,6 @@ from outpace.methods import D2F
 from outpace.server.app import build
 from outpace.server.fault import Fault
 from outpace.server.service import Service
-from outpace.server.settings import Settings
 
 LONG = chat(model="tiny-aux", max_tokens=400, ignore_eos=True)
 
@@ -118,37 +117,6 @@ def test_what_is_given_up_is_told(service: Service) -> None:
     assert whole.sent[0]["status"] == 503
     assert json.loads(whole.said)["error"] == told
     assert not service.exchanges
-
-
-class Deaf(Call):
-    """A client that takes no text."""
-
-    async def send(self, message: Any) -> None:
-        """Take the head alone."""
-        if message["type"] == "http.response.body":
-            await asyncio.Event().wait()
-        await super().send(message)
-
-
-def test_client_that_does_not_read_is_given_up(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After its time; one that reads is not."""
-    monkeypatch.setattr(service, "settings", Settings(read_seconds=0.05))
-
-    async def run() -> Call:
-        app = build(service)
-        deaf, reads = Deaf(app, LONG | {"stream": True}), Call(app, LONG | {"stream": True})
-        await reads.begun()
-        async with asyncio.timeout(10):
-            while not deaf.task.done():
-                await asyncio.sleep(0.01)
-                service.sweep()
-        await reads.task
-        return reads
-
-    assert asyncio.run(run()).said.endswith("data: [DONE]\n\n")
-    assert not service.exchanges and not held(service)
 
 
 def broken(self: Any, request: Any) -> Any:

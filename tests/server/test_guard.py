@@ -163,6 +163,17 @@ def test_pages_from_elsewhere_cannot_ask(client: TestClient, host: str) -> None:
             assert "answers as 127.0.0.1, localhost or [::1] only" in message
 
 
+@pytest.mark.parametrize("host", [*HERE, *ELSEWHERE[:-1], "null"])
+def test_pages_from_elsewhere_cannot_make_it_decode(client: TestClient, host: str) -> None:
+    """Though they would not see the answer; who sends no origin is no page."""
+    origin = b"null" if host == "null" else b"http://" + host.encode("latin-1")
+    headers: Any = {"origin": origin}
+    for path in ("/v1/completions", "/v1/chat/completions", "/nothing"):
+        response = client.post(path, headers=headers, json={})
+        assert (response.status_code == 403) == (host not in HERE)
+    assert client.get("/v1/models", headers=headers).status_code == 200
+
+
 @pytest.mark.parametrize("given", [{"api_key": "x"}, {"insecure": True}, {"host": "0.0.0.0"}])
 def test_other_servers_have_any_host(
     service: Service, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]

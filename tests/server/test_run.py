@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shlex
 import signal
@@ -84,6 +85,14 @@ def test_client_that_goes_frees_its_pages(zoo: Process, stream: bool) -> None:
     assert ended(zoo) < 2
 
 
+def test_client_that_asks_twice_at_once_and_goes_frees_all(zoo: Process) -> None:
+    """The first answer is given up as well, though the second question has come."""
+    asked = {"model": "tiny-ar", "prompt": QUESTION, "max_tokens": 400, "ignore_eos": True, "n": 8}
+    with deaf(zoo, posting(asked | {"stream": True}) * 2) as own:
+        assert own.recv(64).startswith(b"HTTP/1.1 200 ")
+    assert ended(zoo) < 2
+
+
 def test_many_that_go_leave_nothing(zoo: Process) -> None:
     """At any moment; and whoever stays gets the text that it gets alone."""
     body = json.dumps(LONG | {"stream": True, "seed": 3}).encode()
@@ -151,6 +160,60 @@ def test_slow_client_is_hung_up_on(zoo: Process, tmp_path: Path) -> None:
             answer = process.raw(data)
             assert answer.startswith(b"HTTP/1.1 408 ")
             assert b'"type": "invalid_request_error"' in answer
+
+
+def test_client_that_reads_nothing_is_hung_up_on(tmp_path: Path) -> None:
+    """Of a stream, of a whole answer, of page after page; one that reads slowly is not."""
+    (tmp_path / "x.toml").write_text(
+        "[server]\nread_seconds = 1\n[models.x]\npath = 'tiny-aux'\ncache_gib = 0.1\n"
+    )
+    with serving("--config", str(tmp_path / "x.toml")) as process:
+        trace = {"outpace": {"trace": True}}
+        asked = {"model": "x", "prompt": [QUESTION] * 8, "max_tokens": 450, "ignore_eos": True}
+        bodies = [asked | trace | {"n": 8, "stream": stream} for stream in (True, False)]
+        sent = [b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n" * 100, *map(posting, bodies)]
+        idle = descriptors(process)
+        for data in sent:
+            with deaf(process, data):
+                began = time.monotonic()
+                while (held := descriptors(process)) == idle and time.monotonic() < began + 20:
+                    time.sleep(0.01)
+                while held > idle and time.monotonic() < began + 20:
+                    time.sleep(0.01)
+                    held = descriptors(process)
+                assert held == idle and time.monotonic() > began + 1, data
+        with socket.create_connection(("127.0.0.1", process.port), timeout=20) as own:
+            own.sendall(sent[-1])
+            answer = b""
+            while not answer.endswith(b"]}") and (piece := own.recv(2**18)):
+                answer += piece
+                time.sleep(0.1)
+            assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["choices"]) == 64
+        ended(process)
+        assert process.end() == 0
+        assert "Traceback" not in "".join(process.log)
+
+
+def posting(body: dict[str, Any]) -> bytes:
+    """A request for a completion, as it goes over the wire."""
+    data = json.dumps(body).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+    return head % len(data) + data
+
+
+def deaf(process: Process, data: bytes) -> socket.socket:
+    """A client that has asked, and whose machine keeps little for it."""
+    own = socket.socket()
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    own.settimeout(20)
+    own.connect(("127.0.0.1", process.port))
+    own.sendall(data)
+    return own
+
+
+def descriptors(process: Process) -> int:
+    """Files and sockets that the server holds."""
+    return len(os.listdir(f"/proc/{process.process.pid}/fd"))
 
 
 async def posted(process: Process, bodies: list[dict[str, Any]]) -> list[tuple[Any, float]]:

@@ -43,9 +43,6 @@ class Decoder(Protocol):
     def drain(self) -> None:
         """Take no more requests; those in hand go on."""
 
-    async def drained(self) -> None:
-        """Wait until nothing is in hand."""
-
 
 class Driving(Protocol):
     """What drives all engines of a server.

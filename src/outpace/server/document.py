@@ -16,6 +16,7 @@ REFERENCE = "#/components/schemas/{model}"
 MEANINGS = {
     400: "The request is wrong; `param` names the field.",
     401: "No valid API key.",
+    403: "A page of another site asks.",
     404: "There is no such model, or no such page.",
     405: "The page does not know this method.",
     408: "The body did not come in time.",
@@ -40,7 +41,7 @@ def content(kind: str, what: Object) -> Object:
 
 def faults(*statuses: int) -> dict[int | str, Object]:
     """Answers that are errors."""
-    described = ((status, MEANINGS[status]) for status in (401, 408, 413, 421, *statuses))
+    described = ((status, MEANINGS[status]) for status in (401, 403, 408, 413, 421, *statuses))
     return {
         status: {"description": meaning, **content("application/json", schema("Error"))}
         for status, meaning in described

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any
@@ -69,7 +68,6 @@ class Exchange:
         self.answers: list[Coming] = []
         self.outputs: dict[int, Output] = {}
         self.task: asyncio.Task[Any]
-        self.writing = 0.0
         self.fault: Fault | None = None
 
     @property
@@ -146,8 +144,10 @@ class Exchange:
             return await submit
         except QueueFull as error:
             raise Fault(429, self.model.public(str(error)), headers=RETRY) from None
-        except (Draining, WorkerDied) as error:
+        except Draining as error:
             raise Fault(503, self.model.public(str(error)), headers=RETRY) from None
+        except WorkerDied:
+            raise Fault(503, "the engine has stopped", headers=RETRY) from None
         except ValueError as error:
             raise self.blamed(self.model.public(str(error))) from None
 
@@ -223,7 +223,7 @@ class Exchange:
         """The answer in one piece."""
         async with self.submitted(receive):
             with self.guarded():
-                outputs = await asyncio.gather(*(answer.output() for answer in self.answers))
+                outputs = [await answer.output() for answer in self.answers]
             self.outputs = dict(enumerate(outputs))
             return self.reply.whole(outputs, self.seeds, bool(self.extension.trace))
 
@@ -240,12 +240,11 @@ class Exchange:
 
         async def write(text: str | bytes, more: bool = True) -> None:
             body = text if isinstance(text, bytes) else text.encode()
-            self.writing = time.monotonic()
             await send({"type": "http.response.body", "body": body, "more_body": more})
-            self.writing = 0.0
 
         rest = ""
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        with self.guarded():
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         try:
             with self.guarded():
                 async with aclosing(merged(self.answers)) as events:
@@ -291,14 +290,15 @@ async def merged(answers: Sequence[Coming]) -> AsyncGenerator[tuple[int, Event],
         async for event in answers[0]:
             yield 0, event
         return
-    queue: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue()
+    # Where nobody reads, what comes waits in its answer, which makes one event of it.
+    queue: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue(1)
 
     async def pump(index: int, answer: Coming) -> None:
         try:
             async for event in answer:
-                queue.put_nowait((index, event))
+                await queue.put((index, event))
         except Exception as error:
-            queue.put_nowait((index, error))
+            await queue.put((index, error))
 
     pumps = [asyncio.ensure_future(pump(*each)) for each in enumerate(answers)]
     try:

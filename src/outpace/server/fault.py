@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 KINDS = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
     500: "server_error",

@@ -50,6 +50,7 @@ class Guard:
         headers = dict(scope["headers"])
         if self.local:
             check_host([value for name, value in scope["headers"] if name == b"host"])
+            check_origin(scope["method"], headers.get(b"origin", b""))
         if self.key is not None and scope["path"] not in OPEN:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             same = hmac.compare_digest(given.strip(), self.key)
@@ -71,6 +72,17 @@ def check_host(hosts: list[bytes]) -> None:
                 f"host: this server has no key and answers as 127.0.0.1, localhost or [::1] only, "
                 f"not as {host[:256].decode('latin-1')!r}; give it a key, or --insecure",
             )
+
+
+def check_origin(method: str, origin: bytes) -> None:
+    """Raise `Fault` where a page from elsewhere asks, which cannot read the answer but costs it."""
+    _, _, host = origin.partition(b"://")
+    if origin and method not in ("GET", "HEAD") and not HERE.fullmatch(host):
+        raise Fault(
+            403,
+            f"origin: this server has no key and answers pages of this machine only, "
+            f"not of {origin[:256].decode('latin-1')!r}; give it a key, or --insecure",
+        )
 
 
 class Body:

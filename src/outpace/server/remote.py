@@ -62,6 +62,8 @@ class RemoteAnswer(Coming):
         if event.output is not None:
             self.ended = replace(event.output, steps=self.steps)
             self.leave()
+        if self.pending:  # only the last canvas is ever shown
+            self.pending[-1] = replace(self.pending[-1], canvas=())
         self.pending.append(replace(event, steps=steps, output=self.ended))
         self.news.set()
 
@@ -147,8 +149,3 @@ class Remote:
     def drain(self) -> None:
         """Take no more requests; those in hand go on."""
         self.draining = True
-
-    async def drained(self) -> None:
-        """Wait until nothing is in hand."""
-        while self.hand:
-            await asyncio.sleep(0.01)

@@ -130,7 +130,6 @@ class Run:
             before = loop.time()
             await asyncio.sleep(TICK)
             self.service.metrics.lag.observe(max(loop.time() - before - TICK, 0))
-            self.service.sweep()
         log.error("%s; the process ends", failure, exc_info=self.service.worker.error)
         self.status = 1
         self.service.end(Fault(500, f"{failure}; the server ends"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from random import Random
@@ -9,7 +10,7 @@ from typing import Any, Protocol, Self
 
 from outpace.server.child import Child
 from outpace.server.decoder import Driving
-from outpace.server.fault import Fault, Gone
+from outpace.server.fault import Fault
 from outpace.server.metrics import Metrics
 from outpace.server.models import Model, load_all
 from outpace.server.plant import Order
@@ -17,14 +18,7 @@ from outpace.server.settings import Config, Settings
 
 
 class InHand(Protocol):
-    """A request that is not answered yet.
-
-    Attributes:
-        writing: reading of `time.monotonic` since which its client takes nothing more; 0 where
-            nothing is to be taken.
-    """
-
-    writing: float
+    """A request that is not answered yet."""
 
     def end(self, fault: Fault) -> None:
         """Give it up."""
@@ -103,16 +97,9 @@ class Service:
             model.engine.drain()
 
     async def drained(self) -> None:
-        """Wait until no request is in hand."""
-        for model in self.models.values():
-            await model.engine.drained()
-
-    def sweep(self) -> None:
-        """Give up what is written to clients that do not read it."""
-        late = time.monotonic() - self.settings.read_seconds
-        for exchange in list(self.exchanges):
-            if 0 < exchange.writing < late:
-                exchange.end(Gone())
+        """Wait until no request is in hand, to the last byte that its client takes."""
+        while self.exchanges:
+            await asyncio.sleep(0.01)
 
     def end(self, fault: Fault) -> None:
         """Give up all that is in hand."""
