@@ -246,7 +246,7 @@ class LLM:
             processors=tuple(processors),
             constraint=constraint,
             given=None if layout is None else layout.given,
-            listener=listen,
+            listener=listen if streams or told or chosen.stop else None,
         )
         return answer
 

@@ -146,7 +146,7 @@ class Text:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens; empty where there is no tokenizer."""
-        if self.tokenizer is None:
+        if self.tokenizer is None or not ids:
             return ""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 

@@ -183,7 +183,8 @@ class Forward:
                 f"the context is {self.context.shape[-1]} wide, "
                 f"but {self.model} reads {feature_size}"
             )
-        self.check_features(widths)
+        if widths or self.features is not None or self.branches is not None:
+            self.check_features(widths)
         if not isinstance(self.read, Read):
             raise ValueError(f"read must be a Read, such as request.sample(), not {self.read!r}")
         if self.positions is not None:

@@ -91,6 +91,7 @@ class Pace:
     def __init__(self, dial: Dial) -> None:
         self.dial = dial
         self.loads: dict[int, Load] = {}
+        self.requests = 0
         self.run(1)
         self.costs: dict[str, Cost] = {}
         self.cycles = 0
@@ -104,8 +105,9 @@ class Pace:
 
     def run(self, requests: int) -> None:
         """So many requests run from now on."""
-        self.requests = requests
-        self.load = self.loads.setdefault(round(log2(requests)), Load())
+        if requests != self.requests:
+            self.requests = requests
+            self.load = self.loads.setdefault(round(log2(requests)), Load())
 
     def passed(self, model: str, rows: int, seconds: float) -> None:
         """A pass of a model was fed so many rows."""

@@ -140,7 +140,7 @@ class Cache:
                 return blank[starts[0] :][:count]
             if whole:
                 return None
-            end *= 32
+            end *= 4
 
     def oldest(self, free: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """Of these pages, those that have been of no use for longest, side by side if possible."""

@@ -193,7 +193,8 @@ class Engine:
             except ValueError as error:
                 self.fail(job, error)
                 continue
-            if feed.size > room:
+            size = feed.size
+            if size > room:
                 if cut := feed.apart(room):
                     work.append((job, *feed.cut(cut)))
                     job.turn = next(self.turns)
@@ -201,7 +202,7 @@ class Engine:
                 if work:
                     break
             work.append((job, feed, None))
-            room -= feed.size
+            room -= size
             if room <= 0:
                 break
         return work

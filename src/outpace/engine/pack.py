@@ -105,9 +105,10 @@ def pack(feeds: Sequence[Feed], buffer: Buffer, backend: Backend) -> Packed:
         if feed.rows:
             groups.setdefault(type(feed.read), []).append(index)
     order = [index for group in groups.values() for index in group]
-    rows = [buffer.moved(feeds[index].rows, spans[index].rows.start) for index in order]
-    in_order = sum(map(len, rows)) == len(ids)
-    in_order = in_order and bool((np.concatenate(rows) == numbers[: len(ids)]).all())
+    in_order = order == list(range(len(feeds)))
+    in_order = in_order and all(feed.rows == range(len(feed.ids)) for feed in feeds)
+    picked = [] if in_order else order
+    rows = [buffer.moved(feeds[index].rows, spans[index].rows.start) for index in picked]
     further = [[each] for each in backend.numbers(spans)]
     parts = buffer.send(ids, places, behind + slots, rows, before, *further)
     features = [feed.context for feed in feeds if feed.context is not None]

@@ -20,7 +20,7 @@ class Autoregressive(Method):
             out = yield Forward(
                 ids=request.ids[fed:] + forced,
                 start=fed,
-                predict=range(n, n + len(forced) + 1),
+                predict=range(n, n + len(forced) + 1) if forced else None,
                 read=read,
             )
             fed = n + len(forced)
