@@ -37,8 +37,8 @@ MARKED = {
     "hub": {
         "README: generate Dream-org/Dream-v0-Instruct-7B",
         "README: generate Qwen/Qwen3-0.6B",
-        "README: install torch",
         "README: generate tencent/WeDLM-8B-Instruct",
+        "README: install torch",
         "chat: chat Dream-org/Dream-v0-Instruct-7B",
         "chat: chat Qwen/Qwen3-0.6B",
         "evaluation: -m outpace.evaluation.harness",
