@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from outpace.decoding import Request
 from outpace.decoding.pace import TRIAL, Dial, Pace, halved
 
 MOST = 16
@@ -217,6 +218,25 @@ def test_bounds_are_kept() -> None:
         pace = Pace(Dial(values=values, passes=lambda value: [("target", value, 1)]))
         said = machine.run(pace, 300)
         assert set(said) <= set(values) and (values[0], values[-1]) == (least, most)
+
+
+@pytest.mark.parametrize(("tokens", "kept"), [([4, 5, 9], 3), ([4, 5, 6, 7, 8], 4)])
+def test_the_last_cycle_counts_too(tokens: list[int], kept: int) -> None:
+    """One that ends a request tells what it brought: end-of-sequence was kept, and no more."""
+    told: list[tuple[int, int]] = []
+
+    class Heard(Pace):
+        def brought(self, value: int, tokens: int) -> None:
+            told.append((value, tokens))
+
+    pace = Heard(Dial(values=range(1, 9), passes=lambda value: [("target", value, 1)]))
+    request = Request(prompt=[1], max_tokens=5, eos=frozenset([9]), pace=pace)
+    request.dial(8)
+    request.commit([3])
+    assert not told
+    request.dial(8)
+    assert not request.commit(tokens)
+    assert told == [(8, 1), (8, kept)]
 
 
 def test_halved_numbers_rise() -> None:

@@ -127,6 +127,8 @@ class Request:
             self.append(self.given[slot], 0.0 if self.logprobs else None)
         if self.constraint is not None:
             self.constraint.check(self)
+        if self.finish_reason is not None:
+            self.settle()
         return self.finish_reason is None
 
     def append(self, token: int, score: float | None) -> None:
@@ -144,11 +146,20 @@ class Request:
         """
         if self.pace is None:
             return most
-        if self.dialled is not None:
-            self.pace.brought(self.dialled, len(self.ids) - self.since)
+        self.settle()
         value = self.pace.value(self, behind, self.limit - len(self.ids))
         self.dialled, self.since = min(most, value), len(self.ids)
         return self.dialled
+
+    def settle(self) -> None:
+        """Say what the present cycle has brought, to the pace that decided on it.
+
+        An end-of-sequence is no output, but a token that was kept.
+        """
+        if self.pace is not None and self.dialled is not None:
+            kept = len(self.ids) - self.since + (self.finish_reason == "stop")
+            self.pace.brought(self.dialled, kept)
+            self.dialled = None
 
     @property
     def joint(self) -> Joint | None:

@@ -101,15 +101,12 @@ class Feed(Forward):
 
     def holes(self, mask_id: int, first: int) -> tuple[range, ...]:
         """Runs of slots, from slot `first` on, that are fed as masks, wherever their rows lie."""
-        if self.positions is None:
-            before = max(first - self.start, 0)
-            ids = self.ids[before:]
-            if not (count := ids.count(mask_id)):
-                return ()
-            row = ids.index(mask_id)
-            if ids[row : row + count].count(mask_id) == count:  # one run, as most methods have it
-                begin = self.start + before + row
-                return (range(begin, begin + count),)
+        if not (count := self.ids.count(mask_id)):
+            return ()
+        row = self.ids.index(mask_id)
+        begin, run = self.start + row, self.ids[row : row + count].count(mask_id) == count
+        if self.positions is None and begin >= first and run:  # as most methods have it
+            return (range(begin, begin + count),)
         places = range(self.start, self.end) if self.positions is None else self.positions
         rows = zip(places, self.ids, strict=True)
         slots = [place for place, token in rows if token == mask_id and place >= first]
