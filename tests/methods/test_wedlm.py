@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,8 @@ from helpers import (
     script,
     tokens,
 )
-from outpace.decoding import CAUSAL, Forward, Prediction, Request, Sampling
+from outpace.decoding import CAUSAL, Forward, Prediction, Request, Sampling, Target
+from outpace.decoding.pace import Pace
 from outpace.engine.engine import Engine
 from outpace.methods import Autoregressive, WeDLM
 
@@ -116,6 +119,41 @@ def test_a_block_opens_once_the_last_one_is_full() -> None:
     assert shape(forward) == (2, [4, 6, MASK], [2, 4, 3], [3])
     forward = decoding.send(said(5))
     assert shape(forward) == (3, [5, 6, MASK, MASK, MASK], [3, 4, 5, 6, 7], [5, 6, 7])
+
+
+class Turned(Pace):
+    """A pace of which the test says what it decides."""
+
+    now = 1
+
+    def value(self, request: object = None, behind: int = 0, left: float = inf) -> int:
+        """What the test says."""
+        return self.now
+
+
+def test_a_window_of_one_is_none_where_a_pace_may_choose_it() -> None:
+    """Token by token, as the last row says it, once no hole is left; and back to a window."""
+    method = WeDLM(window=4, least=1)
+    dial = method.dial(Target(mask_id=MASK), auto=True)
+    assert dial is not None and [dial.passes(value)[0][1] for value in (1, 2, 4)] == [1, 3, 5]
+    pace = Turned(dial)
+    seq = sequence(pace=pace)
+    decoding = method.decode(seq)
+    assert shape(next(decoding)) == (0, [1, 2], [], [2])
+    assert shape(decoding.send(said(4))) == (2, [4], [], [3])
+    pace.now = 2
+    assert shape(decoding.send(said(5))) == (3, [5, MASK, MASK], [3, 4, 5], [4, 5])
+    assert seq.tokens == [4, 5] and seq.canvas
+    pace.now = 1
+    forward = decoding.send(said(6, 7, entropy=[TORN, SURE]))
+    assert shape(forward) == (4, [7, MASK], [5, 4], [4])  # a hole is left
+    assert shape(decoding.send(said(6))) == (4, [6, 7], [], [6])
+    assert seq.tokens == [4, 5, 6, 7] and not seq.canvas
+
+
+def test_a_window_of_one_shows_a_mask_without_a_pace() -> None:
+    """As the paper has it."""
+    assert shape(next(WeDLM(window=1).decode(sequence())))[1] == [1, 2, MASK]
 
 
 def test_slots_behind_the_limit_open_unless_clipped() -> None:

@@ -128,7 +128,7 @@ class Request:
         if self.constraint is not None:
             self.constraint.check(self)
         if self.finish_reason is not None:
-            self.settle()
+            self.account()
         return self.finish_reason is None
 
     def append(self, token: int, score: float | None) -> None:
@@ -146,13 +146,13 @@ class Request:
         """
         if self.pace is None:
             return most
-        self.settle()
+        self.account()
         value = self.pace.value(self, behind, self.limit - len(self.ids))
         self.dialled, self.since = min(most, value), len(self.ids)
         return self.dialled
 
-    def settle(self) -> None:
-        """Say what the present cycle has brought, to the pace that decided on it.
+    def account(self) -> None:
+        """Tell the pace what the present cycle has brought.
 
         An end-of-sequence is no output, but a token that was kept.
         """

@@ -25,6 +25,7 @@ from outpace.decoding.pace import MOST
 from outpace.methods.behind import behind
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
 from outpace.methods.method import Length, Method, Within, at_least_one, check_length
+from outpace.methods.plain import plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,22 +82,19 @@ class DFlash(Method):
                 f"block {block} is longer than the {trained} that {self.draft} was trained for",
                 stacklevel=2,
             )
-        plain = request.sample()
-        out = yield Forward(ids=request.ids, start=0, read=plain, features_for="draft")
+        read = request.sample()
+        out, alive = yield from plain(request, 0, read, features_for="draft")
         assert out.features is not None
-        features, alive = [out.features], request.commit(out.tokens, out.logprobs)
+        features = [out.features]
         ready = 0  # slots of the draft that hold the text
         while alive:
             n = len(request)
             rows = min(block, request.limit - n)
             count = request.dial(self.most(rows), behind=n - 1 - ready) - 1
             if not count:
-                out = yield Forward(
-                    ids=request.ids[-1:], start=n - 1, read=plain, features_for="draft"
-                )
+                out, alive = yield from plain(request, n - 1, read, features_for="draft")
                 assert out.features is not None
                 features.append(out.features)
-                alive = request.commit(out.tokens, out.logprobs)
                 continue
             out = yield replace(
                 behind(request, torch.cat(features), rows),

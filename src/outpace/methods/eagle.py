@@ -31,6 +31,7 @@ from outpace.decoding.branches import Branches, followed
 from outpace.decoding.tree import BITS
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
 from outpace.methods.method import Method, Within, at_least_one
+from outpace.methods.plain import plain
 
 Drafting = Generator[Forward, Prediction, Branches]
 
@@ -103,9 +104,9 @@ class Eagle(Method):
     def decode(self, request: Request) -> Decoding:
         """Grow a tree behind the last token, keep the branch that the target agrees with."""
         read = request.sample()
-        out = yield Forward(ids=request.ids, start=0, read=read, features_for="draft")
+        out, alive = yield from plain(request, 0, read, features_for="draft")
         assert out.features is not None
-        features, alive = [out.features], request.commit(out.tokens, out.logprobs)
+        features = [out.features]
         ready = len(request.prompt)  # slots of the target that hold the text
         drawn = 0  # those of the draft
         while alive:
@@ -113,12 +114,10 @@ class Eagle(Method):
             value = request.dial(self.levels + 1, behind=n - 1 - drawn)
             levels = min(value - 1, request.limit - n - 1)
             if not levels:
-                out = yield Forward(
-                    ids=request.ids[ready:], start=ready, read=read, features_for="draft"
-                )
+                out, alive = yield from plain(request, ready, read, features_for="draft")
                 assert out.features is not None
                 features.append(out.features[n - 1 - ready :] if ready < n - 1 else out.features)
-                ready, alive = n, request.commit(out.tokens, out.logprobs)
+                ready = n
                 continue
             drafted = yield from self.grow(request, torch.cat(features), levels)
             features, drawn = [], n - 1
@@ -127,13 +126,13 @@ class Eagle(Method):
             parents = drafted.parents_among(rows)
             tree = Tree.of(n - 1, parents)
             again = n - 1 - ready
-            plain = self.width == 1
+            chain = self.width == 1
             depths = [own.bit_count() for own in tree.bits]
             out = yield Forward(
                 ids=[*request.ids[ready:], *tokens],
                 start=ready,
-                pattern=CAUSAL if plain else tree,
-                positions=None if plain else tree.positions(ready),
+                pattern=CAUSAL if chain else tree,
+                positions=None if chain else tree.positions(ready),
                 predict=[n + depth for depth in depths],
                 predict_from=range(n - 1, n + len(tokens)),
                 read=verify_read(
@@ -149,7 +148,7 @@ class Eagle(Method):
             path = followed(parents, tokens, out.tokens)
             assert out.features is not None
             features.append(out.features[[again + row for row in path]])
-            ready = n - 1 + len(path) if plain else n
+            ready = n - 1 + len(path) if chain else n
             scores = out.logprobs
             alive = request.commit(
                 [out.tokens[row] for row in path],

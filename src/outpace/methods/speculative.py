@@ -22,6 +22,7 @@ from outpace.decoding import (
 from outpace.decoding.pace import MOST
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
 from outpace.methods.method import Length, Method, Within, check_length
+from outpace.methods.plain import plain
 
 LONGEST = 8
 """Most tokens that "auto" drafts."""
@@ -72,11 +73,10 @@ class Speculative(Method):
 
     def decode(self, request: Request) -> Decoding:
         """Draft some tokens, keep those that the target agrees with and its next one."""
-        plain = request.sample()
+        own = request.sample()
         # The noise of the target makes the draft say the same more often than none does.
-        read = draft_read(request, self.verify, match=plain)
-        out = yield Forward(ids=request.ids, start=0, read=plain)
-        alive = request.commit(out.tokens, out.logprobs)
+        read = draft_read(request, self.verify, match=own)
+        _, alive = yield from plain(request, 0, own)
         ready = 0  # slots of the draft that hold the text
         while alive:
             n = len(request)
@@ -84,8 +84,7 @@ class Speculative(Method):
             guesses: list[Tensor | None] = []
             count = request.dial(min(self.most, request.limit - n), behind=n - ready) - 1
             if not count:
-                out = yield Forward(ids=request.ids[-1:], start=n - 1, read=plain)
-                alive = request.commit(out.tokens, out.logprobs)
+                _, alive = yield from plain(request, n - 1, own)
                 continue
             while len(drafted) < count:
                 tail = (request.ids + drafted)[ready:]

@@ -23,6 +23,7 @@ from outpace.decoding.order import best
 from outpace.decoding.pace import halved
 from outpace.decoding.target import Rank
 from outpace.methods.method import Among, Method, Within, at_least_one, check_least
+from outpace.methods.plain import plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,8 @@ class WeDLM(Method):
     answer may not take. `eager` emits a token as soon as all before it are filled; without it, a
     forward later, once its key is final. `verify` emits only what the model says token by token as
     well: the output is that of `Autoregressive`, at any temperature. `least` is a smaller window
-    that a `Pace` may choose, where the text is to depend on the load.
+    that a `Pace` may choose, where the text is to depend on the load; of 1, it may go on token by
+    token.
     """
 
     decodes = (Kind.FILLING,)
@@ -86,7 +88,7 @@ class WeDLM(Method):
             values = [1, values[-1] + 1]
         return Dial(
             values=values,
-            passes=lambda value: [("target", value + (not self.verify), 1)],
+            passes=lambda value: [("target", value + (value > 1 and not self.verify), 1)],
             nested=False,
         )
 
@@ -96,9 +98,17 @@ class WeDLM(Method):
             yield from self.verified(request)
             return
         canvas, ready, alive = Canvas.of(request), 0, True  # ready: slots with final keys
+        read = request.sample()
         while alive:
+            window = request.dial(self.window)
+            if window == self.least == 1 and not canvas.holes:
+                n, request.canvas = len(request), ()
+                (_, alive), ready = (yield from plain(request, ready, read)), n
+                continue
+            if not request.canvas:
+                canvas = Canvas.of(request)
             filled = canvas.filled
-            self.refill(canvas, request.limit, request.dial(self.window))
+            self.refill(canvas, request.limit, window)
             out = yield self.forward(request, canvas, ready)
             ready = filled
             alive = canvas.commit(request, filled)
@@ -108,13 +118,12 @@ class WeDLM(Method):
 
     def verified(self, request: Request) -> Decoding:
         """The same, but tokens' rows, which predict the next token, say how much of it is kept."""
-        canvas, ready, alive, plain = Canvas.of(request), 0, True, request.sample()
+        canvas, ready, alive, read = Canvas.of(request), 0, True, request.sample()
         while alive:
             window = request.dial(self.window + 1) - 1
             if not window:
-                request.canvas = ()
-                out = yield Forward(ids=request.ids[ready:], start=ready, read=plain)
-                ready, alive = len(request), request.commit(out.tokens, out.logprobs)
+                n, request.canvas = len(request), ()
+                (_, alive), ready = (yield from plain(request, ready, read)), n
                 continue
             if not request.canvas:
                 canvas = Canvas.of(request)

@@ -119,11 +119,13 @@ class Int8Linear(nn.Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map rows `x [T, in]`."""
+        return self.whole(x).to(x.dtype)
+
+    def whole(self, x: Tensor) -> Tensor:
+        """What becomes of rows `x [T, in]`, `f32[T, out]`, before it is rounded to their dtype."""
         codes, scale = of_rows(x)
         out = product(codes, self.matrix, self.scale, self.zeros).mul_(scale)
-        if self.added is not None:
-            out.add_(self.added)
-        return out.to(x.dtype)
+        return out if self.added is None else out.add_(self.added)
 
     def dense(self) -> Tensor:
         """The matrix `f32[out, in]` that rows are multiplied by: what becomes of unit rows."""
@@ -166,8 +168,8 @@ class Int8Embedding(Embedding):
         return head
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits `[..., vocab]` of hidden states `[..., dim]`."""
-        return self.tied(hidden)
+        """Logits `f32[..., vocab]` of hidden states `[..., dim]`."""
+        return self.tied.whole(hidden)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
