@@ -24,7 +24,7 @@ from outpace.engine.layout import (
     lay_out,
     undo,
 )
-from outpace.engine.quickest import ROWS, packs
+from outpace.engine.quickest import MANY, ROWS, STEP, blocked, packs, product
 from outpace.models.config import ModelConfig
 from outpace.models.load import save_model
 from outpace.models.norm import DirectNorm
@@ -57,7 +57,7 @@ def model(*, bidirectional: bool, vocab: int = 2048, tied: bool = False) -> Tran
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize("rows", [1, 2, 33, PIECE + 1, 2 * PIECE])
+@pytest.mark.parametrize("rows", [1, 2, 33, MANY + 1, PIECE + 1, 2 * PIECE])
 def test_results_stay(bidirectional: bool, rows: int) -> None:
     """For few rows and many, head included."""
     plain = model(bidirectional=bidirectional)
@@ -66,6 +66,15 @@ def test_results_stay(bidirectional: bool, rows: int) -> None:
     ids = list(range(rows))
     before, after = (whole(m, ids, causal=not bidirectional) for m in (plain, laid_out))
     torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
+
+
+def test_many_rows_share_kernels() -> None:
+    """So a row is the same to the last bit among any number of rows up to the next multiple."""
+    weight, rows = blocked(torch.randn(96, 64)), torch.randn(MANY + STEP, 64)
+    whole = product(rows, weight, None)
+    for count in range(MANY + 1, MANY + STEP):
+        some = product(rows[:count], weight, None)
+        assert torch.equal(some, whole[:count])
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, **best: str) -> None:

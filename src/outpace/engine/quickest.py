@@ -26,6 +26,10 @@ COLD = 2**22
 TURNS = 5
 """How often each layout has its turn; the quickest turn counts."""
 
+MANY, STEP = 64, 16
+"""Rows above which a product of blocks is filled up to a multiple of the step: oneDNN compiles a
+kernel for each number of rows, which takes as long as a hundred rows do, and keeps 1,024."""
+
 GAIN = 0.7
 """Part of the time of the usual layout below which another is chosen, so that chance does not."""
 
@@ -49,9 +53,13 @@ LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Map rows `x [T, in]` by a matrix in any layout."""
-    if weight.is_mkldnn:
-        return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return F.linear(x, weight, bias)
+    if not weight.is_mkldnn:
+        return F.linear(x, weight, bias)
+    rows = len(x)
+    if spare := -rows % STEP if rows > MANY else 0:
+        x = F.pad(x, (0, 0, 0, spare))
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return out[:rows] if spare else out
 
 
 @cache

@@ -92,7 +92,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "clip": "open no slot behind max_tokens",
         "eager": "emit a token once all before it are filled",
         "verify": "emit only what Autoregressive would say",
-        "least": "with pace=auto, the window may be as small as this; None: it stays",
+        "least": "with pace=auto, the window may shrink to this, at 1 to none; None: it stays",
     },
 }
 """By the name of the method, and of the option."""
