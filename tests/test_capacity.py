@@ -39,7 +39,7 @@ def test_what_is_served(words: str) -> None:
     """Rates, replicas and hours follow from the measured tokens per second."""
     (rate,) = (
         each["tokens per second"]
-        for each in results("serve-overhead")["overhead"]
+        for each in results("serve")["overhead"]
         if each["case"] == SERVED[words] and each["way"] == "streamed"
     )
     requests = rate / 63

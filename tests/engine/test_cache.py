@@ -48,11 +48,11 @@ def test_neighbouring_pages_are_preferred() -> None:
 
 
 def test_neighbours_lie_alike_where_there_is_room() -> None:
-    """At multiples of the next power of two, so that many of them are one strided view."""
-    memory = cache(32)
-    tables = [memory.reserve(size * PAGE) for size in (3, 1, 3, 2, 4, 8)]
-    assert [table.pages[0] for table in tables if table] == [0, 3, 4, 8, 12, 16]
-    assert [table.stride // PAGE for table in tables if table] == [4, 1, 4, 2, 4, 8]
+    """On a grid, or at multiples of the next power of two: many of them are one strided view."""
+    memory = cache(64)
+    tables = [memory.reserve(size * PAGE) for size in (3, 1, 20, 8, 3, 1, 3, 2, 4, 8)]
+    assert [table.pages[0] for table in tables if table] == [0, 16, 32, 8, 4, 3, 20, 18, 24, 56]
+    assert [table.stride // PAGE for table in tables if table] == [16, 16, 32, 8, 4, 1, 4, 2, 4, 8]
 
 
 def test_memory_that_nobody_has_written_is_zeros() -> None:

@@ -15,6 +15,9 @@ from outpace.models.config import ModelConfig
 
 PAGE = 16
 
+GRID = 16
+"""Pages by whose multiples sequences begin where they can, so that short ones lie alike."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Table:
@@ -25,8 +28,8 @@ class Table:
         size: number of slots reserved.
         slots: `i64[size]` physical slot of each slot.
         first: the first of them, where the pages lie one behind the other.
-        stride: slots by whose multiples contiguous pages of this number begin, so that neighbours
-            lie alike; 0 where pages scatter.
+        stride: slots by whose multiples contiguous pages begin, those of the grid if they do, so
+            that neighbours lie alike; 0 where pages scatter.
         written: number of slots that have ever been written.
         spared: number of slots that were found filled from features that nobody has computed.
         known: tokens of the first slots, as far as these hold what a causal prefill writes there.
@@ -52,7 +55,8 @@ class Table:
         if self.pages == list(range(begin, begin + count)):
             self.first = begin * PAGE
             self.slots = np.arange(self.first, self.first + self.size)
-            self.stride = 0 if begin % alignment(count) else alignment(count) * PAGE
+            own = alignment(count)
+            self.stride = PAGE * next((n for n in (max(GRID, own), own) if begin % n == 0), 0)
         else:
             pages = np.array(self.pages)
             self.first, self.stride = None, 0
@@ -130,16 +134,15 @@ class Cache:
         return pages
 
     def blank(self, count: int) -> NDArray[np.int64] | None:
-        """Neighbouring pages that hold nothing, aligned if any are; the first that there are."""
-        end = 32 * count
+        """Neighbouring pages that hold nothing, on the grid or aligned if any are."""
+        end, grid = 32 * count, max(GRID, alignment(count))  # there are nearly always some so near
         while True:
-            # Nearly always some are found near the beginning.
             blank = np.flatnonzero((self.holders[:end] == 0) & (self.used[:end] == 0))
-            starts, whole = runs(blank, count), end >= self.num_pages
-            if len(starts) and (whole or blank[starts[0]] % alignment(count) == 0):
-                return blank[starts[0] :][:count]
-            if whole:
-                return None
+            starts = runs(blank, count)
+            if len(even := starts[blank[starts] % grid == 0]):
+                return blank[even[0] :][:count]
+            if end >= self.num_pages:
+                return blank[starts[0] :][:count] if len(starts) else None
             end *= 4
 
     def oldest(self, free: NDArray[np.int64], count: int) -> NDArray[np.int64]:

@@ -28,7 +28,7 @@ TURNS = 5
 
 MANY, STEP = 64, 16
 """Rows above which a product of blocks is filled up to a multiple of the step: oneDNN compiles a
-kernel for each number of rows, which takes as long as a hundred rows do, and keeps 1,024."""
+kernel for each number of rows, which takes as long as a hundred, and keeps 1,024."""
 
 GAIN = 0.7
 """Part of the time of the usual layout below which another is chosen, so that chance does not."""
