@@ -191,6 +191,19 @@ def test_sequences_that_lie_alike_are_one_call() -> None:
     assert [type(call) for call in calls] == [Together, Alone]
 
 
+def test_one_at_the_end_of_the_memory_has_a_call_of_its_own() -> None:
+    """A longer neighbour sees as many slots as there are not behind it."""
+    near = [Memory(list(range(16 * n, 16 * n + 16)), stride=16) for n in range(2)]
+    short = Memory([32, 33], stride=16)
+    spans = [Span(slice(i, i + 1), 15, 16, None, each) for i, each in enumerate(near)]
+    spans.append(Span(slice(2, 3), 1, 2, None, short))
+    memory, q = random(2, 2, 34, KEYS, DIM), random(3, HEADS, DIM, seed=1)
+    calls = Dense(list(memory[0]), list(memory[1]), HEADS).calls(spans, Sight())
+    assert [type(call) for call in calls] == [Together, Alone]
+    seen = [[*range(16 * n, 16 * n + 16)] for n in range(2)] + [[32, 33]]
+    torch.testing.assert_close(attend(memory, spans, q), by_hand(q, *memory[:, 1], seen))
+
+
 def test_rows_are_stored_before_anyone_attends() -> None:
     """Each layer has its own memory, each sequence its own slots."""
     memory = torch.zeros(2, 2, 12, KEYS, DIM)

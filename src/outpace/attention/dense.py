@@ -78,8 +78,10 @@ class Dense:
         alone: list[Span] = []
         alike: dict[tuple[int, int], list[Span]] = {}
         for span in spans:
-            if self.together and span.pages.stride and len(span) <= FEW:
-                alike.setdefault((len(span), span.pages.stride), []).append(span)
+            stride = span.pages.stride  # of which all is looked at, as far as another one sees
+            whole = stride and base(span) + stride <= len(self.keys[0])
+            if self.together and whole and len(span) <= FEW:
+                alike.setdefault((len(span), stride), []).append(span)
             else:
                 alone.append(span)
         calls: list[Alone | Together] = []
