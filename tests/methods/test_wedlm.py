@@ -153,7 +153,8 @@ def test_a_window_of_one_is_none_where_a_pace_may_choose_it() -> None:
 
 def test_a_window_of_one_shows_a_mask_without_a_pace() -> None:
     """As the paper has it."""
-    assert shape(next(WeDLM(window=1).decode(sequence())))[1] == [1, 2, MASK]
+    for least in (None, 1):
+        assert shape(next(WeDLM(window=1, least=least).decode(sequence())))[1] == [1, 2, MASK]
 
 
 def test_slots_behind_the_limit_open_unless_clipped() -> None:

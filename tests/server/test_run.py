@@ -95,12 +95,11 @@ def test_client_that_asks_twice_at_once_and_goes_frees_all(zoo: Process) -> None
 
 def test_many_that_go_leave_nothing(zoo: Process) -> None:
     """At any moment; and whoever stays gets the text that it gets alone."""
-    body = json.dumps(LONG | {"stream": True, "seed": 3}).encode()
+    data = posting(LONG | {"stream": True, "seed": 3}, "chat/completions")
     alone = httpx2.post(f"{zoo.url}/v1/chat/completions", json=chat(seed=3)).json()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
     for number in range(200):
         with socket.create_connection(("127.0.0.1", zoo.port), timeout=5) as own:
-            own.sendall((head % len(body) + body)[: None if number % 4 else number * 5])
+            own.sendall(data[: None if number % 4 else number * 5])
             if number % 3 == 0:
                 own.settimeout(0.02 * (number % 5) + 0.001)
                 with suppress(TimeoutError):
@@ -194,11 +193,11 @@ def test_client_that_reads_nothing_is_hung_up_on(tmp_path: Path) -> None:
         assert "Traceback" not in "".join(process.log)
 
 
-def posting(body: dict[str, Any]) -> bytes:
+def posting(body: dict[str, Any], path: str = "completions") -> bytes:
     """A request for a completion, as it goes over the wire."""
     data = json.dumps(body).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
-    return head % len(data) + data
+    head = f"POST /v1/{path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
+    return head.encode() + data
 
 
 def deaf(process: Process, data: bytes) -> socket.socket:

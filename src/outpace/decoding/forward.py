@@ -183,8 +183,7 @@ class Forward:
                 f"the context is {self.context.shape[-1]} wide, "
                 f"but {self.model} reads {feature_size}"
             )
-        if widths or self.features is not None or self.branches is not None:
-            self.check_features(widths)
+        self.check_features(widths)
         if not isinstance(self.read, Read):
             raise ValueError(f"read must be a Read, such as request.sample(), not {self.read!r}")
         if self.positions is not None:
@@ -203,8 +202,9 @@ class Forward:
             raise ValueError(
                 f"features are {given} for {len(self.ids)} rows, but {self.model} takes in {wide}"
             )
-        wanted = len(self.predicted_slots())
-        if self.branches is not None and len(self.branches) != wanted:
+        if self.branches is None:
+            return
+        if len(self.branches) != (wanted := len(self.predicted_slots())):
             raise ValueError(f"{len(self.branches)} branches for {wanted} wanted slots")
 
     def check_tree(self, tree: Tree) -> None:

@@ -55,8 +55,7 @@ class Table:
         if self.pages == list(range(begin, begin + count)):
             self.first = begin * PAGE
             self.slots = np.arange(self.first, self.first + self.size)
-            own = alignment(count)
-            self.stride = PAGE * next((n for n in (max(GRID, own), own) if begin % n == 0), 0)
+            self.stride = PAGE * next((n for n in alignments(count) if begin % n == 0), 0)
         else:
             pages = np.array(self.pages)
             self.first, self.stride = None, 0
@@ -135,7 +134,7 @@ class Cache:
 
     def blank(self, count: int) -> NDArray[np.int64] | None:
         """Neighbouring pages that hold nothing, on the grid or aligned if any are."""
-        end, grid = 32 * count, max(GRID, alignment(count))  # there are nearly always some so near
+        end, (grid, _) = 32 * count, alignments(count)  # nearly always enough to find some
         while True:
             blank = np.flatnonzero((self.holders[:end] == 0) & (self.used[:end] == 0))
             starts = runs(blank, count)
@@ -229,13 +228,14 @@ def runs(pages: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """Where in these sorted pages `count` neighbours begin; aligned, if any are."""
     first = pages[: max(len(pages) - count + 1, 0)]
     found = np.flatnonzero(pages[count - 1 :] - first == count - 1)
-    aligned = found[pages[found] % alignment(count) == 0]
+    aligned = found[pages[found] % alignments(count)[1] == 0]
     return aligned if len(aligned) else found
 
 
-def alignment(count: int) -> int:
-    """The least power of two that is not less."""
-    return 1 << (count - 1).bit_length()
+def alignments(count: int) -> tuple[int, int]:
+    """Where so many begin best: at multiples of the grid's, or else of the power of two above."""
+    power = 1 << (count - 1).bit_length()
+    return max(GRID, power), power
 
 
 def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:

@@ -101,17 +101,16 @@ class Feed(Forward):
 
     def holes(self, mask_id: int, first: int) -> tuple[range, ...]:
         """Runs of slots, from slot `first` on, that are fed as masks, wherever their rows lie."""
-        if not (count := self.ids.count(mask_id)):
+        if mask_id not in self.ids:
             return ()
-        row = self.ids.index(mask_id)
-        begin, run = self.start + row, self.ids[row : row + count].count(mask_id) == count
-        if self.positions is None and begin >= first and run:  # as most methods have it
-            return (range(begin, begin + count),)
+        if self.positions is None:
+            row, count = self.ids.index(mask_id), self.ids.count(mask_id)
+            begin = self.start + row
+            if begin >= first and self.ids[row : row + count].count(mask_id) == count:
+                return (range(begin, begin + count),)  # one run, as most methods have it
         places = range(self.start, self.end) if self.positions is None else self.positions
         rows = zip(places, self.ids, strict=True)
-        slots = [place for place, token in rows if token == mask_id and place >= first]
-        if self.positions is not None:
-            slots = sorted(set(slots))
+        slots = sorted({place for place, token in rows if token == mask_id and place >= first})
         runs: list[range] = []
         for slot in slots:
             if runs and slot == runs[-1].stop:

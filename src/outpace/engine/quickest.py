@@ -56,7 +56,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not weight.is_mkldnn:
         return F.linear(x, weight, bias)
     rows = len(x)
-    if spare := -rows % STEP if rows > MANY else 0:
+    spare = -rows % STEP if rows > MANY else 0
+    if spare:
         x = F.pad(x, (0, 0, 0, spare))
     out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return out[:rows] if spare else out

@@ -101,7 +101,7 @@ class WeDLM(Method):
         read = request.sample()
         while alive:
             window = request.dial(self.window)
-            if window == self.least == 1 and not canvas.holes:
+            if request.pace and window == self.least == 1 and not canvas.holes:
                 n, request.canvas = len(request), ()
                 (_, alive), ready = (yield from plain(request, ready, read)), n
                 continue

@@ -119,9 +119,9 @@ class Int8Linear(nn.Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map rows `x [T, in]`."""
-        return self.whole(x).to(x.dtype)
+        return self.unrounded(x).to(x.dtype)
 
-    def whole(self, x: Tensor) -> Tensor:
+    def unrounded(self, x: Tensor) -> Tensor:
         """What becomes of rows `x [T, in]`, `f32[T, out]`, before it is rounded to their dtype."""
         codes, scale = of_rows(x)
         out = product(codes, self.matrix, self.scale, self.zeros).mul_(scale)
@@ -169,7 +169,7 @@ class Int8Embedding(Embedding):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `f32[..., vocab]` of hidden states `[..., dim]`."""
-        return self.tied.whole(hidden)
+        return self.tied.unrounded(hidden)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
