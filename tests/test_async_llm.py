@@ -257,7 +257,7 @@ def test_constraints_are_read_aside(llm: LLM) -> None:
 
             async def ask(name: str, **options: Any) -> None:
                 try:
-                    await served.generate(QUESTION, max_tokens=8, **options)
+                    await served.generate(QUESTION, max_tokens=4, **options)
                 except ValueError as error:
                     assert str(error).startswith("regex: it is too large")
                 over.append(name)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Unpack
 
 from outpace.constraint.compiler import Unread
-from outpace.decoding import Step
 from outpace.engine.runner import Usage
 from outpace.llm import LLM
 from outpace.options import Options
-from outpace.output import Answer, Output, Piece
+from outpace.output import Answer, Event, Output
 from outpace.text import Prompt
 from outpace.worker import Worker, WorkerDied
 
@@ -31,30 +29,6 @@ class QueueFull(RuntimeError):
 
 class Draining(RuntimeError):
     """No request is taken any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """What has come of a request since the event before.
-
-    Attributes:
-        text: committed text, whole characters; empty where it is held back.
-        ids: output tokens.
-        chosen: how many of them the model chose: in a cloze, others are given, or padding.
-        logprobs: of these tokens, where they were asked for.
-        steps: forwards, of every model.
-        canvas: where the request is watched and its method fills out of order, the tokens that lie
-            behind those committed, -1 for a hole.
-        output: what became of it, with the last event.
-    """
-
-    text: str
-    ids: Sequence[int]
-    chosen: int
-    logprobs: Sequence[float] | None
-    steps: Sequence[Step]
-    canvas: Sequence[int]
-    output: Output | None
 
 
 class Coming(ABC):
@@ -122,27 +96,13 @@ class AsyncAnswer(Coming):
         self.over = False
         self.told = False
         self.error: Exception | None = None
-        self.seen = Piece("", 0, 0, ())
 
     def latest(self) -> Event | None:
         """All pieces since the event before, as one; raises what the method raised."""
         over = self.over  # read first: the last piece comes before it
         if not (over or self.answer.pieces):
             return None
-        request, before, text = self.answer.job.request, self.seen, ""
-        while self.answer.pieces:
-            self.seen = self.answer.pieces.popleft()
-            text += self.seen.text
-        tokens = slice(before.tokens, self.seen.tokens)
-        return Event(
-            text=text,
-            ids=request.tokens[tokens],
-            chosen=self.answer.chosen(before.tokens, self.seen.tokens),
-            logprobs=request.scores[tokens] if request.logprobs else None,
-            steps=request.trace[before.steps : self.seen.steps],
-            canvas=self.seen.canvas,
-            output=self.outcome() if over else None,
-        )
+        return self.answer.event(self.outcome() if over else None)
 
     def outcome(self) -> Output | None:
         """The output of a request that is over; raises `DecodingError` where its method failed."""
@@ -284,7 +244,8 @@ class AsyncLLM:
         """A step of the engine, and word of it to the loops; False where nothing is left."""
         if not (self.hand or self.moved):
             return False
-        return self.llm.driver.drive(self.turn, wait=True)
+        drive = partial(self.llm.driver.drive, self.turn, wait=True)
+        return self.llm.driver.go_on(self.name, drive)
 
     def turn(self) -> bool:
         """The same, alone with the engine."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from threading import Condition, get_ident
@@ -9,8 +10,13 @@ from threading import Condition, get_ident
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
 
+LOG = logging.getLogger(__name__)
+
 PATIENCE = 1.0
 """Seconds after which a thread looks for itself whether another has made its step."""
+
+FAILURES = 3
+"""Steps that may fail one after the other before whoever drives on and on gives up."""
 
 
 class Driver:
@@ -27,6 +33,7 @@ class Driver:
         self.inbox: deque[tuple[Job, bool]] = deque()
         self.turn = Condition()
         self.driver: int | None = None
+        self.failures = 0
 
     def submit(self, job: Job) -> None:
         """Let a request in before the next step."""
@@ -44,6 +51,22 @@ class Driver:
     def step(self) -> bool:
         """One step of the engine, of this thread or of another; False where nothing is left."""
         return self.drive(self.advance, wait=True)
+
+    def go_on(self, name: str, step: Callable[[], bool]) -> bool:
+        """A step of the model with this name, by whoever drives it on and on.
+
+        One that fails is logged, and there is more to do. Raises where it fails again and again.
+        """
+        try:
+            more = step()
+        except Exception:
+            LOG.exception("a step of %s failed", name)
+            self.failures += 1
+            if self.failures == FAILURES:
+                raise
+            return True
+        self.failures = 0
+        return more
 
     def drive(self, work: Callable[[], bool], *, wait: bool) -> bool:
         """Do something alone with the engine; where another thread drives, wait for its step."""

@@ -121,13 +121,37 @@ class Piece(NamedTuple):
     canvas: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What has come of a request since the event before.
+
+    Attributes:
+        text: committed text, whole characters; empty where it is held back.
+        ids: output tokens.
+        chosen: how many of them the model chose: in a cloze, others are given, or padding.
+        logprobs: of these tokens, where they were asked for.
+        steps: forwards, of every model.
+        canvas: where the request is watched and its method fills out of order, the tokens that lie
+            behind those committed, -1 for a hole.
+        output: what became of it, with the last event.
+    """
+
+    text: str
+    ids: Sequence[int]
+    chosen: int
+    logprobs: Sequence[float] | None
+    steps: Sequence[Step]
+    canvas: Sequence[int]
+    output: Output | None
+
+
 @dataclass(slots=True, eq=False)
 class Answer:
     """A request on its way and the text that it has so far.
 
     Text is decoded by the thread that drives. Another one may take `pieces`, which there are where
-    somebody `streams`, and the `output` once the job is over. `told` is called when tokens came.
-    `layout` is that of a cloze.
+    somebody `streams`, and the `output` once the job is over. `told` is called when tokens came,
+    `seen` is the last piece that an event had, and `layout` is that of a cloze.
     """
 
     detokenizer: Detokenizer
@@ -135,6 +159,7 @@ class Answer:
     told: Callable[[], None] | None = None
     layout: Layout | None = None
     pieces: deque[Piece] = field(default_factory=deque)
+    seen: Piece = Piece("", 0, 0, ())
     job: Job = field(init=False)
 
     def push(self, request: Request) -> bool:
@@ -154,6 +179,23 @@ class Answer:
         text = self.detokenizer.take(final=request.finish_reason is not None)
         canvas = behind(request) if self.job.watched else ()
         self.pieces.append(Piece(text, len(self.detokenizer.ids), len(request.trace), canvas))
+
+    def event(self, output: Output | None = None) -> Event:
+        """All pieces since the event before, as one; with its output, once it is over."""
+        request, before, text = self.job.request, self.seen, ""
+        while self.pieces:
+            self.seen = self.pieces.popleft()
+            text += self.seen.text
+        tokens = slice(before.tokens, self.seen.tokens)
+        return Event(
+            text=text,
+            ids=request.tokens[tokens],
+            chosen=self.chosen(before.tokens, self.seen.tokens),
+            logprobs=request.scores[tokens] if request.logprobs else None,
+            steps=request.trace[before.steps : self.seen.steps],
+            canvas=self.seen.canvas,
+            output=output,
+        )
 
     def chosen(self, begin: int, end: int) -> int:
         """How many of its tokens from `begin` to `end` the model chose, and are no padding."""

@@ -6,19 +6,16 @@ import asyncio
 import logging
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event as Flag
 from threading import Thread
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+T = TypeVar("T")
 LOG = logging.getLogger(__name__)
 HOPS = 4
 """Turns of a loop after which those who were told have passed it on."""
-
-FAILURES = 3
-"""Steps of one engine that may fail one after the other before its worker gives up."""
 
 SHARE = 0.01
 """Of its time a loop should spend on telling what is new at most; what comes meanwhile is told
@@ -27,7 +24,7 @@ together. The engine, the network and the client have as much to do with it agai
 LONGEST = 0.25
 """Seconds for which loops are told at most of nothing that can wait."""
 
-TURN = 1e-4
+TURN = 1e-5
 """Seconds after which a thread that reads a constraint lets others have their turn. An engine gives
 its own up with every operation, and would wait for it the usual 5 ms each time."""
 
@@ -45,15 +42,21 @@ class Waiting(Protocol):
 class Member(Protocol):
     """An engine, and those who wait for it."""
 
-    @property
-    def name(self) -> str:
-        """That of its model."""
-
     def advance(self) -> bool:
         """A step, and word of it to the loops; False where nothing is left."""
 
     def abandon(self) -> None:
         """End all that is in hand, since nobody drives any more."""
+
+
+def in_turns(read: Callable[[], T]) -> T:
+    """Read a constraint in a thread of its own, while another thread drives an engine."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(TURN)
+    try:
+        return read()
+    finally:
+        sys.setswitchinterval(usual)
 
 
 class Worker:
@@ -62,7 +65,6 @@ class Worker:
     Another one reads their constraints, one after the other.
 
     Attributes:
-        share: of its time that a loop should spend on telling what is new at most.
         heartbeat: reading of `time.monotonic` when the step that runs now began, 0 between steps.
         error: what ended the thread, if anything did.
         quiet: reading of `time.monotonic` up to which loops are told of nothing that can wait.
@@ -70,12 +72,10 @@ class Worker:
         unread: constraints that wait to be read, and the one that is read now.
     """
 
-    def __init__(self, *, share: float = SHARE) -> None:
-        self.share = share
+    def __init__(self) -> None:
         self.quiet = 0.0
         self.due = True
         self.members: list[Member] = []
-        self.failures: Counter[Member] = Counter()
         self.wake = Flag()
         self.closed = False
         self.heartbeat = 0.0
@@ -110,15 +110,7 @@ class Worker:
     def step(self, member: Member) -> bool:
         """One step of one engine; whether it has more to do."""
         self.heartbeat = time.monotonic()
-        try:
-            more = member.advance()
-            self.failures[member] = 0
-        except Exception:
-            LOG.exception("a step of %s failed", member.name)
-            self.failures[member] += 1
-            if self.failures[member] == FAILURES:
-                raise
-            more = True
+        more = member.advance()
         self.heartbeat = 0.0
         return more
 
@@ -138,7 +130,7 @@ class Worker:
             if turns:
                 loop.call_soon(done, turns - 1)
             else:
-                now, rest = time.monotonic(), (time.thread_time() - began) / self.share
+                now, rest = time.monotonic(), (time.thread_time() - began) / SHARE
                 self.quiet = min(max(self.quiet, now) + rest, now + LONGEST)
 
         if all:
@@ -146,18 +138,9 @@ class Worker:
 
     async def read(self, read: Callable[[], object]) -> None:
         """Read a constraint, while engines and loops go on."""
-
-        def in_turns() -> None:
-            usual = sys.getswitchinterval()
-            sys.setswitchinterval(TURN)
-            try:
-                read()
-            finally:
-                sys.setswitchinterval(usual)
-
         self.unread += 1
         try:
-            await asyncio.get_running_loop().run_in_executor(self.reading, in_turns)
+            await asyncio.get_running_loop().run_in_executor(self.reading, in_turns, read)
         finally:
             self.unread -= 1
 

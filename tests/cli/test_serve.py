@@ -56,6 +56,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--port", "-1"], "port"),
         (["--drain-seconds", "-1"], "drain_seconds"),
         (["--step-seconds", "nan"], "step_seconds"),
+        (["--step-seconds", "0.9"], "step_seconds"),
         (["--max-waiting", "-1"], "max_waiting"),
         (["--api-key", ""], "api_key"),
         (["--api-key-file", "nowhere"], "nowhere"),

@@ -178,12 +178,32 @@ def test_server_ends_where_what_decodes_has_ended(own: Process, number: int) -> 
 
 
 def test_silence_is_a_step_that_hangs() -> None:
-    """A process that stands still as a whole says nothing."""
+    """A process that stands still says nothing: an error for who waits, and a status not 0."""
     with serving("tiny-aux", "--cache-gib", "0.1", "--step-seconds", "1.5") as process:
         plant = plant_of(process)
+        lines: list[str] = []
+        reader = stream_to(process, lines, chat(**LONG))
         os.kill(plant, signal.SIGSTOP)
+        reader.join()
+        error = json.loads(lines[-1].removeprefix("data: "))["error"]
+        assert "more than 1.5 seconds" in error["message"]
         assert process.process.wait(15) == 1
         assert gone(plant)
+
+
+def test_time_in_which_both_stood_still_is_no_silence() -> None:
+    """As after Ctrl-Z in a terminal: what is in hand goes on."""
+    with serving("tiny-aux", "--cache-gib", "0.1", "--step-seconds", "1") as process:
+        lines: list[str] = []
+        reader = stream_to(process, lines, chat(**LONG))
+        both = process.process.pid, plant_of(process)
+        for each in both:
+            os.kill(each, signal.SIGSTOP)
+        time.sleep(2.5)
+        for each in both:
+            os.kill(each, signal.SIGCONT)
+        reader.join()
+        assert lines[-1] == "data: [DONE]"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Any, cast
 
@@ -48,6 +48,26 @@ def read(own: socket.socket, size: int) -> bytes:
     return data
 
 
+class Inbox:
+    """Whole objects out of the bytes that come."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+
+    def take(self, data: bytes) -> Iterator[Any]:
+        """Those that end with these bytes."""
+        self.buffer += data
+        begin = 0
+        while len(self.buffer) - begin >= SIZE.size:
+            (size,) = SIZE.unpack_from(self.buffer, begin)
+            end = begin + SIZE.size + size
+            if len(self.buffer) < end:
+                break
+            yield pickle.loads(self.buffer[begin + SIZE.size : end])
+            begin = end
+        del self.buffer[:begin]
+
+
 class Channel(asyncio.Protocol):
     """One end in a loop: it never waits for the other side, and keeps what that does not take.
 
@@ -57,7 +77,7 @@ class Channel(asyncio.Protocol):
     def __init__(self, taken: Callable[[Any], None], lost: Callable[[], None]) -> None:
         self.taken = taken
         self.lost = lost
-        self.buffer = bytearray()
+        self.inbox = Inbox()
         self.transport: asyncio.Transport
 
     async def join(self, own: socket.socket) -> None:
@@ -70,17 +90,8 @@ class Channel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take whole objects out of what has come."""
-        self.buffer += data
-        begin = 0
-        while len(self.buffer) - begin >= SIZE.size:
-            (size,) = SIZE.unpack_from(self.buffer, begin)
-            end = begin + SIZE.size + size
-            if len(self.buffer) < end:
-                break
-            value = pickle.loads(self.buffer[begin + SIZE.size : end])
-            begin = end
+        for value in self.inbox.take(data):
             self.taken(value)
-        del self.buffer[:begin]
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Say so."""

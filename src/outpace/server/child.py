@@ -15,10 +15,9 @@ from typing import Any
 
 from outpace.models.load import load_tokenizer
 from outpace.server.channel import Channel, get, put
-from outpace.server.models import Model
-from outpace.server.plant import PULSE, Engines, Loaded, Look, News, Order, Pulse
+from outpace.server.models import Known, Model
+from outpace.server.plant import PULSE, Engines, Look, News, Order
 from outpace.server.remote import Remote, RemoteAnswer
-from outpace.server.settings import Entry
 from outpace.text import Text
 from outpace.worker import WorkerDied
 
@@ -36,15 +35,14 @@ class Child:
     Attributes:
         hand: answers to requests that are not over, by their numbers.
         engines: what they held when somebody last wanted to know; nothing before.
-        began: reading of `time.monotonic` when the step that runs began; 0 between steps.
         silent: for how long nothing was heard, in seconds that this process was there to listen.
         error: what ended it, if anything did.
     """
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, max_waiting: int) -> None:
         self.hand: dict[int, RemoteAnswer] = {}
         self.engines: Engines = {name: (0, []) for name in order.models}
-        self.began = self.silent = 0.0
+        self.silent = 0.0
         self.error: BaseException | None = None
         self.closed = False
         self.numbers = count()
@@ -54,13 +52,13 @@ class Child:
         with theirs:
             self.process = started(theirs.fileno())
         try:
-            self.models = self.load(order)
+            self.models = self.load(order, max_waiting)
         except BaseException:
             self.close()
             raise
 
-    def load(self, order: Order) -> dict[str, Model]:
-        """Wait until it has loaded all models."""
+    def load(self, order: Order, max_waiting: int) -> dict[str, Model]:
+        """Wait until it has loaded all models, for each of which so many requests may wait."""
         try:
             put(self.socket, order)
             told = get(self.socket)
@@ -68,24 +66,15 @@ class Child:
             raise ValueError(f"the models cannot be loaded: {self.ending()}") from None
         if isinstance(told, ValueError):
             raise told
-        loaded: Mapping[str, Loaded] = told
-        return {
-            name: self.model(name, entry, order.max_waiting, loaded[name])
-            for name, entry in order.models.items()
-        }
-
-    def model(self, name: str, entry: Entry, max_waiting: int, loaded: Loaded) -> Model:
-        """A model that it has loaded."""
-        return Model(
-            name=name,
-            entry=entry,
-            engine=Remote(self, name, loaded.place, entry.max_sequences + max_waiting),
-            text=Text(loaded.place, load_tokenizer(entry.path)),
-            config=loaded.config,
-            methods=loaded.methods,
-            method=loaded.method,
-            roles=loaded.roles,
-        )
+        loaded: Mapping[str, Known] = told
+        models = {}
+        for name, entry in order.models.items():
+            text = Text(loaded[name].place, load_tokenizer(entry.path))
+            engine = Remote(self, name, text, entry.max_sequences + max_waiting)
+            models[name] = Model(
+                name=name, entry=entry, engine=engine, text=text, **vars(loaded[name])
+            )
+        return models
 
     async def join(self) -> None:
         """Hear of it from now on, in the loop that runs."""
@@ -113,10 +102,8 @@ class Child:
 
     @property
     def heartbeat(self) -> float:
-        """When the step that runs now began, 0 between steps; silence is such a step too."""
-        if self.silent > SILENCE * PULSE:
-            return min(self.began or float("inf"), time.monotonic() - self.silent)
-        return self.began
+        """When the step began that it is silent about; 0 where it is heard of."""
+        return time.monotonic() - self.silent if self.silent > SILENCE * PULSE else 0.0
 
     def number(self) -> int:
         """A number for the next request."""
@@ -127,15 +114,11 @@ class Child:
         if self.alive:
             self.channel.send(asked)
 
-    def take(self, told: Iterable[News | Pulse | Engines]) -> None:
+    def take(self, told: Iterable[News | Engines]) -> None:
         """Pass on what it tells."""
         self.silent = 0.0
         for each in told:
-            if isinstance(each, Pulse):
-                self.began = each.began
-                if each.error is not None:
-                    self.fail(each.error)
-            elif isinstance(each, dict):
+            if isinstance(each, dict):
                 self.looked(each)
             elif (answer := self.hand.get(each.number)) is not None:
                 answer.take(each)

@@ -15,10 +15,6 @@ class Decoder(Protocol):
     """One model, and those who wait for it."""
 
     @property
-    def name(self) -> str:
-        """Where the model is."""
-
-    @property
     def running(self) -> int:
         """Requests in the engine."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from starlette.types import Receive, Send
 
-from outpace.async_llm import Coming, Draining, Event, QueueFull
+from outpace.async_llm import Coming, Draining, QueueFull
 from outpace.constraint.pattern import TooLarge
 from outpace.engine.job import DecodingError
 from outpace.output import Output
@@ -22,7 +22,7 @@ from outpace.server.metrics import Clock
 from outpace.server.reply import DONE, Reply
 from outpace.server.schema import Asked, ChatRequest, CompletionRequest
 from outpace.server.service import Service
-from outpace.server.stream import Strand
+from outpace.server.stream import Strand, merged
 from outpace.worker import WorkerDied
 
 log = logging.getLogger("outpace.server")
@@ -108,11 +108,15 @@ class Exchange:
         result = "error"
         try:
             each = len(self.seeds) // len(self.prompts)
+            submit = self.model.engine.submit
             with self.guarded():
-                for index, seed in enumerate(self.seeds):
-                    prompt, cloze = self.prompts[index // each]
-                    submit = self.model.engine.submit(prompt, cloze=cloze, seed=seed, **options)
-                    self.answers.append(await self.admitted(submit))
+                self.answers = await self.admitted(
+                    [
+                        submit(prompt, cloze=cloze, seed=seed, **options)
+                        for number, (prompt, cloze) in enumerate(self.prompts)
+                        for seed in self.seeds[number * each :][:each]
+                    ]
+                )
             yield
             result = result_of(self.fault)
         except Fault as fault:
@@ -138,10 +142,10 @@ class Exchange:
             metrics.prompt.labels(*self.labels).inc(asked)
             self.clock.tell(metrics, self.labels)
 
-    async def admitted(self, submit: Awaitable[Coming]) -> Coming:
-        """A choice that was let in; `Fault` where it was not."""
+    async def admitted(self, submits: Sequence[Awaitable[Coming]]) -> list[Coming]:
+        """All choices, once they were let in; `Fault`, and none of them, where one was not."""
         try:
-            return await submit
+            return await together(submits)
         except QueueFull as error:
             raise Fault(429, self.model.public(str(error)), headers=RETRY) from None
         except Draining as error:
@@ -284,34 +288,21 @@ async def gone(receive: Receive) -> None:
         pass
 
 
-async def merged(answers: Sequence[Coming]) -> AsyncGenerator[tuple[int, Event], None]:
-    """Events of all choices, with the number of their choice."""
-    if len(answers) == 1:  # nothing stands between it and what is written
-        async for event in answers[0]:
-            yield 0, event
-        return
-    # Where nobody reads, what comes waits in its answer, which makes one event of it.
-    queue: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue(1)
+async def together(submits: Sequence[Awaitable[Coming]]) -> list[Coming]:
+    """All of these; where one fails, the others are left."""
+    tasks = [asyncio.ensure_future(submit) for submit in submits]
 
-    async def pump(index: int, answer: Coming) -> None:
-        try:
-            async for event in answer:
-                await queue.put((index, event))
-        except Exception as error:
-            await queue.put((index, error))
+    def leave(task: asyncio.Future[Coming]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            task.result().cancel()
 
-    pumps = [asyncio.ensure_future(pump(*each)) for each in enumerate(answers)]
     try:
-        left = len(pumps)
-        while left:
-            index, each = await queue.get()
-            if isinstance(each, Exception):
-                raise each
-            left -= each.output is not None
-            yield index, each
-    finally:
-        for task in pumps:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
             task.cancel()
+            task.add_done_callback(leave)
+        raise
 
 
 def result_of(fault: Fault | None) -> str:

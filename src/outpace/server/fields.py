@@ -8,29 +8,11 @@ from outpace.server.fault import Fault
 from outpace.server.schema import Asked
 
 EVERY = (
-    "n",
-    "max_tokens",
-    "max_completion_tokens",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "logit_bias",
-    "logprobs",
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "chat_template_kwargs",
-    "stream",
-    "stream_options",
-    "outpace.trace",
+    *("n", "max_tokens", "max_completion_tokens", "min_tokens"),
+    *("temperature", "top_p", "top_k", "min_p", "seed"),
+    *("stop", "stop_token_ids", "ignore_eos", "logit_bias", "logprobs"),
+    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
+    *("chat_template_kwargs", "stream", "stream_options", "outpace.trace"),
 )
 """What every method supports."""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 from typing import Any
 
-from outpace.async_llm import AsyncLLM
 from outpace.llm import LLM
 from outpace.methods import METHODS, Method
 from outpace.methods.options import Option, find_method, options_of
@@ -19,7 +18,6 @@ from outpace.server.fault import Fault
 from outpace.server.fields import fields_of
 from outpace.server.settings import Entry, name_in
 from outpace.text import Text
-from outpace.worker import SHARE, Worker
 
 LARGEST = 1000.0
 """Most that an option may be that is no whole number."""
@@ -124,18 +122,30 @@ class Choice:
 
 
 @dataclass(kw_only=True)
-class Model:
-    """A model that clients may name, what decodes it, and what of it must be known here."""
+class Known:
+    """What a server must know of a model, wherever it is loaded.
+
+    Attributes:
+        place: where it is.
+        methods: what requests may choose, by name; `method` is the one that they need not name.
+        roles: what each runner is: the target, or what the methods take it for.
+    """
+
+    place: str
+    config: ModelConfig
+    methods: dict[str, Choice]
+    method: str
+    roles: dict[str, str]
+
+
+@dataclass(kw_only=True)
+class Model(Known):
+    """A model that clients may name, and what decodes it."""
 
     name: str
     entry: Entry
     engine: Decoder
     text: Text
-    config: ModelConfig
-    methods: dict[str, Choice]
-    method: str
-    roles: dict[str, str] = field(default_factory=dict)
-    """What each runner is: the target, or what the methods take it for."""
 
     def __post_init__(self) -> None:
         decode = self.text.decode
@@ -162,7 +172,7 @@ class Model:
         """A message without the places where models are."""
         names = {path: name for name, path in self.entry.further.items()}
         for path, name in {
-            self.engine.name: self.name,
+            self.place: self.name,
             self.entry.path: self.name,
             **names,
         }.items():
@@ -191,7 +201,7 @@ class Model:
         }
 
 
-def load(name: str, entry: Entry, worker: Worker, max_waiting: int) -> Model:
+def load(name: str, entry: Entry) -> tuple[LLM, Known]:
     """Load a model and all that its methods need; `ValueError` that names it for what is wrong."""
     try:
         llm = LLM(entry.path, **entry.loading())
@@ -209,28 +219,14 @@ def load(name: str, entry: Entry, worker: Worker, max_waiting: int) -> Model:
                 roles |= {path: role for role, path in method.models().items() if path not in roles}
     except (ValueError, Fault) as error:
         raise ValueError(f"model {name}: {error}") from error
-    return Model(
-        name=name,
-        entry=entry,
-        engine=AsyncLLM(llm, worker=worker, max_waiting=max_waiting),
-        text=llm.text,
-        config=llm.config,
-        methods=methods,
-        method=default,
-        roles=roles,
+    return llm, Known(
+        place=llm.name, config=llm.config, methods=methods, method=default, roles=roles
     )
 
 
-def load_all(
-    entries: Mapping[str, Entry], max_waiting: int, share: float = SHARE
-) -> tuple[dict[str, Model], Worker]:
-    """Load all models, and the thread that drives them; `ValueError` as `load`."""
-    worker = Worker(share=share)
-    try:
-        return {n: load(n, each, worker, max_waiting) for n, each in entries.items()}, worker
-    except BaseException:
-        worker.close()
-        raise
+def load_all(entries: Mapping[str, Entry]) -> dict[str, tuple[LLM, Known]]:
+    """Load all models; `ValueError` as `load`."""
+    return {name: load(name, entry) for name, entry in entries.items()}
 
 
 def variants(choice: Choice) -> Iterator[tuple[Method, Method]]:

@@ -1,39 +1,51 @@
-"""The process that decodes for a server: requests come in, what becomes of them goes out."""
+"""The process that decodes for a server: requests come in, what becomes of them goes out.
+
+One thread hears what is asked, makes a step, and tells what is new, so that it never waits for
+another. Prompts have become token ids before they get here.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 import os
+import select
 import socket
 import sys
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
 
-from outpace.async_llm import AsyncAnswer, Draining, Event, QueueFull
+from outpace.async_llm import MOST_UNREAD, Draining, QueueFull
+from outpace.constraint.compiler import Unread
 from outpace.constraint.pattern import TooLarge
 from outpace.decoding import Step
+from outpace.driver import Driver
 from outpace.engine.job import DecodingError
 from outpace.engine.runner import Usage
-from outpace.models.config import ModelConfig
-from outpace.server.channel import Channel, get, put
-from outpace.server.models import Choice, Model, load_all
+from outpace.llm import LLM
+from outpace.output import Answer, Event
+from outpace.server.channel import Inbox, get, put
+from outpace.server.models import load_all
 from outpace.server.settings import Entry
-from outpace.worker import SHARE, Worker, WorkerDied
+from outpace.worker import LONGEST, SHARE, WorkerDied, in_turns
 
 PULSE = 0.1
-"""Seconds between two signs of life."""
+"""Seconds after which word goes out though nothing is new, as a sign of life."""
 
-TELLING = SHARE / 3
-"""Share of its time that the loop here spends on telling what is new at most; the other process has
-about twice as much to do with it."""
+GLANCE = 0.005
+"""Seconds after which an engine that has nothing to do looks whether a constraint was read."""
+
+MOST = 2**18
+"""Bytes that are heard between two steps."""
 
 FIELDS = attrgetter(*Step.__slots__)
 """A step as a tuple, which is pickled in an eighth of the time."""
@@ -41,29 +53,10 @@ FIELDS = attrgetter(*Step.__slots__)
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What the other process wants: all models, the requests that wait for each, and whether the
-    models are small, so that one thread decodes fastest."""
+    """All models that the other process wants; where they are small, one thread is fastest."""
 
     models: Mapping[str, Entry]
-    max_waiting: int
     small: bool
-
-
-class Loaded(NamedTuple):
-    """What a server must know of a model that is loaded elsewhere."""
-
-    place: str
-    config: ModelConfig
-    methods: dict[str, Choice]
-    method: str
-    roles: dict[str, str]
-
-
-class Pulse(NamedTuple):
-    """A sign of life: when the step that runs began, and what ended the worker."""
-
-    began: float
-    error: str | None
 
 
 Engines = dict[str, tuple[int, list[Usage]]]
@@ -71,11 +64,16 @@ Engines = dict[str, tuple[int, list[Usage]]]
 
 
 class Asked(NamedTuple):
-    """A request for a model."""
+    """A request for a model: token ids, or nothing in front of a cloze, and options of `LLM`.
+
+    `streams` asks for word on the way, and `watched` for word of every forward, with the canvas.
+    """
 
     number: int
     model: str
-    prompt: Any
+    prompt: list[int] | None
+    streams: bool
+    watched: bool
     options: dict[str, Any]
 
 
@@ -101,38 +99,52 @@ class News(NamedTuple):
     error: BaseException | None = None
     cause: BaseException | None = None
 
+    @property
+    def last(self) -> bool:
+        """Whether nothing comes of the request any more."""
+        return self.error is not None or self.event is not None and self.event.output is not None
 
-class Notice(asyncio.Event):
-    """What an answer sets when it has moved: its place in the next message."""
 
-    def __init__(self, plant: Plant, number: int, answer: AsyncAnswer) -> None:
-        super().__init__()
-        self.plant = plant
-        self.number = number
+class Following:
+    """A request in the engine, and how much of it was told."""
+
+    def __init__(self, asked: Asked, answer: Answer, driver: Driver) -> None:
+        answer.job.watched = asked.watched
+        driver.submit(answer.job)
+        self.number = asked.number
+        self.streams = asked.streams or asked.watched
         self.answer = answer
+        self.driver = driver
         self.told = 0
 
-    def set(self) -> None:
-        """Be told with all others that move in this turn of the loop."""
-        if not self.plant.moved:
-            asyncio.get_running_loop().call_soon(self.plant.flush)
-        self.plant.moved[self.number] = self
+    def cancel(self) -> None:
+        """End it before the next step."""
+        self.driver.drop(self.answer.job)
 
-    def news(self) -> News | None:
-        """What is new; None where it was told already."""
+    def moved(self, all: bool) -> bool:
+        """Whether there is something to tell: its end, its first text, or, of `all`, any."""
+        job, seen = self.answer.job, self.answer.seen
+        if job.over or not self.streams:
+            return job.over
+        if job.watched:
+            return len(job.request.trace) > seen.steps
+        new = len(job.request) - len(job.request.prompt) > seen.tokens
+        return new and (all or not seen.tokens)
+
+    def news(self) -> News:
+        """What is new."""
+        request = self.answer.job.request
         try:
-            event = self.answer.latest()
+            if self.streams:
+                self.answer.push(request)
+                self.answer.take()
+            output = self.answer.output() if self.answer.job.over else None
         except Exception as error:
+            self.cancel()
             return failed(self.number, error)
-        if event is None:
-            return None
-        steps, output = event.steps, event.output
-        if output is not None:
-            steps = output.steps[self.told :]
-            output = replace(output, steps=[], speech=None)
-        self.told += len(steps)
-        event = replace(event, steps=(), output=output)
-        return News(self.number, event, [*map(FIELDS, steps)])
+        steps, self.told = request.trace[self.told :], len(request.trace)
+        event = self.answer.event(output and replace(output, steps=[], speech=None))
+        return News(self.number, replace(event, steps=()), [*map(FIELDS, steps)])
 
 
 KNOWN = (TooLarge, ValueError, QueueFull, Draining, DecodingError, WorkerDied)
@@ -155,69 +167,101 @@ def plain(error: BaseException) -> BaseException:
 
 
 class Plant:
-    """The engines of a server, for another process."""
+    """The engines of a server, for another process.
 
-    def __init__(self, models: Mapping[str, Model], worker: Worker) -> None:
+    Attributes:
+        hand: requests in the engines, by their numbers.
+        unread: those whose constraints are read before they enter.
+        spoke, quiet: when anything was told, and until when only that is which cannot wait;
+            readings of `time.monotonic`.
+    """
+
+    def __init__(self, models: Mapping[str, LLM], own: socket.socket) -> None:
         self.models = models
-        self.worker = worker
-        self.hand: dict[int, AsyncAnswer | asyncio.Task[None]] = {}
-        self.moved: dict[int, Notice] = {}
-        self.channel = Channel(self.take, ended)
+        self.socket = own
+        self.inbox = Inbox()
+        self.hand: dict[int, Following] = {}
+        self.unread: dict[int, tuple[Asked, Future[Answer]]] = {}
+        self.reading = ThreadPoolExecutor(1, thread_name_prefix="outpace-constraints")
+        self.spoke = self.quiet = 0.0
 
-    async def run(self, own: socket.socket) -> None:
-        """Decode until the other process ends, and this one with it."""
-        await self.channel.join(own)
+    def run(self) -> None:
+        """Decode until the other process ends, or an engine fails again and again."""
+        drivers = {name: llm.driver for name, llm in self.models.items()}
+        busy: list[bool] = []
         while True:
-            self.channel.send([self.pulse()])
-            await asyncio.sleep(PULSE)
+            self.hear(0 if any(busy) else GLANCE if self.unread else PULSE)
+            busy = [each.go_on(name, each.step) for name, each in drivers.items()]
+            self.tell(all=not any(busy))
 
-    def pulse(self) -> Pulse:
-        """That all is well, or is not."""
-        if self.worker.alive:
-            return Pulse(self.worker.heartbeat, None)
-        return Pulse(0.0, str(self.worker.error or "the worker was closed"))
+    def hear(self, seconds: float) -> None:
+        """Do what is asked, and wait for something for so long at most; `EOFError` at the end."""
+        told: list[Any] = []
+        for number, (asked, read) in [*self.unread.items()]:
+            if read.done():
+                del self.unread[number]
+                told.append(self.begin(asked, read))
+        if select.select([self.socket], [], [], seconds)[0]:
+            if not (data := self.socket.recv(MOST)):
+                raise EOFError("the other side has ended")
+            told += [self.take(asked) for asked in self.inbox.take(data)]
+        if told := [each for each in told if each is not None]:
+            self.send(told)
 
-    def engines(self) -> Engines:
-        """What there is at the moment."""
-        return {n: (m.engine.running, [*m.engine.usage]) for n, m in self.models.items()}
-
-    def take(self, asked: Asked | Cancelled | Look) -> None:
+    def take(self, asked: Asked | Cancelled | Look) -> News | Engines | None:
         """Begin a request, end one, or show what there is."""
         match asked:
-            case Asked(number=number):
-                self.hand[number] = asyncio.ensure_future(self.begin(asked))
+            case Asked():
+                return self.begin(asked)
             case Cancelled(number=number):
-                if (known := self.hand.pop(number, None)) is not None:
-                    known.cancel()
+                if number in self.hand:
+                    self.hand.pop(number).cancel()
+                elif number in self.unread:
+                    self.unread.pop(number)[1].cancel()
             case Look():
-                self.channel.send([self.engines()])
+                return {
+                    name: (len(llm.engine.running), [each.usage for each in llm.engine.runners])
+                    for name, llm in self.models.items()
+                }
+        return None
 
-    async def begin(self, asked: Asked) -> None:
-        """Let a request in, or say why not."""
-        number = asked.number
+    def begin(self, asked: Asked, read: Future[Answer] | None = None) -> News | None:
+        """Let a request in, or say why not; first another thread has `read` a new constraint."""
+        llm = self.models[asked.model]
+        prepare = partial(llm.prepare, asked.prompt, **asked.options)
         try:
-            answer = await self.models[asked.model].engine.submit(asked.prompt, **asked.options)
+            answer = prepare(wait=False) if read is None else read.result()
+        except Unread:
+            if len(self.unread) >= MOST_UNREAD:
+                full = QueueFull(f"{MOST_UNREAD} constraints wait to be read")
+                return failed(asked.number, full)
+            self.unread[asked.number] = asked, self.reading.submit(in_turns, prepare)
+            return None
         except Exception as error:
-            self.hand.pop(number, None)
-            self.channel.send([failed(number, error)])
-            return
-        assert isinstance(answer, AsyncAnswer)
-        self.hand[number] = answer
-        self.channel.send([News(number)])
-        answer.news = Notice(self, number, answer)
-        if answer.over:  # before it was there to be told
-            answer.news.set()
+            return failed(asked.number, error)
+        self.hand[asked.number] = Following(asked, answer, llm.driver)
+        return News(asked.number)
 
-    def flush(self) -> None:
-        """Tell what has moved, in one message."""
-        moved, self.moved = self.moved, {}
-        here = (notice for number, notice in moved.items() if number in self.hand)
-        told = [news for notice in here if (news := notice.news()) is not None]
+    def tell(self, *, all: bool) -> None:
+        """Tell what cannot wait; all where nothing goes on, and otherwise as often as it may cost.
+
+        It is one message, since each one costs.
+        """
+        now, began = time.monotonic(), time.thread_time()
+        all = all or now >= self.quiet
+        told = [each.news() for each in self.hand.values() if each.moved(all)]
         for news in told:
-            if news.error is not None or news.event is not None and news.event.output is not None:
+            if news.last:
                 del self.hand[news.number]
-        if told:
-            self.channel.send(told)
+        if told or now > self.spoke + PULSE:
+            self.send(told)
+        if told and all:
+            self.quiet = now + min((time.thread_time() - began) / SHARE, LONGEST)
+
+    def send(self, told: Sequence[News | Engines]) -> None:
+        """Send a message, which waits while the other process takes none."""
+        put(self.socket, told)
+        self.spoke = time.monotonic()
 
 
 def ended() -> None:
@@ -241,16 +285,14 @@ def main(descriptor: int) -> None:
     if order.small:
         torch.set_num_threads(1)  # before layouts are tried
     try:
-        models, worker = load_all(order.models, order.max_waiting, TELLING)
+        models = load_all(order.models)
     except ValueError as error:
         put(own, ValueError(str(error)))
         return
-    put(own, {name: loaded(model) for name, model in models.items()})
+    put(own, {name: known for name, (_, known) in models.items()})
     gc.collect()
     gc.freeze()  # a collection of all that was loaded would stop every stream
-    asyncio.run(Plant(models, worker).run(own))
-
-
-def loaded(model: Model) -> Loaded:
-    """What the other process must know of a model."""
-    return Loaded(model.engine.name, model.config, model.methods, model.method, model.roles)
+    try:
+        Plant({name: llm for name, (llm, _) in models.items()}, own).run()
+    except (ConnectionError, EOFError):
+        ended()

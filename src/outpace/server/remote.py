@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outpace.async_llm import Coming, Event, check_open
+from outpace.async_llm import Coming, check_open
 from outpace.constraint.compiler import DEEPEST
 from outpace.decoding import Step
 from outpace.engine.runner import Usage
-from outpace.output import Output
+from outpace.output import Event, Output
 from outpace.server.plant import Asked, Cancelled, News
-from outpace.text import Prompt
+from outpace.text import Prompt, Text
 
 if TYPE_CHECKING:
     from outpace.server.child import Child
@@ -104,11 +106,12 @@ def joined(events: Sequence[Event]) -> Event:
 class Remote:
     """One model of the process that decodes; `most` requests of it may be in hand."""
 
-    def __init__(self, child: Child, model: str, name: str, most: int) -> None:
+    def __init__(self, child: Child, model: str, text: Text, most: int) -> None:
         self.child = child
         self.model = model
-        self.name = name
+        self.text = text
         self.most = most
+        self.tokenising = ThreadPoolExecutor(1, thread_name_prefix="outpace-prompts")
         self.hand = 0
         self.draining = False
 
@@ -127,15 +130,29 @@ class Remote:
         """What its caches hold, when they were last heard of."""
         return self.child.engines[self.model][1]
 
-    async def submit(self, prompt: Prompt | None, **options: Any) -> RemoteAnswer:
+    async def submit(
+        self,
+        prompt: Prompt | None,
+        *,
+        streams: bool = False,
+        watched: bool = False,
+        raw: bool = False,
+        template: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> RemoteAnswer:
         """Queue a prompt; raises as `AsyncLLM` does. What is too much is refused here."""
         self.child.check()
-        check_open(self.name, self.draining, self.hand, self.most)
+        check_open(self.model, self.draining, self.hand, self.most)
         answer = RemoteAnswer(self, self.child.number())
         self.child.hand[answer.number] = answer
         self.hand += 1
         try:
-            self.child.send(Asked(answer.number, self.model, prompt, options))
+            if prompt is not None:
+                encode = partial(self.text.encode, prompt, raw=raw, template=template)
+                loop = asyncio.get_running_loop()
+                prompt = await loop.run_in_executor(self.tokenising, encode)
+            asked = Asked(answer.number, self.model, prompt, streams, watched, options)
+            self.child.send(asked)
             await answer.admitted
         except RecursionError:
             answer.cancel()

@@ -96,7 +96,7 @@ class Run:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        await self.service.join()
+        await self.service.worker.join()
         watchdog = asyncio.ensure_future(self.watch())
         try:
             await self.server.serve(sockets=[self.socket])

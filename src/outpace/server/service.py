@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Protocol, Self
 
+from outpace.async_llm import AsyncLLM
 from outpace.server.child import Child
 from outpace.server.decoder import Driving
 from outpace.server.fault import Fault
@@ -15,6 +16,7 @@ from outpace.server.metrics import Metrics
 from outpace.server.models import Model, load_all
 from outpace.server.plant import Order
 from outpace.server.settings import Config, Settings
+from outpace.worker import Worker
 
 
 class InHand(Protocol):
@@ -43,7 +45,19 @@ class Service:
 
         Raises `ValueError` that names the model which cannot be served.
         """
-        return cls(*load_all(config.models, config.server.max_waiting), config.server)
+        loaded, waiting = load_all(config.models), config.server.max_waiting
+        worker = Worker()
+        models = {
+            name: Model(
+                name=name,
+                entry=config.models[name],
+                engine=AsyncLLM(llm, worker=worker, max_waiting=waiting),
+                text=llm.text,
+                **vars(known),
+            )
+            for name, (llm, known) in loaded.items()
+        }
+        return cls(models, worker, config.server)
 
     @classmethod
     def apart(cls, config: Config, *, small: bool) -> Self:
@@ -52,13 +66,8 @@ class Service:
         So HTTP does not hold the engine up. Where they are `small`, one thread decodes. Raises
         as `load`.
         """
-        waiting = config.server.max_waiting
-        child = Child(Order(models=config.models, max_waiting=waiting, small=small))
+        child = Child(Order(models=config.models, small=small), config.server.max_waiting)
         return cls(child.models, child, config.server)
-
-    async def join(self) -> None:
-        """Hear of what decodes from now on, in the loop that runs."""
-        await self.worker.join()
 
     def model(self, name: str) -> Model:
         """A model by its name; `Fault` for an unknown one."""

@@ -77,7 +77,7 @@ class Settings(Strict):
     max_waiting: Annotated[int, Field(ge=0)] = 256
     read_seconds: Seconds = 30.0
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 30.0
-    step_seconds: Seconds = 60.0
+    step_seconds: Annotated[float, Field(ge=1, le=86400)] = 60.0
 
     def key(self) -> bytes | None:
         """The key that clients must send; `ValueError` for a file without one."""

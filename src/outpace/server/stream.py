@@ -1,11 +1,13 @@
-"""One choice of a streamed answer: events of the engine to events of the stream."""
+"""The choices of a streamed answer: events of the engine to events of the stream."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
-from outpace.async_llm import Event
+from outpace.async_llm import Coming
+from outpace.output import Event
 from outpace.server.reply import Offsets, Reply, step
 from outpace.server.schema import Asked
 
@@ -71,3 +73,33 @@ class Strand:
     def shown(self, canvas: Sequence[int]) -> list[str | None]:
         """What lies behind the committed text; None for a hole."""
         return [None if token < 0 else self.reply.model.token(token) for token in canvas]
+
+
+async def merged(answers: Sequence[Coming]) -> AsyncGenerator[tuple[int, Event], None]:
+    """Events of all choices, with the number of their choice."""
+    if len(answers) == 1:  # nothing stands between it and what is written
+        async for event in answers[0]:
+            yield 0, event
+        return
+    # Where nobody reads, what comes waits in its answer, which makes one event of it.
+    queue: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue(1)
+
+    async def pump(index: int, answer: Coming) -> None:
+        try:
+            async for event in answer:
+                await queue.put((index, event))
+        except Exception as error:
+            await queue.put((index, error))
+
+    pumps = [asyncio.ensure_future(pump(*each)) for each in enumerate(answers)]
+    try:
+        left = len(pumps)
+        while left:
+            index, each = await queue.get()
+            if isinstance(each, Exception):
+                raise each
+            left -= each.output is not None
+            yield index, each
+    finally:
+        for task in pumps:
+            task.cancel()
