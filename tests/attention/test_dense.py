@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.attention.batch import Batch, Span
-from outpace.attention.dense import Alone, Dense, Together
+from outpace.attention.dense import NEAR, Alone, Dense, Together
 from outpace.decoding.tree import Tree
 from outpace.models.config import Sight
 
@@ -189,6 +189,20 @@ def test_sequences_that_lie_alike_are_one_call() -> None:
     memory = random(2, 2, 16 * 41, KEYS, DIM)
     calls = Dense(list(memory[0]), list(memory[1]), HEADS).calls(spans, Sight())
     assert [type(call) for call in calls] == [Together, Alone]
+
+
+def test_long_sequences_are_few_in_a_call() -> None:
+    """What is copied for it in double precision stays near; in any order."""
+    size, order = NEAR // (2 * KEYS * DIM * 8) // 2, [3, 0, 4, 1, 2]
+    long = [Memory(list(range(size * n, size * (n + 1))), stride=size) for n in order]
+    spans = [Span(slice(i, i + 1), size - 1, size, None, each) for i, each in enumerate(long)]
+    memory, q = random(2, 2, 5 * size, KEYS, DIM), random(5, HEADS, DIM, seed=1)
+    backend = Dense(list(memory[0]), list(memory[1]), HEADS, double=True)
+    calls = backend.calls(spans, Sight())
+    assert [call.shape[0] for call in calls if isinstance(call, Together)] == [1, 2, 2]
+    out = backend.plan(batch(spans, []))(1, q, *random(2, 0, KEYS, DIM))
+    seen = [[*range(size * n, size * (n + 1))] for n in order]
+    torch.testing.assert_close(out, by_hand(q, *memory[:, 1], seen))
 
 
 def test_one_at_the_end_of_the_memory_has_a_call_of_its_own() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from outpace.models.transformer import Attend
 
 FEW = 32
 """Rows of a sequence up to which neighbours share a call; more keep a call of their own busy."""
+
+NEAR = 2**21
+"""Bytes of keys and values in double precision, made for a call, that stay near a processor."""
 
 
 class Dense:
@@ -89,9 +93,21 @@ class Dense:
             near, far = neighbours(group, stride)
             alone += far
             calls += [
-                Together.of(some, total, stride, sight, self.like, self.sharing) for some in near
+                Together.of(part, total, stride, sight, self.like, self.sharing)
+                for some in near
+                for part in self.parts(some)
             ]
         return calls + [Alone.of(span, sight, self.like) for span in alone]
+
+    def parts(self, run: list[Span]) -> list[list[Span]]:
+        """Parts of a run of neighbours, so small that what is copied for each stays near."""
+        if not self.double:
+            return [run]
+        slot = 2 * self.keys[0][0].numel() * self.like.element_size()
+        size = slot * max(span.seen for span in run) * len(run)
+        count = min(-(-size // NEAR), len(run))
+        ends = [len(run) * part // count for part in range(count + 1)]
+        return [run[begin:end] for begin, end in pairwise(ends)]
 
 
 def neighbours(group: list[Span], stride: int) -> tuple[list[list[Span]], list[Span]]:
@@ -171,7 +187,7 @@ class Together:
     them are attended for nothing.
 
     Attributes:
-        rows: `i64[B * n]` their rows in the batch, sequence by sequence.
+        rows: `i64[B * n]` their rows in the batch, sequence by sequence; a slice where it is one.
         in_order: whether these are all rows in their order.
         places: `i64[B]` which of the J places of the view each sequence has; None for all.
         shape: J, n, and the slots that are seen of each place.
@@ -180,7 +196,7 @@ class Together:
         bias: `[J, 1, n * H / K, slots]` or so that it spreads to this; None where all see all.
     """
 
-    rows: Tensor
+    rows: slice | Tensor
     in_order: bool
     places: Tensor | None
     shape: tuple[int, int, int]
@@ -206,8 +222,9 @@ class Together:
         places = [(base(span) - first) // stride for span in spans]
         count, seen = places[-1] + 1, max(span.seen for span in spans)
         order = [row for span in spans for row in range(span.rows.start, span.rows.stop)]
+        whole = range(order[0], order[0] + len(order))
         return cls(
-            rows=torch.tensor(order),
+            rows=slice(whole.start, whole.stop) if order == [*whole] else torch.tensor(order),
             in_order=order == list(range(total)),
             places=None if count == len(places) else torch.tensor(places),
             shape=(count, rows, seen),

@@ -22,7 +22,7 @@ from outpace.models.norm import DIRECT as NORMS
 from outpace.models.norm import DirectNorm
 from outpace.models.transformer import MLP, Attention, Block, Embedding, Stack, Transformer
 
-SMALL = 2**16
+SMALL = 2**15
 """Elements below which a product costs less than its call, so that nothing is tried."""
 
 LARGE = 2**18
