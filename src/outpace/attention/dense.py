@@ -78,7 +78,6 @@ class Dense:
 
     def calls(self, spans: Sequence[Span], sight: Sight) -> list[Alone | Together]:
         """Few calls that attend with all rows."""
-        total = spans[-1].rows.stop
         alone: list[Span] = []
         alike: dict[tuple[int, int], list[Span]] = {}
         for span in spans:
@@ -93,7 +92,7 @@ class Dense:
             near, far = neighbours(group, stride)
             alone += far
             calls += [
-                Together.of(part, total, stride, sight, self.like, self.sharing)
+                Together.of(part, stride, sight, self.like, self.sharing)
                 for some in near
                 for part in self.parts(some)
             ]
@@ -188,7 +187,6 @@ class Together:
 
     Attributes:
         rows: `i64[B * n]` their rows in the batch, sequence by sequence; a slice where it is one.
-        in_order: whether these are all rows in their order.
         places: `i64[B]` which of the J places of the view each sequence has; None for all.
         shape: J, n, and the slots that are seen of each place.
         first: physical slot at which the view begins.
@@ -197,7 +195,6 @@ class Together:
     """
 
     rows: slice | Tensor
-    in_order: bool
     places: Tensor | None
     shape: tuple[int, int, int]
     first: int
@@ -208,16 +205,12 @@ class Together:
     def of(
         cls,
         spans: list[Span],
-        total: int,
         stride: int,
         sight: Sight,
         like: Tensor,
         sharing: int,
     ) -> Together:
-        """Sequences in the order of their memory, of a batch of `total` rows.
-
-        `sharing` heads share a key head.
-        """
+        """Sequences in the order of their memory; `sharing` heads share a key head."""
         first, rows = base(spans[0]), len(spans[0])
         places = [(base(span) - first) // stride for span in spans]
         count, seen = places[-1] + 1, max(span.seen for span in spans)
@@ -225,7 +218,6 @@ class Together:
         whole = range(order[0], order[0] + len(order))
         return cls(
             rows=slice(whole.start, whole.stop) if order == [*whole] else torch.tensor(order),
-            in_order=order == list(range(total)),
             places=None if count == len(places) else torch.tensor(places),
             shape=(count, rows, seen),
             first=first,
@@ -233,15 +225,18 @@ class Together:
             bias=together(spans, places, (count, rows, seen), sight, like, sharing),
         )
 
+    @property
+    def in_order(self) -> bool:
+        """Whether its rows, if they are all that there are, stand in their order."""
+        return isinstance(self.rows, slice)
+
     def __call__(
         self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
         """Attend with all their rows at once."""
         count, n, seen = self.shape
         size, kv_heads = q.shape[-1], keys.shape[1]
-        own = (q if self.in_order else q[self.rows]).view(
-            -1, n, kv_heads, q.shape[1] // kv_heads, size
-        )
+        own = q[self.rows].view(-1, n, kv_heads, q.shape[1] // kv_heads, size)
         if self.places is not None:
             own = own.new_zeros(count, *own.shape[1:]).index_copy_(0, self.places, own)
         k, v = alike(q, self.view(keys), self.view(values))
