@@ -14,8 +14,9 @@ from torch import Tensor
 from helpers import chi_square
 from outpace.decoding import GREEDY, Sample, Sampling
 from outpace.decoding.cut import keep_top_k, keep_top_p, nucleus
+from outpace.decoding.likeliest import WIDE, likeliest
 from outpace.decoding.noise import gumbel
-from outpace.decoding.sampling import PART, likeliest, noise_of
+from outpace.decoding.sampling import noise_of
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.9, 0.5, 0.0, -0.3, -0.5, -1.0, -1.2, -2.0, -4.0])
@@ -107,9 +108,9 @@ def test_zero_temperature_takes_the_most_probable() -> None:
     assert read(logits, slice(0, 2)).tokens.tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("columns", [5, PART, 16 * PART - 1, 16 * PART, 16 * PART + 1, 20_000])
+@pytest.mark.parametrize("columns", [5, WIDE - 1, WIDE, WIDE + 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_most_probable_is_found_in_parts(columns: int, dtype: torch.dtype) -> None:
+def test_the_most_probable_is_found_at_once(columns: int, dtype: torch.dtype) -> None:
     """The first of equals and of what is no number, in a slice, with all but a few left out."""
     torch.manual_seed(columns)
     wide = torch.randn(40, columns + 3).to(dtype)

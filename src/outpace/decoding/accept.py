@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from outpace.decoding.fly import Fly
 from outpace.decoding.fused import to_device
+from outpace.decoding.likeliest import likeliest
 from outpace.decoding.noise import uniform
 from outpace.decoding.request import Request
 from outpace.decoding.sampling import Noisy, Read, Reader, Readout, Sample, chooser, noise_of
@@ -110,7 +111,7 @@ class Rejection(Sample):
             other = choose.draw(torch.where(left > 0, rest, p), rows)
             tokens = torch.where(kept.squeeze(-1), drafted[rows], other)
             # Where a logit is no number, neither is a law; that logit is the largest.
-            tokens = torch.where(left.squeeze(-1).isnan(), logits.argmax(-1), tokens)
+            tokens = torch.where(left.squeeze(-1).isnan(), likeliest(logits), tokens)
             return Readout(tokens, judge(logits, tokens, rows))
 
         return read

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.decoding.fused import Settings, to_device
+from outpace.decoding.likeliest import likeliest
 
 if TYPE_CHECKING:
     from outpace.decoding.sampling import Sampling
@@ -75,7 +76,7 @@ def nucleus(logits: Tensor, noised: Tensor, top_p: Tensor) -> Tensor:
     Nothing is sorted: the best candidate is tried first and nearly always inside; where it is
     not, all tokens that are no more probable are outside too.
     """
-    tokens = noised.argmax(-1)
+    tokens = likeliest(noised)
     open_rows = (top_p < 1).nonzero().squeeze(-1)
     probabilities = logits.softmax(-1) if len(open_rows) else logits
     while len(open_rows):
@@ -85,7 +86,7 @@ def nucleus(logits: Tensor, noised: Tensor, top_p: Tensor) -> Tensor:
         open_rows, level = open_rows[outside], level[outside]
         left = noised[open_rows].masked_fill(logits[open_rows] <= level, -torch.inf)
         noised = noised.index_copy(0, open_rows, left)
-        tokens[open_rows] = left.argmax(-1)
+        tokens[open_rows] = likeliest(left)
     return tokens
 
 

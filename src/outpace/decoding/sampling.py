@@ -19,6 +19,7 @@ from torch import Tensor
 from outpace.decoding.cut import MOST, Cut, narrowed, nucleus
 from outpace.decoding.fused import Settings, fits, read_rows, to_device
 from outpace.decoding.joint import Joint, Jointly
+from outpace.decoding.likeliest import likeliest
 from outpace.decoding.noise import gumbel, noise_keys
 
 Score = Literal["confidence", "entropy", "logprob", "margin"]
@@ -236,22 +237,6 @@ def chooser(
     return Noisy.of(samplings, steps, slots, device)
 
 
-PART = 512
-"""Columns among which the largest is looked for, once it is known to be there."""
-
-
-def likeliest(logits: Tensor) -> Tensor:
-    """What `logits.argmax(-1)` is of `logits [R, V]`: on a CPU its loop is a tenth as fast."""
-    columns = logits.shape[-1]
-    if logits.device.type != "cpu" or columns < 16 * PART:
-        return logits.argmax(-1)
-    whole = logits[:, : columns - columns % PART].unflatten(-1, (-1, PART))
-    # The last part shares columns with the one before, which is found first if they are equal.
-    best = torch.cat((whole.amax(-1), logits[:, -PART:].amax(-1, keepdim=True)), -1)
-    first = best.argmax(-1, keepdim=True).mul_(PART).clamp_(max=columns - PART)
-    return first.squeeze(-1) + logits.gather(-1, first + torch.arange(PART)).argmax(-1)
-
-
 def noise_of(
     samplings: Sequence[Sampling], steps: Sequence[int], slots: Sequence[Sequence[int]]
 ) -> Tensor:
@@ -308,7 +293,7 @@ class Noisy:
     def law(self, logits: Tensor, rows: slice) -> Tensor:
         """Probabilities `f32[r, V]` with which the tokens of `logits [r, V]` are chosen."""
         law = torch.zeros_like(logits, dtype=torch.float32)
-        law.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        law.scatter_(-1, likeliest(logits)[:, None], 1.0)
         if len(found := self.cut.known[0, rows].nonzero()[0]):
             warm = to_device(found, logits.device)
             law[warm] = self.cut(logits, rows)[warm].softmax(-1)
@@ -316,7 +301,7 @@ class Noisy:
 
     def draw(self, weights: Tensor, rows: slice) -> Tensor:
         """Token `[r]` of each row of `weights [r, V]`, which need not add up to one."""
-        return (weights.log() + gumbel(self.keys[rows], weights.shape[-1])).argmax(-1)
+        return likeliest(weights.log() + gumbel(self.keys[rows], weights.shape[-1]))
 
 
 def scores(logits: Tensor, tokens: Tensor, wanted: AbstractSet[Score]) -> dict[Score, Tensor]:

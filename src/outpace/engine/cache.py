@@ -121,11 +121,11 @@ class Cache:
 
     def take(self, count: int) -> list[int] | None:
         """Hold `count` pages, side by side if possible; None where memory is short."""
-        if self.held > self.num_pages - count:
-            return None
-        chosen = self.blank(count)
-        if chosen is None:
-            chosen = self.oldest(np.flatnonzero(self.free), count)
+        if (chosen := self.blank(count)) is None:
+            free = np.flatnonzero(self.free)
+            if len(free) < count:
+                return None
+            chosen = self.oldest(free, count)
         for page in chosen[self.used[chosen] > 0].tolist():
             self.forget(page)
         self.holders[chosen] += 1

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from outpace.decoding import CAUSAL_KINDS, FULL, Decoding, Forward, Kind, Read, Request
+from outpace.decoding.likeliest import likeliest
 from outpace.decoding.sampling import Reader, Readout, Score
 from outpace.methods import Method
 from outpace.methods.method import at_least_one
@@ -32,7 +33,7 @@ class Given(Read):
 
         def read(logits: Tensor, rows: slice) -> Readout:
             logprobs = logits.float().log_softmax(-1).gather(-1, given[rows, None]).squeeze(-1)
-            return Readout(logits.argmax(-1), {"logprob": logprobs})
+            return Readout(likeliest(logits), {"logprob": logprobs})
 
         return read
 
