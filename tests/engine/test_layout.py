@@ -151,6 +151,7 @@ def test_without_blocks_models_keep_their_layout(
     lay_out(laid_out)
     quickest.packs.cache_clear()
     assert not any(isinstance(m, FixedLinear | OwnHead) for m in laid_out.modules())
+    assert laid_out.embedding.weight.stride(0) == 1
     before, after = (whole(m, [3, 1, 4], causal=True) for m in (plain, laid_out))
     torch.testing.assert_close(after, before, atol=1e-3, rtol=2e-2)
 
@@ -170,7 +171,7 @@ def test_a_row_of_bfloat16_does_not_change_with_its_company(shape: tuple[int, in
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_tied_head(bidirectional: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large one of a causal model lies by column; all but huge ones have a copy for many rows."""
+    """All but huge ones have a copy; without blocks, that of a causal model lies by column."""
     monkeypatch.setattr(layout, "HUGE", 4 * 192 * 3072)
     for vocab in (1024, 2048, 3072):
         laid_out = model(bidirectional=bidirectional, vocab=vocab, tied=True)
@@ -179,8 +180,12 @@ def test_a_tied_head(bidirectional: bool, rows: int, monkeypatch: pytest.MonkeyP
         lay_out(laid_out)
         after = laid_out.embedding.weight
         assert torch.equal(before, after)
-        assert (after.stride(0) == 1) == (vocab > 1024 and not bidirectional)
-        assert isinstance(laid_out, OwnHead) == (vocab < 3072 and packs(torch.float32))
+        assert (after.stride(0) == 1) == (not packs(torch.float32) and not bidirectional)
+        assert isinstance(laid_out, OwnHead) == packs(torch.float32)
+        if isinstance(laid_out, OwnHead):
+            head = laid_out.own[0].more
+            shared = not head.is_mkldnn and head.data_ptr() == after.data_ptr()
+            assert shared == (vocab == 3072)
         assert dict(laid_out.named_parameters()).keys() == names
         torch.testing.assert_close(laid_out.head(hidden), hidden @ before.T, atol=1e-4, rtol=1e-4)
 

@@ -29,7 +29,7 @@ LARGE = 2**18
 """Elements from which on one row has no layout of its own, which would double the memory."""
 
 HUGE = 2**26
-"""Bytes of an embedding of which there is no second copy that is packed."""
+"""Bytes of an embedding of which there is no second copy, in float32."""
 
 PIECE = 256
 """Rows that an MLP takes at a time: what lies between its matrices stays in the cache."""
@@ -116,10 +116,7 @@ class DirectBlock(Block):
 
 
 class OwnHead(Transformer):
-    """A model with a tied head, which has a layout of its own.
-
-    A large embedding lies by column itself, for a single row; more go to a packed copy.
-    """
+    """A model with a tied head, which has a layout of its own or is the embedding as it lies."""
 
     own: tuple[FixedLinear]
 
@@ -128,9 +125,10 @@ class OwnHead(Transformer):
         weight = self.embedding.weight.detach()
         head = FixedLinear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         head.weight = nn.Parameter(weight, requires_grad=False)
-        head.lay_out()
-        if not weight.is_contiguous():
-            head.one = weight
+        if weight.dtype == torch.float32 and weight.nbytes >= HUGE:
+            head.one, head.more, head.added = weight, weight, None
+        else:
+            head.lay_out()
         self.own = (head,)
 
     def undo(self) -> None:
@@ -173,15 +171,12 @@ def lay_out_head(model: Transformer, fast: bool) -> None:
     weight = model.embedding.weight
     if weight.numel() < SMALL or type(model.embedding) is not Embedding:  # one of its slices
         return
-    exact = weight.dtype == torch.float32
-    own = fast and (weight.nbytes < HUGE or not exact)
-    single = exact and weight.numel() >= LARGE if own else True
-    if single and model.config.kind not in (Kind.DIFFUSION, Kind.BLOCK):
+    if fast:
+        become(model, OwnHead)
+    elif model.config.kind not in (Kind.DIFFUSION, Kind.BLOCK):
         # One row passes in two thirds of the time; looking a row up gets dearer, but costs nothing
         # beside the product.
         weight.data = by_column(weight.data)
-    if own:
-        become(model, OwnHead)
 
 
 def become(module: nn.Module, kind: type[nn.Module]) -> None:
