@@ -65,6 +65,18 @@ def entries() -> list[Entry]:
     return found
 
 
+def chosen(names: Sequence[str]) -> list[Entry]:
+    """Methods whose names begin so, and what the lossless ones among them are held against."""
+    every = entries()
+    found = [entry for entry in every if entry.name.startswith(tuple(names))]
+    models = {entry.model for entry in found}
+    return [
+        entry
+        for entry in every
+        if entry in found or entry.model in models and isinstance(entry.method, Autoregressive)
+    ]
+
+
 def answers(llm: LLM, method: Method, given: Sequence[Question], tokens: int) -> list[Output]:
     """The greedy answers."""
     prompts = [question.prompt for question in given]
@@ -134,7 +146,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, list[Row]], list[Bar
     tables: dict[str, list[Row]] = {"methods": [], "mixed": []}
     bars: list[Bar] = []
     given = questions_of("story", options.limit)
-    every = entries()
+    every = chosen(options.only)
     plain: dict[str, list[Output]] = {}
     for number, model in enumerate(dict.fromkeys(entry.model for entry in every)):
         llms = {side: LLM(model, quantize=kind, cache_gib=0.25) for side, kind in SIDES.items()}
@@ -171,7 +183,11 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=500, help="problems (500)")
     parser.add_argument("--mixed", type=int, default=1000, help="mixed requests (1000)")
     parser.add_argument("--max-tokens", type=int, default=128, help="of an answer (128)")
+    parser.add_argument("--only", nargs="+", default=[""], help="beginnings of methods' names")
     options = parser.parse_args()
+    if not chosen(options.only):
+        names = ", ".join(dict.fromkeys(entry.name for entry in entries()))
+        parser.error(f"--only {' '.join(options.only)} names none of {names}")
     prepare(options)
     tables, bars = measure(options)
     for title, rows in tables.items():

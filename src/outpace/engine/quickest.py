@@ -54,7 +54,7 @@ LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Map rows `x [T, in]` by a matrix in any layout.
 
-    In float32 oneDNN takes half the time of PyTorch's usual library on a matrix row by row as well.
+    In float32 oneDNN is the quicker library row by row as well: twice as quick on an AMD EPYC.
     """
     packed = weight.is_mkldnn
     if not packed and (not weight.is_contiguous() or weight.dtype != torch.float32):
