@@ -117,7 +117,7 @@ def test_a_draft_that_is_of_no_use_is_asked_less_and_less() -> None:
     gaps = [after - before for before, after in pairwise(tries)]
     assert len(gaps) >= 3 and all(after > 1.8 * before for before, after in pairwise(gaps))
     assert sum(value > 1 for value in values) < 0.03 * len(values)
-    assert sum(value > 1 for value in Machine(chance=1.0).run(pace, 3500)[-400:]) > 390
+    assert sum(value > 1 for value in Machine(chance=1.0).run(pace, 3500)[-400:]) > 380
 
 
 def test_what_pays_depends_on_the_load_and_comes_back_when_it_falls() -> None:
@@ -127,7 +127,7 @@ def test_what_pays_depends_on_the_load_and_comes_back_when_it_falls() -> None:
     pace = alone.pace()
     assert min(alone.run(pace, 50)[5:]) >= 6
     assert sum(value > 1 for value in many.run(pace, 200, requests=16)) < 20
-    assert sum(value < 6 for value in alone.run(pace, 50)) < 3
+    assert sum(value < 6 for value in alone.run(pace, 50)) < 6
 
 
 def test_a_load_that_was_never_met_is_tried_out_at_once() -> None:

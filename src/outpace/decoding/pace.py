@@ -22,11 +22,11 @@ TRIAL = 4
 PATIENCE = 256
 """Cycles without news until the next trial, at first; then twice as many each time."""
 
-REMINDER = 256
-"""Cycles of another dial until one with the least is timed again."""
+REMINDER = 128
+"""Cycles of another dial until some with the least are timed again."""
 
-REVIEW = 8
-"""Cycles for which a decision holds."""
+REVIEW, LONGEST = 8, 64
+"""Cycles for which a decision holds, and one for the least dial that was made again and again."""
 
 MOST = 64
 """Most tokens that are proposed where a pace decides."""
@@ -68,7 +68,7 @@ class Load:
         gain: seconds per token of a request that this saves beside the least dial.
         price: seconds for each slot that a draft has still to read before it drafts.
         review, reminder: cycles from which on this is decided anew, and timed with the least.
-        patience: cycles without news until the next trial.
+        spell, patience: cycles for which a decision holds, and without news until the next trial.
     """
 
     dial: int = 0
@@ -77,6 +77,7 @@ class Load:
     price: float = 0.0
     review: int = 0
     reminder: int = 0
+    spell: int = REVIEW
     patience: int = PATIENCE
 
 
@@ -149,6 +150,7 @@ class Pace:
         if load.rival == load.dial or self.cycles < self.news + load.patience:
             return False
         self.trier, self.tried, self.news = request, self.cycles + TRIAL, self.cycles
+        load.review = self.tried
         load.patience *= 2
         for counts in self.counts.values():
             counts[:] = [min(count, FAITH) for count in counts]  # what it shows counts for most
@@ -156,7 +158,7 @@ class Pace:
 
     def decide(self, load: Load) -> int:
         """Choose what promises most at a load; for how many cycles that holds."""
-        least, *others = self.dial.values
+        (least, *others), before = self.dial.values, load.dial
         load.dial = load.rival = most = self.dial.values[-1]
         passes = self.dial.passes(most)
         warm = {model for model, cost in self.costs.items() if not cost.cold}
@@ -170,14 +172,16 @@ class Pace:
             load.dial = least
         elif 0 < load.reminder <= self.cycles:
             load.dial, load.reminder = least, self.cycles + REMINDER
-            return 1 if self.dial.nested else TRIAL
+            return TRIAL  # one alone would be slower than several in a row
         else:
             load.dial, load.patience = load.rival, PATIENCE
             load.reminder = load.reminder or self.cycles + REMINDER
             load.gain = times[least] - times[load.dial]
             drafts = {model for model, *_ in passes} - {"target"}
             load.price = self.requests * sum(self.costs[model].row for model in drafts)
-        return REVIEW if self.known(load.dial) else 1
+        same = load.dial == before == least
+        load.spell = min(2 * load.spell, LONGEST) if same else REVIEW
+        return load.spell if self.known(load.dial) else 1
 
     def known(self, value: int) -> bool:
         """Whether passes as in a cycle that proposes so many were seen."""
