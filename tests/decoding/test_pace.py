@@ -202,6 +202,26 @@ def test_a_draft_that_lies_behind_has_to_pay_for_what_it_reads() -> None:
     machine.run(pace, 50)
     assert pace.value(None, 0, 1) == pace.value(None, 10, 100) == MOST
     assert pace.value(None, 100, 1) == pace.value(None, 10**6, 100) == 1
+    assert pace.value(None, 10, 100, 5) == MOST and pace.value(None, 10, 100, 10**6) == 1
+
+
+def test_it_settles_on_no_drafts_until_a_trial_is_due() -> None:
+    """Not at once, and not where drafts pay; another load is another question."""
+    machine, good = Machine(chance=0.0), Machine(chance=0.95, target=lambda rows: 10.0)
+    pace, other = machine.pace(), good.pace()
+    settled = []
+    for _ in range(200):
+        machine.run(pace, 1, requests=8)
+        settled.append(pace.settled)
+    first = settled.index(True)
+    assert 56 < first < 100 and all(settled[first:])
+    while pace.settled:
+        machine.run(pace, 1, requests=8)
+    assert max(machine.run(pace, TRIAL, requests=8)) > 1
+    pace.run(1)
+    assert not pace.settled
+    good.run(other, 300)
+    assert not other.settled
 
 
 def test_a_dial_of_one_value_stays() -> None:

@@ -385,7 +385,7 @@ def contents(cache: Cache, table: Table, end: int) -> list[float]:
 
 def run(prefix: Prefix, table: Table, forward: Forward) -> None:
     """A pass of one forward, without a model."""
-    prefix.writes(table, forward.start, forward.end)
+    prefix.writes(table, forward.start, forward.end, prefix.text(forward))
     before = contents(prefix.cache, table, forward.start)[-1] if forward.start else 0.0
     values = expected(list(forward.ids), before)
     if forward.pattern != CAUSAL or forward.positions is not None:
@@ -446,6 +446,20 @@ class Prefixes(RuleBasedStateMachine):
         moved = [start + 1 + i for i in range(len(ids))] if kind == "moved" else None
         pattern = FULL if kind == "full" else CAUSAL
         self.write(table, Forward(ids=ids, start=start, pattern=pattern, positions=moved))
+
+    @precondition(lambda self: self.tables)
+    @rule(which=st.integers(0, 99), start=st.integers(0, 60))
+    def feed_again(self, which: int, start: int) -> None:
+        """What is known, from anywhere on, and a token behind it: all stays known and shared."""
+        table = self.tables[which % len(self.tables)]
+        text, names = list(table.known[start:]), list(table.names)
+        if not text or len(table.known) == table.size:
+            return
+        shared = self.cache.holders[table.pages[: len(table.known) // PAGE]].tolist()
+        self.write(table, Forward(ids=[*text, 1], start=start))
+        if table in self.tables:
+            assert table.names[: len(names)] == names
+            assert self.cache.holders[table.pages[: len(shared)]].tolist() == shared
 
     @precondition(lambda self: self.tables)
     @rule(which=st.integers(0, 99))

@@ -66,7 +66,8 @@ class Load:
     Attributes:
         dial: tokens that a cycle is to propose, and `rival` another number that promises most.
         gain: seconds per token of a request that this saves beside the least dial.
-        price: seconds for each slot that a draft has still to read before it drafts.
+        price, again: seconds for each slot that a draft has still to read before it drafts, and
+            that the target has to be fed again for it.
         review, reminder: cycles from which on this is decided anew, and timed with the least.
         spell, patience: cycles for which a decision holds, and without news until the next trial.
     """
@@ -75,6 +76,7 @@ class Load:
     rival: int = 0
     gain: float = inf
     price: float = 0.0
+    again: float = 0.0
     review: int = 0
     reminder: int = 0
     spell: int = REVIEW
@@ -130,10 +132,20 @@ class Pace:
             counts[index] = min(counts[index] + 1, MEMORY)
             rates[index] += ((index < tokens) - rates[index]) / counts[index]
 
-    def value(self, request: object = None, behind: int = 0, left: float = inf) -> int:
+    @property
+    def settled(self) -> bool:
+        """Whether the least was best again and again, and no trial is due."""
+        load = self.load
+        firm = load.dial == self.dial.values[0] and load.spell == LONGEST
+        return firm and self.cycles < self.news + load.patience
+
+    def value(
+        self, request: object = None, behind: int = 0, left: float = inf, lost: int = 0
+    ) -> int:
         """Number of tokens that the next cycle of a request is to propose.
 
-        The draft has `behind` slots still to read, which has to pay over the `left` tokens.
+        The draft has `behind` slots still to read, and the target is to be fed `lost` of them again
+        for it, which has to pay over the `left` tokens.
         """
         load = self.load
         if self.cycles >= load.review:
@@ -141,7 +153,8 @@ class Pace:
         least = self.dial.values[0]
         if load.dial == least:
             return load.rival if self.tries(request, load) else least
-        return load.dial if left * load.gain >= behind * load.price else least
+        pays = left * load.gain >= behind * load.price + lost * load.again
+        return load.dial if pays else least
 
     def tries(self, request: object, load: Load) -> bool:
         """Whether a request is the one that tries another dial for all."""
@@ -179,6 +192,7 @@ class Pace:
             load.gain = times[least] - times[load.dial]
             drafts = {model for model, *_ in passes} - {"target"}
             load.price = self.requests * sum(self.costs[model].row for model in drafts)
+            load.again = self.requests * self.costs["target"].row
         same = load.dial == before == least
         load.spell = min(2 * load.spell, LONGEST) if same else REVIEW
         return load.spell if self.known(load.dial) else 1

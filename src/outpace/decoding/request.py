@@ -139,17 +139,22 @@ class Request:
         if len(self.ids) == self.limit:
             self.finish_reason = "length"
 
-    def dial(self, most: int, behind: int = 0) -> int:
+    def dial(self, most: int, behind: int = 0, lost: int = 0) -> int:
         """Number of tokens that the next cycle proposes: `most`, or fewer where that pays.
 
-        A draft has first to read `behind` slots.
+        A draft has first to read `behind` slots, of which the target has to be fed `lost` again.
         """
         if self.pace is None:
             return most
         self.account()
-        value = self.pace.value(self, behind, self.limit - len(self.ids))
+        value = self.pace.value(self, behind, self.limit - len(self.ids), lost)
         self.dialled, self.since = min(most, value), len(self.ids)
         return self.dialled
+
+    @property
+    def settled(self) -> bool:
+        """Whether no cycle is to propose anything for a while."""
+        return self.pace is not None and self.pace.settled
 
     def account(self) -> None:
         """Tell the pace what the present cycle has brought.

@@ -105,11 +105,14 @@ class Prefix:
             table.pages[first : first + shared] = sources[:shared]
             table.lay_out()
 
-    def writes(self, table: Table, start: int, end: int) -> None:
+    def writes(self, table: Table, start: int, end: int, text: Sequence[int] = ()) -> None:
         """Called before slots are written: what was known of them is so no longer.
 
-        Raises `ValueError` where a page is shared and no other is left to write to.
+        The first of them get this `text`; as far as that is what they are known to hold, nothing
+        changes. Raises `ValueError` where a page is shared and no other is left to write to.
         """
+        same = [old == new for old, new in zip(table.known[start:], text, strict=False)]
+        start += [*same, False].index(False)
         if start < len(table.known):
             kept = start
             while kept and kept + (table.known[kept - 1] >> SIGHT) > start:
@@ -139,10 +142,13 @@ class Prefix:
         table.lay_out()
 
     def learn(self, table: Table, start: int, text: Sequence[int]) -> None:
-        """Called after this text was written from slot `start` on: name the pages full of it."""
-        if start != len(table.known):
+        """Called after this text was written from slot `start` on: name the pages full of it.
+
+        Of its beginning it may be known already.
+        """
+        if start > len(table.known):
             return
-        table.known += text
+        table.known += text[len(table.known) - start :]
         for index in range(len(table.names), len(table.known) // PAGE):
             if (page := depends(table.known, index * PAGE)) is None:
                 break

@@ -117,7 +117,8 @@ class Runner:
             if found:
                 feed = feed.cut(found)[1]
                 feed.missing = found if feed.layers else 0
-        self.prefix.writes(feed.table, feed.first, feed.end)
+        text = self.prefix.text(feed) if feed.first < len(feed.table.known) else ()
+        self.prefix.writes(feed.table, feed.first, feed.end, text)
         return feed
 
     def find(self, feed: Feed, ahead: int, draft: tuple[Runner, Table] | None) -> int:

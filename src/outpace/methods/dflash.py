@@ -6,8 +6,6 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-import torch
-
 from outpace.decoding import (
     MASKED_DRAFT_KINDS,
     Decoding,
@@ -23,9 +21,9 @@ from outpace.decoding import (
 )
 from outpace.decoding.pace import MOST
 from outpace.methods.behind import behind
+from outpace.methods.features import Features
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
 from outpace.methods.method import Length, Method, Within, at_least_one, check_length
-from outpace.methods.plain import plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,26 +81,23 @@ class DFlash(Method):
                 stacklevel=2,
             )
         read = request.sample()
-        out, alive = yield from plain(request, 0, read, features_for="draft")
-        assert out.features is not None
-        features = [out.features]
+        features = Features(request, read)
+        alive = yield from features.plain()
         ready = 0  # slots of the draft that hold the text
         while alive:
             n = len(request)
             rows = min(block, request.limit - n)
-            count = request.dial(self.most(rows), behind=n - 1 - ready) - 1
-            if not count:
-                out, alive = yield from plain(request, n - 1, read, features_for="draft")
-                assert out.features is not None
-                features.append(out.features)
+            count = request.dial(self.most(rows), n - 1 - ready, features.lost) - 1
+            if not count or features.lost:
+                alive = yield from features.plain(wanted=count > 0)
                 continue
             out = yield replace(
-                behind(request, torch.cat(features), rows),
+                behind(request, features.take(), rows),
                 predict=range(n, n + count),
                 # Masks know nothing of each other's noise: the likeliest tokens fit best.
                 read=draft_read(request, self.verify, match=Sample(joint=request.joint)),
             )
-            drafted, guesses, features, ready = out.tokens, out.logits, [], n - 1
+            drafted, guesses, ready = out.tokens, out.logits, n - 1
             out = yield Forward(
                 ids=[request.ids[-1], *drafted],
                 start=n - 1,
@@ -118,5 +113,6 @@ class DFlash(Method):
             )
             kept = agreement(drafted, out.tokens)
             assert out.features is not None
-            features.append(out.features[: kept + 1])
+            features.add(out.features[: kept + 1])
+            features.fed = features.seen
             alive = request.commit(out.tokens[: kept + 1], out.logprobs)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Annotated
 
-import torch
 from torch import Tensor
 
 from outpace.decoding import (
@@ -29,9 +28,9 @@ from outpace.decoding import (
 )
 from outpace.decoding.branches import Branches, followed
 from outpace.decoding.tree import BITS
+from outpace.methods.features import Features
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
 from outpace.methods.method import Method, Within, at_least_one
-from outpace.methods.plain import plain
 
 Drafting = Generator[Forward, Prediction, Branches]
 
@@ -103,24 +102,18 @@ class Eagle(Method):
 
     def decode(self, request: Request) -> Decoding:
         """Grow a tree behind the last token, keep the branch that the target agrees with."""
-        read = request.sample()
-        out, alive = yield from plain(request, 0, read, features_for="draft")
-        assert out.features is not None
-        features = [out.features]
-        ready = len(request.prompt)  # slots of the target that hold the text
-        drawn = 0  # those of the draft
+        features = Features(request, request.sample())
+        alive = yield from features.plain()
+        drawn = 0  # slots of the draft that hold the text
         while alive:
             n = len(request)
-            value = request.dial(self.levels + 1, behind=n - 1 - drawn)
+            value = request.dial(self.levels + 1, n - 1 - drawn, features.lost)
             levels = min(value - 1, request.limit - n - 1)
-            if not levels:
-                out, alive = yield from plain(request, ready, read, features_for="draft")
-                assert out.features is not None
-                features.append(out.features[n - 1 - ready :] if ready < n - 1 else out.features)
-                ready = n
+            if not levels or features.lost:
+                alive = yield from features.plain(wanted=levels > 0)
                 continue
-            drafted = yield from self.grow(request, torch.cat(features), levels)
-            features, drawn = [], n - 1
+            drafted = yield from self.grow(request, features.take(), levels)
+            ready, drawn = features.fed, n - 1
             rows = drafted.best(self.rows(value) - 1)
             tokens = [drafted.tokens[row] for row in rows]
             parents = drafted.parents_among(rows)
@@ -147,8 +140,8 @@ class Eagle(Method):
             )
             path = followed(parents, tokens, out.tokens)
             assert out.features is not None
-            features.append(out.features[[again + row for row in path]])
-            ready = n - 1 + len(path) if chain else n
+            features.add(out.features[[again + row for row in path]])
+            features.fed = features.seen if chain else n
             scores = out.logprobs
             alive = request.commit(
                 [out.tokens[row] for row in path],

@@ -76,7 +76,7 @@ class Speculative(Method):
         own = request.sample()
         # The noise of the target makes the draft say the same more often than none does.
         read = draft_read(request, self.verify, match=own)
-        _, alive = yield from plain(request, 0, own)
+        alive = yield from plain(request, 0, own)
         ready = 0  # slots of the draft that hold the text
         while alive:
             n = len(request)
@@ -84,7 +84,7 @@ class Speculative(Method):
             guesses: list[Tensor | None] = []
             count = request.dial(min(self.most, request.limit - n), behind=n - ready) - 1
             if not count:
-                _, alive = yield from plain(request, n - 1, own)
+                alive = yield from plain(request, n - 1, own)
                 continue
             while len(drafted) < count:
                 tail = (request.ids + drafted)[ready:]

@@ -103,7 +103,7 @@ class WeDLM(Method):
             window = request.dial(self.window)
             if request.pace and window == self.least == 1 and not canvas.holes:
                 n, request.canvas = len(request), ()
-                (_, alive), ready = (yield from plain(request, ready, read)), n
+                alive, ready = (yield from plain(request, ready, read)), n
                 continue
             if not request.canvas:
                 canvas = Canvas.of(request)
@@ -123,7 +123,7 @@ class WeDLM(Method):
             window = request.dial(self.window + 1) - 1
             if not window:
                 n, request.canvas = len(request), ()
-                (_, alive), ready = (yield from plain(request, ready, read)), n
+                alive, ready = (yield from plain(request, ready, read)), n
                 continue
             if not request.canvas:
                 canvas = Canvas.of(request)

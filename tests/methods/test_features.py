@@ -1,0 +1,114 @@
+"""Hidden states that nobody keeps while no draft is to come, and the text that is fed again."""
+
+from __future__ import annotations
+
+from itertools import chain, repeat
+
+import pytest
+import torch
+
+from helpers import finish, request_of, script
+from outpace.decoding import Prediction, Sampling
+from outpace.decoding.pace import Dial, Pace
+from outpace.engine.prefix import Prefix
+from outpace.methods import DFlash, Eagle, Method
+from workload import Request, alone, new_engine, result
+
+SETTLED, PLAIN, DRAFT = 0, 1, 4
+METHODS = [
+    DFlash(draft="features", tokens=4),
+    DFlash(draft="added", tokens=4),
+    Eagle(draft="states", width=1, depth=3),
+    Eagle(draft="states", width=2, depth=3, nodes=8),
+]
+PLANS = {
+    "late": [SETTLED] * 3 + [DRAFT] * 99,
+    "early": [DRAFT] * 3 + [PLAIN] * 3 + [SETTLED] * 11 + [DRAFT] * 99,
+    "on and off": [SETTLED, SETTLED, DRAFT, DRAFT, SETTLED, PLAIN, DRAFT, PLAIN, SETTLED] * 9,
+    "never": [SETTLED] * 99,
+}
+
+
+class Scripted(Pace):
+    """Proposes what was written down, cycle by cycle, and remembers what it was told."""
+
+    def __init__(self, plan: list[int]) -> None:
+        super().__init__(Dial(values=range(1, 9), passes=lambda n: [("target", n, 1)]))
+        self.now, self.plan = plan[0], chain(plan, repeat(plan[-1]))
+        self.told: list[tuple[int, int]] = []
+        self.lost: list[int] = []
+
+    @property
+    def settled(self) -> bool:
+        return self.now == SETTLED
+
+    def value(self, request=None, behind=0, left=0.0, lost=0) -> int:
+        self.now = next(self.plan)
+        self.lost.append(lost)
+        return max(self.now, 1)
+
+    def brought(self, value: int, tokens: int) -> None:
+        self.told.append((value, tokens))
+
+
+@pytest.mark.parametrize("share", [False, True], ids=["copied", "shared"])
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_the_text_is_that_of_plain_decoding(method: Method, plan: str, share: bool) -> None:
+    """Some that begin alike, greedy and sampled, in passes so short that feeding again is cut."""
+    engine = new_engine(max_rows=11)
+    for each in engine.runners:
+        if each.prefix is not None:
+            each.prefix = Prefix(each.cache, share=share, paired=each.prefix.paired)
+    samplings = [Sampling(), Sampling(temperature=1.5, seed=2), Sampling()]
+    prompt = tuple(range(1, 22))
+    asked = [
+        Request(method=method, prompt=prompt, max_tokens=40, sampling=sampling)
+        for sampling in samplings
+    ]
+    jobs = [request.submit(engine) for request in asked]
+    paces = [Scripted(PLANS[plan]) for _ in jobs]
+    for job, pace in zip(jobs, paces, strict=True):
+        job.request.pace = pace
+    finish(engine)
+    assert [result(job)[:2] for job in jobs] == [alone(request)[:2] for request in asked]
+    lost = [slots for pace in paces for slots in pace.lost]
+    again = [
+        step for job in jobs for step in job.request.trace[1:] if step.dial == 1 and step.rows > 9
+    ]
+    assert max(lost) > 9 and bool(again) == (plan != "never")
+    assert all(tokens == 1 for pace in paces for value, tokens in pace.told if value == 1)
+    assert not any((~each.cache.free).sum() for each in engine.runners)
+
+
+def seen(tokens: list[int], rows: int | None = None) -> Prediction:
+    """An answer of the target, whose features, if any, number the rows."""
+    features = None if rows is None else torch.arange(float(rows))[:, None]
+    return Prediction(tokens=tokens, features=features)
+
+
+def test_what_nobody_kept_is_fed_again_with_the_last_token() -> None:
+    """Two tokens without a draft, one that catches up, a draft; then what is new is kept."""
+    pace = Scripted([SETTLED, DRAFT, DRAFT, PLAIN, DRAFT])
+    request = request_of(prompt=[5, 6, 7], max_tokens=8, mask_id=99, block=4, pace=pace)
+    answers = [
+        seen([8]),
+        seen([9]),
+        seen([10], 5),
+        [11, 12, 13],
+        seen([11, 20, 0, 0], 4),
+        seen([21], 1),
+        [22],
+        seen([22, 23], 2),
+    ]
+    forwards = script(DFlash(draft=""), request, answers)
+    assert request.tokens == [8, 9, 10, 11, 20, 21, 22, 23]
+    assert [(each.start, list(each.ids), each.features_for) for each in forwards[:3]] == [
+        (0, [5, 6, 7], None),
+        (3, [8], None),
+        (0, [5, 6, 7, 8, 9], "draft"),
+    ]
+    contexts = [each.context[:, 0].tolist() for each in forwards if each.context is not None]
+    assert contexts == [[0, 1, 2, 3, 4], [0, 1, 0]]
+    assert pace.lost == [3, 4, 0, 0, 0]
+    assert pace.told[:4] == [(1, 1), (1, 1), (4, 2), (1, 1)]
