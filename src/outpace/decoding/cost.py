@@ -63,7 +63,7 @@ class Cost:
 
     def knows(self, rows: float) -> bool:
         """Whether passes of about so many rows, or of both fewer and more, were seen."""
-        return min(self.means) <= round(2 * log2(rows)) <= max(self.means)
+        return bool(self.means) and min(self.means) <= round(2 * log2(rows)) <= max(self.means)
 
 
 def interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:

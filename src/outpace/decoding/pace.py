@@ -65,7 +65,8 @@ class Load:
 
     Attributes:
         dial: tokens that a cycle is to propose, and `rival` another number that promises most.
-        gain: seconds per token of a request that this saves beside the least dial.
+        gain: seconds per token of a request that this saves beside the least dial, but for those
+            of `GAIN` that are no reason.
         price, again: seconds for each slot that a draft has still to read before it drafts, and
             that the target has to be fed again for it.
         review, reminder: cycles from which on this is decided anew, and timed with the least.
@@ -98,6 +99,8 @@ class Pace:
         self.run(1)
         self.costs: dict[str, Cost] = {}
         self.cycles = 0
+        self.plain = False
+        """Whether the last pass of the target was one of the least."""
         self.rates: dict[int, list[float]] = {}
         self.counts: dict[int, list[int]] = {}
         self.news = 0
@@ -113,9 +116,18 @@ class Pace:
             self.load = self.loads.setdefault(round(log2(requests)), Load())
 
     def passed(self, model: str, rows: int, seconds: float) -> None:
-        """A pass of a model was fed so many rows."""
-        self.costs.setdefault(model, Cost()).add(rows, seconds)
-        self.cycles += model == "target"
+        """A pass of a model was fed so many rows.
+
+        The first one without a draft behind others is slower than those that follow: it counts only
+        where none is known.
+        """
+        cost = self.costs.setdefault(model, Cost())
+        plain = model == "target" and rows <= self.requests * self.dial.values[0]
+        if self.plain or not plain or not cost.knows(rows):
+            cost.add(rows, seconds)
+        if model == "target":
+            self.plain = plain
+            self.cycles += 1
 
     def brought(self, value: int, tokens: int) -> None:
         """A cycle that proposed so many tokens brought so many."""
@@ -189,7 +201,7 @@ class Pace:
         else:
             load.dial, load.patience = load.rival, PATIENCE
             load.reminder = load.reminder or self.cycles + REMINDER
-            load.gain = times[least] - times[load.dial]
+            load.gain = times[least] - GAIN * times[load.dial]
             drafts = {model for model, *_ in passes} - {"target"}
             load.price = self.requests * sum(self.costs[model].row for model in drafts)
             load.again = self.requests * self.costs["target"].row

@@ -86,7 +86,11 @@ class Eagle(Method):
             return None
         return Dial(
             values=range(1, self.levels + 2),
-            passes=lambda n: [("draft", max(self.width, 2), n - 1), ("target", self.rows(n), 1)],
+            passes=lambda n: [
+                ("draft", n, n > 1),  # the text since the last cycle
+                ("draft", self.width, max(n - 2, 0)),
+                ("target", self.rows(n), 1),
+            ],
         )
 
     @property
