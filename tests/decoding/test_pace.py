@@ -212,16 +212,16 @@ def test_it_settles_on_no_drafts_until_a_trial_is_due() -> None:
     settled = []
     for _ in range(200):
         machine.run(pace, 1, requests=8)
-        settled.append(pace.settled)
+        settled.append(pace.settled(0, 100))
     first = settled.index(True)
     assert 56 < first < 100 and all(settled[first:])
-    while pace.settled:
+    while pace.settled(0, 100):
         machine.run(pace, 1, requests=8)
     assert max(machine.run(pace, TRIAL, requests=8)) > 1
     pace.run(1)
-    assert not pace.settled
+    assert not pace.settled(0, 100)
     good.run(other, 300)
-    assert not other.settled
+    assert not other.settled(0, 1) and other.settled(100, 1)
 
 
 def test_a_dial_of_one_value_stays() -> None:

@@ -38,8 +38,7 @@ class Scripted(Pace):
         self.told: list[tuple[int, int]] = []
         self.lost: list[int] = []
 
-    @property
-    def settled(self) -> bool:
+    def settled(self, behind: int, left: float) -> bool:
         return self.now == SETTLED
 
     def value(self, request=None, behind=0, left=0.0, lost=0) -> int:

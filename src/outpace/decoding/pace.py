@@ -144,12 +144,21 @@ class Pace:
             counts[index] = min(counts[index] + 1, MEMORY)
             rates[index] += ((index < tokens) - rates[index]) / counts[index]
 
-    @property
-    def settled(self) -> bool:
-        """Whether the least was best again and again, and no trial is due."""
+    def pays(self, behind: int, left: float, lost: int = 0) -> bool:
+        """Whether what drafts save on the `left` tokens is more than it takes to catch up."""
         load = self.load
-        firm = load.dial == self.dial.values[0] and load.spell == LONGEST
-        return firm and self.cycles < self.news + load.patience
+        return left * load.gain >= behind * load.price + lost * load.again
+
+    def settled(self, behind: int, left: float) -> bool:
+        """Whether a request is to propose nothing for a while.
+
+        The least was best again and again, and no trial is due; or what its draft has still to read
+        does not pay, and will less and less.
+        """
+        load = self.load
+        if load.dial != self.dial.values[0]:
+            return not self.pays(behind, left)
+        return load.spell == LONGEST and self.cycles < self.news + load.patience
 
     def value(
         self, request: object = None, behind: int = 0, left: float = inf, lost: int = 0
@@ -165,8 +174,7 @@ class Pace:
         least = self.dial.values[0]
         if load.dial == least:
             return load.rival if self.tries(request, load) else least
-        pays = left * load.gain >= behind * load.price + lost * load.again
-        return load.dial if pays else least
+        return load.dial if self.pays(behind, left, lost) else least
 
     def tries(self, request: object, load: Load) -> bool:
         """Whether a request is the one that tries another dial for all."""

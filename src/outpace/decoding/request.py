@@ -151,10 +151,10 @@ class Request:
         self.dialled, self.since = min(most, value), len(self.ids)
         return self.dialled
 
-    @property
-    def settled(self) -> bool:
-        """Whether no cycle is to propose anything for a while."""
-        return self.pace is not None and self.pace.settled
+    def settled(self, behind: int) -> bool:
+        """Whether no cycle is to propose anything for a while; its draft is `behind` slots late."""
+        left = self.limit - len(self.ids)
+        return self.pace is not None and self.pace.settled(behind, left)
 
     def account(self) -> None:
         """Tell the pace what the present cycle has brought.

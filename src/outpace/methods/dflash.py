@@ -83,11 +83,10 @@ class DFlash(Method):
         read = request.sample()
         features = Features(request, read)
         alive = yield from features.plain()
-        ready = 0  # slots of the draft that hold the text
         while alive:
             n = len(request)
             rows = min(block, request.limit - n)
-            count = request.dial(self.most(rows), n - 1 - ready, features.lost) - 1
+            count = request.dial(self.most(rows), features.behind, features.lost) - 1
             if not count or features.lost:
                 alive = yield from features.plain(wanted=count > 0)
                 continue
@@ -97,7 +96,7 @@ class DFlash(Method):
                 # Masks know nothing of each other's noise: the likeliest tokens fit best.
                 read=draft_read(request, self.verify, match=Sample(joint=request.joint)),
             )
-            drafted, guesses, ready = out.tokens, out.logits, n - 1
+            drafted, guesses = out.tokens, out.logits
             out = yield Forward(
                 ids=[request.ids[-1], *drafted],
                 start=n - 1,

@@ -108,16 +108,15 @@ class Eagle(Method):
         """Grow a tree behind the last token, keep the branch that the target agrees with."""
         features = Features(request, request.sample())
         alive = yield from features.plain()
-        drawn = 0  # slots of the draft that hold the text
         while alive:
             n = len(request)
-            value = request.dial(self.levels + 1, n - 1 - drawn, features.lost)
+            value = request.dial(self.levels + 1, features.behind, features.lost)
             levels = min(value - 1, request.limit - n - 1)
             if not levels or features.lost:
                 alive = yield from features.plain(wanted=levels > 0)
                 continue
             drafted = yield from self.grow(request, features.take(), levels)
-            ready, drawn = features.fed, n - 1
+            ready = features.fed
             rows = drafted.best(self.rows(value) - 1)
             tokens = [drafted.tokens[row] for row in rows]
             parents = drafted.parents_among(rows)

@@ -19,12 +19,13 @@ class Features:
     Attributes:
         fed: slots of the target that hold the text.
         seen: slots whose hidden states came.
+        read: slots whose hidden states the draft has read.
     """
 
-    def __init__(self, request: Request, read: Read) -> None:
+    def __init__(self, request: Request, sample: Read) -> None:
         self.request = request
-        self.read = read
-        self.fed = self.seen = 0
+        self.sample = sample
+        self.fed = self.seen = self.read = 0
         self.kept: list[Tensor] = []
 
     @property
@@ -32,17 +33,22 @@ class Features:
         """Slots that were fed and whose hidden states nobody kept."""
         return max(self.fed - self.seen, 0)
 
+    @property
+    def behind(self) -> int:
+        """Slots in front of the last token that the draft has still to read."""
+        return len(self.request) - 1 - self.read
+
     def plain(self, *, wanted: bool = False) -> Generator[Forward, Prediction, bool]:
         """A cycle that proposes nothing, even where a draft is `wanted`; whether to go on."""
         request, end = self.request, len(self.request)
         if wanted:
             request.dialled = 1
-        keep = wanted or not (self.lost or request.settled)
+        keep = wanted or not (self.lost or request.settled(self.behind))
         start = min(self.fed, self.seen) if keep else self.fed
         out = yield Forward(
             ids=request.ids[start:],
             start=start,
-            read=self.read,
+            read=self.sample,
             features_for="draft" if keep else None,
         )
         if out.features is not None:
@@ -57,6 +63,5 @@ class Features:
 
     def take(self) -> Tensor:
         """All `[c, f]` that came since the last call."""
-        states = torch.cat(self.kept)
-        self.kept = []
+        states, self.kept, self.read = torch.cat(self.kept), [], self.seen
         return states
