@@ -22,8 +22,8 @@ TRIAL = 4
 PATIENCE = 256
 """Cycles without news until the next trial, at first; then twice as many each time."""
 
-REMINDER = 128
-"""Cycles of another dial until some with the least are timed again."""
+REMINDER, SELDOM = 16, 256
+"""Cycles of another dial until some with the least are timed again; each time twice as many."""
 
 REVIEW, LONGEST = 8, 64
 """Cycles for which a decision holds, and one for the least dial that was made again and again."""
@@ -70,7 +70,8 @@ class Load:
         price, again: seconds for each slot that a draft has still to read before it drafts, and
             that the target has to be fed again for it.
         review, reminder: cycles from which on this is decided anew, and timed with the least.
-        spell, patience: cycles for which a decision holds, and without news until the next trial.
+        spell, pause: cycles for which a decision holds, and until the next reminder.
+        patience: cycles without news until the next trial.
     """
 
     dial: int = 0
@@ -81,6 +82,7 @@ class Load:
     review: int = 0
     reminder: int = 0
     spell: int = REVIEW
+    pause: int = REMINDER
     patience: int = PATIENCE
 
 
@@ -204,11 +206,12 @@ class Pace:
         if times[load.rival] * GAIN > times[least]:
             load.dial = least
         elif 0 < load.reminder <= self.cycles:
-            load.dial, load.reminder = least, self.cycles + REMINDER
+            load.pause = min(2 * load.pause, SELDOM)
+            load.dial, load.reminder = least, self.cycles + load.pause
             return TRIAL  # one alone would be slower than several in a row
         else:
             load.dial, load.patience = load.rival, PATIENCE
-            load.reminder = load.reminder or self.cycles + REMINDER
+            load.reminder = load.reminder or self.cycles + load.pause
             load.gain = times[least] - GAIN * times[load.dial]
             drafts = {model for model, *_ in passes} - {"target"}
             load.price = self.requests * sum(self.costs[model].row for model in drafts)
