@@ -105,6 +105,18 @@ def test_nothing_is_known_at_first() -> None:
     assert min(values[3:again] + values[again + TRIAL :]) > 5
 
 
+def test_what_plain_cycles_took_long_ago_is_soon_forgotten() -> None:
+    """They were dear, so that a poor draft paid; now only drafts would be."""
+    dear = Machine(chance=0.5, target=lambda rows: 40.0)
+    machine = Machine(chance=0.5, target=lambda rows: 10.0 if rows == 1 else 40.0)
+    pace = dear.pace()
+    dear.run(pace, 10)
+    for _ in range(100):
+        pace.passed("target", 1, 40.0)
+    assert dear.run(pace, 100).count(1) < 20
+    assert machine.run(pace, 300)[150:].count(1) > 140
+
+
 def test_plain_cycles_are_timed_in_a_row_and_less_and_less() -> None:
     """The first behind others counts for nothing."""
     machine = Machine(chance=0.9)

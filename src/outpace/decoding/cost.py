@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import log2
 
-MEMORY = 64
-"""Passes of about a length, and cycles of a method, that are remembered."""
+MEMORY, FEW = 64, 3
+"""Passes of about a length, and cycles of a method, that are remembered; and where in doubt."""
 
 
 @dataclass(slots=True)
@@ -42,6 +42,13 @@ class Cost:
             length + (rows - length) / count,
             mean + (seconds - mean) / count,
         )
+
+    def renew(self, rows: float) -> None:
+        """Let the passes of about so many rows that follow count as much as all that were."""
+        key = round(2 * log2(rows))
+        if key in self.means:
+            count, length, mean = self.means[key]
+            self.means[key] = min(count, FEW), length, mean
 
     def at(self, rows: float) -> float:
         """Seconds that a pass of so many rows takes, at best where no such pass was seen.

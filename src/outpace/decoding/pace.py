@@ -208,6 +208,7 @@ class Pace:
         elif 0 < load.reminder <= self.cycles:
             load.pause = min(2 * load.pause, SELDOM)
             load.dial, load.reminder = least, self.cycles + load.pause
+            self.costs["target"].renew(least * self.requests)
             return TRIAL  # one alone would be slower than several in a row
         else:
             load.dial, load.patience = load.rival, PATIENCE
