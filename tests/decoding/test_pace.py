@@ -10,9 +10,9 @@ from random import Random
 import pytest
 
 from outpace.decoding import Request
-from outpace.decoding.pace import TRIAL, Dial, Pace, halved
+from outpace.decoding.pace import TRIAL, WARM, Dial, Pace, halved
 
-MOST = 16
+MOST, BURST = 16, 2 * WARM
 
 
 @dataclass
@@ -89,7 +89,7 @@ def test_speed_is_nearly_that_of_the_best_number(name: str) -> None:
     """What finding it takes included, and never much below that of plain decoding."""
     machine = MACHINES[name]
     values = machine.run(machine.pace(), 1000)
-    assert machine.loss(values) < (0.08 if machine.spikes else 0.05)
+    assert machine.loss(values) < (0.08 if machine.spikes else 0.06)
 
 
 def test_nothing_is_known_at_first() -> None:
@@ -101,8 +101,8 @@ def test_nothing_is_known_at_first() -> None:
     values = machine.run(machine.pace(), 40)
     assert values[:3] == [MOST, MOST, 1]
     again = values.index(1, 3)
-    assert values[again : again + TRIAL] == [1] * TRIAL and again < 30
-    assert min(values[3:again] + values[again + TRIAL :]) > 5
+    assert values[again : again + BURST] == [1] * BURST and again < 30
+    assert min(values[3:again] + values[again + BURST :]) > 5
 
 
 def test_what_plain_cycles_took_long_ago_is_soon_forgotten() -> None:
@@ -113,22 +113,23 @@ def test_what_plain_cycles_took_long_ago_is_soon_forgotten() -> None:
     dear.run(pace, 10)
     for _ in range(100):
         pace.passed("target", 1, 40.0)
-    assert dear.run(pace, 100).count(1) < 20
+    assert dear.run(pace, 100).count(1) < 40
     assert machine.run(pace, 300)[150:].count(1) > 140
 
 
 def test_plain_cycles_are_timed_in_a_row_and_less_and_less() -> None:
-    """The first behind others counts for nothing."""
+    """The first ones behind others count for nothing."""
     machine = Machine(chance=0.9)
     pace = machine.pace()
     values = machine.run(pace, 2000)
     begins = [at for at in range(3, 2000) if values[at] == 1 and values[at - 1] > 1]
     gaps = [after - before for before, after in pairwise(begins)]
     assert gaps[:4] == sorted(gaps[:4]) and gaps[0] < 60 and min(gaps[4:]) > 240
-    assert all(values[at : at + TRIAL] == [1] * TRIAL for at in begins)
+    assert all(values[at : at + BURST] == [1] * BURST for at in begins)
     known = pace.costs["target"].at(1)
     assert machine.run(pace, 1) != [1]
-    pace.passed("target", 1, 100.0)
+    for _ in range(WARM):
+        pace.passed("target", 1, 100.0)
     assert pace.costs["target"].at(1) == known
     pace.passed("target", 1, 100.0)
     assert pace.costs["target"].at(1) > known
@@ -139,7 +140,7 @@ def test_cheap_rows_and_good_drafts_give_long_drafts_and_dear_ones_none() -> Non
     cheap = Machine(chance=0.95, target=lambda rows: 10.0, draft=0.1)
     dear = Machine(chance=0.3, target=lambda rows: 10.0 * rows)
     found = cheap.run(cheap.pace(), 100)[20:]
-    assert set(found) == {1, MOST} and found.count(1) <= 2 * TRIAL
+    assert set(found) == {1, MOST} and found.count(1) <= 2 * BURST
     values = dear.run(dear.pace(), 400)[20:]
     assert values.count(1) > 0.95 * len(values)
 
@@ -161,9 +162,9 @@ def test_what_pays_depends_on_the_load_and_comes_back_when_it_falls() -> None:
     alone = Machine(chance=0.9)
     many = Machine(chance=0.9, target=lambda rows: 16 * rows, draft=20.0)
     pace = alone.pace()
-    assert sum(value < 6 for value in alone.run(pace, 50)[5:]) <= TRIAL
+    assert sum(value < 6 for value in alone.run(pace, 50)[5:]) <= BURST
     assert sum(value > 1 for value in many.run(pace, 200, requests=16)) < 20
-    assert sum(value < 6 for value in alone.run(pace, 50)) < 6
+    assert sum(value < 6 for value in alone.run(pace, 50)) <= BURST
 
 
 def test_a_load_that_was_never_met_is_tried_out_at_once() -> None:
@@ -172,7 +173,7 @@ def test_a_load_that_was_never_met_is_tried_out_at_once() -> None:
     many = Machine(chance=0.9, target=lambda rows: 16 * rows, draft=20.0)
     pace = alone.pace()
     many.run(pace, 500, requests=64)
-    assert sum(value < 6 for value in alone.run(pace, 50)[5:]) <= TRIAL
+    assert sum(value < 6 for value in alone.run(pace, 50)[5:]) <= BURST
     assert set(pace.loads) == {0, 6}
 
 
@@ -194,7 +195,7 @@ def test_windows_are_judged_by_what_they_brought_themselves() -> None:
         values.append(value := pace.value())
         pace.passed("target", value, 10 + value)
         pace.brought(value, brings[value])
-    assert values.count(9) > 270 and values.count(1) >= 4
+    assert values.count(9) > 260 and values.count(1) >= 4
     assert pace.tokens(9) == pytest.approx(9, rel=0.05)
 
 

@@ -22,11 +22,14 @@ TRIAL = 4
 PATIENCE = 256
 """Cycles without news until the next trial, at first; then twice as many each time."""
 
-REMINDER, SELDOM = 16, 256
+REMINDER, SELDOM = 16, 512
 """Cycles of another dial until some with the least are timed again; each time twice as many."""
 
 REVIEW, LONGEST = 8, 64
 """Cycles for which a decision holds, and one for the least dial that was made again and again."""
+
+WARM = 4
+"""Cycles with the least in a row until they take what they take in the long run."""
 
 MOST = 64
 """Most tokens that are proposed where a pace decides."""
@@ -101,8 +104,8 @@ class Pace:
         self.run(1)
         self.costs: dict[str, Cost] = {}
         self.cycles = 0
-        self.plain = False
-        """Whether the last pass of the target was one of the least."""
+        self.plain = 0
+        """Passes of the target with the least in a row."""
         self.rates: dict[int, list[float]] = {}
         self.counts: dict[int, list[int]] = {}
         self.news = 0
@@ -120,15 +123,15 @@ class Pace:
     def passed(self, model: str, rows: int, seconds: float) -> None:
         """A pass of a model was fed so many rows.
 
-        The first one without a draft behind others is slower than those that follow: it counts only
-        where none is known.
+        The first ones without a draft behind others are slower than those that follow: they count
+        only where none is known.
         """
         cost = self.costs.setdefault(model, Cost())
         plain = model == "target" and rows <= self.requests * self.dial.values[0]
-        if self.plain or not plain or not cost.knows(rows):
+        if self.plain >= WARM or not plain or not cost.knows(rows):
             cost.add(rows, seconds)
         if model == "target":
-            self.plain = plain
+            self.plain = self.plain + 1 if plain else 0
             self.cycles += 1
 
     def brought(self, value: int, tokens: int) -> None:
@@ -209,7 +212,7 @@ class Pace:
             load.pause = min(2 * load.pause, SELDOM)
             load.dial, load.reminder = least, self.cycles + load.pause
             self.costs["target"].renew(least * self.requests)
-            return TRIAL  # one alone would be slower than several in a row
+            return 2 * WARM
         else:
             load.dial, load.patience = load.rival, PATIENCE
             load.reminder = load.reminder or self.cycles + load.pause
