@@ -135,6 +135,19 @@ def test_plain_cycles_are_timed_in_a_row_and_less_and_less() -> None:
     assert pace.costs["target"].at(1) > known
 
 
+def test_plain_cycles_that_are_interrupted_go_on_until_enough_ran_in_a_row() -> None:
+    """A prompt that comes in between makes those behind it slow as well."""
+    machine = Machine(chance=0.9)
+    pace = machine.pace()
+    values = machine.run(pace, 8)
+    while values[-1] > 1:
+        values += machine.run(pace, 1)
+    machine.run(pace, BURST - 3)
+    pace.passed("target", 100, 100.0)
+    values = machine.run(pace, 40)
+    assert values[:BURST] == [1] * BURST and values[BURST] > 1
+
+
 def test_cheap_rows_and_good_drafts_give_long_drafts_and_dear_ones_none() -> None:
     """The two ends."""
     cheap = Machine(chance=0.95, target=lambda rows: 10.0, draft=0.1)

@@ -206,16 +206,20 @@ class Pace:
             value: self.seconds(value) / max(self.tokens(value), 1e-9) for value in self.dial.values
         }
         load.rival = min(others, key=times.__getitem__, default=least)
+        due = 0 < load.reminder <= self.cycles
         if times[load.rival] * GAIN > times[least]:
             load.dial = least
-        elif 0 < load.reminder <= self.cycles:
-            load.pause = min(2 * load.pause, SELDOM)
-            load.dial, load.reminder = least, self.cycles + load.pause
-            self.costs["target"].renew(least * self.requests)
-            return 2 * WARM
+        elif due and self.plain < 2 * WARM and self.cycles < load.reminder + LONGEST:
+            if before != least:
+                self.costs["target"].renew(least * self.requests)
+            load.dial = least
+            return 2 * WARM - self.plain
         else:
+            if due:
+                load.pause = min(2 * load.pause, SELDOM)
+            if due or not load.reminder:
+                load.reminder = self.cycles + load.pause
             load.dial, load.patience = load.rival, PATIENCE
-            load.reminder = load.reminder or self.cycles + load.pause
             load.gain = times[least] - GAIN * times[load.dial]
             drafts = {model for model, *_ in passes} - {"target"}
             load.price = self.requests * sum(self.costs[model].row for model in drafts)
