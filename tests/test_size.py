@@ -19,7 +19,7 @@ BUDGET = {
     "benchmark": 1400,
     "cli": 3325,
     "constraint": 2550,
-    "decoding": 2525,
+    "decoding": 2600,
     "engine": 2450,
     "evaluation": 2300,
     "load": 800,

@@ -42,3 +42,21 @@ def test_costs_that_change_are_followed() -> None:
     """Within some hundred passes."""
     cost = cost_of(*[(8, 10.0)] * 200, *[(8, 15.0)] * 300)
     assert cost.at(8) == pytest.approx(15, rel=0.02)
+
+
+def test_what_is_known_elsewhere_is_moved_by_what_was_seen_here() -> None:
+    """Host time for each request is more, or less, whatever the rows; what was seen here stands."""
+    there = cost_of((2, 5.0), (4, 7.0), (16, 19.0))
+    here = there.elsewhere()
+    assert [here.at(rows) for rows in (2, 4, 16)] == pytest.approx([5, 7, 19])
+    assert here.row == pytest.approx(19 / 16)
+    assert not any(here.knows(rows) for rows in (2, 4, 16))
+    here.add(4, 10.0)
+    assert [here.at(rows) for rows in (2, 4, 16)] == pytest.approx([8, 10, 22])
+    assert here.knows(4) and not here.knows(2)
+    assert [there.at(rows) for rows in (2, 4, 16)] == pytest.approx([5, 7, 19])
+    here.add(16, 30.0)
+    assert [here.at(rows) for rows in (2, 4, 16)] == pytest.approx([10, 10, 30])
+    quick = there.elsewhere()
+    quick.add(16, 1.0)
+    assert quick.at(2) == 0

@@ -126,13 +126,13 @@ def test_plain_cycles_are_timed_in_a_row_and_less_and_less() -> None:
     gaps = [after - before for before, after in pairwise(begins)]
     assert gaps[:4] == sorted(gaps[:4]) and gaps[0] < 60 and min(gaps[4:]) > 240
     assert all(values[at : at + BURST] == [1] * BURST for at in begins)
-    known = pace.costs["target"].at(1)
+    known = pace.load.costs["target"].at(1)
     assert machine.run(pace, 1) != [1]
     for _ in range(WARM):
         pace.passed("target", 1, 100.0)
-    assert pace.costs["target"].at(1) == known
+    assert pace.load.costs["target"].at(1) == known
     pace.passed("target", 1, 100.0)
-    assert pace.costs["target"].at(1) > known
+    assert pace.load.costs["target"].at(1) > known
 
 
 def test_plain_cycles_that_are_interrupted_go_on_until_enough_ran_in_a_row() -> None:
@@ -272,6 +272,85 @@ def test_it_settles_on_no_drafts_until_a_trial_is_due() -> None:
     assert not pace.settled(0, 100)
     good.run(other, 300)
     assert not other.settled(0, 1) and other.settled(100, 1)
+
+
+def test_all_propose_or_none_does() -> None:
+    """A cycle is as long for those who wait: what some owe is set against what all have left."""
+    machine = Machine(chance=0.95, target=lambda rows: 10.0)
+    short, long = (0, 60, 0), (5000, 60, 0)  # what they have to read, to say, and to feed again
+
+    def said(*debts: tuple[int, int, int]) -> list[int]:
+        pace = machine.pace()
+        machine.run(pace, 50, requests=8)
+        gain, stay, owed = 60 * pace.load.gain, 60 * pace.load.stay, 5000 * pace.load.price
+        assert owed / 2 < gain < owed < stay
+        for _ in range(3):
+            pace.passed("target", 8, 10.0)
+            values = [pace.value(None, *debt) for debt in debts]
+        return values
+
+    assert set(said(*[long] * 8)) == {1}
+    assert set(said(*[short, long] * 4)) == {MOST}
+    assert set(said(short, *[long] * 7)) == {1}
+
+
+def test_one_who_owes_far_more_than_all_others_lets_them_propose_alone() -> None:
+    """It waits for them in any case, but what it would have to read is too much."""
+    machine = Machine(chance=0.95, target=lambda rows: 10.0)
+    pace = machine.pace()
+    machine.run(pace, 50, requests=8)
+    pace.value(None, 10**4, 10**6, 0)
+    assert [pace.value(None, 0, 10**6) for _ in range(7)] == [MOST] * 7
+    assert pace.value(None, 10**4, 5) == 1
+    assert [pace.value(None, 0, 10**6) for _ in range(7)] == [MOST] * 7
+
+
+def test_a_load_begins_with_what_passes_took_at_the_next_one() -> None:
+    """Its own count from then on, and those of the other stay as they were."""
+    machine = Machine(chance=0.95, target=lambda rows: 10.0)
+    pace = machine.pace()
+    machine.run(pace, 50, requests=4)
+    known = pace.load.costs["target"].at(4 * MOST)
+    pace.run(8)
+    assert pace.load.costs["target"].at(4 * MOST) == known and not pace.known(MOST)
+    Machine(chance=0.95, target=lambda rows: 30.0).run(pace, 50, requests=8)
+    assert pace.known(MOST) and pace.load.costs["target"].at(8 * MOST) == pytest.approx(30)
+    pace.run(4)
+    assert pace.load.costs["target"].at(4 * MOST) == known
+
+
+def test_who_proposes_nothing_need_not_ask_again_for_a_while() -> None:
+    """Until the next decision or trial, or until another load; one that is new asks."""
+
+    class Asked(Pace):
+        times = 0
+
+        def value(self, *args: object) -> int:
+            type(self).times += 1
+            return super().value(*args)  # type: ignore[arg-type]
+
+    machine = Machine(chance=0.0)
+    pace = Asked(machine.pace().dial)
+    machine.run(pace, 100)
+    old, new = (Request(prompt=[1], max_tokens=10**4, pace=pace) for _ in range(2))
+
+    def cycles(request: Request, count: int) -> int:
+        before = Asked.times
+        for _ in range(count):
+            assert request.dial(MOST) == 1
+            pace.passed("target", 1, machine.target(1))
+        return Asked.times - before
+
+    assert cycles(old, 100) <= 4
+    assert cycles(new, 1) == 1
+    pace.run(2)
+    assert cycles(old, 1) == 1
+    values = set()
+    for _ in range(600):  # until a trial
+        values.add(old.dial(MOST))
+        old.ids.append(1)
+        pace.passed("target", 2, machine.target(1))
+    assert max(values) > 1
 
 
 def test_a_dial_of_one_value_stays() -> None:

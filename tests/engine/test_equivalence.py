@@ -235,6 +235,6 @@ def test_adaptive_lengths_change_no_token() -> None:
     paces = engine.paces
     assert {method for method, *_ in paces} == set(adaptive)
     for pace in paces.values():
-        assert pace.cycles > 10 and pace.costs.keys() == {"target", "draft"}
+        assert pace.cycles > 10 and pace.load.costs.keys() == {"target", "draft"}
         assert max(pace.loads) > 1  # they ran together, and were told so
     assert not new_engine().paces and serve(engine, plain) and len(paces) == 3

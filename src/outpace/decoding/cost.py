@@ -18,11 +18,14 @@ class Cost:
 
     Attributes:
         means: how many are remembered, their mean rows and seconds, by half powers of two.
+        prior: rows and seconds of passes under other circumstances, by half powers of two, beside
+            which all take about as much more, or less, as those that were seen.
         cold: whether nothing has run, so that what runs first is slow for other reasons.
         curve: lengths and seconds that never fall, from 0 on; None where passes came since.
     """
 
     means: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    prior: dict[int, tuple[float, float]] = field(default_factory=dict)
     cold: bool = True
     curve: tuple[Sequence[float], Sequence[float]] | None = None
 
@@ -43,6 +46,21 @@ class Cost:
             mean + (seconds - mean) / count,
         )
 
+    @property
+    def points(self) -> dict[int, tuple[float, float]]:
+        """Rows and seconds of passes, by half powers of two."""
+        here = {key: (length, mean) for key, (_, length, mean) in self.means.items()}
+        more = [here[key][1] - self.prior[key][1] for key in here.keys() & self.prior.keys()]
+        shift = sum(more) / max(len(more), 1)
+        there = {
+            key: (length, max(mean + shift, 0.0)) for key, (length, mean) in self.prior.items()
+        }
+        return there | here
+
+    def elsewhere(self) -> Cost:
+        """What to think at first of the same passes under other circumstances."""
+        return Cost(prior=self.points, cold=self.cold)
+
     def renew(self, rows: float) -> None:
         """Let the passes of about so many rows that follow count as much as all that were."""
         key = round(2 * log2(rows))
@@ -56,8 +74,7 @@ class Cost:
         That is in proportion below all that were, and no more than the longest above them.
         """
         if self.curve is None:
-            points = sorted((length, mean) for _, length, mean in self.means.values())
-            lengths, means = zip(*points, strict=True)
+            lengths, means = zip(*sorted(self.points.values()), strict=True)
             rising = [*accumulate(reversed(means), min)][::-1]  # more rows never take less
             self.curve = [0.0, *lengths], [0.0, *rising]
         return interpolated(rows, *self.curve)
@@ -65,7 +82,7 @@ class Cost:
     @property
     def row(self) -> float:
         """Seconds of one of many rows."""
-        _, length, mean = self.means[max(self.means)]
+        length, mean = (points := self.points)[max(points)]
         return mean / length
 
     def knows(self, rows: float) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf, log2
 from operator import mul
+from sys import maxsize
 
 from outpace.decoding.cost import MEMORY, Cost
 
@@ -36,6 +37,9 @@ MOST = 64
 
 Passes = Sequence[tuple[str, int, int]]
 """What a cycle runs: the role of a model, rows of each request, how often."""
+
+Debt = tuple[int, int, int]
+"""Slots that a draft has still to read, tokens that are left, slots to be fed again for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +72,10 @@ class Load:
 
     Attributes:
         dial: tokens that a cycle is to propose, and `rival` another number that promises most.
+        costs: what passes of each model take.
         gain: seconds per token of a request that this saves beside the least dial, but for those
             of `GAIN` that are no reason.
+        stay: the same for one request while all others propose anyway, and it waits for them.
         price, again: seconds for each slot that a draft has still to read before it drafts, and
             that the target has to be fed again for it.
         review, reminder: cycles from which on this is decided anew, and timed with the least.
@@ -79,7 +85,9 @@ class Load:
 
     dial: int = 0
     rival: int = 0
+    costs: dict[str, Cost] = field(default_factory=dict)
     gain: float = inf
+    stay: float = inf
     price: float = 0.0
     again: float = 0.0
     review: int = 0
@@ -88,13 +96,21 @@ class Load:
     pause: int = REMINDER
     patience: int = PATIENCE
 
+    def pays(self, gain: float, debt: Debt) -> bool:
+        """Whether a gain on each token that is left is more than it takes to catch up."""
+        behind, left, lost = debt
+        return left * gain >= behind * self.price + lost * self.again
+
 
 class Pace:
     """Turns the dial of one method for all of its requests, by what they have seen of late.
 
     The engine tells it how many requests run and what every pass took, a request what every cycle
-    brought. What passes cost by their rows is one thing at any load, so that a load which was never
-    met is no riddle; decisions are kept apart for loads that differ by a factor of 2.
+    brought. Costs and decisions are kept apart for loads that differ by a factor of 2; one that was
+    never met begins with what passes took at the load next to it.
+
+    A cycle takes as long as its slowest request, so all propose or none does: whether it pays to
+    catch up is asked for all together.
     """
 
     def __init__(self, dial: Dial) -> None:
@@ -102,8 +118,15 @@ class Pace:
         self.loads: dict[int, Load] = {}
         self.requests = 0
         self.run(1)
-        self.costs: dict[str, Cost] = {}
         self.cycles = 0
+        self.told: list[Debt] = []
+        """What requests have said that they owe, until all that run have."""
+        self.crowd: Debt | None = None
+        """The sum of the last time that all had."""
+        self.heard = 0
+        """The last cycle in which one said it."""
+        self.rest = 0
+        """The cycle until which a request that proposed nothing need not ask again."""
         self.plain = 0
         """Passes of the target with the least in a row."""
         self.rates: dict[int, list[float]] = {}
@@ -116,9 +139,14 @@ class Pace:
 
     def run(self, requests: int) -> None:
         """So many requests run from now on."""
-        if requests != self.requests:
-            self.requests = requests
-            self.load = self.loads.setdefault(round(log2(requests)), Load())
+        if requests == self.requests:
+            return
+        self.requests, self.rest, key = requests, 0, round(log2(requests))
+        if key not in self.loads:
+            near = min(self.loads, key=lambda other: abs(other - key), default=None)
+            costs = {} if near is None else self.loads[near].costs
+            self.loads[key] = Load(costs={model: cost.elsewhere() for model, cost in costs.items()})
+        self.load = self.loads[key]
 
     def passed(self, model: str, rows: int, seconds: float) -> None:
         """A pass of a model was fed so many rows.
@@ -126,10 +154,12 @@ class Pace:
         The first ones without a draft behind others are slower than those that follow: they count
         only where none is known.
         """
-        cost = self.costs.setdefault(model, Cost())
+        costs = self.load.costs
+        if model not in costs:
+            costs[model] = Cost()
         plain = model == "target" and rows <= self.requests * self.dial.values[0]
-        if self.plain >= WARM or not plain or not cost.knows(rows):
-            cost.add(rows, seconds)
+        if self.plain >= WARM or not plain or not costs[model].knows(rows):
+            costs[model].add(rows, seconds)
         if model == "target":
             self.plain = self.plain + 1 if plain else 0
             self.cycles += 1
@@ -149,37 +179,53 @@ class Pace:
             counts[index] = min(counts[index] + 1, MEMORY)
             rates[index] += ((index < tokens) - rates[index]) / counts[index]
 
-    def pays(self, behind: int, left: float, lost: int = 0) -> bool:
-        """Whether what drafts save on the `left` tokens is more than it takes to catch up."""
-        load = self.load
-        return left * load.gain >= behind * load.price + lost * load.again
+    def hear(self, debt: Debt) -> Debt:
+        """What a request owes, who says it; what all together owed when they last said it."""
+        if self.cycles > self.heard + 1:
+            self.told, self.crowd = [], None
+        self.heard = self.cycles
+        self.told.append(debt)
+        if len(self.told) >= self.requests:
+            self.told, self.crowd = [], summed(self.told)
+        return self.crowd or summed(self.told)
 
-    def settled(self, behind: int, left: float) -> bool:
+    def settled(self, behind: int, left: int) -> bool:
         """Whether a request is to propose nothing for a while.
 
         The least was best again and again, and no trial is due; or what its draft has still to read
         does not pay, and will less and less.
         """
         load = self.load
+        self.hear(debt := (behind, left, 0))
         if load.dial != self.dial.values[0]:
-            return not self.pays(behind, left)
+            return not load.pays(load.gain, debt)
         return load.spell == LONGEST and self.cycles < self.news + load.patience
 
     def value(
-        self, request: object = None, behind: int = 0, left: float = inf, lost: int = 0
+        self, request: object = None, behind: int = 0, left: int = maxsize, lost: int = 0
     ) -> int:
         """Number of tokens that the next cycle of a request is to propose.
 
         The draft has `behind` slots still to read, and the target is to be fed `lost` of them again
-        for it, which has to pay over the `left` tokens.
+        for it. That has to pay over the `left` tokens: for all together, and for this one where the
+        others do not wait.
         """
-        load = self.load
+        load, least = self.load, self.dial.values[0]
         if self.cycles >= load.review:
             load.review = self.cycles + self.decide(load)
-        least = self.dial.values[0]
+        crowd = self.hear(debt := (behind, left, lost))
         if load.dial == least:
-            return load.rival if self.tries(request, load) else least
-        return load.dial if self.pays(behind, left, lost) else least
+            if self.tries(request, load):
+                self.rest = 0
+                return load.rival
+            if load.spell == LONGEST:
+                self.rest = min(load.review, self.news + load.patience)
+            return least
+        if not load.pays(load.gain, crowd):
+            self.rest = load.review = max(load.review, self.cycles + REVIEW)
+            return least
+        self.rest = 0
+        return load.dial if load.pays(load.stay, debt) else least
 
     def tries(self, request: object, load: Load) -> bool:
         """Whether a request is the one that tries another dial for all."""
@@ -199,7 +245,7 @@ class Pace:
         (least, *others), before = self.dial.values, load.dial
         load.dial = load.rival = most = self.dial.values[-1]
         passes = self.dial.passes(most)
-        warm = {model for model, cost in self.costs.items() if not cost.cold}
+        warm = {model for model, cost in load.costs.items() if not cost.cold}
         if not {model for model, _, times in passes if times} <= warm:
             return 1
         times = {
@@ -211,7 +257,7 @@ class Pace:
             load.dial = least
         elif due and self.plain < 2 * WARM and self.cycles < load.reminder + LONGEST:
             if before != least:
-                self.costs["target"].renew(least * self.requests)
+                load.costs["target"].renew(least * self.requests)
             load.dial = least
             return 2 * WARM - self.plain
         else:
@@ -221,24 +267,25 @@ class Pace:
                 load.reminder = self.cycles + load.pause
             load.dial, load.patience = load.rival, PATIENCE
             load.gain = times[least] - GAIN * times[load.dial]
+            load.stay = self.seconds(load.dial) - times[load.dial]
             drafts = {model for model, *_ in passes} - {"target"}
-            load.price = self.requests * sum(self.costs[model].row for model in drafts)
-            load.again = self.requests * self.costs["target"].row
+            load.price = self.requests * sum(load.costs[model].row for model in drafts)
+            load.again = self.requests * load.costs["target"].row
         same = load.dial == before == least
         load.spell = min(2 * load.spell, LONGEST) if same else REVIEW
         return load.spell if self.known(load.dial) else 1
 
     def known(self, value: int) -> bool:
         """Whether passes as in a cycle that proposes so many were seen."""
-        passes = self.dial.passes(value)
+        passes, costs = self.dial.passes(value), self.load.costs
         return all(
-            self.costs[model].knows(rows * self.requests) for model, rows, times in passes if times
+            costs[model].knows(rows * self.requests) for model, rows, times in passes if times
         )
 
     def seconds(self, value: int) -> float:
         """What the passes of a cycle take that proposes so many."""
         return sum(
-            times * self.costs[model].at(rows * self.requests)
+            times * self.load.costs[model].at(rows * self.requests)
             for model, rows, times in self.dial.passes(value)
             if times
         )
@@ -250,3 +297,9 @@ class Pace:
         last = rates[-1] if len(rates) > 1 else HOPE
         total: float = sum(accumulate((rates + [last] * value)[:value], mul))
         return total
+
+
+def summed(debts: Sequence[Debt]) -> Debt:
+    """What all together owe."""
+    behind, left, lost = map(sum, zip(*debts, strict=True))
+    return behind, left, lost

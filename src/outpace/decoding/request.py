@@ -146,6 +146,8 @@ class Request:
         """
         if self.pace is None:
             return most
+        if self.resting:
+            return 1
         self.account()
         value = self.pace.value(self, behind, self.limit - len(self.ids), lost)
         self.dialled, self.since = min(most, value), len(self.ids)
@@ -153,8 +155,14 @@ class Request:
 
     def settled(self, behind: int) -> bool:
         """Whether no cycle is to propose anything for a while; its draft is `behind` slots late."""
-        left = self.limit - len(self.ids)
-        return self.pace is not None and self.pace.settled(behind, left)
+        if self.pace is None:
+            return False
+        return self.resting or self.pace.settled(behind, self.limit - len(self.ids))
+
+    @property
+    def resting(self) -> bool:
+        """Whether it proposed nothing, and its pace says that it need not ask again so soon."""
+        return self.dialled == 1 and self.pace is not None and self.pace.cycles < self.pace.rest
 
     def account(self) -> None:
         """Tell the pace what the present cycle has brought.

@@ -107,10 +107,10 @@ class Eagle(Method):
     def decode(self, request: Request) -> Decoding:
         """Grow a tree behind the last token, keep the branch that the target agrees with."""
         features = Features(request, request.sample())
-        alive = yield from features.plain()
+        alive, most = (yield from features.plain()), self.levels + 1
         while alive:
             n = len(request)
-            value = request.dial(self.levels + 1, features.behind, features.lost)
+            value = request.dial(most, features.behind, features.lost)
             levels = min(value - 1, request.limit - n - 1)
             if not levels or features.lost:
                 alive = yield from features.plain(wanted=levels > 0)
