@@ -32,7 +32,7 @@ from outpace.methods import (
 
 POINTS = [
     Point("autoregressive", "", "tiny-ar", Autoregressive()),
-    Point("speculative", "tiny-aux", "tiny-ar", Speculative(draft="tiny-aux")),
+    Point("speculative", "tiny-aux", "tiny-ar", Speculative(draft="tiny-aux", tokens=8)),
     Point("DFlash", "tiny-dflash", "tiny-ar", DFlash(draft="tiny-dflash")),
     Point("EAGLE-3", "chain", "tiny-ar", Eagle(draft="tiny-eagle", width=1)),
     Point("EAGLE-3", "16 nodes", "tiny-ar", Eagle(draft="tiny-eagle", nodes=16)),
