@@ -135,6 +135,19 @@ def test_plain_cycles_are_timed_in_a_row_and_less_and_less() -> None:
     assert pace.load.costs["target"].at(1) > known
 
 
+def test_plain_cycles_are_known_by_their_rows() -> None:
+    """Which may be more than one each, where what was said is fed again."""
+    pace = Pace(Dial(values=[1, 8], passes=lambda value: [("target", value + 2, 1)]))
+    pace.run(4)
+    values = []
+    for _ in range(400):
+        values.append(value := pace.value())
+        pace.passed("target", 4 * (value + 2), 10.0)
+        pace.brought(value, value)
+    begins = [at for at in range(3, 400) if values[at] == 1 and values[at - 1] > 1]
+    assert len(begins) > 3 and all(values[at + BURST] == 8 for at in begins[:-1])
+
+
 def test_plain_cycles_that_are_interrupted_go_on_until_enough_ran_in_a_row() -> None:
     """A prompt that comes in between makes those behind it slow as well."""
     machine = Machine(chance=0.9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from helpers import enter, finish, runner, tokens
@@ -109,6 +111,31 @@ def test_lossless_methods_say_what_autoregressive_decoding_says(method: Method, 
         assert later.count(1) > 0.5 * len(later)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_methods_in_one_engine_come_and_go(seed: int) -> None:
+    """Each is paced by itself, while others end, are cancelled, and cost what they cost."""
+    rng, engine = Random(seed), new_engine(pace="auto", max_sequences=6)
+    Clock(engine, rng.choice([0.0, 3.0, 20.0]))
+    methods = [*LOSSLESS, APD(verifier="causal", window=1, lookahead=9, least=1)]
+    requests = [request for method in methods for request in batch(method, 4)]
+    rng.shuffle(requests)
+    coming, jobs = list(requests), []
+    while engine.step() or coming:
+        for request in coming[: (count := rng.randrange(3))]:
+            jobs.append(request.submit(engine))
+        del coming[:count]
+        if jobs and rng.random() < 0.03:
+            engine.cancel(rng.choice(jobs))
+    assert all(job.done and job.error is None for job in jobs)
+    answered = [
+        (tokens(job), request)
+        for job, request in zip(jobs, requests, strict=True)
+        if job.request.finish_reason != "cancelled" and request.method in LOSSLESS
+    ]
+    assert len(answered) > 10
+    assert [found for found, _ in answered] == plain([request for _, request in answered])
+
+
 @pytest.mark.parametrize("method", LOSSLESS, ids=repr)
 def test_off_leaves_all_as_the_options_say(method: Method) -> None:
     """And no decision is in the trace."""
@@ -118,6 +145,21 @@ def test_off_leaves_all_as_the_options_say(method: Method) -> None:
     results = serve(engine, requests)
     assert results == [alone(each) for each in requests]
     assert not dials(results) and not engine.paces
+
+
+def test_who_come_in_together_are_counted_before_they_begin() -> None:
+    """So that the first cycle of each is decided for as many as there are."""
+    engine = new_engine(pace="auto")
+    for requests in (6, 3):
+        for each in batch(APD(verifier="causal", window=4, lookahead=9, least=1), requests):
+            each.submit(engine)
+        (pace,) = engine.paces.values()
+        heard, hear = [], pace.hear
+        pace.hear = lambda debt, pace=pace: heard.append(pace.requests) or hear(debt)
+        engine.admit()
+        assert heard == [requests] * requests
+        finish(engine)
+        pace.hear = hear
 
 
 def test_lossy_dials_move_within_bounds_that_were_given() -> None:

@@ -24,7 +24,18 @@ from helpers import (
     tokens,
     whole,
 )
-from outpace.decoding import CAUSAL, FULL, Forward, Prediction, Request, Sample, Sampling
+from outpace.decoding import (
+    CAUSAL,
+    FULL,
+    Dial,
+    Forward,
+    Pace,
+    Prediction,
+    Request,
+    Sample,
+    Sampling,
+    Target,
+)
 from outpace.engine.engine import Engine, Job
 from outpace.methods import APD
 from outpace.methods.apd import Mixture
@@ -99,6 +110,30 @@ def test_single_hole_needs_no_verifier() -> None:
     """Its proposal is kept in any case."""
     forwards = script(APD(verifier="v", lookahead=1), sequence(2), [guess(4), guess(5)])
     assert [forward.model for forward in forwards] == ["target", "target"]
+
+
+@pytest.mark.parametrize(("shift", "masks"), [(1, []), (0, [MASK])])
+def test_where_a_pace_wants_one_token_no_mask_is_shown(shift: int, masks: list[int]) -> None:
+    """The row of the last token says it; of a model whose rows say their own slot, a mask's."""
+    pace = Pace(Dial(values=[1], passes=lambda value: [("target", value, 1)]))
+    method = APD(verifier="v", window=1, lookahead=1, least=1)
+    target = Target(shift=shift, mask_id=MASK)
+    request = Request(prompt=[1, 2, 3], max_tokens=2, target=target, pace=pace)
+    forwards = script(method, request, [guess(4), guess(5)])
+    assert [shape(forward) for forward in forwards] == [
+        ("target", 0, [1, 2, 3, *masks], [3]),
+        ("target", 3, [4, *masks], [4]),
+    ]
+    assert all(forward.pattern == FULL for forward in forwards)
+    dial = method.dial(target, auto=True)
+    assert dial is not None and dial.passes(1)[0] == ("target", 1 + len(masks), 1)
+
+
+def test_masks_are_shown_where_no_pace_decides() -> None:
+    """Whatever is the least."""
+    method = APD(verifier="v", window=1, lookahead=1, least=1)
+    forwards = script(method, sequence(2), [guess(4), guess(5)])
+    assert [list(forward.ids) for forward in forwards] == [[1, 2, 3, MASK], [4, MASK]]
 
 
 def test_window_keeps_keys_of_older_tokens() -> None:

@@ -115,6 +115,9 @@ class Pace:
 
     def __init__(self, dial: Dial) -> None:
         self.dial = dial
+        rows = [rows for model, rows, _ in dial.passes(dial.values[0]) if model == "target"]
+        self.fewest = max(rows)
+        """Rows of the target for each request, with the least."""
         self.loads: dict[int, Load] = {}
         self.requests = 0
         self.run(1)
@@ -157,7 +160,7 @@ class Pace:
         costs = self.load.costs
         if model not in costs:
             costs[model] = Cost()
-        plain = model == "target" and rows <= self.requests * self.dial.values[0]
+        plain = model == "target" and rows <= self.requests * self.fewest
         if self.plain >= WARM or not plain or not costs[model].knows(rows):
             costs[model].add(rows, seconds)
         if model == "target":
@@ -257,7 +260,7 @@ class Pace:
             load.dial = least
         elif due and self.plain < 2 * WARM and self.cycles < load.reminder + LONGEST:
             if before != least:
-                load.costs["target"].renew(least * self.requests)
+                load.costs["target"].renew(self.fewest * self.requests)
             load.dial = least
             return 2 * WARM - self.plain
         else:

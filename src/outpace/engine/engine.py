@@ -153,7 +153,7 @@ class Engine:
                 if job.pairing.runners[role] is runner
             )
         for job in list(self.running):
-            if not job.done and job.runner is None:
+            if not job.done and job.decoding is not None and job.runner is None:
                 job.error = DecodingError(f"{job.method!r} was interrupted")
             if job.done:
                 self.finish(job)
@@ -168,17 +168,30 @@ class Engine:
         self.finish(job)
 
     def admit(self) -> None:
-        """Let requests in, in order, while their slots can be reserved in every model."""
+        """Let requests in, and let them begin, once all who come in together are counted."""
+        while entered := self.entered():
+            for job in entered:
+                if job.done:  # cancelled by the listener of one before
+                    continue
+                if (pace := job.request.pace) is not None:
+                    pace.run(len(self.running))
+                self.advance(job, None)
+                if job.done:
+                    self.finish(job)
+
+    def entered(self) -> list[Job]:
+        """Who runs and has not begun: those of the queue, in order, while memory can be reserved.
+
+        An interrupt may have left some from before.
+        """
         while self.queue and len(self.running) < self.max_sequences:
             job = self.queue[0]
             if not job.reserve():
-                return
+                break
             self.running.append(job)
             self.queue.popleft()
             job.began = time.perf_counter()
-            self.advance(job, None)
-            if job.done:
-                self.finish(job)
+        return [job for job in self.running if job.decoding is None]
 
     def take(self, runner: Runner, waiting: Sequence[Job]) -> list[Work]:
         """What goes into the next pass, in order of waiting, up to `max_rows` rows.

@@ -39,7 +39,7 @@ class APD(Method):
     takes every proposal, 0 keeps what the verifier would say. The first proposal is always kept.
     `window` and `lookahead` are the paper's W (tokens whose keys are computed again) and M (masks
     shown). `least` is a shorter lookahead that a `Pace` may choose, where the text is to depend on
-    the load. `coupling` draws the target with the noise of the proposal, as the paper has it, or
+    the load; at 1, no mask is shown where the last token's row says the next one. `coupling` draws the target with the noise of the proposal, as the paper has it, or
     takes its arg-max on raw logits, as the authors' code does.
     """
 
@@ -66,7 +66,10 @@ class APD(Method):
         window = min(self.window or 1, MOST)
         return Dial(
             values=halved(self.least, self.lookahead),
-            passes=lambda value: [("target", window + value, 1), ("verifier", value, value > 1)],
+            passes=lambda value: [
+                ("target", window + value - (value == target.shift), 1),
+                ("verifier", value, value > 1),
+            ],
         )
 
     def decode(self, request: Request) -> Decoding:
@@ -77,12 +80,13 @@ class APD(Method):
             n = len(request)
             shown = request.dial(self.lookahead or request.max_tokens, behind=n - ready)
             end = min(n + shown, request.limit)
+            bare = request.pace and shown == self.least == request.target.shift
             guess = yield Forward(
-                ids=request.ids[start:] + request.ahead(end),
+                ids=request.ids[start:] + request.ahead(n if bare else end),
                 start=start,
                 pattern=FULL,
                 predict=range(n, end),
-                read=request.sample(step, keep=True, joint=True),
+                read=request.sample(step, keep=end - n > 1, joint=True),
             )
             kept = 1
             if end - n > 1:
