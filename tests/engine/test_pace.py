@@ -147,19 +147,17 @@ def test_off_leaves_all_as_the_options_say(method: Method) -> None:
     assert not dials(results) and not engine.paces
 
 
-def test_who_come_in_together_are_counted_before_they_begin() -> None:
+@pytest.mark.parametrize("count", [3, 6])
+def test_who_come_in_together_are_counted_before_they_begin(count: int) -> None:
     """So that the first cycle of each is decided for as many as there are."""
-    engine = new_engine(pace="auto")
-    for requests in (6, 3):
-        for each in batch(APD(verifier="causal", window=4, lookahead=9, least=1), requests):
-            each.submit(engine)
-        (pace,) = engine.paces.values()
-        heard, hear = [], pace.hear
-        pace.hear = lambda debt, pace=pace: heard.append(pace.requests) or hear(debt)
-        engine.admit()
-        assert heard == [requests] * requests
-        finish(engine)
-        pace.hear = hear
+    engine, loads = new_engine(pace="auto"), []
+    for each in batch(APD(verifier="causal", window=4, lookahead=9, least=1), count):
+        each.submit(engine)
+    (pace,) = engine.paces.values()
+    hear = pace.hear
+    pace.hear = lambda debt: loads.append(pace.requests) or hear(debt)
+    engine.admit()
+    assert loads == [count] * count
 
 
 def test_lossy_dials_move_within_bounds_that_were_given() -> None:

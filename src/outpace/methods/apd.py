@@ -39,8 +39,9 @@ class APD(Method):
     takes every proposal, 0 keeps what the verifier would say. The first proposal is always kept.
     `window` and `lookahead` are the paper's W (tokens whose keys are computed again) and M (masks
     shown). `least` is a shorter lookahead that a `Pace` may choose, where the text is to depend on
-    the load; at 1, no mask is shown where the last token's row says the next one. `coupling` draws the target with the noise of the proposal, as the paper has it, or
-    takes its arg-max on raw logits, as the authors' code does.
+    the load; at 1, no mask is shown where the last token's row says the next one. `coupling` draws
+    the target with the noise of the proposal, as the paper has it, or takes its arg-max on raw
+    logits, as the authors' code does.
     """
 
     decodes = (Kind.DIFFUSION,)
