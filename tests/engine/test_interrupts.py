@@ -300,6 +300,39 @@ def test_cancelled_while_broken_they_give_all_back(total: int) -> None:
         assert all(job.done for job in jobs)
 
 
+@pytest.mark.parametrize("steps", [0, 5], ids=["waiting", "running"])
+def test_an_interrupt_while_one_is_cancelled_harms_nobody(steps: int) -> None:
+    """At any line: nothing waits for the one whose end was not finished."""
+    at, trace = 0, Trace(1)
+    while trace.where or not at:
+        engine, at = new_engine(), at + 1
+        jobs = [request.submit(engine) for request in BATCH[:3]]
+        for _ in range(steps):
+            engine.step()
+        trace = Trace(at)
+        try:
+            with trace.on():
+                engine.cancel(jobs[1])
+        except Interrupt:
+            engine.cancel(jobs[1])
+        for _ in range(1000):
+            if not engine.step():
+                break
+        assert not engine.running and not engine.queue and pages_in_use(engine) == 0
+        assert [result(job) for job in jobs[::2]] == [alone(request) for request in BATCH[:3:2]]
+        assert jobs[1].done, trace.where
+    assert at > 5
+
+
+def test_one_that_was_cancelled_before_it_came_never_runs() -> None:
+    """As where both lie in the inbox of a driver."""
+    engine = new_engine()
+    job = BATCH[0].submit(engine)
+    engine.cancel(job)
+    assert engine.enter(job) is job and not engine.queue
+    assert not engine.step() and not job.request.trace
+
+
 PROGRAM = """
 import os
 import signal

@@ -115,8 +115,8 @@ class Engine:
         return pace
 
     def enter(self, job: Job) -> Job:
-        """Queue a request; once, however often this is called."""
-        if job.decoding is None and job not in self.queue:
+        """Queue a request; once, however often this is called, and not one that was cancelled."""
+        if not job.done and job.decoding is None and job not in self.queue:
             self.queue.append(job)
         return job
 
@@ -162,21 +162,22 @@ class Engine:
         """End a request where it is; its pages are free at once."""
         if job.done:
             return
+        broken, self.broken = self.broken, True
         job.request.finish_reason = "cancelled"
         if job in self.queue:
             self.queue.remove(job)
         self.finish(job)
+        self.broken = broken
 
     def admit(self) -> None:
         """Let requests in, and let them begin, once all who come in together are counted."""
         while entered := self.entered():
             for job in entered:
-                if job.done:  # cancelled by the listener of one before
-                    continue
-                if (pace := job.request.pace) is not None:
-                    pace.run(len(self.running))
-                self.advance(job, None)
-                if job.done:
+                if not job.done:
+                    if (pace := job.request.pace) is not None:
+                        pace.run(len(self.running))
+                    self.advance(job, None)
+                if job.done and job in self.running:
                     self.finish(job)
 
     def entered(self) -> list[Job]:
