@@ -30,7 +30,7 @@ class Machine:
         return Pace(
             Dial(
                 values=range(1, most + 1),
-                passes=lambda value: [
+                passes=lambda value, _: [
                     ("draft", MOST, min(value - 1, 1) if self.once else value - 1),
                     ("target", value, 1),
                 ],
@@ -137,7 +137,7 @@ def test_plain_cycles_are_timed_in_a_row_and_less_and_less() -> None:
 
 def test_plain_cycles_are_known_by_their_rows() -> None:
     """Which may be more than one each, where what was said is fed again."""
-    pace = Pace(Dial(values=[1, 8], passes=lambda value: [("target", value + 2, 1)]))
+    pace = Pace(Dial(values=[1, 8], passes=lambda value, _: [("target", value + 2, 1)]))
     pace.run(4)
     values = []
     for _ in range(400):
@@ -214,7 +214,9 @@ def test_numbers_of_requests_that_are_alike_share_what_is_known() -> None:
 
 def test_windows_are_judged_by_what_they_brought_themselves() -> None:
     """A small window does not bring the beginning of what a large one does."""
-    pace = Pace(Dial(values=[1, 5, 9], passes=lambda value: [("target", value, 1)], nested=False))
+    pace = Pace(
+        Dial(values=[1, 5, 9], passes=lambda value, _: [("target", value, 1)], nested=False)
+    )
     brings = {1: 1, 5: 2, 9: 9}
     values = []
     for _ in range(300):
@@ -377,7 +379,7 @@ def test_bounds_are_kept() -> None:
     for least, most in ((3, 7), (1, 2), (5, 5), (4, 60)):
         machine = Machine(chance=0.99)
         values = halved(least, most)
-        pace = Pace(Dial(values=values, passes=lambda value: [("target", value, 1)]))
+        pace = Pace(Dial(values=values, passes=lambda value, _: [("target", value, 1)]))
         said = machine.run(pace, 300)
         assert set(said) <= set(values) and (values[0], values[-1]) == (least, most)
 
@@ -391,7 +393,7 @@ def test_the_last_cycle_counts_too(tokens: list[int], kept: int) -> None:
         def brought(self, value: int, tokens: int) -> None:
             told.append((value, tokens))
 
-    pace = Heard(Dial(values=range(1, 9), passes=lambda value: [("target", value, 1)]))
+    pace = Heard(Dial(values=range(1, 9), passes=lambda value, _: [("target", value, 1)]))
     request = Request(prompt=[1], max_tokens=5, eos=frozenset([9]), pace=pace)
     request.dial(8)
     request.commit([3])

@@ -115,7 +115,7 @@ def test_single_hole_needs_no_verifier() -> None:
 @pytest.mark.parametrize(("shift", "masks"), [(1, []), (0, [MASK])])
 def test_where_a_pace_wants_one_token_no_mask_is_shown(shift: int, masks: list[int]) -> None:
     """The row of the last token says it; of a model whose rows say their own slot, a mask's."""
-    pace = Pace(Dial(values=[1], passes=lambda value: [("target", value, 1)]))
+    pace = Pace(Dial(values=[1], passes=lambda value, _: [("target", value, 1)]))
     method = APD(verifier="v", window=1, lookahead=1, least=1)
     target = Target(shift=shift, mask_id=MASK)
     request = Request(prompt=[1, 2, 3], max_tokens=2, target=target, pace=pace)
@@ -126,7 +126,7 @@ def test_where_a_pace_wants_one_token_no_mask_is_shown(shift: int, masks: list[i
     ]
     assert all(forward.pattern == FULL for forward in forwards)
     dial = method.dial(target, auto=True)
-    assert dial is not None and dial.passes(1)[0] == ("target", 1 + len(masks), 1)
+    assert dial is not None and dial.passes(1, 1)[0] == ("target", 1 + len(masks), 1)
 
 
 def test_masks_are_shown_where_no_pace_decides() -> None:

@@ -33,7 +33,7 @@ class Scripted(Pace):
     """Proposes what was written down, cycle by cycle, and remembers what it was told."""
 
     def __init__(self, plan: list[int]) -> None:
-        super().__init__(Dial(values=range(1, 9), passes=lambda n: [("target", n, 1)]))
+        super().__init__(Dial(values=range(1, 9), passes=lambda n, _: [("target", n, 1)]))
         self.now, self.plan = plan[0], chain(plan, repeat(plan[-1]))
         self.told: list[tuple[int, int]] = []
         self.lost: list[int] = []

@@ -137,7 +137,7 @@ def test_a_window_of_one_is_none_where_a_pace_may_choose_it() -> None:
     """Token by token, as the last row says it, once no hole is left; and back to a window."""
     method = WeDLM(window=4, least=1)
     dial = method.dial(Target(mask_id=MASK), auto=True)
-    assert dial is not None and [dial.passes(value)[0][1] for value in (1, 2, 4)] == [1, 3, 5]
+    assert dial is not None and [dial.passes(value, 1)[0][1] for value in (1, 2, 4)] == [1, 3, 5]
     pace = Turned(dial)
     seq = sequence(pace=pace)
     decoding = method.decode(seq)

@@ -35,11 +35,14 @@ WARM = 4
 MOST = 64
 """Most tokens that are proposed where a pace decides."""
 
-Passes = Sequence[tuple[str, int, int]]
-"""What a cycle runs: the role of a model, rows of each request, how often."""
+Passes = Sequence[tuple[str, float, int]]
+"""What a cycle runs: the role of a model, rows of each request on average, how often."""
 
 Debt = tuple[int, int, int]
 """Slots that a draft has still to read, tokens that are left, slots to be fed again for it."""
+
+NOTHING: Debt = 0, 0, 0
+"""What nobody owes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +51,13 @@ class Dial:
 
     Attributes:
         values: numbers to choose from, rising, from the least parallel to what the options say.
-        passes: the passes of a cycle that proposes so many.
+        passes: the passes of a cycle that proposes so many, where as many are kept on average.
         nested: whether a cycle that proposes more keeps what a shorter one would have kept, so
             that each tells of all that are shorter.
     """
 
     values: Sequence[int]
-    passes: Callable[[int], Passes]
+    passes: Callable[[int, float], Passes]
     nested: bool = True
 
 
@@ -115,15 +118,15 @@ class Pace:
 
     def __init__(self, dial: Dial) -> None:
         self.dial = dial
-        rows = [rows for model, rows, _ in dial.passes(dial.values[0]) if model == "target"]
+        least = dial.values[0]
+        rows = [rows for model, rows, _ in dial.passes(least, least) if model == "target"]
         self.fewest = max(rows)
-        """Rows of the target for each request, with the least."""
-        self.loads: dict[int, Load] = {}
-        self.requests = 0
-        self.run(1)
+        """Most rows of the target for each request, with the least."""
+        self.load = Load()
+        self.loads, self.requests = {0: self.load}, 1
         self.cycles = 0
-        self.told: list[Debt] = []
-        """What requests have said that they owe, until all that run have."""
+        self.told, self.tellers = NOTHING, 0
+        """What requests have said that they owe, and how many, until all that run have."""
         self.crowd: Debt | None = None
         """The sum of the last time that all had."""
         self.heard = 0
@@ -144,12 +147,13 @@ class Pace:
         """So many requests run from now on."""
         if requests == self.requests:
             return
-        self.requests, self.rest, key = requests, 0, round(log2(requests))
+        self.requests, key = requests, round(log2(requests))
         if key not in self.loads:
-            near = min(self.loads, key=lambda other: abs(other - key), default=None)
-            costs = {} if near is None else self.loads[near].costs
+            near = min(self.loads, key=lambda other: abs(other - key))
+            costs = self.loads[near].costs
             self.loads[key] = Load(costs={model: cost.elsewhere() for model, cost in costs.items()})
-        self.load = self.loads[key]
+        if self.load is not self.loads[key]:
+            self.load, self.rest = self.loads[key], 0
 
     def passed(self, model: str, rows: int, seconds: float) -> None:
         """A pass of a model was fed so many rows.
@@ -185,12 +189,14 @@ class Pace:
     def hear(self, debt: Debt) -> Debt:
         """What a request owes, who says it; what all together owed when they last said it."""
         if self.cycles > self.heard + 1:
-            self.told, self.crowd = [], None
+            self.told, self.tellers, self.crowd = NOTHING, 0, None
         self.heard = self.cycles
-        self.told.append(debt)
-        if len(self.told) >= self.requests:
-            self.told, self.crowd = [], summed(self.told)
-        return self.crowd or summed(self.told)
+        (behind, left, lost), told = debt, self.told
+        self.told = told[0] + behind, told[1] + left, told[2] + lost
+        self.tellers += 1
+        if self.tellers >= self.requests:
+            self.told, self.tellers, self.crowd = NOTHING, 0, self.told
+        return self.crowd or self.told
 
     def settled(self, behind: int, left: int) -> bool:
         """Whether a request is to propose nothing for a while.
@@ -246,8 +252,8 @@ class Pace:
     def decide(self, load: Load) -> int:
         """Choose what promises most at a load; for how many cycles that holds."""
         (least, *others), before = self.dial.values, load.dial
-        load.dial = load.rival = most = self.dial.values[-1]
-        passes = self.dial.passes(most)
+        load.dial = load.rival = self.dial.values[-1]
+        passes = self.passes(load.dial)
         warm = {model for model, cost in load.costs.items() if not cost.cold}
         if not {model for model, _, times in passes if times} <= warm:
             return 1
@@ -280,18 +286,24 @@ class Pace:
 
     def known(self, value: int) -> bool:
         """Whether passes as in a cycle that proposes so many were seen."""
-        passes, costs = self.dial.passes(value), self.load.costs
+        costs = self.load.costs
         return all(
-            costs[model].knows(rows * self.requests) for model, rows, times in passes if times
+            costs[model].knows(rows * self.requests)
+            for model, rows, times in self.passes(value)
+            if times
         )
 
     def seconds(self, value: int) -> float:
         """What the passes of a cycle take that proposes so many."""
         return sum(
             times * self.load.costs[model].at(rows * self.requests)
-            for model, rows, times in self.dial.passes(value)
+            for model, rows, times in self.passes(value)
             if times
         )
+
+    def passes(self, value: int) -> Passes:
+        """What cycles that propose so many run."""
+        return self.dial.passes(value, self.tokens(value))
 
     def tokens(self, value: int) -> float:
         """Tokens that cycles which propose so many bring on average; at first, as others do."""
@@ -300,9 +312,3 @@ class Pace:
         last = rates[-1] if len(rates) > 1 else HOPE
         total: float = sum(accumulate((rates + [last] * value)[:value], mul))
         return total
-
-
-def summed(debts: Sequence[Debt]) -> Debt:
-    """What all together owe."""
-    behind, left, lost = map(sum, zip(*debts, strict=True))
-    return behind, left, lost

@@ -26,6 +26,7 @@ from outpace.decoding.fused import fits, to_device
 from outpace.decoding.pace import MOST, halved
 from outpace.decoding.sampling import Noisy, Read, Reader, Readout, chooser
 from outpace.methods.method import Method, Within, at_least_one, check_least, fraction
+from outpace.methods.plain import plain
 
 Coupling = Literal["gumbel", "argmax"]
 
@@ -67,8 +68,8 @@ class APD(Method):
         window = min(self.window or 1, MOST)
         return Dial(
             values=halved(self.least, self.lookahead),
-            passes=lambda value: [
-                ("target", window + value - (value == target.shift), 1),
+            passes=lambda value, kept: [
+                ("target", window - 1 + kept + value - (value == target.shift), 1),
                 ("verifier", value, value > 1),
             ],
         )
@@ -76,14 +77,19 @@ class APD(Method):
     def decode(self, request: Request) -> Decoding:
         """Propose all holes in one pass, check them in another, keep the leading agreement."""
         target = request.sampling if self.coupling == "gumbel" else Sampling()
-        start, ready, step, alive = 0, 0, 0, True  # ready: verifier slots that hold output
+        begin, ready, step, alive = 0, 0, 0, True  # ready: verifier slots that hold output
+        read: Read | None = None  # where no mask is shown
         while alive:
             n = len(request)
             shown = request.dial(self.lookahead or request.max_tokens, behind=n - ready)
+            start, begin = begin, 0 if self.window is None else max(n - self.window + 1, 0)
+            if request.pace and shown == self.least == request.target.shift:
+                read = read or request.sample(step)
+                alive = yield from plain(request, start, read, FULL)
+                continue
             end = min(n + shown, request.limit)
-            bare = request.pace and shown == self.least == request.target.shift
             guess = yield Forward(
-                ids=request.ids[start:] + request.ahead(n if bare else end),
+                ids=request.ids[start:] + request.ahead(end),
                 start=start,
                 pattern=FULL,
                 predict=range(n, end),
@@ -103,8 +109,7 @@ class APD(Method):
                 )
                 kept += agreement(guess.tokens[1:], checked.tokens)
                 ready = min(n + kept, end - 1)
-            start = 0 if self.window is None else max(n - self.window + 1, 0)
-            step += 1
+            read, step = None, step + 1
             alive = request.commit(guess.tokens[:kept], guess.logprobs)
 
 

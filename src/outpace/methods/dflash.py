@@ -64,7 +64,7 @@ class DFlash(Method):
         block = self.block or target.block or 1
         return Dial(
             values=range(1, min(self.most(block), MOST) + 1),
-            passes=lambda n: [("draft", min(block, MOST) + n, n > 1), ("target", n, 1)],
+            passes=lambda n, kept: [("draft", min(block, MOST) + kept, n > 1), ("target", n, 1)],
         )
 
     def most(self, block: int) -> int:

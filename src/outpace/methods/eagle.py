@@ -86,8 +86,8 @@ class Eagle(Method):
             return None
         return Dial(
             values=range(1, self.levels + 2),
-            passes=lambda n: [
-                ("draft", n, n > 1),  # the text since the last cycle
+            passes=lambda n, kept: [
+                ("draft", kept, n > 1),  # the text since the last cycle
                 ("draft", self.width, max(n - 2, 0)),
                 ("target", self.rows(n), 1),
             ],

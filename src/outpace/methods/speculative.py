@@ -64,7 +64,7 @@ class Speculative(Method):
             return None
         return Dial(
             values=range(1, min(self.most, MOST) + 1),
-            passes=lambda n: [
+            passes=lambda n, _: [
                 ("draft", 2, n > 1),
                 ("draft", 1, max(n - 2, 0)),
                 ("target", n, 1),

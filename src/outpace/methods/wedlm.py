@@ -88,7 +88,7 @@ class WeDLM(Method):
             values = [1, values[-1] + 1]
         return Dial(
             values=values,
-            passes=lambda value: [("target", value + (value > 1 and not self.verify), 1)],
+            passes=lambda value, _: [("target", value + (value > 1 and not self.verify), 1)],
             nested=False,
         )
 
