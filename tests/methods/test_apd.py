@@ -129,6 +129,18 @@ def test_where_a_pace_wants_one_token_no_mask_is_shown(shift: int, masks: list[i
     assert dial is not None and dial.passes(1, 1)[0] == ("target", 1 + len(masks), 1)
 
 
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_pace_knows_what_is_fed_again(window: int) -> None:
+    """The tokens of the last group, those of the window before it, and the masks."""
+    method = APD(verifier="v", window=window, lookahead=3, least=1)
+    said = [guess(4, 5, 6), [5, 6], guess(7, 8, 9), [8, 9]]
+    forwards = script(method, sequence(), said)
+    dial = method.dial(Target(shift=1, mask_id=MASK), auto=True)
+    assert dial is not None
+    (_, rows, _), (_, checked, _) = dial.passes(3, 3)
+    assert (rows, checked) == (len(forwards[2].ids), len(forwards[3].ids))
+
+
 def test_masks_are_shown_where_no_pace_decides() -> None:
     """Whatever is the least."""
     method = APD(verifier="v", window=1, lookahead=1, least=1)
