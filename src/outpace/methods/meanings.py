@@ -15,7 +15,8 @@ MEANINGS: dict[str, dict[str, str]] = {
         "window": "W: feed again the last group and window − 1 tokens before it",
         "lookahead": "M: masks shown, and so the most tokens per forward",
         "coupling": "how the verifier's y is drawn",
-        "least": "with pace=auto, the lookahead may be as short as this; None: it stays",
+        "least": "with pace=auto, the lookahead may be as short as this, at 1 to no mask on Dream; "
+        "None: it stays",
     },
     "autoregressive": {},
     "block_diffusion": {
