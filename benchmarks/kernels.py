@@ -133,7 +133,7 @@ def attending(
     spans, nothing = load.spans(), q.new_zeros(0, *keys.shape[1:])
     numbers = [torch.from_numpy(each).to(q.device) for each in one.numbers(spans)]
     none = torch.zeros(0, dtype=torch.int64, device=q.device)
-    attend = one.plan(Batch(none, none, none, None, spans, numbers))
+    attend = one.plan(Batch(none, none, none, None, spans, numbers=numbers))
     return lambda: attend(0, q, nothing, nothing)
 
 

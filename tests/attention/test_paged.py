@@ -10,72 +10,28 @@ from collections.abc import Sequence
 from dataclasses import fields, make_dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from helpers import finish, tokens
 from outpace import LLM
 from outpace.attention import choice, paged
-from outpace.attention.batch import Backend, Batch, Span
+from outpace.attention.batch import Backend, Span
 from outpace.attention.choice import backend
 from outpace.attention.dense import Dense
 from outpace.attention.paged import Paged
 from outpace.attention.plan import Grid, Tiles, bounds, tables
-from outpace.engine.cache import PAGE, Table
+from outpace.engine.cache import PAGE
 from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, Autoregressive, DFlash, Method
 from outpace.models.config import Sight
+from spans import attend, random, spans_of
 from workload import KINDS, MODELS, Request
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Largest difference of outputs near 1; eps of the dtypes of 16 bits is 1e-3 and 8e-3."""
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    """Numbers that are the same every time."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def scattered(count: int, size: int, seed: int) -> list[Table]:
-    """Tables of `size` slots whose pages lie anywhere; the last one's lie side by side."""
-    each = -(-size // PAGE)
-    order = np.random.default_rng(seed).permutation((count - 1) * each).tolist()
-    pages = [order[n * each : n * each + each] for n in range(count - 1)]
-    pages.append(list(range((count - 1) * each, count * each)))
-    return [Table(pages=own, size=size) for own in pages]
-
-
-def spans_of(asked: Sequence[tuple[int, int, object]], size: int, seed: int = 0) -> list[Span]:
-    """Spans of (start, rows, pattern): "causal", "full", a reach, or lengths of blocks."""
-    spans, begin = [], 0
-    for (start, rows, pattern), table in zip(asked, scattered(len(asked), size, seed), strict=True):
-        end = start + rows
-        match pattern:
-            case "causal":
-                stops, seen = None, end
-            case "full":
-                stops, seen = [end] * rows, end
-            case int():
-                stops, seen = [pattern] * rows, pattern
-            case _:
-                ends = np.cumsum(pattern) + start
-                stops, seen = np.repeat(ends, pattern).tolist(), end
-        spans.append(Span(slice(begin, begin + rows), start, seen, stops, table))
-        begin += rows
-    return spans
-
-
-def attend(backend: Backend, spans: list[Span], q: Tensor, layer: int = 0) -> Tensor:
-    """What a back end makes of queries over what stands in the cache."""
-    numbers = [torch.from_numpy(each) for each in backend.numbers(spans)]
-    none = torch.zeros(0, dtype=torch.int64)
-    nothing = q.new_zeros(0, *backend.keys[0].shape[1:])
-    batch = Batch(none, none, none, None, spans, numbers)
-    return backend.plan(batch)(layer, q, nothing, nothing)
 
 
 def compare(
@@ -207,7 +163,7 @@ def choose(name: str, dtype: torch.dtype = torch.float32, **options: bool) -> Ba
 def test_the_choice_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """By device unless it is forced."""
     with caplog.at_level(logging.INFO):
-        assert isinstance(choose("auto"), Dense)
+        assert isinstance(choose("dense"), Dense)
         assert isinstance(choose("triton"), Paged)
     assert [record.message for record in caplog.records] == [
         "attention on cpu in float32: dense",
@@ -218,7 +174,7 @@ def test_the_choice_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("flash", {}, "unknown attention 'flash'; known are auto, dense, triton"),
+        ("flash", {}, "unknown attention 'flash'; known are auto, dense, compiled, triton"),
         (None, {}, "unknown attention None"),
         (["triton"], {}, r"unknown attention \['triton'\]"),
         ("triton", {"dtype": torch.float64}, "not torch.float64; choose 'dense' or 'auto'"),
@@ -239,7 +195,7 @@ def test_without_its_compiler_or_a_gpu_there_is_no_kernel(monkeypatch: pytest.Mo
     monkeypatch.setattr(choice, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="triton is not installed"):
         LLM("tiny-ar", attention="triton")
-    assert isinstance(choose("auto"), Dense)
+    assert not isinstance(choose("auto"), Paged)
 
 
 @pytest.mark.parametrize(

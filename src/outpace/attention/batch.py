@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 import numpy as np
@@ -82,6 +82,7 @@ class Batch:
     write: Tensor
     context: tuple[Tensor, Tensor] | None
     spans: list[Span]
+    _: KW_ONLY
     features: Sequence[Tensor] = ()
     numbers: Sequence[Tensor] = ()
 

@@ -1,0 +1,64 @@
+"""What a back end attends with: sequences whose pages lie anywhere, and what their rows see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outpace.attention.batch import Backend, Batch, Span
+from outpace.decoding.tree import Tree
+from outpace.engine.cache import PAGE, Table
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    """Numbers that are the same every time."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def scattered(count: int, size: int, seed: int) -> list[Table]:
+    """Tables of `size` slots whose pages lie anywhere; the last one's lie side by side."""
+    each = -(-size // PAGE)
+    order = np.random.default_rng(seed).permutation((count - 1) * each).tolist()
+    pages = [order[n * each : n * each + each] for n in range(count - 1)]
+    pages.append(list(range((count - 1) * each, count * each)))
+    return [Table(pages=own, size=size) for own in pages]
+
+
+def spans_of(asked: Sequence[tuple[int, int, object]], size: int, seed: int = 0) -> list[Span]:
+    """Spans of (start, rows, pattern): "causal", "full", a reach, lengths of blocks, or a tree."""
+    spans, begin = [], 0
+    for (start, rows, pattern), table in zip(asked, scattered(len(asked), size, seed), strict=True):
+        end, tree = start + rows, None
+        match pattern:
+            case "causal":
+                stops, seen = None, end
+            case "full":
+                stops, seen = [end] * rows, end
+            case int():
+                stops, seen = [pattern] * rows, pattern
+            case Tree():
+                stops, seen, tree = pattern.stops(start), end, pattern
+            case _:
+                ends = np.cumsum(pattern) + start
+                stops, seen = np.repeat(ends, pattern).tolist(), end
+        spans.append(Span(slice(begin, begin + rows), start, seen, stops, table, tree))
+        begin += rows
+    return spans
+
+
+def attend(
+    backend: Backend,
+    spans: list[Span],
+    q: Tensor,
+    layer: int = 0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """What a back end makes of queries over what stands in the cache."""
+    numbers = [torch.from_numpy(each) for each in backend.numbers(spans)]
+    none = torch.zeros(0, dtype=torch.int64)
+    nothing = q.new_zeros(0, *backend.keys[0].shape[1:])
+    batch = Batch(none, none, none, None, spans, numbers=numbers)
+    return backend.plan(batch)(layer, q, nothing, nothing, sinks)
