@@ -59,6 +59,7 @@ SMOKES = [
     ("dflash_curve", "--limit 2 --batch 1 2"),
     ("forward_cost", "--rounds 1 --tokens 4 --batch 2"),
     ("cpu", "--rounds 1 --shapes tiny --counts 1 --sides outpace transformers"),
+    ("slots", "--rounds 1 --shape tiny --sides outpace transformers --requests 1 2"),
     ("gpu", "--cpu-smoke"),
     ("infilling", "--limit 1 --only tiny-wedlm"),
     ("host_time", "--rounds 1 --tokens 4 --batch 1 2"),

@@ -12,26 +12,37 @@ from safetensors.torch import load_file
 
 from helpers import published, whole
 from outpace.decoding import Kind
-from outpace.engine import layout, quickest
 from outpace.engine.layout import (
     LARGE,
     PIECE,
     SMALL,
     FixedLinear,
     OwnHead,
+    TiledEmbedding,
     become,
     choose,
     lay_out,
     undo,
 )
-from outpace.engine.quickest import MANY, ROWS, STEP, blocked, packs, product
+from outpace.models import layouts, quickest, tiles
 from outpace.models.config import ModelConfig
+from outpace.models.layouts import LAYOUTS, MANY, STEP, blocked, has, product
 from outpace.models.load import save_model
 from outpace.models.norm import DirectNorm
+from outpace.models.quickest import ROWS
 from outpace.models.transformer import Transformer
 
 FILE = "model.safetensors"
 SIZES = {"hidden_size": 192, "vocab_size": 1024}
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture
+def untiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without tiles."""
+    monkeypatch.setattr(tiles, "usable", lambda dtype: False)
+    monkeypatch.setattr(layouts, "has", lambda name, dtype: name == "blocks" and has(name, dtype))
+    monkeypatch.setattr("outpace.engine.layout.has", layouts.has)
 
 
 def model(*, bidirectional: bool, vocab: int = 2048, tied: bool = False) -> Transformer:
@@ -56,9 +67,18 @@ def model(*, bidirectional: bool, vocab: int = 2048, tied: bool = False) -> Tran
     return Transformer(config).eval().requires_grad_(False)
 
 
+@pytest.fixture(params=["tiled", "untiled"])
+def machine(request: pytest.FixtureRequest) -> str:
+    """With tiles, as far as this one has them, and without."""
+    if request.param == "untiled":
+        request.getfixturevalue("untiled")
+    name: str = request.param
+    return name
+
+
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("rows", [1, 2, 33, MANY + 1, PIECE + 1, 2 * PIECE])
-def test_results_stay(bidirectional: bool, rows: int) -> None:
+def test_results_stay(machine: str, bidirectional: bool, rows: int) -> None:
     """For few rows and many, head included."""
     plain = model(bidirectional=bidirectional)
     laid_out = copy.deepcopy(plain)
@@ -90,12 +110,12 @@ def fake(monkeypatch: pytest.MonkeyPatch, **best: str) -> None:
     monkeypatch.setattr(quickest, "seconds", seconds)
 
 
-@pytest.mark.skipif(not packs(torch.float32), reason="this build of PyTorch has no oneDNN")
+@pytest.mark.skipif(not has("blocks", torch.float32), reason="this build of PyTorch has no oneDNN")
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("one", ["blocks", "columns"])
 @pytest.mark.parametrize("more", ["blocks", "columns"])
 def test_the_quickest_layout_is_taken(
-    bidirectional: bool, one: str, more: str, monkeypatch: pytest.MonkeyPatch
+    bidirectional: bool, one: str, more: str, untiled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small matrices are not tried, medium ones may have two layouts, and large ones have one."""
     fake(monkeypatch, one=one, more=more)
@@ -114,7 +134,9 @@ def test_the_quickest_layout_is_taken(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chance_chooses_no_layout(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chance_chooses_no_layout(
+    dtype: torch.dtype, untiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The usual one is left for one that takes less than seven tenths of the time, summed up."""
     times = {"blocks": dict.fromkeys(ROWS, 1.0), "rows": dict.fromkeys(ROWS, 0.75)}
     monkeypatch.setattr(quickest, "seconds", lambda *_: times)
@@ -130,7 +152,8 @@ def test_layouts_are_tried_once_and_the_log_says_so(caplog: pytest.LogCaptureFix
     with caplog.at_level("INFO", "outpace"):
         chosen = [choose(weight) for _ in range(3)]
     (line,) = [r.message for r in caplog.records if "384 x 208" in r.message]
-    assert "blocks" in line and "columns" in line and "(1, 4, 16, 64)" in line
+    assert "blocks" in line and "(1, 4, 16, 64)" in line
+    assert ("tiles" in line) == tiles.usable(torch.float32) != ("columns" in line)
     assert len(set(chosen)) == 1
 
 
@@ -144,57 +167,135 @@ def test_without_blocks_models_keep_their_layout(
     def missing(weight: torch.Tensor) -> torch.Tensor:
         raise fault
 
-    monkeypatch.setattr(quickest, "blocked", missing)
-    quickest.packs.cache_clear()
+    monkeypatch.setitem(layouts.LAYOUTS, "blocks", missing)  # type: ignore[arg-type]
+    monkeypatch.setattr(tiles, "usable", lambda dtype: False)
+    has.cache_clear()
     plain = model(bidirectional=False, tied=True).to(dtype)
     laid_out = copy.deepcopy(plain)
     lay_out(laid_out)
-    quickest.packs.cache_clear()
+    has.cache_clear()
     assert not any(isinstance(m, FixedLinear | OwnHead) for m in laid_out.modules())
     assert laid_out.embedding.weight.stride(0) == 1
     before, after = (whole(m, [3, 1, 4], causal=True) for m in (plain, laid_out))
     torch.testing.assert_close(after, before, atol=1e-3, rtol=2e-2)
 
 
-@pytest.mark.skipif(not packs(torch.bfloat16), reason="this processor has no blocks of bfloat16")
+@pytest.mark.parametrize(
+    "name, dtype", [("blocks", torch.bfloat16), *[("tiles", d) for d in DTYPES]]
+)
 @pytest.mark.parametrize("shape", [(192, 192), (1152, 896), (896, 4864)])
-def test_a_row_of_bfloat16_does_not_change_with_its_company(shape: tuple[int, int]) -> None:
-    """Bit by bit in blocks, as far as 64 rows."""
+def test_a_row_does_not_change_with_its_company(
+    name: str, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    """Bit by bit, as far as 64 rows in blocks; in tiles among any number, on any of threads."""
+    if not has(name, dtype):
+        pytest.skip(f"this machine has no {name} of {dtype}")
     torch.manual_seed(0)
-    weight, x = (torch.randn(n, shape[1]).bfloat16() for n in (shape[0], 64))
-    blocks = quickest.blocked(weight)
-    whole = quickest.product(x, blocks, None)
+    weight, x = (torch.randn(n, shape[1]).to(dtype) for n in (shape[0], 300))
+    laid, threads = LAYOUTS[name](weight), torch.get_num_threads()
+    whole = product(x if name == "tiles" else x[:64], laid)
     for rows in (1, 2, 3, 4, 7, 15, 16, 17, 33):
-        assert torch.equal(quickest.product(x[:rows], blocks, None), whole[:rows]), rows
+        assert torch.equal(product(x[:rows], laid), whole[:rows]), rows
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(product(x[:17], laid), whole[:17])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(16, 2), (32, 6), (48, 256), (16, 258), (192, 1026), (64, 9000)])
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, 15, 16, 17, 127, 129])
+def test_a_product_of_tiles_is_exact(dtype: torch.dtype, shape: tuple[int, int], rows: int) -> None:
+    """Within the rounding of its dtype, of any number of rows, with a bias and without."""
+    if not has("tiles", dtype):
+        pytest.skip(f"this machine has no tiles of {dtype}")
+    torch.manual_seed(rows)
+    weight, x = (torch.randn(n, shape[1]).to(dtype) for n in (shape[0], rows))
+    bias, laid = torch.randn(shape[0]), tiles.laid(weight)
+    assert torch.equal(tiles.plain(laid), weight)
+    exact = x.double() @ weight.double().T
+    scale = x.double().abs() @ weight.double().abs().T
+    bound = scale * 1e-6 + exact.abs() * (2**-8 if dtype == torch.bfloat16 else 2**-23)
+    for added in (None, bias):
+        found = product(x, laid, added)
+        assert found.dtype == dtype and found.shape == exact.shape
+        wanted = exact if added is None else exact + added
+        assert bool(
+            (
+                (found.double() - wanted).abs()
+                <= bound + wanted.abs() * 2**-8 * (dtype == torch.bfloat16) + 1e-6
+            ).all()
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_only_matrices_that_fill_tiles_lie_in_them(dtype: torch.dtype) -> None:
+    """All others keep the layouts that they had."""
+    for shape in (
+        (8, 64),
+        (17, 64),
+        (0, 64),
+        (16, 0),
+        *([(16, 63)] if dtype.itemsize == 2 else []),
+    ):
+        assert not tiles.fits(torch.ones(shape, dtype=dtype))
+    assert tiles.fits(torch.ones(32, 64, dtype=dtype)) == tiles.usable(dtype)
+    assert not tiles.usable(torch.float16) and not tiles.usable(torch.float64)
+
+
+def test_what_is_no_number_stays_in_its_row() -> None:
+    """NaN and infinities, and is not hidden there."""
+    if not has("tiles", torch.float32):
+        pytest.skip("this machine has no tiles")
+    for dtype in DTYPES if has("tiles", torch.bfloat16) else DTYPES[:1]:
+        weight, x = torch.randn(32, 64, dtype=dtype), torch.randn(3, 64, dtype=dtype)
+        x[1, 5] = torch.nan
+        found = product(x, tiles.laid(weight))
+        assert found[1].isnan().all() and found[[0, 2]].isfinite().all()
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_tied_head(bidirectional: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but huge ones have a copy; without blocks, that of a causal model lies by column."""
-    monkeypatch.setattr(layout, "HUGE", 4 * 192 * 3072)
+def test_a_tied_head(
+    bidirectional: bool, rows: int, machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but large ones have a copy, and large tiles serve both; without blocks and tiles, that of
+    a causal model lies by column."""
+    monkeypatch.setattr(tiles, "LARGE", 4 * 192 * 3072)
+    tiled = machine == "tiled" and tiles.usable(torch.float32)
+    blocks = has("blocks", torch.float32)
     for vocab in (1024, 2048, 3072):
         laid_out = model(bidirectional=bidirectional, vocab=vocab, tied=True)
         before, hidden = laid_out.embedding.weight.clone(), torch.randn(rows, 192)
         names = dict(laid_out.named_parameters()).keys()
         lay_out(laid_out)
-        after = laid_out.embedding.weight
-        assert torch.equal(before, after)
-        assert (after.stride(0) == 1) == (not packs(torch.float32) and not bidirectional)
-        assert isinstance(laid_out, OwnHead) == packs(torch.float32)
+        if tiled and vocab == 3072:
+            assert isinstance(laid_out.embedding, TiledEmbedding)
+        else:
+            after = laid_out.embedding.weight
+            assert torch.equal(before, after)
+            assert (after.stride(0) == 1) == (not tiled and not blocks and not bidirectional)
+            assert isinstance(laid_out, OwnHead) == (tiled or blocks)
         if isinstance(laid_out, OwnHead):
             head = laid_out.own[0].more
             shared = not head.is_mkldnn and head.data_ptr() == after.data_ptr()
             assert shared == (vocab == 3072)
         assert dict(laid_out.named_parameters()).keys() == names
+        ids = torch.tensor([5, 0, vocab - 1])
+        assert torch.equal(laid_out.embed(ids), before[ids])
+        assert torch.equal(laid_out.state_dict()["embedding.weight"], before)
         torch.testing.assert_close(laid_out.head(hidden), hidden @ before.T, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab", [1024, 2048])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_layout_is_undone(dtype: torch.dtype, vocab: int, tied: bool) -> None:
+def test_a_layout_is_undone(
+    dtype: torch.dtype, vocab: int, tied: bool, machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the same classes and the same bits, which fire their hooks again."""
+    monkeypatch.setattr(tiles, "LARGE", 2048 * 192 * dtype.itemsize)
     plain = model(bidirectional=False, vocab=vocab, tied=tied).to(dtype)
     laid_out = copy.deepcopy(plain)
     lay_out(laid_out)
@@ -213,7 +314,7 @@ def test_a_layout_is_undone(dtype: torch.dtype, vocab: int, tied: bool) -> None:
     assert len(fired) == sum(1 for m in plain.modules() if not list(m.children())) - 1
 
 
-def test_a_model_that_decodes_can_be_saved(tmp_path: Path) -> None:
+def test_a_model_that_decodes_can_be_saved(machine: str, tmp_path: Path) -> None:
     """Every tensor, bit by bit, whatever its layout."""
     plain = model(bidirectional=False, vocab=1024, tied=True)
     plain.config = replace(plain.config, source=published(**SIZES))

@@ -12,17 +12,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from helpers import published, random_model, whole
-from outpace.models import int8
+from outpace.models import int8, layouts, tiles
 from outpace.models.int8 import (
-    LEVELS,
     Int8Embedding,
     Int8Linear,
     exact,
     is_quantised,
-    of_rows,
     of_weight,
     quantise,
 )
+from outpace.models.layouts import LAYOUTS, LEVELS, has, of_rows
 from outpace.models.load import load_model, save_model
 from outpace.models.transformer import Embedding
 
@@ -33,9 +32,11 @@ FILE = "model.safetensors"
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """What the machine can do is found out anew, before and after."""
-    exact.cache_clear()
+    for found in (exact, has):
+        found.cache_clear()
     yield
-    exact.cache_clear()
+    for found in (exact, has):
+        found.cache_clear()
 
 
 def linear(*, width: int = 96, out: int = 80, bias: bool = False, seed: int = 0) -> nn.Linear:
@@ -65,6 +66,31 @@ def literal(x: Tensor, layer: nn.Linear) -> Tensor:
     return torch.stack(outputs).view(len(x), -1)
 
 
+@pytest.fixture(params=["tiles", "blocks"])
+def each(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """One layout of matrices, where this machine has it."""
+    if not has(request.param, torch.int8):
+        pytest.skip(f"this machine has no {request.param} of 8 bits")
+    monkeypatch.setattr(int8, "layouts", lambda codes: (request.param,))
+    name: str = request.param
+    return name
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 16, 17, 40, 300])
+@pytest.mark.parametrize("shape", [(16, 8), (48, 36), (1152, 896), (64, 4864)])
+def test_layouts_give_the_same_bits(each: str, shape: tuple[int, int], rows: int) -> None:
+    """Those of whole numbers, with a bias and without, for any codes and number of rows."""
+    torch.manual_seed(rows)
+    codes = torch.randint(-128, 128, shape, dtype=torch.int8)
+    scale, bias = torch.rand(shape[0]), torch.randn(shape[0])
+    x = torch.randn(rows, shape[1]) * 10 ** torch.randn(rows, 1)
+    own, scales = of_rows(x)
+    exact = ((own.double() - 128) @ codes.double().T).float() * scale * scales
+    matrix = LAYOUTS[each](codes)
+    assert torch.equal(layouts.product(x, matrix, None, scale), exact)
+    assert torch.equal(layouts.product(x, matrix, bias, scale), exact + bias)
+
+
 @needs_products
 @pytest.mark.parametrize("width", [32, 48, 96, 97])
 def test_a_product_is_that_of_whole_numbers(width: int) -> None:
@@ -87,7 +113,7 @@ def test_a_product_is_near_that_of_the_weights(dtype: torch.dtype) -> None:
 
 @needs_products
 @pytest.mark.parametrize("shape", [(32, 48), (192, 1024), (4864, 896)])
-def test_a_row_does_not_change_with_its_company(shape: tuple[int, int]) -> None:
+def test_a_row_does_not_change_with_its_company(each: str, shape: tuple[int, int]) -> None:
     """Bit by bit, whatever rows are beside it, however large, and however many."""
     layer = quantised(linear(width=shape[0], out=shape[1]))
     x = torch.randn(65, shape[0])
@@ -100,7 +126,7 @@ def test_a_row_does_not_change_with_its_company(shape: tuple[int, int]) -> None:
 
 @needs_products
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_no_number_stays_in_its_row(value: float) -> None:
+def test_what_is_no_number_stays_in_its_row(each: str, value: float) -> None:
     """And is not hidden there."""
     layer, x = quantised(linear(bias=True)), torch.randn(3, 96)
     alone = layer(x[:1])
@@ -111,7 +137,7 @@ def test_what_is_no_number_stays_in_its_row(value: float) -> None:
 
 
 @needs_products
-def test_small_rows_none_and_nothing() -> None:
+def test_small_rows_none_and_nothing(each: str) -> None:
     """Rows of zeros give the bias; there may be no rows at all."""
     layer = linear(bias=True)
     own = quantised(layer)
@@ -144,6 +170,23 @@ def test_an_embedding_and_its_head_are_one_matrix() -> None:
     torch.testing.assert_close(own.rows(ids), table(ids), atol=0.02, rtol=0)
     torch.testing.assert_close(own.tied.dense(), own.rows(torch.arange(50)), rtol=0, atol=1e-7)
     assert own.head(torch.ones(2, 32)).shape == (2, 50)
+
+
+@pytest.mark.skipif(not has("tiles", torch.int8), reason="this machine has no tiles of 8 bits")
+def test_a_large_embedding_lies_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are looked up in the tiles of its head, and are the same."""
+    monkeypatch.setattr(tiles, "LARGE", 64 * 32)
+    monkeypatch.setattr(int8, "layouts", lambda codes: ("tiles",))
+    for tokens in (64, 48):
+        own = Embedding(tokens, 32).requires_grad_(False)
+        quantise(own, torch.float32)
+        assert isinstance(own, Int8Embedding)
+        ids = torch.arange(tokens).flip(0)
+        before, saved = own(ids), own.state_dict()
+        logits = own.head(before)
+        assert (own.codes is own.tied.matrix) == (tokens == 64)
+        assert torch.equal(own(ids), before) and logits.shape == (tokens, tokens)
+        assert torch.equal(own.state_dict()["weight"], saved["weight"])
 
 
 @needs_products
@@ -186,19 +229,22 @@ def test_where_there_are_no_products_models_keep_their_numbers(
 ) -> None:
     """No operator, or one that cuts sums, as without VNNI; the log says so once."""
 
-    def other(rows: Tensor, matrix: Tensor, *_: Tensor) -> Tensor:
+    def other(codes: Tensor, *_: Tensor) -> Tensor:
         if fault is not None:
             raise fault
-        return ((rows.float() - 128) @ torch.zeros(128, 3)).clamp(-32768, 32767)
+        return (codes.float() - 128) @ torch.zeros(128, 16)
 
-    monkeypatch.setattr(int8, "product", other)
+    monkeypatch.setattr(layouts, "of_codes", other)
+    monkeypatch.setattr(tiles, "usable", lambda dtype: False)
     plain = random_model(published())
     save_model(plain, tmp_path, dtype=torch.float32)
-    loaded = [load_model(tmp_path, quantize="int8") for _ in range(2)]
+    with caplog.at_level("INFO", "outpace.models.layouts"):
+        loaded = [load_model(tmp_path, quantize="int8") for _ in range(2)]
     assert not any(is_quantised(model) for model in loaded)
     assert torch.equal(whole(loaded[1], [1, 2], causal=True), whole(plain, [1, 2], causal=True))
-    (line,) = [record.message for record in caplog.records]
-    assert "quantize is left out" in line and (fault is None or str(fault) in line)
+    why, line = [record.message for record in caplog.records]
+    assert "quantize is left out" in line
+    assert str(fault or "products are wrong") in why
 
 
 @pytest.mark.parametrize("value", ["int4", "INT8", "", 8, ["int8"]])

@@ -9,22 +9,24 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from outpace.attention import compiled
 from outpace.attention.batch import Backend
 from outpace.attention.dense import Dense
 from outpace.models.config import Sight
 
 LOG = logging.getLogger(__name__)
 
-KNOWN = ("auto", "dense", "triton")
-"""Names of back ends; `auto` is `triton` on a GPU and `dense` elsewhere."""
+KNOWN = ("auto", "dense", "compiled", "triton")
+"""Names of back ends; `auto` is `triton` on a GPU and `compiled` elsewhere, where they can be."""
 
 
 def check(attention: str, device: torch.device) -> None:
-    """Raise `ValueError` for a name that is none, and for a kernel that nothing here can run."""
+    """Raise `ValueError` for a name that is none, and for what nothing here can run."""
     if attention not in KNOWN:
         raise ValueError(f"unknown attention {attention!r}; known are {', '.join(KNOWN)}")
-    if attention == "triton" and (reason := missing(device)):
-        raise ValueError(f"attention='triton' cannot be: {reason}; choose 'dense' or 'auto'")
+    lacks = {"compiled": compiled.missing, "triton": missing}
+    if attention in lacks and (reason := lacks[attention](device)):
+        raise ValueError(f"attention={attention!r} cannot be: {reason}; choose 'dense' or 'auto'")
 
 
 def missing(device: torch.device) -> str | None:
@@ -49,29 +51,43 @@ def backend(
     page: int,
     double: bool,
 ) -> Backend:
-    """The back end of a cache; a line of the log says which, and why it is not the kernel.
+    """The back end of a cache; a line of the log says which, and why it is not the usual one.
 
-    Raises `ValueError` where `triton` is asked for and cannot be.
+    Raises `ValueError` where one is asked for that cannot be.
     """
     like = keys[0]
     check(attention, like.device)
     dense = Dense(keys, values, heads, sights, double=double)
     where = f"attention on {like.device.type} in {str(like.dtype).removeprefix('torch.')}"
-    if attention == "dense" or attention == "auto" and like.device.type != "cuda":
+    usual = "triton" if like.device.type == "cuda" else "compiled"
+    wanted = usual if attention == "auto" else attention
+    if wanted == "dense":
         LOG.info("%s: dense", where)
         return dense
-    reason = missing(like.device)
-    if reason is None:
-        from outpace.attention.paged import Paged, unfit
+    if wanted == "compiled":
+        reason = compiled.unfit(like, page)
+    elif (reason := missing(like.device)) is None:
+        from outpace.attention.paged import unfit
 
         reason = "layers have sinks" if sinks else unfit(like, sights, page, double)
     if reason is None:
-        LOG.info("%s: triton", where)
-        return Paged(dense, page=page, processors=processors(like.device))
-    if attention == "triton":
-        raise ValueError(f"attention='triton' cannot be: {reason}; choose 'dense' or 'auto'")
-    LOG.warning("%s: dense and not triton, since %s", where, reason)
+        LOG.info("%s: %s", where, wanted)
+        return compiled.Compiled(dense) if wanted == "compiled" else paged(dense, page)
+    if attention == wanted:
+        raise ValueError(f"attention={wanted!r} cannot be: {reason}; choose 'dense' or 'auto'")
+    LOG.log(
+        logging.WARNING if like.device.type == "cuda" else logging.INFO,
+        "%s: dense and not %s, since %s",
+        *(where, wanted, reason),
+    )
     return dense
+
+
+def paged(dense: Dense, page: int) -> Backend:
+    """The kernel over a cache."""
+    from outpace.attention.paged import Paged
+
+    return Paged(dense, page=page, processors=processors(dense.keys[0].device))
 
 
 def processors(device: torch.device) -> int:

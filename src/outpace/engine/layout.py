@@ -2,9 +2,9 @@
 
 Which layout of a matrix is fast depends on its size, on the processor, and on the rows that a
 product has: one where a causal model decodes a single sequence, more where it verifies drafts or
-has company, dozens where a diffusion model shows its masks. So it is tried (`quickest.py`). A
-matrix of middling size may be kept in two layouts. The other modules lose the machinery of hooks,
-whose calls cost as much as a small product.
+has company, dozens where a diffusion model shows its masks. So it is tried (`models/quickest.py`).
+Where there are no tiles, a matrix of middling size may be kept in two layouts. The other modules
+lose the machinery of hooks, whose calls cost as much as a small product.
 
 Modules are not replaced but change their class, so that every parameter stays where it is, under
 its name; `undo` gives them their own class back.
@@ -12,14 +12,18 @@ its name; `undo` gives them their own class back.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from outpace.decoding import Kind
-from outpace.engine.quickest import LAYOUTS, ROWS, by_column, packs, product, quickest
+from outpace.models import tiles
 from outpace.models.int8 import is_quantised
+from outpace.models.layouts import LAYOUTS, by_column, dense, has, is_tiled, layouts, product
 from outpace.models.norm import DIRECT as NORMS
 from outpace.models.norm import DirectNorm
+from outpace.models.quickest import ROWS, quickest
 from outpace.models.transformer import MLP, Attention, Block, Embedding, Stack, Transformer
 
 SMALL = 2**15
@@ -28,9 +32,6 @@ SMALL = 2**15
 LARGE = 2**18
 """Elements from which on one row has no layout of its own, which would double the memory."""
 
-HUGE = 2**26
-"""Bytes of an embedding of which there is no second copy, in float32."""
-
 PIECE = 256
 """Rows that an MLP takes at a time: what lies between its matrices stays in the cache."""
 
@@ -38,7 +39,7 @@ PIECE = 256
 class FixedLinear(nn.Linear):
     """A linear layer for inference, whose weight lies as is quickest on this machine.
 
-    In float32 a single row may go to a copy of its own.
+    In float32 and without tiles a single row may go to a copy of its own.
     """
 
     one: Tensor
@@ -51,35 +52,64 @@ class FixedLinear(nn.Linear):
         one, more = choose(weight)
         self.more = LAYOUTS[more](weight)
         self.one = self.more if one == more else LAYOUTS[one](weight)
-        self.added = None if self.bias is None else self.bias.detach()
+        added = None if self.bias is None else self.bias.detach()
+        self.added = added.float() if added is not None and is_tiled(self.more) else added
         self.weight = nn.Parameter(self.more, requires_grad=False)
 
     def undo(self) -> None:
         """Store the weight row by row again."""
-        self.weight = nn.Parameter(self.dense(), requires_grad=False)
+        self.weight = nn.Parameter(dense(self.more), requires_grad=False)
         del self.one, self.more, self.added
-
-    def dense(self) -> Tensor:
-        """The weight row by row."""
-        return self.more.to_dense() if self.more.is_mkldnn else self.more.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map rows `x [T, in]`."""
         return product(x, self.one if x.shape[0] == 1 else self.more, self.added)
 
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = dense(self.more)
+
+
+class TiledEmbedding(Embedding):
+    """An embedding that is the head as well, and lies in tiles: rows are looked up there."""
+
+    def lay_out(self) -> None:
+        """Store the table anew."""
+        self.weight = nn.Parameter(tiles.laid(self.weight.detach()), requires_grad=False)
+
+    def undo(self) -> None:
+        """Store the table row by row again."""
+        self.weight = nn.Parameter(dense(self.weight), requires_grad=False)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Rows `[T, dim]` of tokens `ids i64[T]`."""
+        return tiles.rows(self.weight, ids)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits `[..., vocab]` of hidden states `[..., dim]`."""
+        return tiles.product(hidden, self.weight)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        destination[f"{prefix}weight"] = dense(self.weight)
+
 
 def choose(weight: Tensor) -> tuple[str, str]:
     """Names of the layouts for a single row and for more.
 
-    Roundings of a layout are its own. Where they are coarse there is one for any number of rows, so
-    that a row's numbers do not change with its company.
+    Roundings of a layout are its own. There is one for any number of rows, so that a row's numbers
+    do not change with its company, but for float32 without tiles, where roundings are fine.
     """
     exact, size = weight.dtype == torch.float32, weight.numel()
     if size < SMALL:
         usual = "columns" if exact else "rows"
         return usual, usual
-    if not exact or size >= LARGE:
-        every = quickest(weight, ("blocks", "rows"), ROWS)
+    best = layouts(weight)
+    if not exact or size >= LARGE or best[0] == "tiles":
+        every = quickest(weight, best[:2])
         return every, every
     one = quickest(weight, ("columns", "blocks"), ROWS[:1])
     return one, quickest(weight, ("blocks", "columns"), ROWS[1:])
@@ -125,7 +155,7 @@ class OwnHead(Transformer):
         weight = self.embedding.weight.detach()
         head = FixedLinear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         head.weight = nn.Parameter(weight, requires_grad=False)
-        if weight.dtype == torch.float32 and weight.nbytes >= HUGE:
+        if weight.dtype == torch.float32 and weight.nbytes >= tiles.LARGE:
             head.one, head.more, head.added = weight, weight, None
         else:
             head.lay_out()
@@ -147,7 +177,10 @@ DIRECT: dict[type[nn.Module], type[nn.Module]] = {
     MLP: DirectMLP,
     Block: DirectBlock,
 }
-LAID_OUT = {*DIRECT.values(), FixedLinear, OwnHead}
+OWN = (FixedLinear, TiledEmbedding, DirectNorm, OwnHead)
+"""Those that store something anew."""
+
+LAID_OUT = {*DIRECT.values(), FixedLinear, TiledEmbedding, OwnHead}
 
 
 def lay_out(model: Stack) -> None:
@@ -155,7 +188,7 @@ def lay_out(model: Stack) -> None:
     weight = model.norm.weight
     if weight.device.type != "cpu":
         return
-    fast = packs(weight.dtype)
+    fast = has("tiles", weight.dtype) or has("blocks", weight.dtype)
     for module in model.modules():
         kind = DIRECT.get(type(module))
         if kind is DirectLinear and fast:
@@ -171,7 +204,9 @@ def lay_out_head(model: Transformer, fast: bool) -> None:
     weight = model.embedding.weight
     if weight.numel() < SMALL or type(model.embedding) is not Embedding:  # one of its slices
         return
-    if fast:
+    if fast and weight.nbytes >= tiles.LARGE and choose(weight)[1] == "tiles":
+        become(model.embedding, TiledEmbedding)
+    elif fast:
         become(model, OwnHead)
     elif model.config.kind not in (Kind.DIFFUSION, Kind.BLOCK):
         # One row passes in two thirds of the time; looking a row up gets dearer, but costs nothing
@@ -182,14 +217,14 @@ def lay_out_head(model: Transformer, fast: bool) -> None:
 def become(module: nn.Module, kind: type[nn.Module]) -> None:
     """Give a module the class of its layout."""
     module.__class__ = kind
-    if isinstance(module, FixedLinear | DirectNorm | OwnHead):
+    if isinstance(module, OWN):
         module.lay_out()
 
 
 def undo(model: Stack) -> None:
     """Give every module its own class back, and every parameter its usual layout."""
     for module in model.modules():
-        if isinstance(module, FixedLinear | DirectNorm | OwnHead):
+        if isinstance(module, OWN):
             module.undo()
         if type(module) in LAID_OUT:
             module.__class__ = type(module).__bases__[0]

@@ -13,18 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.models import tiles
+from outpace.models.layouts import (
+    LAYOUTS,
+    LEVELS,
+    NOUGHT,
+    TINY,
+    has,
+    is_tiled,
+    layouts,
+    of_codes,
+    product,
+)
+from outpace.models.quickest import quickest
 from outpace.models.transformer import Embedding
 
 LOG = logging.getLogger(__name__)
 
 KNOWN = ("int8",)
 """What matrices can be quantised to."""
-
-LEVELS, NOUGHT = 127, 128
-"""The largest code of either sign, and the code of a row that stands for nought."""
-
-TINY = 1e-30
-"""What the largest number of a row is at least, so that there is a scale."""
 
 PIECE = 2**22
 """Elements of a matrix that are in float32 at a time."""
@@ -45,49 +52,14 @@ def check(quantize: str | None, device: torch.device | str) -> None:
 
 @cache
 def exact() -> bool:
-    """Whether this machine multiplies 8 bits without a loss, tried on the largest sums.
-
-    Where it does not, a line of the log says so once: processors without VNNI cut such sums.
-    """
-    rows = torch.tensor([[255, 0] * 64, [255] * 128, [0] * 128], dtype=torch.uint8)
-    # Codes that were published go down to -128; ours do not.
-    codes = torch.tensor([[LEVELS] * 128, [-LEVELS - 1] * 128, [LEVELS, -LEVELS] * 64])
-    wanted = (rows.long() - NOUGHT) @ codes.T
-    try:
-        found = product(rows, packed(codes.to(torch.int8)), torch.ones(3), torch.zeros(3).int())
-        if torch.equal(found.long(), wanted):
-            return True
-        reason = "cuts sums of products of 8 bits"
-    except (AttributeError, RuntimeError) as error:
-        reason = f"has no products of 8 bits ({str(error).splitlines()[0]})"
-    LOG.warning("this machine %s: quantize is left out, and models keep their dtype", reason)
-    return False
-
-
-def packed(codes: Tensor) -> Tensor:
-    """A matrix `i8[out, in]` as oneDNN wants it."""
-    matrix: Tensor = torch.ops.onednn.qlinear_prepack(codes, None)
-    return matrix
-
-
-def product(rows: Tensor, matrix: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
-    """`f32[T, out]` of codes `u8[T, in]`, with a scale for each output."""
-    whole: Tensor = torch.ops.onednn.qlinear_pointwise.default(
-        *(rows, 1.0, NOUGHT, matrix, scale, zeros, None),
-        *(1.0, 0, torch.float32, "none", [], ""),
+    """Whether this machine multiplies 8 bits without a loss; if not, a line of the log says so."""
+    if has("tiles", torch.int8) or has("blocks", torch.int8):
+        return True
+    LOG.warning(
+        "this machine has no exact products of 8 bits: quantize is left out, and models keep "
+        "their dtype"
     )
-    return whole
-
-
-def of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes `u8[T, n]` of rows `x [T, n]`, and the scale `f32[T, 1]` of each.
-
-    A row that holds no finite number has a scale that is none either.
-    """
-    x = x.float()
-    scale = x.abs().amax(-1, keepdim=True).clamp_(min=TINY).div_(LEVELS)
-    # Straight to 8 bits is slower than by a type that processors convert to.
-    return (x / scale).add_(NOUGHT + 0.5).to(torch.int32).to(torch.uint8), scale
+    return False
 
 
 def of_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,17 +75,15 @@ def of_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int8Linear(nn.Linear):
-    """A linear layer for inference whose weight has 8 bits."""
+    """A linear layer for inference whose weight has 8 bits, in the layout that is quickest here."""
 
     matrix: Tensor
     scale: Tensor
-    zeros: Tensor
     added: Tensor | None
 
     def hold(self, codes: Tensor, scale: Tensor) -> None:
         """Take a matrix that is quantised already."""
-        self.matrix, self.scale = packed(codes), scale
-        self.zeros = torch.zeros(len(codes), dtype=torch.int32)
+        self.matrix, self.scale = LAYOUTS[quickest(codes, layouts(codes))](codes), scale
         self.added = None if self.bias is None else self.bias.detach().float()
         self.weight = nn.Parameter(self.matrix, requires_grad=False)
 
@@ -123,15 +93,15 @@ class Int8Linear(nn.Linear):
 
     def unrounded(self, x: Tensor) -> Tensor:
         """What becomes of rows `x [T, in]`, `f32[T, out]`, before it is rounded to their dtype."""
-        codes, scale = of_rows(x)
-        out = product(codes, self.matrix, self.scale, self.zeros).mul_(scale)
-        return out if self.added is None else out.add_(self.added)
+        return product(x.float(), self.matrix, self.added, self.scale)
 
     def dense(self) -> Tensor:
-        """The matrix `f32[out, in]` that rows are multiplied by: what becomes of unit rows."""
+        """The matrix `f32[out, in]` that rows are multiplied by."""
+        if is_tiled(self.matrix):
+            return tiles.plain(self.matrix) * self.scale[:, None]
         units = torch.full((self.in_features,) * 2, NOUGHT, dtype=torch.uint8)
         units.fill_diagonal_(NOUGHT + 1)
-        return product(units, self.matrix, self.scale, self.zeros).T.contiguous()
+        return of_codes(units, self.matrix, self.scale).T.contiguous()
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -158,13 +128,16 @@ class Int8Embedding(Embedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows `f32[T, dim]`."""
-        return self.codes[ids].float().mul_(self.scale[ids, None])
+        codes = tiles.rows(self.codes, ids) if is_tiled(self.codes) else self.codes[ids]
+        return codes.float().mul_(self.scale[ids, None])
 
     @cached_property
     def tied(self) -> Int8Linear:
-        """The same matrix as a head, which has a layout of its own."""
+        """The same matrix as a head, whose layout is its own; tiles that are large serve both."""
         head = Int8Linear(self.embedding_dim, self.num_embeddings, bias=False, device="meta")
         head.hold(self.codes, self.scale)
+        if is_tiled(head.matrix) and self.codes.nbytes >= tiles.LARGE:
+            self.codes, self.weight = head.matrix, head.weight
         return head
 
     def head(self, hidden: Tensor) -> Tensor:

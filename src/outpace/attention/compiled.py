@@ -1,0 +1,164 @@
+"""Attention over cached slots by a compiled loop, for all rows of a pass in one call (attend.c).
+
+All is added in float32 and for each row in an order of its own. So what becomes of a row is the
+same, to the last bit, whatever else a call attends for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from ctypes import Structure, addressof, c_float, c_int, c_long, c_void_p
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outpace.attention.batch import Batch, Span
+from outpace.attention.dense import Dense
+from outpace.attention.plan import Numbers, bounds, tables
+from outpace.models.compiled import library, threads
+from outpace.models.config import Sight
+from outpace.models.transformer import Attend
+
+ROWS = 16
+"""Rows of a sequence that look at a page together."""
+
+LANES, WIDEST, PAGE = 16, 256, 16
+"""What the size of a head is a multiple of, the largest, and the slots of a page."""
+
+
+class Pass(Structure):
+    """What the loop is told of a layer; see attend.c."""
+
+    _fields_ = [
+        ("half", c_int),
+        *((name, c_long) for name in ("heads", "kv_heads", "size")),
+        *((name, c_void_p) for name in ("q", "keys", "values")),
+        *((name, c_long) for name in ("q_row", "q_head", "slot", "head")),
+        *((name, c_void_p) for name in ("pages", "tables", "chunks")),
+        ("num_chunks", c_long),
+        *((name, c_void_p) for name in ("low", "stop", "trunk", "bits", "own", "sinks", "out")),
+        ("scale", c_float),
+        ("threads", c_int),
+    ]
+
+
+def missing(device: torch.device) -> str | None:
+    """Why the loop cannot run on a device; None where it can."""
+    if device.type != "cpu":
+        return f"it runs on a CPU, not on {device.type}"
+    if (loaded := library()) is None:
+        return "it was not compiled when outpace was installed"
+    return None if loaded.outpace_can_attend() else "this processor has no AVX512"
+
+
+def unfit(keys: Tensor, page: int) -> str | None:
+    """Why the loop cannot attend over a cache of `keys [S, K, D]`; None where it can."""
+    if reason := missing(keys.device):
+        return reason
+    if keys.dtype not in (torch.float32, torch.bfloat16):
+        return f"it knows float32 and bfloat16, not {keys.dtype}"
+    if (size := keys.shape[-1]) % LANES or size > WIDEST:
+        return f"heads of {size} are no multiple of {LANES} up to {WIDEST}"
+    return None if page == PAGE else f"pages have {page} slots, not {PAGE}"
+
+
+class Compiled:
+    """Plans a pass as numbers, and runs it layer by layer over the cache of `dense`."""
+
+    def __init__(self, dense: Dense) -> None:
+        self.keys, self.values, self.sights = dense.keys, dense.values, dense.sights
+        _, self.kv_heads, self.size = dense.keys[0].shape
+        self.heads = self.kv_heads * dense.sharing
+        self.kinds = list(dict.fromkeys(self.sights))
+
+    def numbers(self, spans: Sequence[Span]) -> list[Numbers]:
+        """Page tables; where that of each chunk of rows begins; the first row of each, and the end.
+
+        Then for each kind of layer the bounds of rows, and where there are trees what else they
+        see.
+        """
+        pages, begins = tables(spans, PAGE)
+        chunks = [np.arange(span.rows.start, span.rows.stop, ROWS) for span in spans]
+        of_chunks = np.repeat(begins, [len(each) for each in chunks])
+        wanted = [pages, of_chunks, np.concatenate([*chunks, [spans[-1].rows.stop]])]
+        trees = any(span.tree for span in spans)
+        for sight in self.kinds:
+            wanted.append((in_trees if trees else bounds)(spans, sight).ravel())
+        return wanted
+
+    def plan(self, batch: Batch) -> Attend:
+        """What is the same in every layer is done here, once per pass."""
+        pages, of_chunks, chunks, *seen = batch.numbers
+        rows = int(chunks[-1])
+        total = sum(len(span) * span.seen for span in batch.spans)
+        keys = self.keys[0]
+        common = {
+            "half": keys.dtype == torch.bfloat16,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "size": self.size,
+            "slot": keys.stride(0),
+            "head": keys.stride(1),
+            "pages": pages.data_ptr(),
+            "tables": of_chunks.data_ptr(),
+            "chunks": chunks.data_ptr(),
+            "num_chunks": len(of_chunks),
+            "scale": math.log2(math.e) / math.sqrt(self.size),
+            "threads": threads(2 * total * self.heads * self.size),
+        }
+        passes: dict[Sight, Pass] = {}
+        for sight, numbers in zip(self.kinds, seen, strict=True):
+            names = ("low", "stop", "trunk", "bits", "own")
+            parts = {
+                n: part.data_ptr() for n, part in zip(names, numbers.split(rows), strict=False)
+            }
+            passes[sight] = Pass(**common, **parts)
+        loaded = library()
+        assert loaded is not None
+
+        def attend(
+            layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+        ) -> Tensor:
+            keys, values = self.keys[layer], self.values[layer]
+            keys.index_copy_(0, batch.write, k)
+            values.index_copy_(0, batch.write, v)
+            q = q if q.stride(-1) == 1 else q.contiguous()
+            own, out = passes[self.sights[layer]], torch.empty(q.shape, dtype=q.dtype)
+            sinks = None if sinks is None else sinks.float()
+            own.q, own.q_row, own.q_head = q.data_ptr(), q.stride(0), q.stride(1)
+            own.keys, own.values, own.out = keys.data_ptr(), values.data_ptr(), out.data_ptr()
+            own.sinks = None if sinks is None else sinks.data_ptr()
+            loaded.outpace_attend(addressof(own))
+            return out
+
+        return attend
+
+
+def in_trees(spans: Sequence[Span], sight: Sight) -> Numbers:
+    """Bounds of rows, and what they see behind a trunk: `i64[5, T]`.
+
+    First slot seen, first not seen, trunk, a bit for each slot behind it, and the row's own slot,
+    which it sees. A window is counted along what a row sees, which is its text.
+    """
+    found = np.zeros((5, spans[-1].rows.stop), dtype=np.int64)
+    found[:2] = bounds(spans, sight)
+    found[4] = np.concatenate([np.arange(s.start, s.start + len(s)) for s in spans])
+    for span in (span for span in spans if span.tree is not None):
+        assert span.tree is not None
+        trunk, bits = span.tree.trunk, span.tree.bits
+        rows = slice(span.rows.stop - len(bits), span.rows.stop)
+        if sight.window is not None:
+            left = [sight.window - 1 - own.bit_count() for own in bits]
+            found[0, rows] = np.maximum(trunk - np.maximum(left, 0), 0)
+            bits = tuple(latest(own, sight.window - 1) for own in bits)
+        found[1, rows], found[2, rows], found[3, rows] = trunk, trunk, bits
+    return found
+
+
+def latest(bits: int, count: int) -> int:
+    """The highest bits of a number that are set, at most so many."""
+    for _ in range(max(bits.bit_count() - count, 0)):
+        bits &= bits - 1
+    return bits

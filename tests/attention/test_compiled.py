@@ -1,0 +1,213 @@
+"""The compiled loop against the reference back end, and a row alone against a row in company."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace import LLM
+from outpace.attention import choice
+from outpace.attention.batch import Span
+from outpace.attention.choice import backend
+from outpace.attention.compiled import Compiled, latest, unfit
+from outpace.attention.dense import Dense
+from outpace.decoding.tree import Tree
+from outpace.engine.cache import PAGE
+from outpace.models import compiled
+from outpace.models.config import Sight
+from spans import attend, random, spans_of
+
+needs_loop = pytest.mark.skipif(
+    unfit(torch.empty(16, 1, 16), PAGE) is not None, reason="this machine has no compiled attention"
+)
+SHAPES = [(8, 2, 64), (14, 2, 64), (28, 4, 128), (32, 8, 128), (6, 6, 32), (20, 1, 256), (4, 4, 16)]
+DTYPES = [torch.float32, torch.bfloat16]
+TREE = Tree.of(70, [-1, -1, 0, 1, 2, 2, 0, 6])
+FAR = Tree(20, (1 << 40 | 5, 1 << 60 | 1 << 40, 7))
+MIXED = [
+    (60, 1, "causal"),
+    (9, 16, "full"),
+    (0, 5, (2, 3)),
+    (3, 4, 40),
+    (68, 10, TREE),
+    (83, 3, FAR),
+    (130, 3, "causal"),
+]
+
+
+class Side:
+    """Both back ends over the same memory; the reference attends in double precision."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        asked: Sequence[tuple[int, int, object]],
+        size: int,
+        sights: Sequence[Sight] = (),
+    ) -> None:
+        heads, kv_heads, dim = shape
+        self.spans = spans_of(asked, size)
+        slots = len(asked) * -(-size // PAGE) * PAGE
+        memory = random(2, kv_heads, slots, dim).to(dtype).transpose(1, 2)
+        rows = self.spans[-1].rows.stop
+        # A view of the product that makes queries, keys and values, as a model has it.
+        self.q = random(rows, heads + 2 * kv_heads, dim, seed=1).to(dtype)[:, :heads]
+        dense = Dense([memory[0]] * 2, [memory[1]] * 2, heads, sights)
+        self.exact = Dense([memory[0].double()] * 2, [memory[1].double()] * 2, heads, sights)
+        self.ours = Compiled(dense)
+
+    def compare(self, layer: int = 0, sinks: Tensor | None = None, within: float = 2e-6) -> None:
+        """They agree within the rounding of the dtype."""
+        own = None if sinks is None else sinks.double()
+        wanted = attend(self.exact, self.spans, self.q.double(), layer, own)
+        got = attend(self.ours, self.spans, self.q, layer, sinks)
+        assert got.dtype == self.q.dtype
+        bound = 2**-8 if got.dtype == torch.bfloat16 else 0
+        torch.testing.assert_close(got.double(), wanted, atol=within, rtol=bound)
+
+
+@needs_loop
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_loop_equals_dense(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Rows of all patterns in one call, trees among them, over scattered pages."""
+    Side(shape, dtype, MIXED, 140).compare()
+
+
+@needs_loop
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 33, 64])
+@pytest.mark.parametrize("threads", [1, 3, 32])
+def test_for_any_number_of_rows_and_threads(
+    rows: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sequence, from its first slot and from a later one."""
+    monkeypatch.setattr("outpace.attention.compiled.threads", lambda work: threads)
+    for start in (0, 5, 300):
+        Side((14, 2, 64), torch.float32, [(start, rows, "causal")], start + rows).compare()
+
+
+@needs_loop
+@pytest.mark.parametrize("window, causal", [(1, True), (3, False), (70, True), (1000, False)])
+@pytest.mark.parametrize("trees", [True, False])
+def test_layers_see_as_their_sights_say(window: int, causal: bool, trees: bool) -> None:
+    """A window counts along a tree; one layer slides, the other does not."""
+    asked = [each for each in MIXED if trees or not isinstance(each[2], Tree)]
+    side = Side(
+        (8, 2, 64), torch.float32, asked, 140, [Sight(), Sight(window=window, causal=causal)]
+    )
+    for layer in range(2):
+        side.compare(layer)
+
+
+@needs_loop
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sinks_take_part_of_the_weight(dtype: torch.dtype) -> None:
+    """Large ones and small ones, in the dtype of the model."""
+    sinks = torch.tensor([-9.0, 0, 1, 2, 3, 8, 20, 80]).to(dtype)
+    Side((8, 2, 64), dtype, MIXED, 140).compare(sinks=sinks)
+
+
+@needs_loop
+def test_large_scores_are_no_trouble() -> None:
+    """Differences that float32 cannot hold as powers; scores of thousands have large roundings."""
+    side = Side((8, 2, 64), torch.float32, MIXED, 140)
+    side.q = side.q * 300
+    side.compare(within=5e-4)
+
+
+@needs_loop
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
+    """And is not hidden there."""
+    side = Side((8, 2, 64), dtype, [(60, 4, "causal"), (9, 2, "full")], 80)
+    before = attend(side.ours, side.spans, side.q)
+    side.q[1, 3, 7] = torch.nan
+    after = attend(side.ours, side.spans, side.q)
+    assert after[1, 3].isnan().all()
+    after[1, 3] = before[1, 3]
+    assert torch.equal(before, after)
+
+
+@needs_loop
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_does_not_change_with_its_company(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit by bit, whatever sequences are beside it, and however its own rows are cut."""
+    monkeypatch.setattr("outpace.attention.compiled.threads", lambda work: 3)
+    side = Side((14, 2, 64), dtype, [*MIXED, (0, 40, "causal")], 140)
+    whole = attend(side.ours, side.spans, side.q)
+    for span in side.spans:
+        own = Span(slice(0, len(span)), span.start, span.seen, span.stops, span.pages, span.tree)
+        assert torch.equal(attend(side.ours, [own], side.q[span.rows]), whole[span.rows])
+    last = side.spans[-1]
+    for row in range(40):
+        own = Span(slice(0, 1), row, row + 1, None, last.pages)
+        at = last.rows.start + row
+        assert torch.equal(attend(side.ours, [own], side.q[at : at + 1]), whole[at : at + 1])
+
+
+@needs_loop
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_seen_may_be_anything(value: float) -> None:
+    """Keys and values that nobody has written, in a page that is seen in part."""
+    asked = [(60, 1, "causal"), (3, 4, 40), (0, 5, (2, 3))]
+    side = Side((8, 2, 64), torch.float32, asked, 70)
+    before = attend(side.ours, side.spans, side.q)
+    for memory in (side.ours.keys[0], side.ours.values[0]):
+        for span in side.spans:
+            own = torch.arange(len(memory))[span.pages.window(70)]
+            memory[own[span.seen :]] = value
+    assert torch.equal(attend(side.ours, side.spans, side.q), before)
+
+
+def choose(name: str, dtype: torch.dtype = torch.float32, dim: int = 64, page: int = PAGE):
+    """A back end over a small cache."""
+    keys = [torch.zeros(64, 2, dim, dtype=dtype)]
+    return backend(name, keys, keys, 4, (), page=page, double=False)
+
+
+@needs_loop
+def test_it_is_the_usual_one_where_it_can_be(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says which; what does not fit is left to dense, or refused by name."""
+    with caplog.at_level("INFO", "outpace"):
+        assert isinstance(choose("auto"), Compiled) and isinstance(choose("compiled"), Compiled)
+        assert isinstance(choose("dense"), Dense)
+        for given, why in (
+            ({"dtype": torch.float16}, "it knows float32 and bfloat16, not torch.float16"),
+            ({"dim": 24}, "heads of 24 are no multiple of 16 up to 256"),
+            ({"dim": 272}, "heads of 272 are"),
+            ({"page": 32}, "pages have 32 slots, not 16"),
+        ):
+            assert isinstance(choose("auto", **given), Dense)
+            assert f"dense and not compiled, since {why}" in caplog.messages[-1]
+            with pytest.raises(ValueError, match="attention='compiled' cannot be: .*'dense' or"):
+                choose("compiled", **given)
+    with pytest.raises(ValueError, match="it runs on a CPU, not on cuda; choose 'dense' or"):
+        choice.check("compiled", torch.device("cuda"))
+
+
+def test_without_a_compiler_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says so once, and what to do."""
+    monkeypatch.setattr(compiled, "find_spec", lambda name: None)
+    compiled.library.cache_clear()
+    try:
+        assert isinstance(choose("auto"), Dense)
+        choose("auto")
+        assert [r.message for r in caplog.records if "without a C compiler" in r.message]
+        assert len(caplog.records) == 1 and "install one (gcc)" in caplog.text
+        with pytest.raises(ValueError, match="it was not compiled when outpace was installed"):
+            LLM("tiny-ar", attention="compiled")
+    finally:
+        compiled.library.cache_clear()
+
+
+def test_the_latest_bits() -> None:
+    """Those of the highest slots."""
+    assert [latest(0b10110, count) for count in range(4)] == [0, 0b10000, 0b10100, 0b10110]
