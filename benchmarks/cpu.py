@@ -112,7 +112,8 @@ def with_transformers(folder: Path, given: Sequence[int], dtype: str) -> Step:
 
     @torch.inference_mode()
     def feed(ids: Sequence[int]) -> list[int]:
-        logits = model(torch.tensor([list(ids)]), past_key_values=cache, use_cache=True).logits
+        # By place: releases of transformers differ in the name of the cache.
+        logits = model(torch.tensor([list(ids)]), None, None, cache, use_cache=True).logits
         tokens: list[int] = logits[0].argmax(-1).tolist()
         return tokens
 

@@ -7,9 +7,10 @@ run divided by its forwards; for one prompt, and for several that decode togethe
 tokens and a third of the rounds).
 
 The share of matrix products and attention is that of the decode, without the prefill: self CPU
-time of these operators under torch.profiler, divided (a) by the wall time of that same decode
-with everything that Python and the profiler add to it, and (b) by the wall time of the same decode
-without the profiler, which ran just before. The truth lies between; the bar is on (b).
+time of these operators and compiled loops under torch.profiler, divided (a) by the wall time of
+that same decode with everything that Python and the profiler add to it, and (b) by the wall time of
+the same decode without the profiler, which ran just before. The truth lies between; the bar is on
+(b).
 
     python benchmarks/forward_cost.py --json benchmarks/results/forward_cost.json
 """
@@ -20,21 +21,24 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from checkpoints import SMALL, TINY_AR, Config, load, prompt, write
 from harness import Bar, Row, alternate, arguments, finish, median, prepare, ratio, show, spread
 from outpace import LLM
+from outpace.models.compiled import library
 
 PRODUCTS = re.compile(
     r"mkldnn::_linear_pointwise|aten::(addmm|mm|bmm|linear|matmul|\w*(scaled_dot_product|flash_att)\w*)"
+    r"|outpace_(product|attend)"
 )
 PROMPT, TOKENS = 64, 128
 BATCHES = [4, 16, 64]
@@ -92,13 +96,37 @@ def decode_seconds(llm: LLM, ids: list[int], tokens: int, profiler: profile | No
     return seconds
 
 
+@contextmanager
+def recorded() -> Iterator[None]:
+    """Let the profiler see compiled products and attention, which are no operators of PyTorch."""
+    loaded = library()
+    names = ("outpace_product", "outpace_attend") if loaded else ()
+    before = {name: getattr(loaded, name) for name in names}
+
+    def told(name: str) -> Callable[..., None]:
+        def call(*given: object) -> None:
+            with record_function(name):
+                before[name](*given)
+
+        return call
+
+    for name in names:
+        setattr(loaded, name, told(name))
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(loaded, name, function)
+
+
 def product_shares(llm: LLM, ids: list[int], tokens: int, rounds: int) -> tuple[float, float]:
     """Shares (a) and (b) of matrix products and attention, medians over the rounds."""
     within, beside = [], []
     for _ in range(rounds + 1):
         plain = decode_seconds(llm, ids, tokens, None)
         profiler = profile(activities=[ProfilerActivity.CPU], acc_events=True)
-        profiled = decode_seconds(llm, ids, tokens, profiler)
+        with recorded():
+            profiled = decode_seconds(llm, ids, tokens, profiler)
         events = [event for event in profiler.key_averages() if PRODUCTS.fullmatch(event.key)]
         products = sum(event.self_cpu_time_total for event in events) / 1e6
         within.append(products / profiled)

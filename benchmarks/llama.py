@@ -6,6 +6,7 @@ Needs the extra `llama`: `gguf` to write, and `llama-cpp-python` to run.
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -32,6 +33,7 @@ NAMES = {
 """Their names of the tensors of a Qwen2 model."""
 
 CONTEXT = 512
+"""Slots of a sequence."""
 
 
 def available() -> str | None:
@@ -102,33 +104,69 @@ def built() -> dict[str, str]:
 
 
 def stepper(path: Path, prompt: Sequence[int], most: int) -> Callable[[Sequence[int]], list[int]]:
-    """What feeds rows behind a prompt, at most so many, and says the likeliest token after each.
+    """What feeds rows behind a prompt, at most so many, and says the likeliest token after each."""
+    feed = decoder(path, most=max(most, len(prompt)))
+    feed([prompt], 0)
+    return lambda rows: feed([rows], len(prompt))
+
+
+def together(
+    path: Path, prompts: Sequence[Sequence[int]], length: int
+) -> Callable[[Sequence[int]], list[int]]:
+    """The same with a row of each of several sequences, whose prompts have one length."""
+    feed = decoder(path, most=max(len(prompts), length), sequences=len(prompts))
+    for number, prompt in enumerate(prompts):
+        feed([[]] * number + [prompt], 0)
+    return lambda rows: feed([[row] for row in rows], length)
+
+
+def decoder(
+    path: Path, *, most: int, sequences: int = 1
+) -> Callable[[Sequence[Sequence[int]], int], list[int]]:
+    """What feeds rows of some sequences from a slot on, `most` in all; the likeliest tokens.
 
     Logits are read where they lie: `Llama.eval` would copy them.
     """
     import llama_cpp
+    from llama_cpp._logger import set_verbose
 
-    most = max(most, len(prompt))
-    model = llama_cpp.Llama(str(path), n_ctx=CONTEXT, n_batch=most, verbose=False)
-    memory = llama_cpp.llama_get_memory(model.ctx)
+    set_verbose(False)
+    model = llama_cpp.llama_model_load_from_file(
+        str(path).encode(), llama_cpp.llama_model_default_params()
+    )
+    settings = llama_cpp.llama_context_default_params()
+    settings.n_ctx, settings.n_seq_max = CONTEXT * sequences, sequences
+    settings.n_batch = settings.n_ubatch = most
+    context = llama_cpp.llama_init_from_model(model, settings)
+    if not context:
+        raise RuntimeError(f"llama.cpp cannot decode {path} for {sequences} sequences")
+    memory = llama_cpp.llama_get_memory(context)
+    size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     batch = llama_cpp.llama_batch_init(most, 0, 1)
 
-    def feed(rows: Sequence[int], start: int) -> list[int]:
+    def feed(given: Sequence[Sequence[int]], start: int) -> list[int]:
         threads = torch.get_num_threads()
-        llama_cpp.llama_set_n_threads(model.ctx, threads, threads)
-        llama_cpp.llama_memory_seq_rm(memory, -1, start, -1)
-        batch.n_tokens = len(rows)
-        for place, token in enumerate(rows):
-            batch.token[place], batch.pos[place] = token, start + place
-            batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
-            batch.logits[place] = True
-        if code := llama_cpp.llama_decode(model.ctx, batch):
-            raise RuntimeError(f"llama.cpp gave up a pass of {len(rows)} rows with code {code}")
-        logits = llama_cpp.llama_get_logits(model.ctx)
-        tokens: list[int] = (
-            np.ctypeslib.as_array(logits, (len(rows), model.n_vocab())).argmax(-1).tolist()
-        )
+        llama_cpp.llama_set_n_threads(context, threads, threads)
+        batch.n_tokens = sum(map(len, given))
+        place = 0
+        for number, rows in enumerate(given):
+            if rows:
+                llama_cpp.llama_memory_seq_rm(memory, number, start, -1)
+            for slot, token in enumerate(rows, start):
+                batch.token[place], batch.pos[place] = token, slot
+                batch.n_seq_id[place], batch.seq_id[place][0] = 1, number
+                batch.logits[place] = True
+                place += 1
+        if code := llama_cpp.llama_decode(context, batch):
+            raise RuntimeError(f"llama.cpp gave up a pass of {place} rows with code {code}")
+        logits = llama_cpp.llama_get_logits(context)
+        tokens: list[int] = np.ctypeslib.as_array(logits, (place, size)).argmax(-1).tolist()
         return tokens
 
-    feed(prompt, 0)
-    return lambda rows: feed(rows, len(prompt))
+    def close() -> None:
+        llama_cpp.llama_batch_free(batch)
+        llama_cpp.llama_free(context)
+        llama_cpp.llama_model_free(model)
+
+    weakref.finalize(feed, close)
+    return feed
