@@ -94,7 +94,12 @@ CASES = {
         fixed={f"lookahead={n}": apd(n) for n in (4, 8, 16)},
         beside="tiny-ar",
     ),
-    "D2F, no dial": Case(model="tiny-d2f", method=D2F(add=0.1, confidence=0.95), beside="tiny-ar"),
+    "D2F": Case(
+        model="tiny-d2f",
+        method=D2F(add=0.1, confidence=0.95, least=1),
+        fixed={"blocks": D2F(add=0.1, confidence=0.95)},
+        beside="tiny-ar",
+    ),
 }
 
 

@@ -23,7 +23,7 @@ BUDGET = {
     "engine": 2400,
     "evaluation": 2300,
     "load": 800,
-    "methods": 2025,
+    "methods": 2100,
     "models": 6150,
     "ray": 750,
     "recipes": 50,

@@ -60,3 +60,5 @@ def test_what_is_known_elsewhere_is_moved_by_what_was_seen_here() -> None:
     quick = there.elsewhere()
     quick.add(16, 1.0)
     assert quick.at(2) == 0
+    quick.add(2, 0.5)
+    assert [quick.at(rows) for rows in (2, 4)] == pytest.approx([0.5, 0.5])  # no less than here

@@ -164,7 +164,7 @@ def test_lossy_dials_move_within_bounds_that_were_given() -> None:
     """A lookahead, and a window that is not verified."""
     for method, least, most in (
         (APD(verifier="causal", window=4, lookahead=9, least=2), 2, 9),
-        (WeDLM(window=8, entropy=2.0, least=3), 3, 8),
+        (WeDLM(window=8, entropy=0.2, least=3), 3, 8),
     ):
         engine = new_engine(pace="auto")
         Clock(engine, 20.0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
 
 from blocks import says, shape
 from helpers import MASK, request_of, script
-from outpace.decoding import Decoding, Forward, Prediction, Request, Sampling
+from outpace.decoding import FULL, Decoding, Forward, Pace, Prediction, Request, Sampling, Target
 from outpace.methods import D2F
 
 EOS = 0
@@ -188,9 +189,71 @@ def test_noise_is_fresh_in_every_forward() -> None:
     ]
 
 
+class Turned(Pace):
+    """A pace of which the test says what it decides."""
+
+    now = 1
+
+    def value(
+        self, request: object = None, behind: int = 0, left: float = inf, lost: int = 0
+    ) -> int:
+        """What the test says."""
+        return self.now
+
+
+def fed(forward: Forward) -> tuple[int, list[int], object, object]:
+    """What a forward feeds, how its rows see one another, and what it predicts."""
+    return forward.start, list(forward.ids), forward.pattern, forward.predict
+
+
+def test_where_a_pace_wants_one_token_no_mask_is_shown() -> None:
+    """The row of the last token says it; what is not fed whole yet is fed first, and back again."""
+    method = D2F(block=4, add=0.5, least=1)
+    dial = method.dial(Target(shift=1, mask_id=MASK), auto=True)
+    assert dial is not None and dial.values == (1, 64)
+    assert [dial.passes(value, 4)[0][1] for value in dial.values] == [1, 10]
+    pace = Turned(dial)
+    seq = sequence(12, pace=pace)
+    decoding = method.decode(seq)
+    assert fed(next(decoding)) == (0, [1, 2, 3], (3,), None)
+    assert fed(decoding.send(Prediction(tokens=[4]))) == (3, [4], (1,), None)
+    pace.now = 64
+    block = [MASK] * 4
+    assert fed(decoding.send(Prediction(tokens=[5]))) == (4, [5, *block], (1, 4), (5, 6, 7, 8))
+    pace.now = 1
+    some = decoding.send(says("6798", "++--"))
+    assert fed(some) == (5, [6, 7, MASK, MASK], (4,), (7, 8))  # no block is appended
+    assert fed(decoding.send(says("89", "++"))) == (5, [6, 7, 8, 9], (4,), None)
+    assert seq.tokens == [4, 5, 6, 7, 8, 9]
+    pace.cycles, pace.rest = 1, 3
+    assert fed(decoding.send(Prediction(tokens=[1]))) == (9, [1], FULL, None)
+    with pytest.raises(StopIteration):
+        decoding.send(Prediction(tokens=[EOS]))
+    assert seq.tokens == [4, 5, 6, 7, 8, 9, 1] and seq.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "method, target",
+    [
+        (D2F(), {}),
+        (D2F(least=1), {"shift": 0}),
+        (D2F(least=1), {"blocked": True}),
+        (D2F(least=1, canvas=True), {}),
+    ],
+)
+def test_where_the_last_row_says_nothing_it_is_not_turned(
+    method: D2F, target: dict[str, Any]
+) -> None:
+    """Nor where nobody asked for it, or the canvas is filled whole."""
+    asked = {"shift": 1, "mask_id": MASK, **target}
+    assert method.dial(Target(**asked), auto=True) is None
+    assert D2F(least=1).dial(Target(shift=1, mask_id=MASK), auto=False) is None
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"least": 2}, r"least must be 1 \(token by token\) or None, not 2"),
         ({"block": 0}, "block must be at least 1, not 0"),
         ({"add": -0.1}, "add must lie between 0 and 1, not -0.1"),
         ({"activate": 1.5}, "activate must lie between 0 and 1, not 1.5"),

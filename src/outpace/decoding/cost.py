@@ -48,12 +48,16 @@ class Cost:
 
     @property
     def points(self) -> dict[int, tuple[float, float]]:
-        """Rows and seconds of passes, by half powers of two."""
+        """Rows and seconds of passes, by half powers of two.
+
+        What was seen elsewhere is no less than what shorter passes took here.
+        """
         here = {key: (length, mean) for key, (_, length, mean) in self.means.items()}
         more = [here[key][1] - self.prior[key][1] for key in here.keys() & self.prior.keys()]
         shift = sum(more) / max(len(more), 1)
         there = {
-            key: (length, max(mean + shift, 0.0)) for key, (length, mean) in self.prior.items()
+            key: (length, max(0.0, mean + shift, *(m for k, (_, m) in here.items() if k < key)))
+            for key, (length, mean) in self.prior.items()
         }
         return there | here
 

@@ -85,7 +85,8 @@ class APD(Method):
             start, begin = begin, 0 if self.window is None else max(n - self.window + 1, 0)
             if request.pace and shown == self.least == request.target.shift:
                 read = read or request.sample(step)
-                alive = yield from plain(request, start, read, FULL)
+                alive = yield from plain(request, start, read, FULL, self.window)
+                begin = 0 if self.window is None else max(len(request) - self.window, 0)
                 continue
             end = min(n + shown, request.limit)
             guess = yield Forward(

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Generator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
 
-from outpace.decoding import Canvas, Decoding, Forward, Kind, Prediction, Request
+from outpace.decoding import (
+    Canvas,
+    Decoding,
+    Dial,
+    Forward,
+    Kind,
+    Prediction,
+    Request,
+    Target,
+)
 from outpace.decoding.blocks import ACTIVATE, ADD, CONFIDENCE, SIZE, taken
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import rank
+from outpace.decoding.pace import MOST
 from outpace.decoding.target import Rank
-from outpace.methods.method import Among, Method, Within, at_least_one, fraction, own_block
+from outpace.methods.method import (
+    Among,
+    Method,
+    Within,
+    at_least_one,
+    fraction,
+    own_block,
+)
+from outpace.methods.plain import plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +45,9 @@ class D2F(Method):
     filled to `add`. Blocks take all tokens of more than `confidence`; where there is none, a block
     takes its best one by `order`, provided that the one before it is filled to `activate`. An
     end-of-sequence ends appending, and blocks behind it are dropped; `canvas` fills them as well,
-    and has whole blocks only, as in the authors' code. Raises `ValueError` for bad options.
+    and has whole blocks only, as in the authors' code. With `least` 1 a `Pace` may let it decode
+    token by token, without a mask, where the text is to depend on the load and the last token's row
+    says the next one. Raises `ValueError` for bad options.
     """
 
     decodes = (Kind.DIFFUSION, Kind.BLOCK)
@@ -38,11 +59,28 @@ class D2F(Method):
     confidence: Annotated[float, Within(0.5, 0.999)] = CONFIDENCE
     order: Rank = "confidence"
     canvas: bool = False
+    least: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one(block=self.block)
         fraction(add=self.add, activate=self.activate, confidence=self.confidence)
+        if self.least not in (None, 1):
+            raise ValueError(f"least must be 1 (token by token) or None, not {self.least}")
+
+    def dial(self, target: Target, *, auto: bool) -> Dial | None:
+        """Whether blocks are appended, or one token is said after the other."""
+        if not auto or self.least is None or target.shift != 1 or target.blocked or self.canvas:
+            return None
+        size = self.block or SIZE
+        return Dial(
+            values=(1, MOST),
+            # Masks of a block, what was kept of it, and the masks of those that are appended early.
+            passes=lambda value, kept: [
+                ("target", 1 if value == 1 else size + kept * (2 - self.add), 1)
+            ],
+            nested=False,
+        )
 
     def check(self, request: Request) -> None:
         """Raise `ValueError` where nobody says how long the blocks of the model are."""
@@ -71,7 +109,13 @@ class D2F(Method):
         scores = tuple(dict.fromkeys(("confidence", self.order)))
         step, alive = 0, True
         while alive:
-            if len(canvas) < limit and full(canvas, *edges[-2:]) >= self.add:
+            if request.pace and not request.cloze and request.dial(MOST) == 1:
+                if not canvas.holes:
+                    request.canvas = ()
+                    alive = yield from self.plain(request, edges)
+                    canvas, edges = Canvas.of(request), [len(request) - 1, len(request)]
+                    continue
+            elif len(canvas) < limit and full(canvas, *edges[-2:]) >= self.add:
                 edges.append(min(edges[-1] + size, limit))
                 canvas.extend(edges[-1] - len(canvas))
             if not canvas.holes:
@@ -100,8 +144,14 @@ class D2F(Method):
                 edges = [edge for edge in edges if edge <= limit]
             if not self.canvas:
                 alive = canvas.commit(request)
-        if canvas.commit(request, len(canvas)):
+        if request.finish_reason is None and canvas.commit(request, len(canvas)):
             request.finish_reason = "length"
+
+    def plain(self, request: Request, edges: list[int]) -> Generator[Forward, Prediction, bool]:
+        """Feed what is not fed whole yet and say the next token, and others while a pace rests."""
+        start, read = min(edges[0], len(request) - 1), request.sample()
+        stops = [start, *(edge for edge in edges if start < edge)]
+        return plain(request, start, read, tuple(stop - at for at, stop in pairwise(stops)))
 
     def taken(self, canvas: Canvas, edges: list[int], out: Prediction) -> IntArray:
         """Which of the holes are filled, as their places among the holes."""

@@ -89,7 +89,8 @@ class Eagle(Method):
             passes=lambda n, kept: [
                 ("draft", kept, n > 1),  # the text since the last cycle
                 ("draft", self.width, max(n - 2, 0)),
-                ("target", self.rows(n), 1),
+                # A branch that was kept lies scattered among slots, and is fed again.
+                ("target", self.rows(n) + (self.width > 1 < n) * (kept - 1), 1),
             ],
         )
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.decoding import Forward, Prediction, Read, Request
+from outpace.methods.plain import plain
 
 
 class Features:
@@ -54,7 +55,11 @@ class Features:
         if out.features is not None:
             self.add(out.features[self.seen - start :] if self.seen > start else out.features)
         self.fed = end
-        return request.commit(out.tokens, out.logprobs)
+        alive = request.commit(out.tokens, out.logprobs)
+        if alive and request.resting:
+            alive = yield from plain(request, end, self.sample)
+            self.fed = len(request) - 1
+        return alive
 
     def add(self, states: Tensor) -> None:
         """Hidden states `[c, f]` of the slots behind those that came so far."""

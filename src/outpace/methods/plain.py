@@ -1,15 +1,25 @@
-"""A cycle that proposes nothing: the last token says the next one."""
+"""Cycles that propose nothing: the last token says the next one."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 
-from outpace.decoding import CAUSAL, Forward, Pattern, Prediction, Read, Request
+from outpace.decoding import CAUSAL, FULL, Forward, Pattern, Prediction, Read, Request
 
 
 def plain(
-    request: Request, start: int, read: Read, pattern: Pattern = CAUSAL
+    request: Request, start: int, read: Read, pattern: Pattern = CAUSAL, window: int | None = 1
 ) -> Generator[Forward, Prediction, bool]:
-    """Feed the text from slot `start` on and commit one token; whether to go on."""
-    out = yield Forward(ids=request.ids[start:], start=start, pattern=pattern, read=read)
-    return request.commit(out.tokens, out.logprobs)
+    """Feed the text from slot `start` on and commit one token; whether to go on.
+
+    While its pace rests, the next ones follow at once, with the `window` last tokens fed for each,
+    or all of them.
+    """
+    while True:
+        out = yield Forward(ids=request.ids[start:], start=start, pattern=pattern, read=read)
+        if not request.commit(out.tokens, out.logprobs):
+            return False
+        if not request.resting:
+            return True
+        start = 0 if window is None else max(len(request) - window, 0)
+        pattern = CAUSAL if pattern == CAUSAL else FULL

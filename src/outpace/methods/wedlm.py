@@ -88,7 +88,10 @@ class WeDLM(Method):
             values = [1, values[-1] + 1]
         return Dial(
             values=values,
-            passes=lambda value, _: [("target", value + (value > 1 and not self.verify), 1)],
+            # The window, and what was filled of the last one, which is fed once more.
+            passes=lambda value, kept: [
+                ("target", 1 if value == 1 else value - self.verify + kept, 1)
+            ],
             nested=False,
         )
 
@@ -102,8 +105,9 @@ class WeDLM(Method):
         while alive:
             window = request.dial(self.window)
             if request.pace and window == self.least == 1 and not canvas.holes:
-                n, request.canvas = len(request), ()
-                alive, ready = (yield from plain(request, ready, read)), n
+                request.canvas = ()
+                alive = yield from plain(request, ready, read)
+                ready = len(request) - 1
                 continue
             if not request.canvas:
                 canvas = Canvas.of(request)
@@ -122,8 +126,9 @@ class WeDLM(Method):
         while alive:
             window = request.dial(self.window + 1) - 1
             if not window:
-                n, request.canvas = len(request), ()
-                alive, ready = (yield from plain(request, ready, read)), n
+                request.canvas = ()
+                alive = yield from plain(request, ready, read)
+                ready = len(request) - 1
                 continue
             if not request.canvas:
                 canvas = Canvas.of(request)
