@@ -49,6 +49,8 @@ def test_the_wheel_has_the_zoo_once(wheel: dict[str, bytes | int]) -> None:
     ]
     for name in ("py.typed", "server/playground.html", "evaluation/protocols/apd.toml"):
         assert f"outpace/{name}" in wheel
+    compiled = [name for name in wheel if name.startswith("outpace/_compiled")]
+    assert len(compiled) == (shutil.which("gcc") is not None)
     assert not [name for name in wheel if name.startswith("test")]
     size = wheel["wheel"]
     assert isinstance(size, int) and size < 36 * 2**20
@@ -74,7 +76,7 @@ def test_the_source_distribution_tests_itself(built: Path, tmp_path: Path) -> No
     with tarfile.open(path) as archive:
         archive.extractall(tmp_path, filter="data")
     (root,) = tmp_path.iterdir()
-    ours = {p.relative_to(ROOT) for kind in ("py", "json", "safetensors", "toml", "md")
+    ours = {p.relative_to(ROOT) for kind in ("py", "c", "h", "json", "safetensors", "toml", "md")
             for folder in ("tests", "benchmarks", "examples", "recipes", "docs", "src/outpace")
             for p in (ROOT / folder).rglob(f"*.{kind}")}  # fmt: skip
     theirs = {p.relative_to(root) for p in root.rglob("*") if p.is_file()}

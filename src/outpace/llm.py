@@ -62,10 +62,10 @@ class LLM:
     `mask_id` names the mask token where `config.json` does not; `prefix_cache` lets causal models
     find what they computed for prompts that began alike; `pace="auto"` lets methods be less
     parallel than their options say where that is faster at the present load; `attention` is the
-    back end, `dense`, `triton` (on a GPU) or `auto`. `tensor_parallel` splits every model over so
-    many processes that were started together: in the first one this is an `LLM` like any other; the
-    others work for it here until it ends, and end then (`SystemExit`). Raises `ValueError` for what
-    cannot be loaded or does not fit.
+    back end, `dense`, `compiled` (on a CPU), `triton` (on a GPU) or `auto`. `tensor_parallel`
+    splits every model over so many processes that were started together: in the first one this is
+    an `LLM` like any other; the others work for it here until it ends, and end then
+    (`SystemExit`). Raises `ValueError` for what cannot be loaded or does not fit.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import make_dataclass
 
 import pytest
 import torch
@@ -20,9 +21,8 @@ from outpace.models import compiled
 from outpace.models.config import Sight
 from spans import attend, random, spans_of
 
-needs_loop = pytest.mark.skipif(
-    unfit(torch.empty(16, 1, 16), PAGE) is not None, reason="this machine has no compiled attention"
-)
+MISSING = unfit(torch.empty(16, 1, 16), (), PAGE)
+needs_loop = pytest.mark.skipif(MISSING is not None, reason=f"no compiled attention: {MISSING}")
 SHAPES = [(8, 2, 64), (14, 2, 64), (28, 4, 128), (32, 8, 128), (6, 6, 32), (20, 1, 256), (4, 4, 16)]
 DTYPES = [torch.float32, torch.bfloat16]
 TREE = Tree.of(70, [-1, -1, 0, 1, 2, 2, 0, 6])
@@ -206,6 +206,16 @@ def test_without_a_compiler_there_is_none(
             LLM("tiny-ar", attention="compiled")
     finally:
         compiled.library.cache_clear()
+
+
+@needs_loop
+def test_a_sight_that_it_does_not_know_is_left_to_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the name of what is new."""
+    later = make_dataclass("Sight", [("dilation", int, 1)], bases=(Sight,), frozen=True)
+    monkeypatch.setattr("outpace.attention.compiled.Sight", later)
+    keys = torch.empty(16, 1, 16)
+    assert unfit(keys, [later(window=3)], PAGE) is None
+    assert "the dilation of a layer's sight" in str(unfit(keys, [later(dilation=2)], PAGE))
 
 
 def test_the_latest_bits() -> None:

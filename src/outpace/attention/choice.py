@@ -65,7 +65,7 @@ def backend(
         LOG.info("%s: dense", where)
         return dense
     if wanted == "compiled":
-        reason = compiled.unfit(like, page)
+        reason = compiled.unfit(like, sights, page)
     elif (reason := missing(like.device)) is None:
         from outpace.attention.paged import unfit
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outpace.attention.batch import Batch, Span
 from outpace.attention.dense import Dense
-from outpace.attention.plan import Numbers, bounds, tables
+from outpace.attention.plan import Numbers, bounds, tables, unknown
 from outpace.models.compiled import library, threads
 from outpace.models.config import Sight
 from outpace.models.transformer import Attend
@@ -53,7 +53,7 @@ def missing(device: torch.device) -> str | None:
     return None if loaded.outpace_can_attend() else "this processor has no AVX512"
 
 
-def unfit(keys: Tensor, page: int) -> str | None:
+def unfit(keys: Tensor, sights: Sequence[Sight], page: int) -> str | None:
     """Why the loop cannot attend over a cache of `keys [S, K, D]`; None where it can."""
     if reason := missing(keys.device):
         return reason
@@ -61,6 +61,8 @@ def unfit(keys: Tensor, page: int) -> str | None:
         return f"it knows float32 and bfloat16, not {keys.dtype}"
     if (size := keys.shape[-1]) % LANES or size > WIDEST:
         return f"heads of {size} are no multiple of {LANES} up to {WIDEST}"
+    if news := unknown(Sight, sights, {"window", "causal"}):
+        return f"it does not know the {news} of a layer's sight"
     return None if page == PAGE else f"pages have {page} slots, not {PAGE}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -17,7 +17,7 @@ from torch import Tensor
 from outpace.attention import kernel
 from outpace.attention.batch import Batch, Span
 from outpace.attention.dense import Dense
-from outpace.attention.plan import Grid, Numbers, Tiles, bounds, tables
+from outpace.attention.plan import Grid, Numbers, Tiles, bounds, tables, unknown
 from outpace.models.config import Sight
 from outpace.models.transformer import Attend
 
@@ -56,14 +56,6 @@ def unfit(keys: Tensor, sights: Sequence[Sight], page: int, double: bool) -> str
     if news := unknown(Sight, sights, {"window", "causal"}):
         return f"it does not know the {news} of a layer's sight"
     return None
-
-
-def unknown(kind: type, given: Sequence[object], known: set[str]) -> str:
-    """Name of a field that is set in one of these and not `known` to the kernel; else nothing."""
-    for field in (field for field in fields(kind) if field.name not in known):
-        if any(getattr(each, field.name) is not field.default for each in given):
-            return field.name
-    return ""
 
 
 class Paged:

@@ -6,7 +6,7 @@ Shapes: T rows, n items, m rows whose items must be merged.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,3 +137,11 @@ def bounds(spans: Sequence[Span], sight: Sight) -> Numbers:
         stops = np.minimum(stops, own + 1)
     low = np.zeros_like(own) if sight.window is None else np.maximum(own - sight.window + 1, 0)
     return np.stack((low, stops))
+
+
+def unknown(kind: type, given: Sequence[object], known: set[str]) -> str:
+    """Name of a field that is set in one of these and not `known` to a kernel; else nothing."""
+    for field in (field for field in fields(kind) if field.name not in known):
+        if any(getattr(each, field.name) is not field.default for each in given):
+            return field.name
+    return ""

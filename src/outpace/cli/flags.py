@@ -70,7 +70,7 @@ Dtype = Annotated[
     Option(help="float32, bfloat16 or float16.", show_default="float32 on a CPU, else bfloat16"),
 ]
 Device = Annotated[str | None, Option(help="cpu or cuda.", show_default="cuda where there is one")]
-Attention = Annotated[str, Option(help="auto, dense, or triton (on a GPU).")]
+Attention = Annotated[str, Option(help="auto, dense, compiled (on a CPU) or triton (on a GPU).")]
 Pace = Annotated[str, Option(help="off, or auto: less parallel where that is faster.")]
 AdapterName = Annotated[str | None, Option(help="Folder or hub name of a LoRA to merge.")]
 MaxLength = Annotated[
