@@ -36,6 +36,8 @@ MEANINGS: dict[str, dict[str, str]] = {
         "confidence": "tokens of a higher probability are taken; 1: one token per forward",
         "order": "which token is best where none is sure",
         "canvas": "fill everything that was appended, and whole blocks only",
+        "least": "1: with pace=auto, tokens may be said one by one, without a mask, on Dream; "
+        "None: they are not",
     },
     "dflash": {
         "draft": "name or folder of a draft for this target",
