@@ -227,6 +227,17 @@ def test_windows_are_judged_by_what_they_brought_themselves() -> None:
     assert pace.tokens(9) == pytest.approx(9, rel=0.05)
 
 
+def test_what_was_never_tried_is_judged_by_longer_cycles() -> None:
+    """Even where a shorter one is nearer, whose guesses of more are only hope."""
+    pace = Pace(
+        Dial(values=[1, 8, 16], passes=lambda value, _: [("target", value, 1)], nested=False)
+    )
+    for _ in range(64):
+        pace.brought(16, 10)
+        pace.brought(1, 1)
+    assert pace.tokens(8) == pytest.approx(8, rel=0.05) and pace.tokens(16) > 9.5
+
+
 def test_cycles_may_bring_nothing() -> None:
     """As of a window whose first hole stays open."""
     pace = Machine().pace(4)

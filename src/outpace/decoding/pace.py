@@ -306,8 +306,8 @@ class Pace:
         return self.dial.passes(value, self.tokens(value))
 
     def tokens(self, value: int) -> float:
-        """Tokens that cycles which propose so many bring on average; at first, as others do."""
-        tried = min(self.rates, key=lambda other: abs(other - value), default=0)
+        """Tokens that cycles which propose so many bring on average; at first as longer ones do."""
+        tried = min(self.rates, key=lambda other: (other < value, abs(other - value)), default=0)
         rates = self.rates.get(tried, [1.0])
         last = rates[-1] if len(rates) > 1 else HOPE
         total: float = sum(accumulate((rates + [last] * value)[:value], mul))
