@@ -227,7 +227,8 @@ def test_race_goes_on_where_one_side_is_refused(visit):
 def test_change_of_method_rebuilds_the_options(visit):
     page = visit(D2F_LINK)
     names = page.locator(".options .name")
-    expect(names).to_have_text(["block", "add", "activate", "confidence", "order", "canvas"])
+    own = ["block", "add", "activate", "confidence", "order", "canvas", "least"]
+    expect(names).to_have_text(own)
     page.locator(".method").select_option("fast_dllm")
     expect(names).to_have_text(["threshold", "factor", "budget", "cache", "block", "canvas"])
     page.locator(".model").select_option("tiny-wedlm")
