@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from torch.nn import functional as F
 
-from outpace.decoding import Decoding, Forward, Kind, Prediction, Request, Target
+from outpace.decoding import Decoding, Forward, Kind, Pace, Prediction, Request, Target
 from outpace.engine.cache import Table
 from outpace.engine.engine import Engine
 from outpace.engine.feed import Feed
@@ -404,3 +405,15 @@ def save_tokenizer(
     if chat is not None:
         config["chat_template"] = chat
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+class Turned(Pace):
+    """A pace of which the test says what it decides."""
+
+    now = 1
+
+    def value(
+        self, request: object = None, behind: int = 0, left: float = inf, lost: int = 0
+    ) -> int:
+        """What the test says."""
+        return self.now

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
 import pytest
 
 from blocks import says, shape
-from helpers import MASK, request_of, script
-from outpace.decoding import FULL, Decoding, Forward, Pace, Prediction, Request, Sampling, Target
+from helpers import MASK, Turned, request_of, script
+from outpace.decoding import FULL, Decoding, Forward, Prediction, Request, Sampling, Target
 from outpace.methods import D2F
 
 EOS = 0
@@ -187,18 +186,6 @@ def test_noise_is_fresh_in_every_forward() -> None:
     assert [forward.read for forward in forwards] == [
         seq.sample(step, scores=("confidence",), drawn=True) for step in (0, 1)
     ]
-
-
-class Turned(Pace):
-    """A pace of which the test says what it decides."""
-
-    now = 1
-
-    def value(
-        self, request: object = None, behind: int = 0, left: float = inf, lost: int = 0
-    ) -> int:
-        """What the test says."""
-        return self.now
 
 
 def fed(forward: Forward) -> tuple[int, list[int], object, object]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import numpy as np
 import pytest
 
 from helpers import (
     MASK,
+    Turned,
     causal_model,
     engine_of,
     enter,
@@ -20,7 +19,6 @@ from helpers import (
     tokens,
 )
 from outpace.decoding import CAUSAL, Forward, Prediction, Request, Sampling, Target
-from outpace.decoding.pace import Pace
 from outpace.engine.engine import Engine
 from outpace.methods import Autoregressive, WeDLM
 
@@ -119,18 +117,6 @@ def test_a_block_opens_once_the_last_one_is_full() -> None:
     assert shape(forward) == (2, [4, 6, MASK], [2, 4, 3], [3])
     forward = decoding.send(said(5))
     assert shape(forward) == (3, [5, 6, MASK, MASK, MASK], [3, 4, 5, 6, 7], [5, 6, 7])
-
-
-class Turned(Pace):
-    """A pace of which the test says what it decides."""
-
-    now = 1
-
-    def value(
-        self, request: object = None, behind: int = 0, left: float = inf, lost: int = 0
-    ) -> int:
-        """What the test says."""
-        return self.now
 
 
 def test_a_window_of_one_is_none_where_a_pace_may_choose_it() -> None:
