@@ -20,6 +20,10 @@ GAIN = 1.07
 TRIAL = 4
 """Cycles in a row by which one request tries another dial where the least seems best."""
 
+NEAR, SHOWN = 1.25, 32
+"""A dial that promises to take no more than so many times as long per token as the best is tried
+at first and after each reminder, and by how many cycles, those of all requests counted, it shows what it is worth."""
+
 PATIENCE = 256
 """Cycles without news until the next trial, at first; then twice as many each time."""
 
@@ -75,6 +79,7 @@ class Load:
 
     Attributes:
         dial: tokens that a cycle is to propose, and `rival` another number that promises most.
+        tried: dials that were chosen since the last reminder, if only to be tried.
         costs: what passes of each model take.
         gain: seconds per token of a request that this saves beside the least dial, but for those
             of `GAIN` that are no reason.
@@ -88,6 +93,7 @@ class Load:
 
     dial: int = 0
     rival: int = 0
+    tried: set[int] = field(default_factory=set)
     costs: dict[str, Cost] = field(default_factory=dict)
     gain: float = inf
     stay: float = inf
@@ -178,7 +184,10 @@ class Pace:
         elif self.dial.nested and value == 1:
             return  # where but one is proposed, it is the target's own
         key = 0 if self.dial.nested else value
-        rates, counts = self.rates.setdefault(key, [1.0]), self.counts.setdefault(key, [FAITH])
+        if key not in self.rates:
+            self.rates[key] = self.longer(value)[:value]
+            self.counts[key] = [FAITH] * len(self.rates[key])
+        rates, counts = self.rates[key], self.counts[key]
         for index in range(min(tokens + 1, value)):
             if index == len(rates):
                 rates.append(HOPE if index == 1 else rates[-1])
@@ -271,15 +280,22 @@ class Pace:
             return 2 * WARM - self.plain
         else:
             if due:
-                load.pause = min(2 * load.pause, SELDOM)
+                load.pause, load.tried = min(2 * load.pause, SELDOM), set()
             if due or not load.reminder:
                 load.reminder = self.cycles + load.pause
             load.dial, load.patience = load.rival, PATIENCE
+            near = {value for value in others if times[value] < NEAR * times[load.rival]}
+            load.tried.add(load.rival)
+            if trial := not self.dial.nested and near - load.tried:
+                load.dial = min(trial, key=times.__getitem__)
+                load.tried.add(load.dial)
             load.gain = times[least] - GAIN * times[load.dial]
             load.stay = self.seconds(load.dial) - times[load.dial]
             drafts = {model for model, *_ in passes} - {"target"}
             load.price = self.requests * sum(load.costs[model].row for model in drafts)
             load.again = self.requests * load.costs["target"].row
+            if trial:
+                return max(REVIEW, SHOWN // self.requests)
         same = load.dial == before == least
         load.spell = min(2 * load.spell, LONGEST) if same else REVIEW
         return load.spell if self.known(load.dial) else 1
@@ -307,8 +323,12 @@ class Pace:
 
     def tokens(self, value: int) -> float:
         """Tokens that cycles which propose so many bring on average; at first as longer ones do."""
-        tried = min(self.rates, key=lambda other: (other < value, abs(other - value)), default=0)
-        rates = self.rates.get(tried, [1.0])
+        rates = self.longer(value)
         last = rates[-1] if len(rates) > 1 else HOPE
         total: float = sum(accumulate((rates + [last] * value)[:value], mul))
         return total
+
+    def longer(self, value: int) -> list[float]:
+        """How often each token was kept by cycles that propose as many, or else by longer ones."""
+        tried = min(self.rates, key=lambda other: (other < value, abs(other - value)), default=0)
+        return self.rates.get(tried, [1.0])

@@ -24,7 +24,8 @@ WITHIN static inline __attribute__((always_inline)) void OF(tile)(
 #pragma GCC unroll 16
         for (int row = 0; row < rows; row++) totals[row] = PLUS(totals[row], sums[row]);
     }
-#pragma GCC unroll 16
+/* One by one: unrolled, this takes registers that GCC 12 then lacks for the tile of 12 rows or more. */
+#pragma GCC unroll 1
     for (int row = 0; row < rows; row++) {
         __m512 found = FINISHED(job, totals[row], first + row, output);
         if (job->bias) found = _mm512_add_ps(found, _mm512_loadu_ps(job->bias + output));
