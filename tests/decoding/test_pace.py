@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from outpace.decoding import Request
-from outpace.decoding.pace import TRIAL, WARM, Dial, Pace, halved
+from outpace.decoding.pace import SHOWN, TRIAL, WARM, Dial, Pace, halved
 
 MOST, BURST = 16, 2 * WARM
 
@@ -236,6 +236,38 @@ def test_what_was_never_tried_is_judged_by_longer_cycles() -> None:
         pace.brought(16, 10)
         pace.brought(1, 1)
     assert pace.tokens(8) == pytest.approx(8, rel=0.05) and pace.tokens(16) > 9.5
+
+
+def near(brings: dict[int, int], cycles: int) -> list[int]:
+    """Windows of so many cycles that bring so much, where one row more always takes a bit more."""
+    pace, values = Pace(Dial(values=list(brings), passes=alone, nested=False)), []
+    for _ in range(cycles):
+        values.append(value := pace.value())
+        pace.passed("target", value, 10 + value / 4)
+        pace.brought(value, brings[value])
+    return values
+
+
+def alone(value: int, _: float) -> list[tuple[str, float, int]]:
+    """A cycle of one pass."""
+    return [("target", value, 1)]
+
+
+def test_a_window_that_promises_nearly_as_much_is_tried() -> None:
+    """It may bring more than the beginning of what a larger one does, which nobody could know."""
+    values = near({1: 1, 4: 4, 8: 8, 16: 9}, 500)
+    assert values.count(8) > 450
+    values = near({1: 1, 4: 3, 8: 7, 16: 9}, 2000)
+    tried = [at for at in range(2000) if values[at] == 8 and values[at - 1] != 8]
+    assert set(values[200:]) >= {8, 16} and values.count(16) > 1700
+    assert all(after - before >= 2 * SHOWN for before, after in pairwise(tried[1:]))
+
+
+def test_a_window_that_promises_far_less_is_never_tried() -> None:
+    """Nor is one where the numbers tell of each other."""
+    assert not {2, 4} & set(near({1: 1, 2: 2, 4: 4, 16: 16}, 500))
+    pace = Pace(Dial(values=[1, 14, 15, 16], passes=alone))
+    assert not {14, 15} & set(Machine(chance=1.0, once=False).run(pace, 500))
 
 
 def test_cycles_may_bring_nothing() -> None:

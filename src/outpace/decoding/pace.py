@@ -21,8 +21,11 @@ TRIAL = 4
 """Cycles in a row by which one request tries another dial where the least seems best."""
 
 NEAR, SHOWN = 1.25, 32
-"""A dial that promises to take no more than so many times as long per token as the best is tried
-at first and after each reminder, and by how many cycles, those of all requests counted, it shows what it is worth."""
+"""How many times as long per token as the best another dial may promise to take, and by how many
+cycles, those of all requests counted, it then shows what it is worth."""
+
+LONG = 256
+"""Cycles that are remembered of each dial where none tells of another, and chance has its part."""
 
 PATIENCE = 256
 """Cycles without news until the next trial, at first; then twice as many each time."""
@@ -128,6 +131,7 @@ class Pace:
         rows = [rows for model, rows, _ in dial.passes(least, least) if model == "target"]
         self.fewest = max(rows)
         """Most rows of the target for each request, with the least."""
+        self.memory = MEMORY if dial.nested else LONG
         self.load = Load()
         self.loads, self.requests = {0: self.load}, 1
         self.cycles = 0
@@ -192,7 +196,7 @@ class Pace:
             if index == len(rates):
                 rates.append(HOPE if index == 1 else rates[-1])
                 counts.append(FAITH)
-            counts[index] = min(counts[index] + 1, MEMORY)
+            counts[index] = min(counts[index] + 1, self.memory)
             rates[index] += ((index < tokens) - rates[index]) / counts[index]
 
     def hear(self, debt: Debt) -> Debt:
