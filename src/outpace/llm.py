@@ -19,6 +19,7 @@ from outpace.decoding.sampling import is_whole
 from outpace.driver import Driver
 from outpace.engine.cache import cache_slots
 from outpace.engine.engine import Engine, Pacing
+from outpace.engine.graphs import recorder
 from outpace.engine.pairing import Pairing, check_kinds, named
 from outpace.engine.runner import Runner
 from outpace.engine.team import Team
@@ -62,7 +63,8 @@ class LLM:
     `mask_id` names the mask token where `config.json` does not; `prefix_cache` lets causal models
     find what they computed for prompts that began alike; `pace="auto"` lets methods be less
     parallel than their options say where that is faster at the present load; `attention` is the
-    back end, `dense`, `compiled` (on a CPU), `triton` (on a GPU) or `auto`. `tensor_parallel`
+    back end, `dense`, `compiled` (on a CPU), `triton` (on a GPU) or `auto`; with `graphs`
+    a GPU runs passes of a shape that came before in one launch. `tensor_parallel`
     splits every model over so many processes that were started together: in the first one this is
     an `LLM` like any other; the others work for it here until it ends, and end then
     (`SystemExit`). Raises `ValueError` for what cannot be loaded or does not fit.
@@ -85,6 +87,7 @@ class LLM:
         prefix_cache: bool = True,
         tensor_parallel: int = 1,
         attention: str = "auto",
+        graphs: bool = False,
         pace: Pacing = "off",
     ) -> None:
         check_type("cache_gib", cache_gib, float | None)
@@ -96,12 +99,13 @@ class LLM:
         self.dtype = resolve_dtype(dtype, self.device)
         check(quantize, self.device)
         check_attention(attention, self.device)
+        record = recorder(graphs, self.device, tensor_parallel)
         self.team = Team.of(tensor_parallel, self.device, quantize)
         self.device = self.team.device
         self.quantize = quantize
         self.max_length = max_length
         self.cache_gib = cache_gib
-        self.running = {"prefix_cache": prefix_cache, "attention": attention}
+        self.running = {"prefix_cache": prefix_cache, "attention": attention, "record": record}
         self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences, pace=pace)
         self.driver = Driver(self.engine)
         self.loading = Lock()

@@ -50,8 +50,11 @@ def backend(
     sinks: bool = False,
     page: int,
     double: bool,
+    filled: bool = False,
 ) -> Backend:
     """The back end of a cache; a line of the log says which, and why it is not the usual one.
+
+    Work of the kernel is `filled` up where passes are to look alike.
 
     Raises `ValueError` where one is asked for that cannot be.
     """
@@ -61,6 +64,8 @@ def backend(
     where = f"attention on {like.device.type} in {str(like.dtype).removeprefix('torch.')}"
     usual = "triton" if like.device.type == "cuda" else "compiled"
     wanted = usual if attention == "auto" else attention
+    if filled and wanted != "triton":
+        raise ValueError(f"graphs want attention='triton', not {wanted!r}: leave them out")
     if wanted == "dense":
         LOG.info("%s: dense", where)
         return dense
@@ -72,8 +77,8 @@ def backend(
         reason = "layers have sinks" if sinks else unfit(like, sights, page, double)
     if reason is None:
         LOG.info("%s: %s", where, wanted)
-        return compiled.Compiled(dense) if wanted == "compiled" else paged(dense, page)
-    if attention == wanted:
+        return compiled.Compiled(dense) if wanted == "compiled" else paged(dense, page, filled)
+    if attention == wanted or filled:
         raise ValueError(f"attention={wanted!r} cannot be: {reason}; choose 'dense' or 'auto'")
     LOG.log(
         logging.WARNING if like.device.type == "cuda" else logging.INFO,
@@ -83,11 +88,12 @@ def backend(
     return dense
 
 
-def paged(dense: Dense, page: int) -> Backend:
+def paged(dense: Dense, page: int, filled: bool) -> Backend:
     """The kernel over a cache."""
     from outpace.attention.paged import Paged
 
-    return Paged(dense, page=page, processors=processors(dense.keys[0].device))
+    device = dense.keys[0].device
+    return Paged(dense, page=page, processors=processors(device), filled=filled)
 
 
 def processors(device: torch.device) -> int:

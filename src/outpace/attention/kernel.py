@@ -129,7 +129,7 @@ def merge(
     """The parts of a row and `BLOCK` of its heads, `PARTS` of them at a time.
 
     The grid is merges times blocks of heads. A merge has four integers: the row, its first part,
-    how far the next one is, and how many there are.
+    how far the next one is, and how many there are: with none it only fills up the grid.
     """
     row = tl.load(merges + tl.program_id(0) * 4)
     first = tl.load(merges + tl.program_id(0) * 4 + 1)
@@ -137,7 +137,7 @@ def merge(
     count = tl.load(merges + tl.program_id(0) * 4 + 3).to(tl.int32)
     heads = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     dims = tl.arange(0, WIDTH)
-    whole = (heads < HEADS)[:, None] & (dims < SIZE)[None, :]
+    whole = (heads < HEADS)[:, None] & (dims < SIZE)[None, :] & (count > 0)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     acc = tl.zeros([BLOCK, WIDTH], tl.float32)

@@ -17,7 +17,18 @@ from torch import Tensor
 from outpace.attention import kernel
 from outpace.attention.batch import Batch, Span
 from outpace.attention.dense import Dense
-from outpace.attention.plan import Grid, Numbers, Tiles, bounds, tables, unknown
+from outpace.attention.plan import (
+    NO_ITEM,
+    NO_MERGE,
+    Grid,
+    Numbers,
+    Tiles,
+    bounds,
+    filled,
+    filled_pages,
+    tables,
+    unknown,
+)
 from outpace.models.config import Sight
 from outpace.models.transformer import Attend
 
@@ -63,10 +74,11 @@ class Paged:
 
     `dense` has the cache, and attends where a forward says what the kernel does not know; `page` is
     the number of slots that lie side by side, and `processors` how many multiprocessors there are.
+    `filled` work is a power of two, so that passes which are about as large look alike.
     """
 
-    def __init__(self, dense: Dense, *, page: int, processors: int) -> None:
-        self.dense, self.page, self.processors = dense, page, processors
+    def __init__(self, dense: Dense, *, page: int, processors: int, filled: bool = False) -> None:
+        self.dense, self.page, self.processors, self.filled = dense, page, processors, filled
         self.keys, self.values, self.sights = dense.keys, dense.values, dense.sights
         _, self.kv_heads, self.size = dense.keys[0].shape
         self.heads = self.kv_heads * dense.sharing
@@ -94,10 +106,13 @@ class Paged:
             return []
         grid = self.grid(spans)
         pages, begins = tables(spans, self.page)
-        wanted = [pages]
+        wanted = [filled_pages(pages) if self.filled else pages]
         for sight in self.kinds:
             seen = bounds(spans, sight)
-            wanted += [seen, *Tiles.of(spans, begins, seen, grid).items(grid)]
+            items, merges = Tiles.of(spans, begins, seen, grid).items(grid)
+            if self.filled:
+                items, merges = filled(items, NO_ITEM), filled(merges, NO_MERGE)
+            wanted += [seen, items, merges]
         return [each.ravel() for each in wanted]
 
     def plan(self, batch: Batch) -> Attend:

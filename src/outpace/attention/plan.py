@@ -19,6 +19,12 @@ Numbers = NDArray[np.int64]
 LEAST = 128
 """Slots below which an item is too short to be worth its launch."""
 
+NO_ITEM, NO_MERGE = (0, 0, 0, 0, 0, 0, 0, -1), (0, 0, 0, 0)
+"""What fills up the work of a pass, and does nothing."""
+
+NO_PAGES = 1024
+"""Length of the page tables of a pass at least, where they are filled up."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -137,6 +143,17 @@ def bounds(spans: Sequence[Span], sight: Sight) -> Numbers:
         stops = np.minimum(stops, own + 1)
     low = np.zeros_like(own) if sight.window is None else np.maximum(own - sight.window + 1, 0)
     return np.stack((low, stops))
+
+
+def filled(rows: Numbers, nothing: Sequence[int]) -> Numbers:
+    """Rows of numbers, if there are any, and others behind them up to a power of two."""
+    count = (1 << (len(rows) - 1).bit_length()) - len(rows) if len(rows) else 0
+    return np.concatenate((rows, np.tile(np.array(nothing, dtype=np.int64), (count, 1))))
+
+
+def filled_pages(pages: Numbers) -> Numbers:
+    """Page tables and noughts behind them, up to a power of two."""
+    return np.pad(pages, (0, max(NO_PAGES, 1 << (len(pages) - 1).bit_length()) - len(pages)))
 
 
 def unknown(kind: type, given: Sequence[object], known: set[str]) -> str:

@@ -71,6 +71,9 @@ Dtype = Annotated[
 ]
 Device = Annotated[str | None, Option(help="cpu or cuda.", show_default="cuda where there is one")]
 Attention = Annotated[str, Option(help="auto, dense, compiled (on a CPU) or triton (on a GPU).")]
+Graphs = Annotated[
+    bool, Option("--graphs", help="Run passes that came before in one launch (on a GPU).")
+]
 Pace = Annotated[str, Option(help="off, or auto: less parallel where that is faster.")]
 AdapterName = Annotated[str | None, Option(help="Folder or hub name of a LoRA to merge.")]
 MaxLength = Annotated[
@@ -269,6 +272,7 @@ class Loading:
     cache_gib: CacheGib = None
     tensor_parallel: TensorParallel = 1
     attention: Attention = "auto"
+    graphs: Graphs = False
     pace: Pace = "off"
 
     def open(self, model: str, method: Named | None, *, prefix_cache: bool = True) -> LLM:

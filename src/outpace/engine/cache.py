@@ -72,14 +72,23 @@ class Cache:
     """Keys and values of one model, `[slots, kv_heads, head_dim]` per layer, handed out in pages.
 
     A page that nobody holds may keep a content name, under which it is found until its memory is
-    wanted; those that have been of no use for longest go first.
+    wanted; those that have been of no use for longest go first. Behind all pages there are `spare`
+    slots, which are handed out to nobody.
     """
 
     def __init__(
-        self, config: ModelConfig, slots: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        slots: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        spare: int = 0,
     ) -> None:
-        self.num_pages = -(-slots // PAGE)
-        shape = (2, config.layers, config.kv_heads, self.num_pages * PAGE, config.head_dim)
+        self.num_pages, more = -(-slots // PAGE), -(-spare // PAGE)
+        own = range(self.num_pages, self.num_pages + more)
+        self.spare = Table(pages=list(own), size=spare) if more else None
+        shape = (2, config.layers, config.kv_heads, (self.num_pages + more) * PAGE, config.head_dim)
         # The slots of a head lie side by side, since attention reads them one behind the other.
         self.memory = zeros(shape, dtype, device).transpose(2, 3)
         self.keys, self.values = (list(half) for half in self.memory)

@@ -15,6 +15,7 @@ from outpace.decoding import Kind, Prediction
 from outpace.decoding.processor import NEVER
 from outpace.engine.cache import PAGE, Cache, Table
 from outpace.engine.feed import Feed
+from outpace.engine.graphs import SPARE, Graphs, Record
 from outpace.engine.layout import lay_out
 from outpace.engine.pack import Buffer, Packed, pack
 from outpace.engine.prefix import Prefix, pairs
@@ -39,7 +40,7 @@ class Runner:
     `vocab` cuts rows of the embedding that stand for no token, `read_rows` bounds the rows whose
     logits are in memory at a time, `slots` is the size of the cache, `prefix_cache` says whether a
     causal model finds what it computed for prompts that began alike, and `attention` names the back
-    end (`attention/choice.py`).
+    end (`attention/choice.py`). With `record` passes are recorded, and run again (`graphs.py`).
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Runner:
         read_rows: int = 256,
         prefix_cache: bool = True,
         attention: str = "auto",
+        record: Record | None = None,
     ) -> None:
         self.name = name
         self.model = model
@@ -64,7 +66,12 @@ class Runner:
         """Whether all logits are made float32, which is fastest on a CPU."""
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         lay_out(model)
-        self.cache = Cache(model.config, slots, dtype=weight.dtype, device=self.device)
+        self.cache = Cache(
+            *(model.config, slots),
+            dtype=weight.dtype,
+            device=self.device,
+            spare=SPARE if record else 0,
+        )
         # A difference in the last bit, as calls of other sizes make it, may be one of a whole code.
         double = is_quantised(model)
         self.backend: Backend = backend(
@@ -76,7 +83,11 @@ class Runner:
             sinks=self.config.sinks,
             page=PAGE,
             double=double,
+            filled=record is not None,
         )
+        self.graphs: Graphs | None = None
+        if record is not None and self.cache.spare is not None:
+            self.graphs = Graphs(model, self.backend, self.cache.spare, record)
         self.buffer = Buffer(self.device, len(self.cache))
         self.prefix: Prefix | None = None
         if prefix_cache and self.config.kind is not Kind.DIFFUSION:
@@ -143,6 +154,9 @@ class Runner:
 
         Raises `ArithmeticError` where logits that are read are no numbers.
         """
+        asked = len(feeds)
+        if self.graphs is not None:
+            feeds = self.graphs.filled(feeds)
         packed = pack(feeds, self.buffer, self.backend)
         began = time.perf_counter()
         wanted = {layer for feed in feeds for layer in feed.layers}
@@ -153,11 +167,14 @@ class Runner:
         if wanted:
             self.attach(predictions, feeds, packed, captured)
         self.seconds += time.perf_counter() - began
-        return predictions
+        return predictions[:asked]
 
     def forward(self, packed: Packed, layers: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """Hidden states of the wanted rows, and of all rows those of some layers."""
         batch = packed.batch
+        if self.graphs is not None and (states := self.graphs.run(batch, layers)) is not None:
+            hidden, captured = states
+            return hidden if packed.wanted is None else hidden[packed.wanted], captured
         # On a CPU the last block computes nothing for rows that nobody reads.
         within = packed.wanted if self.device.type == "cpu" else None
         attend = self.backend.plan(batch)

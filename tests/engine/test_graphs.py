@@ -1,0 +1,150 @@
+"""Recorded passes: the same tokens, with whatever stands in for a graph where there is no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from helpers import finish, tokens
+from outpace import LLM
+from outpace.engine import graphs
+from outpace.engine.cache import PAGE
+from outpace.engine.engine import Engine
+from outpace.engine.graphs import SIZES, SPARE, Recorder, States, recorder
+from outpace.engine.runner import Runner
+from outpace.methods import APD, Autoregressive, DFlash, Method
+from workload import KINDS, MODELS, Request
+
+CPU = torch.device("cpu")
+QUICK = [next(m for m in KINDS if isinstance(m, kind)) for kind in (Autoregressive, APD, DFlash)]
+
+
+class Again:
+    """In place of a graph: the same over the same memory, where all results stay where they were.
+
+    What a graph runs again is not what it was recorded on: until then its results are none.
+    """
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = 0
+
+    def __call__(self, run: Callable[[], States]) -> tuple[Callable[[], None], States]:
+        hidden, captured = run()
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            own, layers = run()
+            hidden.copy_(own)
+            for layer, states in layers.items():
+                captured[layer].copy_(states)
+
+        for states in (hidden, *captured.values()):
+            states.fill_(float("nan"))
+        return replay, (hidden, captured)
+
+
+def decode(method: Method, record: Again | None, slots: int = 32 * PAGE) -> list[list[int]]:
+    """Tokens of two requests side by side, and of a third that comes later."""
+    engine = Engine()
+    for role, model in MODELS.items():
+        engine.add(Runner(role, model, slots=slots, attention="triton", record=record))
+    prompts = ((3, 1, 4, 1, 5), tuple(range(1, 20)), (2, 7))
+    asked = [Request(method=method, prompt=prompt, max_tokens=9) for prompt in prompts]
+    jobs = [each.submit(engine) for each in asked[:2]]
+    for _ in range(3):
+        engine.step()
+    jobs.append(asked[2].submit(engine))
+    finish(engine)
+    return [tokens(job) for job in jobs]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, marks=[] if m in QUICK else [pytest.mark.exhaustive]) for m in KINDS],
+    ids=lambda method: type(method).__name__,
+)
+def test_tokens_are_those_of_passes_that_are_not_recorded(method: Method) -> None:
+    """Of every method; passes come again, and nobody reads what only fills them."""
+    record = Again()
+    assert decode(method, record) == decode(method, None)
+    assert record.replayed >= record.recorded > 0
+
+
+def test_a_shape_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same prompts again record nothing more, unless all graphs but one had to go."""
+    record, engine = Again(), Engine()
+    for role, model in MODELS.items():
+        engine.add(Runner(role, model, slots=32 * PAGE, attention="triton", record=record))
+
+    def once() -> int:
+        before = record.recorded
+        job = Request(method=Autoregressive(), prompt=(3, 1, 4), max_tokens=4).submit(engine)
+        finish(engine)
+        assert len(tokens(job)) == 4
+        return record.recorded - before
+
+    assert once() == 2 and once() == 0
+    monkeypatch.setattr(graphs, "KEPT", 1)
+    once()  # forgets the others
+    assert once() == 2
+
+
+def test_what_fills_a_pass_takes_nothing_from_requests() -> None:
+    """A cache of two requests has room for two, and forgets none of them."""
+    record = Again()
+    runner = Runner("target", MODELS["causal"], slots=2 * PAGE, attention="triton", record=record)
+    pages = runner.cache.num_pages
+    assert runner.usage.held == 0 and runner.usage.pages == pages == 2
+    spare = runner.cache.spare
+    assert spare is not None and not set(spare.pages) & set(range(pages))
+    assert all(after - before <= SPARE for before, after in zip(SIZES, SIZES[1:], strict=False))
+    tables = [runner.reserve(PAGE) for _ in range(3)]
+    assert tables[2] is None and {page for t in tables[:2] if t for page in t.pages} == {0, 1}
+
+
+def test_passes_that_are_not_ids_alone_are_not_recorded() -> None:
+    """A draft that reads features of its target, and a prompt longer than the longest graph."""
+    record = Again()
+    method = next(method for method in KINDS if isinstance(method, DFlash))
+    engine = Engine()
+    for role, model in MODELS.items():
+        own = record if role == method.draft else None
+        engine.add(Runner(role, model, slots=32 * PAGE, attention="triton", record=own))
+    job = Request(method=method, prompt=(3, 1, 4, 1, 5), max_tokens=6).submit(engine)
+    finish(engine)
+    assert tokens(job) and not record.recorded
+
+
+@pytest.mark.parametrize(
+    ("graphs", "device", "processes", "message"),
+    [
+        (True, CPU, 1, "graphs are for a CUDA device, not for cpu"),
+        (True, torch.device("cuda"), 2, "for a model in one process"),
+        (1, CPU, 1, "graphs must be true or false, not 1"),
+        ("yes", CPU, 1, "graphs must be true or false, not 'yes'"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    graphs: object, device: torch.device, processes: int, message: str
+) -> None:
+    """Before a model is loaded."""
+    with pytest.raises(ValueError, match=message):
+        recorder(graphs, device, processes)  # type: ignore[arg-type]
+
+
+def test_without_the_kernel_there_are_no_graphs() -> None:
+    """Whether another back end is wanted, or the kernel cannot be."""
+    for attention in ("dense", "auto", "compiled"):
+        with pytest.raises(ValueError, match="graphs want attention='triton'"):
+            Runner("a", MODELS["causal"], slots=PAGE, attention=attention, record=Again())
+    with pytest.raises(ValueError, match="CUDA device"):
+        LLM("tiny-ar", graphs=True)
+
+
+def test_no_graphs_is_the_default() -> None:
+    """And needs no GPU."""
+    assert recorder(False, CPU, 4) is None
+    assert callable(Recorder.__call__)
