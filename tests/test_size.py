@@ -15,19 +15,19 @@ FILE, METHOD, FAMILY = 350, 200, 80
 FUNCTION, MEDIAN = 60, 8
 BUDGET = {
     "": 2450,
-    "attention": 1500,
+    "attention": 1525,
     "benchmark": 1400,
     "cli": 3325,
     "constraint": 2550,
-    "decoding": 2600,
-    "engine": 2400,
+    "decoding": 2650,
+    "engine": 2600,
     "evaluation": 2300,
     "load": 800,
     "methods": 2100,
     "models": 6150,
     "ray": 750,
     "recipes": 50,
-    "server": 3650,
+    "server": 3675,
     "training": 5650,
     "zoo": 550,
 }

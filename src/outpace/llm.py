@@ -63,11 +63,10 @@ class LLM:
     `mask_id` names the mask token where `config.json` does not; `prefix_cache` lets causal models
     find what they computed for prompts that began alike; `pace="auto"` lets methods be less
     parallel than their options say where that is faster at the present load; `attention` is the
-    back end, `dense`, `compiled` (on a CPU), `triton` (on a GPU) or `auto`; with `graphs`
-    a GPU runs passes of a shape that came before in one launch. `tensor_parallel`
-    splits every model over so many processes that were started together: in the first one this is
-    an `LLM` like any other; the others work for it here until it ends, and end then
-    (`SystemExit`). Raises `ValueError` for what cannot be loaded or does not fit.
+    back end, `dense`, `compiled` (on a CPU), `triton` (on a GPU) or `auto`; `graphs` record passes
+    of a GPU. `tensor_parallel` splits every model over so many processes that were started
+    together: the first one has an `LLM` like any other; the others work for it here until it ends,
+    and end then (`SystemExit`). Raises `ValueError` for what cannot be loaded or does not fit.
     """
 
     def __init__(
@@ -92,7 +91,6 @@ class LLM:
     ) -> None:
         check_type("cache_gib", cache_gib, float | None)
         check_type("prefix_cache", prefix_cache, bool)
-        check_type("pace", pace, Pacing)
         if cache_gib is not None and not 0 < cache_gib < float("inf"):
             raise ValueError(f"cache_gib must be a positive number, not {cache_gib}")
         self.device = resolve_device(device)
@@ -102,9 +100,7 @@ class LLM:
         record = recorder(graphs, self.device, tensor_parallel)
         self.team = Team.of(tensor_parallel, self.device, quantize)
         self.device = self.team.device
-        self.quantize = quantize
-        self.max_length = max_length
-        self.cache_gib = cache_gib
+        self.quantize, self.max_length, self.cache_gib = quantize, max_length, cache_gib
         self.running = {"prefix_cache": prefix_cache, "attention": attention, "record": record}
         self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences, pace=pace)
         self.driver = Driver(self.engine)
@@ -233,8 +229,8 @@ class LLM:
         processors: list[Processor] = [*chosen.processors(method, len(ids), ends, pairing.vocab)]
         if layout is None:
             slots = range(len(ids), len(ids) + int(max_tokens))
-            known = pairing.vocab, pairing.target.mask_id
-            constraint = chosen.constraint(self.compiler, method, slots, ends, *known, wait)
+            vocab, mask = pairing.vocab, pairing.target.mask_id
+            constraint = chosen.constraint(self.compiler, method, slots, ends, vocab, mask, wait)
         else:
             constraint = layout.constraint(self.compiler, method.sequential, pairing.vocab, wait)
         if constraint is not None:
@@ -332,9 +328,8 @@ class LLM:
         each = [options] if n is None else [seeded(options, number) for number in range(n)]
         served = self.serve((prompt, chosen) for prompt in as_many(prompts) for chosen in each)
         outputs = [output for _, output in sorted(served, key=itemgetter(0))]
-        if n is None:
-            return outputs
-        return [outputs[begin : begin + n] for begin in range(0, len(outputs), n)]
+        begins = range(0, len(outputs), n or 1)
+        return outputs if n is None else [outputs[begin : begin + n] for begin in begins]
 
     def fill(
         self, parts: Parts, *, prompt: Prompt | None = None, **options: Unpack[Options]

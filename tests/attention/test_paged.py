@@ -42,6 +42,7 @@ def compare(
     *,
     processors: int = 4,
     sights: Sequence[Sight] = (),
+    filled: bool = False,
 ) -> None:
     """Both back ends on the same memory; the reference attends in float32."""
     heads, kv_heads, dim = shape
@@ -53,7 +54,7 @@ def compare(
     q = random(rows, heads + 2 * kv_heads, dim, seed=1).to(dtype)[:, :heads]
     dense = Dense([memory[0]] * 2, [memory[1]] * 2, heads, sights)
     exact = Dense([memory[0].float()] * 2, [memory[1].float()] * 2, heads, sights)
-    ours = Paged(dense, page=PAGE, processors=processors)
+    ours = Paged(dense, page=PAGE, processors=processors, filled=filled)
     for layer in range(2 if sights else 1):
         wanted = attend(exact, spans, q.float(), layer)
         got = attend(ours, spans, q, layer)
@@ -86,6 +87,22 @@ def test_splitting_changes_nothing(processors: int) -> None:
     """No item is split, or all long ones into as many as there may be."""
     asked = [(1000, 2, "causal"), (30, 4, "full"), (500, 1, "causal")]
     compare((4, 1, 32), torch.float32, asked, 1008, processors=processors)
+
+
+@pytest.mark.parametrize("processors", [1, 64])
+def test_work_that_is_filled_up_gives_the_same(processors: int) -> None:
+    """Items and merges that do nothing, in layers of two kinds; their numbers are powers of two."""
+    asked = [(300, 3, "causal"), (30, 4, "full"), (500, 1, "causal")]
+    sights = [Sight(window=70), Sight()]
+    compare(
+        (4, 2, 16), torch.float32, asked, 512, processors=processors, sights=sights, filled=True
+    )
+    dense = Dense([random(1536, 2, 16)] * 2, [random(1536, 2, 16)] * 2, 4, sights)
+    ours = Paged(dense, page=PAGE, processors=processors, filled=True)
+    pages, *rest = ours.numbers(spans_of(asked, 512))
+    assert len(pages) == 1024 and [len(each) for each in rest[::3]] == [16, 16]
+    items, merges = [len(n) // 8 for n in rest[1::3]], [len(n) // 4 for n in rest[2::3]]
+    assert all(n.bit_count() == 1 for n in items) and all(n.bit_count() <= 1 for n in merges)
 
 
 @pytest.mark.parametrize(("window", "causal"), [(1, True), (5, False), (70, True), (1000, False)])

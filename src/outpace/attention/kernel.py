@@ -135,9 +135,10 @@ def merge(
     first = tl.load(merges + tl.program_id(0) * 4 + 1)
     step = tl.load(merges + tl.program_id(0) * 4 + 2)
     count = tl.load(merges + tl.program_id(0) * 4 + 3).to(tl.int32)
+    known = tl.where(count > 0, HEADS, 0)
     heads = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     dims = tl.arange(0, WIDTH)
-    whole = (heads < HEADS)[:, None] & (dims < SIZE)[None, :] & (count > 0)
+    whole = (heads < known)[:, None] & (dims < SIZE)[None, :]
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     acc = tl.zeros([BLOCK, WIDTH], tl.float32)
