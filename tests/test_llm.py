@@ -251,9 +251,13 @@ def test_stop_strings_need_a_tokenizer(names: Checkpoints) -> None:
 # Streams.
 
 
+@pytest.mark.parametrize("aside", [False, True])
 @pytest.mark.parametrize("stop", ["", "mark"])
-def test_pieces_are_the_text_of_generate(llm: LLM, stop: str) -> None:
-    """Joined; the output is that of `generate`."""
+def test_pieces_are_the_text_of_generate(
+    llm: LLM, stop: str, aside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joined, also where they are made while a device works; the output is that of `generate`."""
+    monkeypatch.setattr(llm.engine, "aside", aside)
     prompt = [7, 7, 1]
     options = {"stop": one(llm, prompt).text[5:7]} if stop else {}
     expected = one(llm, prompt, **options)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,8 @@ from helpers import (
 )
 from outpace.decoding import CAUSAL, FULL, Decoding, Forward
 from outpace.decoding import Request as Tokens
+from outpace.engine import readout
+from outpace.engine import runner as runner_module
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import Engine
 from outpace.engine.job import DecodingError, Job
@@ -114,6 +119,60 @@ def test_listener_hears_of_tokens_and_of_the_end() -> None:
     kept = [step.kept for step in job.request.trace if step.kept]
     assert [count for count, _ in heard] == [sum(kept[: i + 1]) for i in range(len(kept))]
     assert [reason for _, reason in heard] == [None] * (len(kept) - 1) + ["length"]
+
+
+@pytest.mark.parametrize("aside", [False, True])
+def test_listeners_are_called_while_a_device_works(
+    aside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the launch of the next pass, and in front of its result; on a CPU at once."""
+    told: list[str] = []
+    engine = new_engine()
+    assert not engine.aside
+    engine.aside = aside
+
+    def collected(*given: Any) -> Any:
+        told.append("result")
+        return readout.collect(*given)
+
+    monkeypatch.setattr(runner_module, "collect", collected)
+    job = Request(method=AR, max_tokens=4).submit(engine, lambda seq: told.append("heard"))
+    steps = []
+    while engine.step():
+        steps.append("".join(word[0] for word in told))
+        told.clear()
+    assert steps == (["r", "hr", "hr", "hrh"] if aside else ["rh", "rh", "rh", "rh"])
+    assert result(job) == alone(Request(method=AR, max_tokens=4)) and not engine.untold
+
+
+@pytest.mark.parametrize("method", [AR, VERIFIED, APD(verifier="causal")], ids=repr)
+def test_what_listeners_hear_does_not_depend_on_when(method: Method) -> None:
+    """Each of several hears the same; who cancels itself keeps what it had, though it was fed."""
+    asked = [Request(method=method, prompt=(3, 1, 4)), Request(method=method, max_tokens=7)]
+    heard = []
+    for aside in (False, True):
+        engine = new_engine()
+        engine.aside = aside
+        heard.append(listened(engine, asked))
+        assert pages_in_use(engine) == 0
+    assert heard[0] == heard[1]
+
+
+def listened(engine: Engine, asked: Sequence[Request]) -> list[list[list[int]]]:
+    """What the listener of each request hears; the second one cancels its own."""
+    jobs: list[Job] = []
+    heard: list[list[list[int]]] = [[] for _ in asked]
+
+    def listen(seq: Tokens, number: int) -> None:
+        heard[number].append(list(seq.tokens))
+        if number == 1 and len(seq.tokens) >= 3:
+            engine.cancel(jobs[1])
+
+    jobs += [each.submit(engine, partial(listen, number=n)) for n, each in enumerate(asked)]
+    finish(engine)
+    assert jobs[1].request.finish_reason == "cancelled" and jobs[1].over
+    assert result(jobs[0]) == alone(asked[0])
+    return heard
 
 
 def test_one_pass_serves_all_who_wait() -> None:

@@ -73,9 +73,11 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
     """
     told: list[tuple[list[str], int]] = []
 
-    def watched(self: Runner, feeds: Any, run: Callable[..., Any] = Runner.run) -> Any:
+    run: Callable[..., Any] = Runner.run
+
+    def watched(self: Runner, *given: Any) -> Any:
         with Waits() as waits, Copies() as copies:
-            predictions = run(self, feeds)
+            predictions = run(self, *given)
         told.append((waits.found, copies.count))
         return predictions
 

@@ -61,10 +61,15 @@ class Engine:
         self.paces: dict[tuple[Method | str, ...], Pace] = {}
         self.turns = count()
         self.broken = False
+        self.aside = False
+        """Whether a device works while the host does something else: then listeners are called."""
+        self.untold: deque[Job] = deque()
+        """Who got tokens by the last pass, and whose listener has not heard of it."""
 
     def add(self, runner: Runner) -> None:
         """Add a model; the first one added runs last in every turn."""
         self.runners = [runner, *self.runners]
+        self.aside = self.aside or runner.device.type != "cpu"
 
     def job(
         self,
@@ -139,6 +144,8 @@ class Engine:
                 for pace, role in paced:
                     pace.passed(role, sum(feed.size for _, feed, _ in work), self.clock() - began)
                 break
+        if not (waiting and self.aside):
+            self.tell_all()
         self.broken = False
         return bool(waiting)
 
@@ -231,7 +238,7 @@ class Engine:
             return
         began = time.perf_counter()
         try:
-            predictions = runner.run([feed for _, feed, _ in work])
+            predictions = runner.run([feed for _, feed, _ in work], self.tell_all)
         except Exception as error:
             if len(work) == 1:
                 self.fail(work[0][0], error)
@@ -274,7 +281,7 @@ class Engine:
         if job.done:
             self.finish(job)
         elif kept or job.watched:
-            self.tell(job)
+            self.untold.append(job)
 
     def advance(self, job: Job, prediction: Prediction | None) -> None:
         """Run a method to its next forward; an error ends this request alone."""
@@ -306,6 +313,13 @@ class Engine:
             self.tell(job)
         finally:
             job.over = True
+
+    def tell_all(self) -> None:
+        """Call the listeners that have not heard of the last pass."""
+        while self.untold:
+            job = self.untold.popleft()
+            if not job.done:
+                self.tell(job)
 
     def tell(self, job: Job) -> None:
         """Call the listener of a request; one that fails ends its own request."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -149,10 +149,13 @@ class Runner:
         return found
 
     @torch.inference_mode()
-    def run(self, feeds: Sequence[Feed]) -> list[Prediction]:
+    def run(
+        self, feeds: Sequence[Feed], meanwhile: Callable[[], None] = lambda: None
+    ) -> list[Prediction]:
         """One ragged pass over the feeds; their predictions in the same order.
 
-        Raises `ArithmeticError` where logits that are read are no numbers.
+        What is to be done `meanwhile` is done before the host waits for a device. Raises
+        `ArithmeticError` where logits that are read are no numbers.
         """
         asked = len(feeds)
         if self.graphs is not None:
@@ -163,7 +166,9 @@ class Runner:
         hidden, captured = self.forward(packed, wanted)
         for feed in feeds:
             feed.table.written = max(feed.table.written, feed.end)
-        predictions = collect(self.read(hidden, feeds, packed), feeds, packed.reads)
+        parts = self.read(hidden, feeds, packed)
+        meanwhile()
+        predictions = collect(parts, feeds, packed.reads)
         if wanted:
             self.attach(predictions, feeds, packed, captured)
         self.seconds += time.perf_counter() - began
