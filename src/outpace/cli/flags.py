@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -18,6 +19,7 @@ from outpace.methods import Method
 from outpace.methods.options import Named
 from outpace.models.device import resolve_device
 from outpace.models.load import load_config, zoo_names
+from outpace.models.progress import told
 from outpace.options import Options
 from outpace.text import Message, Prompt
 
@@ -98,8 +100,9 @@ Choices = Annotated[list[str] | None, Option(help="One of these is the answer; g
 
 ClozeText = Annotated[str | None, Option("--fill", help="Text with holes: {{8}}, {{..8}}.")]
 
-SMALL = 20_000_000
-"""Parameters below which one thread is fastest, since more only wait for each other."""
+SMALL, LARGE = 20_000_000, 2**28
+"""Parameters below which one thread is fastest, since more only wait for each other; bytes of a
+model from which on it is said how much has come."""
 
 
 def given(group: Any) -> Options:
@@ -277,7 +280,7 @@ class Loading:
 
     def open(self, model: str, method: Named | None, *, prefix_cache: bool = True) -> LLM:
         """A model ready to decode."""
-        with waiting(f"loading {model}"):
+        with waiting(f"loading {model}") as say, told(partial(loaded, say)):
             if one_thread(model, self.device):
                 torch.set_num_threads(1)  # before layouts are tried
             return LLM(model, method, prefix_cache=prefix_cache, **asdict(self))
@@ -294,6 +297,12 @@ class Loading:
                 llms[model] = self.open(model, method, prefix_cache=False)
             llms[model].pair(method)
         return llms
+
+
+def loaded(say: Callable[[str], None], done: int, total: int) -> None:
+    """Say how much of a model has come, where that takes a while."""
+    if total >= LARGE:
+        say(f"{done / 2**30:.1f} of {total / 2**30:.1f} GiB")
 
 
 def one_thread(model: str, device: str | None) -> bool:

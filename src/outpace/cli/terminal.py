@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import current_thread, main_thread
 from typing import Any, NoReturn
@@ -48,13 +48,13 @@ def piped() -> Console:
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """A spinner with what is done meanwhile, where there is a terminal."""
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """A spinner with what is done meanwhile, where there is a terminal; takes a word on how far."""
     if not errors.is_terminal:
-        yield
+        yield lambda far: None
         return
-    with errors.status(Text(what)):
-        yield
+    with errors.status(Text(what)) as status:
+        yield lambda far: status.update(Text(f"{what}, {far}"))
 
 
 @contextmanager

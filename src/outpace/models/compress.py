@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from outpace.models.gguf.file import is_gguf
 from outpace.models.int8 import KNOWN, QUANTISED, of_weight
 from outpace.models.load import CONFIG, load_config, published, resolve, tokenizer_folder
 from outpace.models.piece import Piece, sources
+from outpace.models.progress import Progress, ignore
 from outpace.models.quantised import FIELD, scheme_of
 from outpace.models.transformer import Transformer
 from outpace.models.weights import INDEX, Weights
@@ -33,9 +34,6 @@ from outpace.models.weights import INDEX, Weights
 CODES = {"num_bits": 8, "type": "int", "symmetric": True}
 BESIDE = ("*.json", "*.txt", "*.jinja")
 """What is copied: all but the weights and what says how they are stored."""
-
-Progress = Callable[[int, int], None]
-"""Called with the tensors that are done, and how many there are."""
 
 
 def scheme(ignored: list[str]) -> dict[str, Any]:
@@ -85,7 +83,7 @@ def compress(
     draft = folder.resolve().with_name(f".{os.getpid()}.{folder.resolve().name}")
     try:
         draft.mkdir(parents=True)
-        write(origin, draft, progress or (lambda done, total: None))
+        write(origin, draft, progress or ignore)
         for path in beside(origin, tokenizer_folder(name)):
             shutil.copyfile(path, draft / path.name)
         draft.replace(folder)

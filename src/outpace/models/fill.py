@@ -12,6 +12,7 @@ from outpace.models.adapter import Adapter
 from outpace.models.extending import ExtendingDraft
 from outpace.models.int8 import QUANTISED, exact, hold, quantise
 from outpace.models.piece import Piece, pieces
+from outpace.models.progress import TOLD
 from outpace.models.transformer import Stack
 from outpace.models.weights import Weights
 
@@ -44,6 +45,8 @@ def fill(
     weights.check_names(model.config, names | fill_tables(model, weights, device))
     if adapter is not None:
         adapter.check(names)
+    say, done = TOLD.get(), 0
+    total = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
     for prefix, module in list(model.named_modules()):
         codes = None
         if keeps and type(module) in QUANTISED:
@@ -51,6 +54,8 @@ def fill(
             if adapter is None or not any(piece.source in adapter.updates for piece in parts):
                 codes = coded(weights, parts, rounded=quantize)
         for name, parameter in list(module.named_parameters(prefix, recurse=False)):
+            done += parameter.numel() * dtype.itemsize
+            say(done, total)
             if codes is not None and parameter.dim() == 2:
                 continue
             kept = None if quantize and parameter.dim() == 2 else dtype
