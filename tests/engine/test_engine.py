@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from helpers import (
     MASK,
@@ -424,6 +425,52 @@ def test_error_in_a_pass_fails_all_who_were_in_it(monkeypatch: pytest.MonkeyPatc
     job = Request(method=AR).submit(engine)
     finish(engine)
     assert result(job) == alone(Request(method=AR))
+
+
+def test_where_memory_is_short_the_newest_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others go on, and no more come in than that; a pass of one ends that one."""
+    engine = new_engine()
+    asked = [Request(method=AR, prompt=(3, n)) for n in range(1, 6)]
+    jobs = [each.submit(engine) for each in asked]
+    runner = jobs[0].pairing.runners["target"]
+    run = runner.run
+
+    def small(feeds: Sequence[Any], *rest: Any) -> Any:
+        if len(feeds) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(feeds, *rest)
+
+    monkeypatch.setattr(runner, "run", small)
+    finish(engine)
+    assert [job.error is None for job in jobs] == [True, True, True, False, False]
+    assert "CUDA out of memory" in str(jobs[4].error) and engine.max_sequences == 3
+    assert [result(job) for job in jobs[:3]] == [alone(each) for each in asked[:3]]
+    assert caplog.text.count("memory is short") == 2 and pages_in_use(engine) == 0
+    more = [each.submit(engine) for each in asked]
+    finish(engine)
+    assert [result(job) for job in more] == [alone(each) for each in asked]
+
+
+def test_a_lost_device_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those in the queue; nothing is erased, since nothing there answers, and nobody waits."""
+    engine = new_engine(max_sequences=2)
+    jobs = [Request(method=VERIFIED).submit(engine) for _ in range(4)]
+    engine.step()
+
+    def gone(*given: Any) -> Any:
+        raise torch.AcceleratorError("CUDA error: device is lost")
+
+    for each in engine.runners:
+        monkeypatch.setattr(each, "run", gone)
+        monkeypatch.setattr(each.cache, "erase", gone)
+    finish(engine)
+    assert all("device is lost" in str(job.error) and job.over for job in jobs)
+    assert not engine.running and not engine.queue and pages_in_use(engine) == 0
+    late = Request(method=AR).submit(engine)
+    finish(engine)
+    assert "device is lost" in str(late.error)
 
 
 def test_failed_request_makes_room_for_the_next() -> None:

@@ -9,7 +9,8 @@ import pytest
 from helpers import enter, finish, runner, tokens
 from outpace.decoding import Sampling
 from outpace.decoding.pace import MOST
-from outpace.engine.engine import PACES, Engine
+from outpace.engine.engine import Engine
+from outpace.engine.paces import PACES
 from outpace.engine.runner import Runner
 from outpace.methods import (
     APD,
@@ -48,10 +49,10 @@ class Clock:
         """Let a pass of a runner take its time; one of a draft takes next to none."""
         run = runner.run
 
-        def timed(feeds):
+        def timed(feeds, *rest):
             rows = max(sum(len(feed.ids) - 1 for feed in feeds) - self.free, 0)
             self.now += 10 + self.row * rows if feeds[0].model == "target" else 0.1
-            return run(feeds)
+            return run(feeds, *rest)
 
         runner.run = timed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -9,21 +10,23 @@ from itertools import count
 from operator import attrgetter
 from typing import Literal
 
+import torch
+
 from outpace.decoding import Constraint, Pace, Prediction, Processor, Request, Sampling
 from outpace.decoding.sampling import is_whole
 from outpace.engine.feed import Feed
-from outpace.engine.job import DecodingError, Job, Listener
+from outpace.engine.job import DecodingError, Job, Listener, lost
+from outpace.engine.paces import Paces
 from outpace.engine.pairing import Pairing
 from outpace.engine.prefix import Saved
 from outpace.engine.runner import Runner
 from outpace.methods import Method
 from outpace.methods.method import check_type
 
+LOG = logging.getLogger(__name__)
+
 Pacing = Literal["off", "auto"]
 """How parallel methods are: as their options say, or as the load lets it pay."""
-
-PACES = 256
-"""Methods, each with its options, of which is remembered what they have seen."""
 
 Work = tuple[Job, Feed, Feed | None]
 """A job, what it feeds in a pass, and what is left of its forward for a later one."""
@@ -58,7 +61,7 @@ class Engine:
         self.running: list[Job] = []
         self.pace = pace
         self.clock = clock
-        self.paces: dict[tuple[Method | str, ...], Pace] = {}
+        self.paces = Paces()
         self.turns = count()
         self.broken = False
         self.aside = False
@@ -105,19 +108,8 @@ class Engine:
             cloze=given is not None,
         )
         pairing.check(method, request)
-        request.pace = self.pace_of(method, pairing)
+        request.pace = self.paces.of(method, pairing, auto=self.pace == "auto")
         return Job(request=request, method=method, pairing=pairing, listener=listener)
-
-    def pace_of(self, method: Method, pairing: Pairing) -> Pace | None:
-        """What all requests of a method and its models share, if something may be decided."""
-        dial = method.dial(pairing.target, auto=self.pace == "auto")
-        if dial is None:
-            return None
-        names = (runner.name for runner in pairing.runners.values())
-        pace = self.paces.setdefault((method, *names), Pace(dial))
-        while len(self.paces) > PACES:
-            self.paces.pop(list(self.paces)[0], None)
-        return pace
 
     def enter(self, job: Job) -> Job:
         """Queue a request; once, however often this is called, and not one that was cancelled."""
@@ -229,10 +221,7 @@ class Engine:
         return work
 
     def run(self, runner: Runner, work: Sequence[Work]) -> None:
-        """One pass; where it fails, one for each request, so that only the guilty end.
-
-        What is no number may have come from a neighbour's memory as well.
-        """
+        """One pass, and what its requests make of it."""
         work = [each for each in work if not each[0].done]
         if not work:
             return
@@ -240,11 +229,7 @@ class Engine:
         try:
             predictions = runner.run([feed for _, feed, _ in work], self.tell_all)
         except Exception as error:
-            if len(work) == 1:
-                self.fail(work[0][0], error)
-            else:
-                for each in work:
-                    self.run(runner, [each])
+            self.failed(runner, work, error)
             return
         seconds = time.perf_counter() - began
         runner.learn((feed, job.request.ids) for job, feed, _ in work)
@@ -253,6 +238,30 @@ class Engine:
             if not job.done:
                 job.seconds += seconds
                 self.resume(job, rest, prediction)
+
+    def failed(self, runner: Runner, work: Sequence[Work], error: Exception) -> None:
+        """End all requests where the device is lost, the newest of a pass where memory is short.
+
+        Else each has a pass of its own, so that only the guilty end: what is no number may have
+        come from a neighbour's memory as well.
+        """
+        if isinstance(error, torch.AcceleratorError):
+            ended = [*self.running, *self.queue]
+            self.queue.clear()
+        elif len(work) == 1:
+            ended = [work[0][0]]
+        elif isinstance(error, torch.OutOfMemoryError):
+            ended = [max((job for job, _, _ in work), key=attrgetter("began"))]
+            self.max_sequences = max(len(self.running) - 1, 1)
+            LOG.warning(
+                "memory is short: from now on %d requests run at a time", self.max_sequences
+            )
+        else:
+            for each in work:
+                self.run(runner, [each])
+            return
+        for job in ended:
+            self.fail(job, error)
 
     def paced(self, work: Sequence[Work]) -> set[tuple[Pace, str]]:
         """Who decides by what a pass takes, and the role that it has; they hear of the load."""
@@ -308,7 +317,7 @@ class Engine:
             job.ended, job.runner = time.perf_counter(), None
             if job in self.running:
                 self.running.remove(job)
-            job.release()
+            job.release(scrub=job.error is not None and not lost(job.error))
             job.close()
             self.tell(job)
         finally:

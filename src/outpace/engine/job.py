@@ -72,10 +72,10 @@ class Job:
             self.tables[role] = table
         return True
 
-    def release(self) -> None:
-        """Give its memory back."""
+    def release(self, *, scrub: bool = False) -> None:
+        """Give its memory back; erased where what it holds may be no numbers."""
         for role, table in self.tables.items():
-            self.pairing.runners[role].release(table, scrub=self.error is not None)
+            self.pairing.runners[role].release(table, scrub=scrub)
         self.tables.clear()
 
     def advance(self, prediction: Prediction | None) -> None:
@@ -171,3 +171,8 @@ class Job:
         wrapped = DecodingError(f"{self.method!r} failed at slot {len(self.request)}: {what}")
         wrapped.__cause__ = error
         return wrapped
+
+
+def lost(error: BaseException) -> bool:
+    """Whether a device can do nothing more, so that nothing there can be erased."""
+    return isinstance(error.__cause__, torch.AcceleratorError)

@@ -1,0 +1,25 @@
+"""What requests of an engine share that have the same method and models."""
+
+from __future__ import annotations
+
+from outpace.decoding import Pace
+from outpace.engine.pairing import Pairing
+from outpace.methods import Method
+
+PACES = 256
+"""Methods, each with its options, of which is remembered what they have seen."""
+
+
+class Paces(dict[tuple[Method | str, ...], Pace]):
+    """A `Pace` for each method and its models; of too many, the first ones are forgotten."""
+
+    def of(self, method: Method, pairing: Pairing, *, auto: bool) -> Pace | None:
+        """What all requests of a method and its models share, if something may be decided."""
+        dial = method.dial(pairing.target, auto=auto)
+        if dial is None:
+            return None
+        names = (runner.name for runner in pairing.runners.values())
+        pace = self.setdefault((method, *names), Pace(dial))
+        while len(self) > PACES:
+            self.pop(next(iter(list(self))), None)
+        return pace
