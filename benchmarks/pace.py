@@ -19,7 +19,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from checkpoints import load
-from harness import Bar, Row, Timing, alternate, arguments, finish, prepare, save, show
+from harness import (
+    Bar,
+    Clock,
+    Row,
+    Timing,
+    alternate,
+    arguments,
+    finish,
+    prepare,
+    save,
+    seconds,
+    show,
+)
 from outpace import LLM, Output
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, D2F, Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
@@ -113,10 +125,11 @@ class Side:
     outputs: list[Output] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
 
-    def speeds(self, timings: Sequence[Timing]) -> list[float]:
-        """Tokens per second of CPU time in each round."""
+    def speeds(self, timings: Sequence[Timing], clock: Clock = "cpu") -> list[float]:
+        """Tokens per second in each round."""
         counted = self.tokens[-len(timings) :]
-        return [tokens / timing.cpu for tokens, timing in zip(counted, timings, strict=True)]
+        taken = [seconds(timing, clock) for timing in timings]
+        return [tokens / each for tokens, each in zip(counted, taken, strict=True)]
 
     @property
     def dial(self) -> float:
@@ -126,10 +139,10 @@ class Side:
         return statistics.fmean(found) if found else 0.0
 
 
-def run_of(side: Side, options: argparse.Namespace, batch: int) -> Callable[[], None]:
-    """All requests once, `batch` at a time."""
+def run_of(side: Side, tokens: int, batch: int) -> Callable[[], None]:
+    """All requests once, `batch` at a time, with so many tokens at most."""
     prompts = [question.prompt for question in questions_of("story", max(batch, FEWEST))]
-    asked: Options = {"method": side.method, "max_tokens": options.tokens, "temperature": 0.0}
+    asked: Options = {"method": side.method, "max_tokens": tokens, "temperature": 0.0}
 
     def run() -> None:
         side.llm.engine.pace = "auto" if side.auto else "off"
@@ -157,7 +170,7 @@ def measure(
     """Every case at one concurrency."""
     sides = sides_of(cases, llms, fixed=batch == 1)
     timings = alternate(
-        {name: run_of(side, options, batch) for name, side in sides.items()}, options.rounds
+        {name: run_of(side, options.tokens, batch) for name, side in sides.items()}, options.rounds
     )
     speeds = {name: side.speeds(timings[name]) for name, side in sides.items()}
     rows: list[Row] = []
@@ -195,14 +208,12 @@ def bar(what: str, value: float, limit: float) -> Bar:
     return Bar(what=what, value=value, limit=limit, at_least=True)
 
 
-def models_of(cases: Mapping[str, Case]) -> dict[str, LLM]:
-    """Every model once, with all that its methods need, timed by CPU seconds."""
+def models_of(cases: Mapping[str, Case], make: Callable[[str], LLM] = load) -> dict[str, LLM]:
+    """Every model once, with all that its methods need."""
     names = dict.fromkeys(
         name for case in cases.values() for name in (case.beside or case.model, case.model)
     )
-    llms = {name: load(name) for name in names}
-    for llm in llms.values():
-        llm.engine.clock = time.process_time
+    llms = {name: make(name) for name in names}
     for case in cases.values():
         for method in (case.method, *case.fixed.values()):
             llms[case.model].pair(method)
@@ -231,6 +242,8 @@ def main() -> None:
     prepare(options)
     cases = chosen(options.only)
     llms = models_of(cases)
+    for llm in llms.values():
+        llm.engine.clock = time.process_time
     rows: list[Row] = []
     bars: list[Bar] = []
     for batch in options.batch:
