@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -28,6 +28,7 @@ from outpace.provenance import provenance
 Clock = Literal["cpu", "wall"]
 Row = dict[str, Any]
 Side = TypeVar("Side", bound=Callable[[], object])
+Case = TypeVar("Case")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,27 @@ class Bar:
     def met(self) -> bool:
         """Whether the value is on the right side of the limit."""
         return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+
+class Budget:
+    """Gives out cases until the time is over, and counts those that are left out."""
+
+    def __init__(self, minutes: float) -> None:
+        self.end = time.monotonic() + 60 * minutes
+        self.left_out = 0
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, at least none."""
+        return max(self.end - time.monotonic(), 0.0)
+
+    def spend(self, cases: Iterable[Case]) -> Iterator[Case]:
+        """The cases for which there is time."""
+        for case in cases:
+            if self.left:
+                yield case
+            else:
+                self.left_out += 1
 
 
 def arguments(

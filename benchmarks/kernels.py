@@ -74,13 +74,20 @@ class Load:
 class Sizes:
     """What is compared: loads that must agree, loads and (rows, vocabulary) that are timed.
 
-    `copied` bytes are moved to see how fast the memory is.
+    Those of `judged` loads have to read as much of what a copy moves. `copied` bytes are moved to
+    see how fast the memory is, and matrices of `multiplied` rows and columns for the products.
     """
 
     agree: tuple[Load, ...]
     loads: tuple[Load, ...]
+    judged: tuple[Load, ...]
     reads: tuple[tuple[int, int], ...]
     copied: int
+    multiplied: int
+
+
+SHARE = 0.75
+"""Of the speed of a copy, at which the keys of a judged load are read."""
 
 
 WIDE = (32, 8, 128)
@@ -98,15 +105,49 @@ FULL = Sizes(
         ),
         Load(shape=WIDE, batch=1, rows=4096, keys=0, pattern="causal"),
     ),
+    judged=tuple(Load(shape=WIDE, batch=32, rows=rows, keys=4096) for rows in (1, 16)),
     reads=((1, 151_936), (64, 151_936), (256, 151_936)),
     copied=2**30,
+    multiplied=8192,
 )
 TINY = Load(shape=(8, 2, 64), batch=2, rows=3, keys=40)
-SMOKE = Sizes(agree=(TINY,), loads=(TINY,), reads=((2, 5000),), copied=2**16)
+SMOKE = Sizes(
+    agree=(TINY,),
+    loads=(TINY,),
+    judged=(TINY,),
+    reads=((2, 5000),),
+    copied=2**16,
+    multiplied=64,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What a device can do at best: bytes moved, and operations of products, per second."""
+
+    copied: float
+    multiplied: float
+
+    @classmethod
+    def of(cls, sizes: Sizes, device: str, dtype: torch.dtype) -> Card:
+        """Measured, since what is printed on a card is never reached."""
+        return cls(
+            copied=bandwidth(device, sizes.copied),
+            multiplied=products(device, dtype, sizes.multiplied),
+        )
+
+    @property
+    def row(self) -> Row:
+        """The same as a row of a table."""
+        return {"copy GB/s": self.copied / 1e9, "products TFLOP/s": self.multiplied / 1e12}
 
 
 def compare(
-    sizes: Sizes, device: str, dtype: torch.dtype, spend: Callable[[Iterable[Any]], Iterator[Any]]
+    sizes: Sizes,
+    device: str,
+    dtype: torch.dtype,
+    card: Card,
+    spend: Callable[[Iterable[Any]], Iterator[Any]],
 ) -> tuple[dict[str, list[Row]], list[Bar]]:
     """Tables of times, and bars of agreement; `spend` gives out cases while there is time."""
     if reason := missing(torch.device(device)):
@@ -116,11 +157,14 @@ def compare(
         Bar(what=f"kernel as the reference: {where}", value=difference, limit=limit)
         for where, difference, limit in agreement(sizes.agree, device)
     ]
-    copied = bandwidth(device, sizes.copied) / 1e9
     layers: list[Row] = []
     for load in spend(sizes.loads):
         row = attention(load, device, dtype)
-        layers.append(row | {"share of a copy": row["kernel GB/s"] / copied})
+        share = row["kernel GB/s"] * 1e9 / card.copied
+        layers.append(row | {"share of a copy": share})
+        if load in sizes.judged:
+            what = f"attention, {load.name}: share of a copy"
+            bars.append(Bar(what=what, value=share, limit=SHARE, at_least=True))
     reads = [reading(rows, vocab, device, dtype) for rows, vocab in spend(sizes.reads)]
     return {"attention": layers, "reads": reads}, bars
 
@@ -192,6 +236,12 @@ def bandwidth(device: str, size: int) -> float:
     memory = torch.zeros(size, dtype=torch.uint8, device=device)
     other = torch.empty_like(memory)
     return 2 * size / timed(lambda: other.copy_(memory))
+
+
+def products(device: str, dtype: torch.dtype, size: int) -> float:
+    """Operations per second of a product of two square matrices."""
+    one, other = torch.randn(2, size, size, device=device).to(dtype)
+    return 2 * size**3 / timed(lambda: one @ other)
 
 
 def wait() -> None:

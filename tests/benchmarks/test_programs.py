@@ -73,6 +73,13 @@ SMOKES = [
     ),
     ("wedlm_official", "--rounds 1 --tokens 8"),
 ]
+TABLES = {
+    "gpu": {
+        *("card", "attention", "reads", "equality", "steps", "prefill", "cycles", "projected"),
+        *("training", "paced", "zoo", "answers"),
+    },
+}
+"""Those of which none may be empty."""
 LONG = ("cpu", "forward_cost", "quality", "serve", "wedlm_official")
 """Those that take a minute."""
 
@@ -89,6 +96,7 @@ LONG = ("cpu", "forward_cost", "quality", "serve", "wedlm_official")
         for name, words in SMOKES
     ],
 )
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_smallest_run_writes_its_tables(name: str, words: str, run, tmp_path: Path) -> None:
     """Rows of figures with their provenance, and a picture where there is one."""
     picture = ["--png", str(tmp_path / "a.png")] if name in CURVES else []
@@ -97,6 +105,7 @@ def test_smallest_run_writes_its_tables(name: str, words: str, run, tmp_path: Pa
     assert written.pop("provenance")["outpace"]
     assert all(bar["limit"] is not None for bar in written.pop("bars"))
     assert written and any(rows and rows[0] for rows in written.values())
+    assert TABLES.get(name, set()) <= {title for title, rows in written.items() if rows}
     assert bool(picture) == (tmp_path / "a.png").exists()
 
 

@@ -1,0 +1,204 @@
+"""Random models of published shapes, and the methods that decode them as their papers set them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from checkpoints import Config
+from outpace.benchmark.shape import shape_of
+from outpace.decoding import DRAFT_KINDS
+from outpace.engine.runner import Runner
+from outpace.evaluation.protocol import setting
+from outpace.methods import (
+    APD,
+    Autoregressive,
+    DFlash,
+    Diffusion,
+    Eagle,
+    FastDLLM,
+    LeftToRight,
+    Method,
+    Speculative,
+    WeDLM,
+)
+from outpace.models.extending import draft_of
+from outpace.models.load import translate
+from outpace.models.transformer import Stack, Transformer
+from outpace.training.recipe import load
+
+TARGETS = {
+    "Qwen3-8B": shape_of("qwen3-8b"),
+    "Dream-7B": shape_of("dream-7b"),
+    "LLaDA-8B": shape_of("llada-8b"),
+    "WeDLM-8B": shape_of("wedlm-8b"),
+}
+EAGLE = {
+    **TARGETS["Qwen3-8B"],
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "draft_vocab_size": 32_000,
+}
+RECIPE = load("qwen3-8b-dflash")
+SMALL = shape_of("qwen2.5-0.5b")
+FURTHER: dict[type[Method], tuple[str, Config]] = {
+    APD: ("verifier", SMALL),
+    Speculative: ("draft", SMALL),
+    DFlash: ("draft", dict(RECIPE.model.config)),
+    Eagle: ("draft", EAGLE),
+}
+"""Role and shape of the further model of a method."""
+
+TINY: Config = {
+    "vocab_size": 1000,
+    "draft_vocab_size": 500,
+    "hidden_size": 64,
+    "d_model": 64,
+    "intermediate_size": 128,
+    "mlp_hidden_size": 128,
+    "num_hidden_layers": 8,
+    "num_target_layers": 8,
+    "n_layers": 8,
+    "num_attention_heads": 4,
+    "n_heads": 4,
+    "num_key_value_heads": 2,
+    "n_kv_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "max_sequence_length": 512,
+    "mask_token_id": 998,
+    "dflash_config": {"mask_token_id": 998, "target_layer_ids": [1, 3, 5]},
+}
+"""Sizes that no model exceeds when the program is tried out."""
+
+IDS = 1000
+"""Prompts have ids below, which mean nothing in any shape."""
+
+
+def shrunk(published: Config, most: Config) -> Config:
+    """A shape none of whose sizes is larger than these."""
+    return {
+        name: min(value, most[name])
+        if type(value) is int and name in most
+        else most.get(name, value)
+        if isinstance(value, dict)
+        else value
+        for name, value in published.items()
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A method on a target.
+
+    `published` is the point of a paper that says how many tokens a forward of the target brings,
+    where one does.
+    """
+
+    target: str
+    name: str
+    method: Method
+    published: Mapping[str, Any] | None = None
+
+    @property
+    def kept(self) -> float | None:
+        """Tokens that a forward of the target brings, as published."""
+        point = self.published or {}
+        return point.get("acceptance_length", point.get("tokens_per_forward"))
+
+
+def point(protocol: str, **marks: str) -> Mapping[str, Any]:
+    """What a paper publishes of GSM8K and of what the marks say."""
+    found = setting("gsm8k", protocol).published
+    return next(each for each in found if marks.items() <= each.items())
+
+
+def paper(protocol: str, **changes: Any) -> Method:
+    """A method as a paper asks GSM8K with it, but for some options."""
+    method = setting("gsm8k", protocol).decoder()
+    assert method is not None
+    return replace(method, **changes)
+
+
+CASES = (
+    Case(target="Qwen3-8B", name="autoregressive", method=Autoregressive()),
+    Case(
+        target="Qwen3-8B",
+        name="DFlash",
+        method=paper("dflash:8b"),
+        published=point("dflash:8b", method="DFlash(16)"),
+    ),
+    Case(
+        target="Qwen3-8B",
+        name="EAGLE-3, 16 nodes",
+        method=Eagle(draft="draft", nodes=16),
+        published=point("dflash:8b", method="EAGLE-3(16)"),
+    ),
+    Case(
+        target="Qwen3-8B",
+        name="speculative, 8 tokens",
+        method=Speculative(draft="draft", tokens=8),
+    ),
+    Case(
+        target="Dream-7B",
+        name="APD",
+        # A ratio of 0 costs the same, and lets random weights keep one token of each forward.
+        method=paper("apd:ratio-0.7", ratio=0.0),
+        published=point("apd:ratio-0.7", place="Table 2"),
+    ),
+    Case(target="Dream-7B", name="left to right", method=LeftToRight(window=16, lookahead=16)),
+    Case(target="Dream-7B", name="D2F", method=paper("d2f:dream")),
+    Case(target="Dream-7B", name="Fast-dLLM", method=FastDLLM()),
+    Case(target="LLaDA-8B", name="LLaDA's order", method=Diffusion(block=32)),
+    Case(target="LLaDA-8B", name="D2F", method=paper("d2f:llada")),
+    Case(target="LLaDA-8B", name="Fast-dLLM", method=FastDLLM()),
+    Case(target="WeDLM-8B", name="autoregressive", method=Autoregressive()),
+    Case(target="WeDLM-8B", name="WeDLM", method=paper("wedlm:speed")),
+    Case(target="WeDLM-8B", name="WeDLM, verified", method=WeDLM(entropy=0.6, verify=True)),
+)
+"""Methods on a target of the shape that their papers have, as these set them where they say it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Where random models are made, in which dtype, and sizes that they do not exceed."""
+
+    device: str
+    dtype: torch.dtype
+    most: Config
+
+    def model(self, published: Config, target: Stack | None = None) -> Stack:
+        """A model, or a draft of a `target`, that is only run."""
+        config = translate(shrunk(published, self.most))
+        with torch.device(self.device):
+            if config.kind in DRAFT_KINDS:
+                assert isinstance(target, Transformer)
+                made: Stack = draft_of(config, target)
+            else:
+                made = Transformer(config)
+        return made.to(self.dtype).eval().requires_grad_(False)
+
+    def runner(self, name: str, model: Stack, slots: int) -> Runner:
+        """A model with a cache that is full of random numbers, and finds nothing in it."""
+        runner = Runner(name, model, slots=slots, prefix_cache=False)
+        runner.cache.memory.normal_()
+        return runner
+
+    def beside(self, target: Runner, method: Method) -> dict[str, Runner]:
+        """A target and the further model of a method, by role."""
+        if type(method) not in FURTHER:
+            return {"target": target}
+        role, published = FURTHER[type(method)]
+        model = self.model(published, target.model)
+        return {"target": target, role: self.runner(role, model, len(target.cache))}
+
+
+def clear() -> None:
+    """Give memory of models that are gone back to the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

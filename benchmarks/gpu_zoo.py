@@ -1,0 +1,167 @@
+"""The methods on the models of the zoo, which are trained: what they say, and how fast."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+import pace
+from curve import Point
+from harness import Bar, Budget, Row, alternate
+from methods import POINTS
+from outpace import LLM, Output
+from outpace.evaluation.run import questions_of
+from outpace.methods import APD, LeftToRight, Method
+from outpace.options import Options
+
+UNLIMITED = [
+    Point("left to right", "no window", "tiny-dream", LeftToRight()),
+    Point("APD", "no window", "tiny-dream", APD(verifier="tiny-aux")),
+]
+CASES = {f"{p.kind}, {p.setting}".removesuffix(", "): p for p in [*POINTS, *UNLIMITED]}
+"""Every method on the model of the zoo that it decodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zoo:
+    """How much is run.
+
+    Attributes:
+        tokens: most tokens of an answer.
+        batches: requests at a time whose speed is measured.
+        equal: requests whose tokens are compared.
+        paced: requests at a time with which a `Pace` is measured, in so many `rounds`.
+    """
+
+    tokens: int
+    batches: tuple[int, ...]
+    equal: int
+    paced: tuple[int, ...]
+    rounds: int
+
+
+FULL_ZOO = Zoo(tokens=64, batches=(1, 8, 32, 128), equal=16, paced=(1, 4, 16, 64), rounds=3)
+TINY_ZOO = Zoo(tokens=16, batches=(1, 2), equal=2, paced=(1,), rounds=1)
+
+
+def load(
+    model: str,
+    method: Method | None,
+    device: str,
+    dtype: torch.dtype,
+    prefix_cache: bool = False,
+) -> LLM:
+    """A model of the zoo; a gigabyte holds all requests."""
+    return LLM(
+        model,
+        method,
+        device=device,
+        dtype=dtype,
+        prefix_cache=prefix_cache,
+        cache_gib=1,
+        max_length=512,
+    )
+
+
+def agreeing(ours: list[Output], theirs: list[Output]) -> float:
+    """Share of tokens before the first difference."""
+    same = total = 0
+    for a, b in zip(ours, theirs, strict=True):
+        pairs = list(zip(a.ids, b.ids, strict=False))
+        differ = (index for index, (x, y) in enumerate(pairs) if x != y)
+        same += next(differ, len(pairs))
+        total += max(len(a.ids), len(b.ids))
+    return same / total if total else 1.0
+
+
+def equality(
+    zoo: Zoo, device: str, dtype: torch.dtype, budget: Budget
+) -> tuple[list[Row], list[Bar]]:
+    """Greedy tokens of a device and a batch against the CPU and alone."""
+    rows, bars = [], []
+    for name, point in budget.spend(CASES.items()):
+        made = partial(load, point.model, point.method)
+        reference = made("cpu", torch.float32)
+        given = [question.prompt for question in questions_of("story", zoo.equal)]
+        options = Options(max_tokens=zoo.tokens, temperature=0.0)
+        wanted = reference.generate(given, **options)
+        exact = made(device, torch.float32)
+        batched = exact.generate(given, **options)
+        alone = [exact.generate([one], **options)[0] for one in given[:4]]
+        sharing = made(device, torch.float32, prefix_cache=True)
+        found = [sharing.generate(given, **options) for _ in range(2)][1]
+        short = made(device, dtype).generate(given, **options)
+        row: Row = {
+            "method": name,
+            "tokens": sum(len(output.ids) for output in wanted),
+            "float32 as on the CPU": agreeing(batched, wanted),
+            "batch as alone": agreeing(batched[:4], alone),
+            "found as computed": agreeing(found, batched),
+            "bfloat16 as float32": agreeing(short, wanted),
+        }
+        rows.append(row)
+        for column in ("float32 as on the CPU", "batch as alone", "found as computed"):
+            bars.append(Bar(what=f"{name}: {column}", value=row[column], limit=1.0, at_least=True))
+    return rows, bars
+
+
+def speed(zoo: Zoo, device: str, dtype: torch.dtype, budget: Budget) -> list[Row]:
+    """Tokens per second of every method at every batch size."""
+    cases = [(name, batch) for name in CASES for batch in zoo.batches]
+    loaded: dict[str, LLM] = {}
+    rows = []
+    for name, batch in budget.spend(cases):
+        point = CASES[name]
+        llm = loaded.get(name) or load(point.model, point.method, device, dtype)
+        loaded[name] = llm
+        questions = questions_of("story", batch)
+        given = [question.prompt for question in questions]
+        llm.generate(given, max_tokens=8)
+        began = time.perf_counter()
+        outputs = llm.generate(given, max_tokens=zoo.tokens)
+        seconds = time.perf_counter() - began
+        tokens = sum(len(output.ids) for output in outputs)
+        forwards = sum(output.forwards for output in outputs)
+        pairs = zip(questions, outputs, strict=True)
+        rows.append(
+            {
+                "method": name,
+                "batch": batch,
+                "tokens/s": tokens / seconds,
+                "tokens/s per request": statistics.mean(o.tokens_per_second for o in outputs),
+                "tokens per forward": tokens / forwards if forwards else 0.0,
+                "ms per forward": seconds / max(output.forwards for output in outputs) * 1e3,
+                "solved": sum(bool(question.right(o.text)) for question, o in pairs) / batch,
+            }
+        )
+    return rows
+
+
+def paced(zoo: Zoo, device: str, dtype: torch.dtype, budget: Budget) -> tuple[list[Row], list[Bar]]:
+    """Tokens per second of every method with `pace="auto"`, over autoregressive decoding.
+
+    The sides take turns. A diffusion model is held against the causal model of its size.
+    """
+    llms: dict[str, LLM] = {}
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    for batch in budget.spend(zoo.paced):
+        llms = llms or pace.models_of(pace.CASES, lambda name: load(name, None, device, dtype))
+        sides = pace.sides_of(pace.CASES, llms, fixed=False)
+        runs = {name: pace.run_of(side, zoo.tokens, batch) for name, side in sides.items()}
+        timings = alternate(runs, zoo.rounds)
+        speeds = {name: side.speeds(timings[name], "wall") for name, side in sides.items()}
+        for name, case in pace.CASES.items():
+            base = speeds[case.beside or case.model]
+            ratio = statistics.median(a / b for a, b in zip(speeds[name], base, strict=True))
+            row: Row = {"method": name, "requests at a time": batch}
+            row |= {"tokens/s": statistics.median(speeds[name])}
+            row |= {"autoregressive": statistics.median(base), "ratio": ratio}
+            rows.append(row | {"mean dial": sides[name].dial})
+            what = f"{name}, {batch} at a time: over autoregressive"
+            bars.append(Bar(what=what, value=ratio, limit=1.0, at_least=True))
+    return rows, bars

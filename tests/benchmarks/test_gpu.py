@@ -1,0 +1,162 @@
+"""What the program for a GPU counts, judges and leaves out, as far as a CPU can tell."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import gpu
+import gpu_beside
+import gpu_training
+from gpu_beside import TINY_ANSWERS
+from gpu_shapes import CASES, EAGLE, FURTHER, TARGETS, TINY, Where, shrunk
+from gpu_steps import FLOOR, SIXTEEN, busy, covered, cycle_bars, floor_bars, moved, weights
+from gpu_training import TINY_LESSON
+from harness import Budget
+from kernels import Card
+from outpace.models.load import translate
+from outpace.training import objective
+
+HERE = Where(device="cpu", dtype=torch.bfloat16, most=TINY)
+
+
+def test_time_that_spans_cover_is_counted_once() -> None:
+    """Where they overlap, hold one another or stand apart."""
+    assert covered([]) == 0
+    assert covered([(5, 6), (0, 2), (1, 3), (1, 2)]) == 4
+
+
+def test_profiled_time_is_that_of_a_kind_of_device() -> None:
+    """On a machine without a GPU that of none."""
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+        torch.ones(500, 500) @ torch.ones(500, 500)
+    assert 0 < busy(profiler, "CPU") < 60
+    assert busy(profiler, "CUDA") == 0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_floor_is_of_what_a_step_reads(tied: bool) -> None:
+    """Matrices and norms, an embedding where it is the head, keys and values of all sequences."""
+    published = {**TARGETS["Qwen3-8B"], "tie_word_embeddings": tied}
+    runner = HERE.runner("target", HERE.model(published), 64)
+    dim, mlp, layers, size, vocab = 64, 128, 8, 16, 1000
+    matrices = dim * (4 + 2 + 2) * size + 4 * size * dim + 3 * dim * mlp
+    block = matrices + 2 * dim + 2 * size  # norms, of queries and keys too
+    assert weights(runner, head=False) == layers * block + dim
+    assert weights(runner) == layers * block + dim + vocab * dim
+    keys = 3 * 10 * 2 * layers * 2 * size  # three sequences of ten slots, two key heads
+    assert moved(runner, 3, 10) == 2 * (weights(runner) + keys)
+
+
+def test_small_shapes_are_those_of_their_families() -> None:
+    """With no size larger than these, and none changed that is smaller."""
+    shapes = [*TARGETS.values(), *(published for _, published in FURTHER.values())]
+    for published in shapes:
+        small, whole = translate(shrunk(published, TINY)), translate(published)
+        assert (small.kind, small.family, small.shift) == (whole.kind, whole.family, whole.shift)
+        assert (small.vocab, small.dim) == (1000, 64)
+        assert small.heads // small.kv_heads >= 1 and small.layers == min(whole.layers, 8)
+    assert shrunk(EAGLE, TINY)["num_hidden_layers"] == 1
+    assert shrunk(EAGLE, {}) == EAGLE
+
+
+def test_projections_take_the_published_tokens_per_forward() -> None:
+    """Of the very method, and of no paper that says none."""
+    kept = {(case.target, case.name): case.kept for case in CASES if case.kept is not None}
+    assert kept == {
+        ("Qwen3-8B", "DFlash"): 6.54,
+        ("Qwen3-8B", "EAGLE-3, 16 nodes"): 3.23,
+        ("Dream-7B", "APD"): 7.62,
+    }
+
+
+def test_bars_judge_what_was_measured() -> None:
+    """A single sequence of Qwen3-8B, and 32 requests of any method."""
+    steps = [
+        {"shape": shape, "batch": batch, "rows": rows, "share of the floor": 0.9, "step ms": taken}
+        for shape in ("Qwen3-8B", "Dream-7B")
+        for batch in (1, 8)
+        for rows, taken in ((1, 4.0), (16, 4.2), (32, 5.0))
+    ]
+    floor, rows = floor_bars(steps)
+    assert (floor.value, floor.limit, floor.met) == (0.9, FLOOR, True)
+    assert (rows.value, rows.limit, rows.met) == (pytest.approx(1.05), SIXTEEN, True)
+    assert len(floor_bars(steps[:1])) == 1 and not floor_bars(steps[3:])
+    cycles = [
+        {"shape": "Dream-7B", "method": name, "batch": batch, "time outside kernels": share}
+        for name, batch, share in (("APD", 1, 0.2), ("APD", 32, 0.09), ("D2F", 32, None))
+    ]
+    (bar,) = cycle_bars(cycles)
+    assert bar.what == "Dream-7B, APD, 32 requests: time outside kernels" and not bar.met
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+def test_logits_that_are_made_again_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many operations as where all fit into memory."""
+    found = []
+    for entries in (2**26, 30 * 1000):
+        monkeypatch.setattr(objective, "ENTRIES", entries)
+        monkeypatch.setattr(gpu_training, "ENTRIES", entries)
+        monkeypatch.setattr(gpu_training, "timed", lambda run, **_: 1.0)
+        row = gpu_training.trained("Qwen3-8B", TINY_LESSON, HERE, Card(copied=1, multiplied=1))
+        found.append(row[gpu_training.LIKE])
+    assert found[0] == found[1] > 1e6
+
+
+def test_vllm_runs_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asked for as many tokens of as many prompts; one that fails is a case left out."""
+    (tmp_path / "vllm.py").write_text(
+        "import json, pathlib\n"
+        "class SamplingParams:\n"
+        "    def __init__(self, max_tokens, **_): assert max_tokens == 4\n"
+        "class LLM:\n"
+        "    def __init__(self, model, max_model_len, max_num_seqs, **options):\n"
+        "        config = json.loads(pathlib.Path(model, 'config.json').read_text())\n"
+        "        assert config['model_type'] == 'qwen3' and options['load_format'] == 'dummy'\n"
+        "        assert (max_model_len, max_num_seqs) == (20, 2)\n"
+        "        print('a log')\n"
+        "    def generate(self, prompts, options, use_tqdm):\n"
+        "        assert all(len(each['prompt_token_ids']) == 16 for each in prompts)\n"
+    )
+    where, budget = Where(device="cuda", dtype=torch.bfloat16, most=TINY), Budget(1)
+    assert gpu_beside.with_vllm(HERE, TINY_ANSWERS, budget) == []
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = gpu_beside.with_vllm(where, TINY_ANSWERS, budget)
+    assert [batch for batch, _ in found] == [1, 2] and budget.left_out == 0
+    (tmp_path / "vllm.py").write_text("raise RuntimeError('no memory')\n")
+    assert gpu_beside.with_vllm(where, TINY_ANSWERS, budget) == [] and budget.left_out == 1
+    assert "no memory" in capsys.readouterr().out
+
+
+def test_what_fails_ends_its_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are measured and written, and the program says that it failed."""
+
+    def fails(*_: object) -> gpu.Found:
+        raise MemoryError("too large")
+
+    parts = {"one": fails, "two": lambda *_: ({"table": [{"figure": 1.0}]}, [])}
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    path = tmp_path / "a.json"
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--cpu-smoke", "--json", str(path)])
+    with pytest.raises(SystemExit, match="1 of 2 parts"):
+        gpu.main()
+    written = json.loads(path.read_text())
+    assert written["table"] == [{"figure": 1.0}]
+    assert written["failed"] == [{"part": "one", "error": "MemoryError('too large')"}]
+    assert set(written["card"][0]) == {"copy GB/s", "products TFLOP/s"}
+
+
+def test_cases_that_do_not_fit_are_counted() -> None:
+    """Once the time is over none is given out."""
+    budget = Budget(60)
+    assert [*budget.spend("ab")] == ["a", "b"] and 0 < budget.left <= 3600
+    over = Budget(0)
+    assert not [*over.spend("ab")] and (over.left_out, over.left) == (2, 0)
