@@ -8,11 +8,13 @@ First what must be equal, then what is judged, then what stands beside it:
    dtype, then milliseconds of both, and what is read per second beside a copy.
 3. equality: greedy tokens of every method on the zoo's models, float32 on the GPU against float32
    on the CPU, a batch against its requests alone, and prompts found in the prefix cache against
-   prompts computed; the share of bfloat16 tokens that are those of float32.
+   prompts computed, and passes that are recorded as graphs; the share of bfloat16 tokens that are
+   those of float32.
 4. steps, prefill and cycles: random models of the shapes of Qwen3-8B with drafts of DFlash, EAGLE-3
    and Qwen2.5-0.5B, Dream-7B with Qwen2.5-0.5B as verifier, LLaDA-8B and WeDLM-8B, in bfloat16. A
    step by batch and rows beside the time in which a copy moves what it reads; a prompt; the cycles
-   of every method, as its paper sets it, and the share of them in which the device is idle.
+   of every method, as its paper sets it, and the share of them in which the device is idle. With
+   `--graphs` passes are recorded and run in one launch, else kernel by kernel.
 5. projected: tokens per second that these cycles would bring with the tokens per forward that a
    paper says. No measurement: random weights keep nothing. D2F's and WeDLM's papers say none.
 6. training: a step of DFlash's objective on Qwen3-8B's shape beside the rate of products.
@@ -35,7 +37,7 @@ from __future__ import annotations
 import argparse
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -168,14 +170,19 @@ def main() -> None:
     """Measure on CUDA, or try the program out on the CPU."""
     parser = arguments(__doc__, rounds=None, threads=None)
     parser.add_argument("--minutes", type=float, default=8, help="time for all cases (8)")
+    parser.add_argument("--graphs", action="store_true", help="run published shapes by graphs")
     parser.add_argument("--cpu-smoke", action="store_true", help="tiny sizes on the CPU")
     options = parser.parse_args()
     if not options.cpu_smoke and not torch.cuda.is_available():
         raise SystemExit("no CUDA device here: run on a machine with one, or try --cpu-smoke")
+    if options.cpu_smoke and options.graphs:
+        raise SystemExit("--graphs want a CUDA device: leave them out of a trial on the CPU")
     if options.cpu_smoke and options.threads is None:
         options.threads = 1  # more of them wait for one another longer than they compute
     prepare(options)
-    if failed := measure(options, SMOKE if options.cpu_smoke else FULL):
+    scale = SMOKE if options.cpu_smoke else FULL
+    scale = replace(scale, where=replace(scale.where, graphs=options.graphs))
+    if failed := measure(options, scale):
         raise SystemExit(f"{failed} of {len(PARTS)} parts failed, as said above")
 
 

@@ -12,6 +12,7 @@ import torch
 from checkpoints import Config
 from outpace.benchmark.shape import shape_of
 from outpace.decoding import DRAFT_KINDS
+from outpace.engine.graphs import recorder
 from outpace.engine.runner import Runner
 from outpace.evaluation.protocol import setting
 from outpace.methods import (
@@ -165,11 +166,15 @@ CASES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Where random models are made, in which dtype, and sizes that they do not exceed."""
+    """Where random models are made, in which dtype, and sizes that they do not exceed.
+
+    With `graphs` passes of a shape that came before run in one launch.
+    """
 
     device: str
     dtype: torch.dtype
     most: Config
+    graphs: bool = False
 
     def model(self, published: Config, target: Stack | None = None) -> Stack:
         """A model, or a draft of a `target`, that is only run."""
@@ -184,7 +189,8 @@ class Where:
 
     def runner(self, name: str, model: Stack, slots: int) -> Runner:
         """A model with a cache that is full of random numbers, and finds nothing in it."""
-        runner = Runner(name, model, slots=slots, prefix_cache=False)
+        record = recorder(self.graphs, torch.device(self.device), 1)
+        runner = Runner(name, model, slots=slots, prefix_cache=False, record=record)
         runner.cache.memory.normal_()
         return runner
 

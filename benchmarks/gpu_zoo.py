@@ -54,6 +54,7 @@ def load(
     device: str,
     dtype: torch.dtype,
     prefix_cache: bool = False,
+    graphs: bool = False,
 ) -> LLM:
     """A model of the zoo; a gigabyte holds all requests."""
     return LLM(
@@ -62,6 +63,7 @@ def load(
         device=device,
         dtype=dtype,
         prefix_cache=prefix_cache,
+        graphs=graphs,
         cache_gib=1,
         max_length=512,
     )
@@ -95,6 +97,7 @@ def equality(
         sharing = made(device, torch.float32, prefix_cache=True)
         found = [sharing.generate(given, **options) for _ in range(2)][1]
         short = made(device, dtype).generate(given, **options)
+        exactly = ["float32 as on the CPU", "batch as alone", "found as computed"]
         row: Row = {
             "method": name,
             "tokens": sum(len(output.ids) for output in wanted),
@@ -103,8 +106,12 @@ def equality(
             "found as computed": agreeing(found, batched),
             "bfloat16 as float32": agreeing(short, wanted),
         }
+        if device == "cuda":
+            again = made(device, torch.float32, graphs=True).generate(given, **options)
+            row["graphs as launches"] = agreeing(again, batched)
+            exactly.append("graphs as launches")
         rows.append(row)
-        for column in ("float32 as on the CPU", "batch as alone", "found as computed"):
+        for column in exactly:
             bars.append(Bar(what=f"{name}: {column}", value=row[column], limit=1.0, at_least=True))
     return rows, bars
 
