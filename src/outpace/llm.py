@@ -30,8 +30,8 @@ from outpace.methods.options import Named, method_of
 from outpace.models.config import ModelConfig
 from outpace.models.device import resolve_device, resolve_dtype
 from outpace.models.families import FAMILIES
-from outpace.models.int8 import check
 from outpace.models.load import load_config, load_draft, load_model, load_tokenizer
+from outpace.models.low_bits import check
 from outpace.models.transformer import Stack
 from outpace.options import Chosen, Options, seeded
 from outpace.output import Answer, Output
@@ -57,16 +57,17 @@ class LLM:
     `model` is a checkpoint folder, a GGUF file, a hub name, or a model of the zoo; `adapter` a
     folder or hub name of a low-rank adapter that is merged into it. `method` is a `Method`, its
     name, or `(name, options)`; without one it decodes as its family does. `dtype` is float32 on the
-    CPU and bfloat16 elsewhere unless given; `quantize` keeps matrices in `int8`, those of further
-    models too, on a CPU. `cache_gib` is memory for keys and values of each model (2 GiB on the CPU
-    and half of what is free on a GPU by default); `max_length` limits prompt and answer together;
-    `mask_id` names the mask token where `config.json` does not; `prefix_cache` lets causal models
-    find what they computed for prompts that began alike; `pace="auto"` lets methods be less
-    parallel than their options say where that is faster at the present load; `attention` is the
-    back end, `dense`, `compiled` (on a CPU), `triton` (on a GPU) or `auto`; `graphs` record passes
-    of a GPU. `tensor_parallel` splits every model over so many processes that were started
-    together: the first one has an `LLM` like any other; the others work for it here until it ends,
-    and end then (`SystemExit`). Raises `ValueError` for what cannot be loaded or does not fit.
+    CPU and bfloat16 elsewhere unless given; `quantize` keeps matrices in `int8`, on a GPU in `fp8`,
+    `int8` or `int4`, in further models too. `cache_gib` is memory for keys and values of each model
+    (2 GiB on the CPU and half of what is free on a GPU by default); `max_length` limits prompt and
+    answer together; `mask_id` names the mask token where `config.json` does not; `prefix_cache`
+    lets causal models find what they computed for prompts that began alike; `pace="auto"` lets
+    methods be less parallel than their options say where that is faster at the present load;
+    `attention` is the back end, `dense`, `compiled` (on a CPU), `triton` (on a GPU) or `auto`;
+    `graphs` record passes of a GPU. `tensor_parallel` splits every model over so many processes
+    that were started together: the first one has an `LLM` like any other; the others work for it
+    here until it ends, and end then (`SystemExit`). Raises `ValueError` for what cannot be loaded
+    or does not fit.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class LLM:
             raise ValueError(f"cache_gib must be a positive number, not {cache_gib}")
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
-        check(quantize, self.device)
+        check(quantize, self.device, self.dtype)
         check_attention(attention, self.device)
         record = recorder(graphs, self.device, tensor_parallel)
         self.team = Team.of(tensor_parallel, self.device, quantize)

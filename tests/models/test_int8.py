@@ -247,21 +247,6 @@ def test_where_there_are_no_products_models_keep_their_numbers(
     assert str(fault or "products are wrong") in why
 
 
-@pytest.mark.parametrize("value", ["int4", "INT8", "", 8, ["int8"]])
-def test_unknown_ways_are_refused(value: object, tmp_path: Path) -> None:
-    """With those that are known."""
-    save_model(random_model(published()), tmp_path)
-    with pytest.raises(ValueError, match="unknown quantize .*; known are int8"):
-        load_model(tmp_path, quantize=value)  # type: ignore[arg-type]
-
-
-def test_other_devices_are_refused(tmp_path: Path) -> None:
-    """With what fits there."""
-    save_model(random_model(published()), tmp_path)
-    with pytest.raises(ValueError, match="is for a CPU, not for meta: .* dtype='bfloat16'"):
-        load_model(tmp_path, quantize="int8", device="meta")
-
-
 @pytest.mark.parametrize("value", [float("nan"), 1e300])
 def test_weights_that_are_no_numbers_are_refused(value: float, tmp_path: Path) -> None:
     """Before they become codes."""

@@ -23,13 +23,16 @@ from outpace.decoding.target import DRAFT_KINDS
 from outpace.models.fields import brief
 from outpace.models.fill import part
 from outpace.models.gguf.file import is_gguf
-from outpace.models.int8 import KNOWN, QUANTISED, of_weight
+from outpace.models.int8 import QUANTISED, of_weight
 from outpace.models.load import CONFIG, load_config, published, resolve, tokenizer_folder
 from outpace.models.piece import Piece, sources
 from outpace.models.progress import Progress, ignore
 from outpace.models.quantised import FIELD, scheme_of
 from outpace.models.transformer import Transformer
 from outpace.models.weights import INDEX, Weights
+
+KNOWN = ("int8",)
+"""Formats that can be written."""
 
 CODES = {"num_bits": 8, "type": "int", "symmetric": True}
 BESIDE = ("*.json", "*.txt", "*.jinja")

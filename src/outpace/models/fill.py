@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +32,14 @@ def fill(
     *,
     quantize: bool = False,
     keeps: bool = False,
+    narrow: Callable[[nn.Module], None] | None = None,
     wanted: Mapping[str, Sequence[Piece]] | None = None,
 ) -> None:
     """Give a model without memory its parameters, with an adapter's updates added.
 
-    To `quantize` is done matrix by matrix, so that no two are in memory in full. With `keeps`,
-    matrices that are stored with 8 bits stay so. What is `wanted` for each parameter are whole
-    tensors unless it is given.
+    To `quantize` is done matrix by matrix, so that no two are in memory in full; so it is
+    where something else is to `narrow` a module. With `keeps`, matrices that are stored with 8 bits
+    stay so. What is `wanted` for each parameter are whole tensors unless it is given.
     """
     wanted = wanted or pieces(model)
     names = {piece.source for parts in wanted.values() for piece in parts}
@@ -69,6 +70,8 @@ def fill(
             hold(module, *codes, dtype)
         elif quantize:
             quantise(module, dtype)
+        elif narrow is not None:
+            narrow(module)
     rotary = torch.float32 if model.config.rope.float32 else dtype
     model.cos, model.sin = (table.to(device, rotary) for table in model.rotary())
     model.eval()

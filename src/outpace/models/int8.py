@@ -30,24 +30,8 @@ from outpace.models.transformer import Embedding
 
 LOG = logging.getLogger(__name__)
 
-KNOWN = ("int8",)
-"""What matrices can be quantised to."""
-
 PIECE = 2**22
 """Elements of a matrix that are in float32 at a time."""
-
-
-def check(quantize: str | None, device: torch.device | str) -> None:
-    """Raise `ValueError` for what matrices cannot be quantised to, and where they cannot be."""
-    if quantize is None:
-        return
-    if quantize not in KNOWN:
-        raise ValueError(f"unknown quantize {quantize!r}; known are {', '.join(KNOWN)}")
-    if (kind := torch.device(device).type) != "cpu":
-        raise ValueError(
-            f"quantize={quantize!r} is for a CPU, not for {kind}: leave it out and choose "
-            "dtype='bfloat16', or device='cpu'"
-        )
 
 
 @cache

@@ -27,7 +27,8 @@ from outpace.models.gguf.config import fields_of
 from outpace.models.gguf.file import is_gguf, opened
 from outpace.models.gguf.tokenizer import tokenizer_of
 from outpace.models.gguf.weights import GGUFWeights
-from outpace.models.int8 import check, exact
+from outpace.models.int8 import exact
+from outpace.models.low_bits import check, narrowing
 from outpace.models.piece import slices
 from outpace.models.quantised import FIELD, scheme_of
 from outpace.models.save import save_model as save_model
@@ -169,11 +170,12 @@ def load_model(
     """Load a model in its published format, with an adapter merged into it where one is named.
 
     `max_length` limits its rotary tables, `mask_id` is its mask token, whatever `config.json` says;
-    `quantize` keeps its matrices in `int8`, on a CPU that multiplies them. Weights that are
-    quantised already become plain, but for those of 8 bits on such a CPU; `plain` makes these plain
-    too, as training needs them. Of a model that several processes hold, only the `share` of this
-    one is read. Raises `ValueError` naming file and tensor where one is missing or has another
-    shape, and for a draft, which is nothing without its target.
+    `quantize` keeps its matrices in `int8` on a CPU that multiplies them, or its projections in
+    `fp8`, `int8` or `int4` on a GPU. Weights that are quantised already become plain, but for those
+    of 8 bits on such a CPU; `plain` makes these plain too, as training needs them. Of a model that
+    several processes hold, only the `share` of this one is read. Raises `ValueError` naming file
+    and tensor where one is missing or has another shape, and for a draft, which is nothing without
+    its target.
     """
     folder = resolve(name)
     config = limited(load_config(folder), max_length)
@@ -249,7 +251,7 @@ def filled(
     share: Share | None = None,
 ) -> Model:
     """A model of a configuration with the weights of a folder, or this process's share of it."""
-    check(quantize, device)
+    check(quantize, device, dtype)
     with ExitStack() as stack:
         weights = weights_of(folder, config, stack)
         weights.check_depth(config)
@@ -261,11 +263,18 @@ def filled(
                     whole, model = model, make(share.config(config))
                     divide(model, share)
                     wanted = slices(model, whole, share)
+            narrow = narrowing(model, quantize, device)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from error
-        small = quantize is not None and exact()
+        small = quantize is not None and narrow is None and exact()
         keeps = not plain and share is None and torch.device(device).type == "cpu"
-        fill(model, weights, dtype, device, adapter, quantize=small, keeps=keeps, wanted=wanted)
+        fill(
+            *(model, weights, dtype, device, adapter),
+            quantize=small,
+            keeps=keeps,
+            narrow=narrow,
+            wanted=wanted,
+        )
     if share is not None:
         once(model, share)
     return model

@@ -1,0 +1,350 @@
+"""What matrices can be quantised to on which device, and what torchao makes of a model's.
+
+There is no GPU here: what decides runs as if there were one, and weights come to the CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers import causal_model, extending_draft, feature_draft, published, random_model, whole
+from outpace import llm
+from outpace.engine import runner
+from outpace.evaluation.run import questions_of
+from outpace.llm import LLM
+from outpace.methods import APD, Autoregressive, DFlash, Eagle, Method
+from outpace.models import fill, load, low_bits
+from outpace.models.experts import Experts
+from outpace.models.load import load_model, save_model
+from outpace.models.low_bits import GROUP, check, config, narrowing, projections
+from outpace.models.transformer import Stack
+from outpace.models.weights import Weights
+
+GPU = torch.device("cuda")
+BF16 = torch.bfloat16
+PROJECTIONS = ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
+MIXTURE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "head_dim": 8,
+}
+
+
+@pytest.fixture
+def capable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU of compute capability 9.0, as far as is asked."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+
+
+@pytest.fixture
+def gpu(capable: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are loaded as for a GPU, by torchao, and lie on the CPU as they would there."""
+    api = pytest.importorskip("torchao.quantization.quant_api", reason="needs the extra quantize")
+    monkeypatch.setattr(api, "_check_hardware_support", lambda granularity: None)
+    filled, here = load.filled, fill.fill
+    monkeypatch.setattr(
+        load,
+        "filled",
+        lambda make, config, folder, dtype, device, *rest, **options: filled(
+            make, config, folder, BF16, GPU, *rest, **options
+        ),
+    )
+
+    def on_cpu(
+        model: Stack, weights: Weights, dtype: torch.dtype, device: Any, *rest: Any, **options: Any
+    ) -> None:
+        assert (dtype, device) == (BF16, GPU)
+        here(model, weights, dtype, "cpu", *rest, **options)
+
+    monkeypatch.setattr(load, "fill", on_cpu)
+    monkeypatch.setattr(runner, "lay_out", lambda model: None)
+    for module in (llm, load):
+        monkeypatch.setattr(module, "check", lambda way, device, dtype: check(way, GPU, dtype))
+
+
+def published_mixture() -> dict[str, Any]:
+    """A tiny `config.json` of a mixture of experts."""
+    return published("Qwen3MoeForCausalLM", **MIXTURE)
+
+
+def reduced(model: nn.Module) -> set[str]:
+    """Names of the modules whose weight is no plain one."""
+    return {
+        name
+        for name, module in model.named_modules()
+        if "weight" in dict(module.named_parameters(recurse=False))
+        and type(module.weight) is not nn.Parameter
+    }
+
+
+@pytest.mark.parametrize("value", ["int3", "INT8", "", 8, ["int8"]])
+def test_unknown_ways_are_refused(value: object, tmp_path: Path) -> None:
+    """With those that are known."""
+    save_model(random_model(published()), tmp_path)
+    with pytest.raises(ValueError, match="unknown quantize .*; known are fp8, int8, int4"):
+        load_model(tmp_path, quantize=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("quantize", "device"), [("fp8", "cpu"), ("int4", "cpu"), ("int8", "meta"), ("fp8", "meta")]
+)
+def test_other_devices_are_refused(quantize: str, device: str, tmp_path: Path) -> None:
+    """With what fits where."""
+    save_model(random_model(published()), tmp_path)
+    fit = "leave it out, or int8 on cpu, fp8 or int8 or int4 on cuda"
+    with pytest.raises(ValueError, match=f"{quantize}' is not for {device}: {fit}"):
+        load_model(tmp_path, quantize=quantize, device=device, dtype=BF16)
+
+
+def test_an_llm_refuses_before_it_looks_for_the_model() -> None:
+    """Which need not be there."""
+    with pytest.raises(ValueError, match="quantize='fp8' is not for cpu"):
+        LLM("nowhere", device="cpu", quantize="fp8")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("quantize", ["fp8", "int8", "int4"])
+def test_other_dtypes_are_refused(quantize: str, dtype: torch.dtype) -> None:
+    """On a GPU; a CPU has any."""
+    check("int8", "cpu", dtype)
+    with pytest.raises(ValueError, match="is for bfloat16, not for float(32|16): leave dtype out"):
+        check(quantize, GPU, dtype)
+
+
+@pytest.mark.parametrize(
+    ("quantize", "found", "needed"), [("fp8", (8, 6), "8.9"), ("int4", (7, 5), "8.0")]
+)
+def test_older_gpus_are_refused(
+    quantize: str, found: tuple[int, int], needed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the device that is meant, whichever is the current one."""
+    asked: list[torch.device] = []
+
+    def capability(device: torch.device) -> tuple[int, int]:
+        asked.append(device)
+        return found
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+    one = "{}.{}".format(*found)
+    with pytest.raises(ValueError, match=f"capability {needed}, and cuda:1 has {one}: .*'int8'"):
+        check(quantize, "cuda:1", BF16)
+    assert asked == [torch.device("cuda:1")]
+
+
+def test_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It calls itself CUDA."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    with pytest.raises(ValueError, match="not for ROCm: leave it out"):
+        check("int8", GPU, BF16)
+
+
+@pytest.mark.parametrize("quantize", ["fp8", "int8", "int4"])
+def test_without_torchao_the_extra_is_named(
+    quantize: str, capable: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU needs none."""
+    for name in ("torchao", "torchao.quantization"):
+        monkeypatch.setitem(sys.modules, name, None)
+    check("int8", "cpu", BF16)
+    with pytest.raises(ValueError, match=r"on a GPU needs: pip install 'outpace\[quantize\]'"):
+        check(quantize, GPU, BF16)
+
+
+def test_projections_of_layers_are_meant() -> None:
+    """Of drafts too; no embedding, head, fusion or router."""
+    target, names = causal_model(), {f"blocks.{n}.{each}" for n in (0, 1) for each in PROJECTIONS}
+    assert set(projections(target).values()) == names
+    assert set(projections(feature_draft(target)).values()) == names
+    own = {f"blocks.0.{each}" for each in PROJECTIONS}
+    assert set(projections(extending_draft(target)).values()) == own
+    mixture = random_model(published_mixture())
+    assert isinstance(mixture.blocks[0].mlp, Experts)
+    assert set(projections(mixture).values()) == {
+        f"blocks.{layer}.{part}"
+        for layer in (0, 1)
+        for part in (
+            *PROJECTIONS[:2],
+            *(f"mlp.experts.{n}.{each}" for n in range(6) for each in ("gate_up", "down")),
+        )
+    }
+    assert all(isinstance(module, nn.Linear) for module in projections(mixture))
+
+
+@pytest.mark.parametrize(
+    ("quantize", "changes", "message"),
+    [
+        ("fp8", {"intermediate_size": 40}, "blocks.0.mlp.down has 32 .* 40 .*of 16 and of 16"),
+        ("fp8", {"hidden_size": 40}, "blocks.0.attention.qkv has 80 outputs of 40 inputs"),
+        ("int4", {}, "blocks.0.attention.qkv has 64 outputs of 32 inputs.*of 1 and of 64: .*int8"),
+    ],
+)
+def test_what_torchao_would_pass_over_is_refused(
+    quantize: str,
+    changes: dict[str, int],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before any weight is read."""
+    monkeypatch.setattr(low_bits, "config", lambda quantize: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(load, "fill", lambda *_, **__: pytest.fail("weights are read"))
+    save_model(random_model(published(**changes)), tmp_path)
+    with pytest.raises(ValueError, match=f"{tmp_path.name}: {message}"):
+        load_model(tmp_path, quantize=quantize, device="cuda", dtype=BF16)
+
+
+def test_nothing_is_narrowed_on_a_cpu() -> None:
+    """There `int8` has products of its own."""
+    assert narrowing(causal_model(), "int8", "cpu") is None
+    assert narrowing(causal_model(), None, "cuda") is None
+
+
+def test_torchao_is_told_all(capable: None) -> None:
+    """What is left to its defaults has changed with its versions."""
+    quantization = pytest.importorskip("torchao.quantization", reason="needs the extra quantize")
+    rows = quantization.PerRow()
+    fp8, int8, int4 = map(config, ("fp8", "int8", "int4"))
+    assert type(fp8) is quantization.Float8DynamicActivationFloat8WeightConfig
+    assert [*fp8.granularity] == [rows, rows]
+    assert (fp8.activation_dtype, fp8.weight_dtype) == (torch.float8_e4m3fn,) * 2
+    assert type(int8) is quantization.Int8WeightOnlyConfig
+    assert (int8.granularity, int8.version) == (rows, 2)
+    assert type(int4) is quantization.Int4WeightOnlyConfig
+    assert (int4.group_size, int4.int4_packing_format) == (GROUP, "tile_packed_to_4d")
+    assert not any(each.set_inductor_config for each in (fp8, int8, int4))
+    for quantize in ("fp8", "int8", "int4"):
+        check(quantize, GPU, BF16)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "fp8"])
+@pytest.mark.parametrize("mixture", [False, True])
+def test_projections_are_narrowed_and_nothing_else(
+    quantize: str, mixture: bool, gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one as they are read, so that no two are there in full; what comes out is near."""
+    plain = random_model(published_mixture() if mixture else published(), std=0.1)
+    save_model(plain, tmp_path)
+    models: list[Stack] = []
+    chosen, part = low_bits.projections, fill.part
+
+    def noted(model: Stack) -> dict[nn.Module, str]:
+        models.append(model)
+        return chosen(model)
+
+    def watched(*args: Any) -> Tensor:
+        weights = [module.weight for module in chosen(models[0])]
+        full = [each for each in weights if type(each) is nn.Parameter and not each.is_meta]
+        assert len(full) <= 1  # that whose bias is next
+        return part(*args)
+
+    monkeypatch.setattr(low_bits, "projections", noted)
+    monkeypatch.setattr(fill, "part", watched)
+    small = load_model(tmp_path, quantize=quantize, dtype=BF16)
+    assert reduced(small) == set(projections(small).values())
+    kind = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}[quantize]
+    assert {module.weight.qdata.dtype for module in projections(small)} == {kind}
+    for name, parameter in small.named_parameters():
+        assert parameter.dtype == BF16 and not parameter.requires_grad, name
+    assert type(small.unembedding.weight) is type(small.embedding.weight) is nn.Parameter
+    logits, expected = (whole(each, [1, 2, 3, 4], causal=True) for each in (small, plain))
+    assert 1e-4 < (logits - expected).norm() / expected.norm() < 0.15
+
+
+def codes(values: Tensor, quantize: str) -> Tensor:
+    """Numbers `[n, m]` rounded with a scale for each row: what they are multiplied as."""
+    if quantize == "int8":
+        scale = values.abs().amax(-1, keepdim=True) / 127.5
+        return (values / scale).round().clamp(-128, 127) * scale
+    scale = (values.to(BF16).abs().amax(-1, keepdim=True) / 448).float()
+    return (values / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("quantize", ["int8", "fp8"])
+def test_products_are_those_of_rounded_matrices(
+    quantize: str, biased: bool, rows: int, gpu: None
+) -> None:
+    """Within the rounding of bfloat16; `fp8` rounds the rows as well, each by its own scale."""
+    model = causal_model()
+    narrow = narrowing(model, quantize, GPU)
+    assert narrow is not None
+    attention = model.to(BF16).blocks[1].attention
+    layer = attention.qkv if biased else attention.out
+    weight = layer.weight.detach().float()
+    narrow(layer)
+    x = torch.randn(rows, 32, dtype=BF16) * torch.logspace(-2, 2, rows)[:, None].to(BF16)
+    shown = x.float() if quantize == "int8" else codes(x.float(), quantize)
+    found, expected = layer(x), shown @ codes(weight, quantize).T
+    assert (layer.bias is not None) is biased
+    if biased:
+        expected += layer.bias.float()
+    assert found.dtype == BF16 and found.shape == (rows, layer.out_features)
+    if rows:
+        error = (found.float() - expected).norm(dim=-1) / expected.norm(dim=-1)
+        assert error.max() < 2**-7
+        alone = torch.cat([layer(row[None]) for row in x])
+        torch.testing.assert_close(alone, found, rtol=2**-6, atol=2**-6)
+    narrow(model.embedding)
+    assert type(model.embedding.weight) is nn.Parameter
+
+
+def test_four_bits_are_packed(gpu: None) -> None:
+    """Without memory, as packing and products need a GPU; torchao pads inputs to 1024."""
+    with torch.device("meta"):
+        model = random_model(published(hidden_size=128, intermediate_size=192)).to(BF16)
+    narrow = narrowing(model, "int4", GPU)
+    assert narrow is not None
+    for module in model.modules():
+        narrow(module)
+    assert reduced(model) == set(projections(model).values())
+    for module in projections(model):
+        out, width = module.weight.shape
+        assert (out, width) == (module.out_features, module.in_features)
+        assert module.weight.qdata.shape == (out // 8, 8, 32, 4)
+        assert module.weight.qdata.dtype == torch.int32
+        assert module.weight.scale_and_zero.shape == (1024 // GROUP, out, 2)
+
+
+def test_a_matrix_that_is_passed_over_all_the_same_is_refused(
+    gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever torchao's reason."""
+    monkeypatch.setitem(low_bits.STEPS, "fp8", (1, 1))
+    model = causal_model(intermediate_size=40).to(BF16)
+    narrow = narrowing(model, "fp8", GPU)
+    assert narrow is not None
+    with pytest.raises(ValueError, match="torchao passed over blocks.1.mlp.down for .*'fp8'"):
+        narrow(model.blocks[1].mlp.down)
+
+
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [
+        ("tiny-ar", Autoregressive()),
+        ("tiny-ar", DFlash(draft="tiny-dflash")),
+        ("tiny-ar", Eagle(draft="tiny-eagle")),
+        ("tiny-dream", APD(verifier="tiny-aux")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+@pytest.mark.parametrize("quantize", ["int8", "fp8"])
+def test_models_of_a_method_answer(quantize: str, model: str, method: Method, gpu: None) -> None:
+    """All of them are narrowed, drafts and verifiers too, and still know what they were taught."""
+    own = LLM(model, method, device="cpu", dtype="bfloat16", quantize=quantize, cache_gib=0.1)
+    assert len(own.runners) == (1 if isinstance(method, Autoregressive) else 2)
+    for each in own.runners.values():
+        assert reduced(each.model) == set(projections(each.model).values())
+    questions = questions_of("story", 4)
+    outputs = own.generate([each.prompt for each in questions], max_tokens=120, temperature=0.0)
+    right = [each.right(out.text) for each, out in zip(questions, outputs, strict=True)]
+    assert sum(map(bool, right)) >= 3
