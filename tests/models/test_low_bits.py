@@ -298,6 +298,19 @@ def test_products_are_those_of_rounded_matrices(
     assert type(model.embedding.weight) is nn.Parameter
 
 
+@pytest.mark.parametrize("quantize", ["int8", "fp8"])
+def test_products_wait_for_nothing(quantize: str, gpu: None) -> None:
+    """They need no number on the host, as they run without memory; so graphs can record them."""
+    with torch.device("meta"):
+        model, rows = causal_model().to(BF16), torch.empty(3, 32, dtype=BF16)
+    narrow = narrowing(model, quantize, GPU)
+    assert narrow is not None
+    for module in model.modules():
+        narrow(module)
+    for layer in (model.blocks[0].attention.qkv, model.blocks[1].mlp.gate_up):
+        assert layer(rows).shape == (3, layer.out_features)
+
+
 def test_four_bits_are_packed(gpu: None) -> None:
     """Without memory, as packing and products need a GPU; torchao pads inputs to 1024."""
     with torch.device("meta"):
