@@ -44,6 +44,7 @@ MARKED = {
         "evaluation: -m outpace.evaluation.harness",
         "evaluation: evaluate Dream-org/Dream-v0-Base-7B",
         "evaluation: evaluate tiny-ar",
+        "gpu: generate Qwen/Qwen3-8B",
         "models: generate Dream-org/Dream-v0-Base-7B",
         "models: generate qwen2.5-0.5b-instruct-q8_0.gguf",
         "scale: --nproc-per-node 2",
