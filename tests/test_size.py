@@ -24,7 +24,7 @@ BUDGET = {
     "evaluation": 2300,
     "load": 800,
     "methods": 2100,
-    "models": 6250,
+    "models": 6300,
     "ray": 750,
     "recipes": 50,
     "server": 3675,
