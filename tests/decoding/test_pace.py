@@ -263,6 +263,12 @@ def test_a_window_that_promises_nearly_as_much_is_tried() -> None:
     assert all(after - before >= 2 * SHOWN for before, after in pairwise(tried[1:]))
 
 
+def test_of_two_windows_that_are_as_good_the_smaller_one_is_taken() -> None:
+    """By less than chance makes of them; not where the larger one is better by more."""
+    for small, large, best in ((8, 9, 8), (6, 7, 12)):
+        assert near({1: 1, 8: small, 12: large}, 1000).count(best) > 600
+
+
 def test_a_window_that_promises_far_less_is_never_tried() -> None:
     """Nor is one where the numbers tell of each other."""
     assert not {2, 4} & set(near({1: 1, 2: 2, 4: 4, 16: 16}, 500))

@@ -24,6 +24,9 @@ NEAR, SHOWN = 1.25, 32
 """How many times as long per token as the best another dial may promise to take, and by how many
 cycles, those of all requests counted, it then shows what it is worth."""
 
+CLOSE = 1.05
+"""The same, so that a smaller dial is taken: where none tells of another, so much is chance."""
+
 LONG = 256
 """Cycles that are remembered of each dial where none tells of another, and chance has its part."""
 
@@ -273,7 +276,9 @@ class Pace:
         times = {
             value: self.seconds(value) / max(self.tokens(value), 1e-9) for value in self.dial.values
         }
-        load.rival = min(others, key=times.__getitem__, default=least)
+        load.rival = best = min(others, key=times.__getitem__, default=least)
+        if not self.dial.nested and others:
+            load.rival = next(value for value in others if times[value] <= CLOSE * times[best])
         due = 0 < load.reminder <= self.cycles
         if times[load.rival] * GAIN > times[least]:
             load.dial = least
