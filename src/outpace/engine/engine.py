@@ -289,7 +289,7 @@ class Engine:
         kept = job.note(whole, before, dial)
         if job.done:
             self.finish(job)
-        elif kept or job.watched:
+        elif job.listener is not None and (kept or job.watched):
             self.untold.append(job)
 
     def advance(self, job: Job, prediction: Prediction | None) -> None:
