@@ -76,7 +76,7 @@ def measure(
     rows, bars = [], []
     for name in budget.spend(["Qwen3-8B"]):
         rows.append(trained(name, lesson, where, card))
-        what, value = "DFlash, a training step: share of the products' rate", rows[-1][LIKE]
+        what, value = f"DFlash, a training step: {LIKE}", rows[-1][LIKE]
         bars.append(Bar(what=what, value=value, limit=SHARE, at_least=True))
     return {"training": rows}, bars
 

@@ -123,8 +123,8 @@ def test_passes_that_are_not_ids_alone_are_not_recorded() -> None:
     [
         (True, CPU, 1, "graphs are for a CUDA device, not for cpu"),
         (True, torch.device("cuda"), 2, "for a model in one process"),
-        (1, CPU, 1, "graphs must be true or false, not 1"),
-        ("yes", CPU, 1, "graphs must be true or false, not 'yes'"),
+        (1, CPU, 1, "graphs must be True or False, not 1"),
+        ("yes", CPU, 1, "graphs must be True or False, not 'yes'"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -145,15 +145,20 @@ def bounds(spans: Sequence[Span], sight: Sight) -> Numbers:
     return np.stack((low, stops))
 
 
+def power(count: int) -> int:
+    """The least power of two that is no smaller."""
+    return 1 << (count - 1).bit_length()
+
+
 def filled(rows: Numbers, nothing: Sequence[int]) -> Numbers:
     """Rows of numbers, if there are any, and others behind them up to a power of two."""
-    count = (1 << (len(rows) - 1).bit_length()) - len(rows) if len(rows) else 0
+    count = power(len(rows)) - len(rows) if len(rows) else 0
     return np.concatenate((rows, np.tile(np.array(nothing, dtype=np.int64), (count, 1))))
 
 
 def filled_pages(pages: Numbers) -> Numbers:
     """Page tables and noughts behind them, up to a power of two."""
-    return np.pad(pages, (0, max(NO_PAGES, 1 << (len(pages) - 1).bit_length()) - len(pages)))
+    return np.pad(pages, (0, max(NO_PAGES, power(len(pages))) - len(pages)))
 
 
 def unknown(kind: type, given: Sequence[object], known: set[str]) -> str:

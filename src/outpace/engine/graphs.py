@@ -18,6 +18,7 @@ from torch import Tensor
 from outpace.attention.batch import Backend, Batch
 from outpace.engine.cache import Table
 from outpace.engine.feed import Feed
+from outpace.methods.method import check_type
 from outpace.models.transformer import Stack
 
 LOG = logging.getLogger(__name__)
@@ -71,8 +72,7 @@ def recorder(graphs: bool, device: torch.device, processes: int) -> Record | Non
 
     Raises `ValueError` where there can be none.
     """
-    if not isinstance(graphs, bool):
-        raise ValueError(f"graphs must be true or false, not {graphs!r}")
+    check_type("graphs", graphs, bool)
     if not graphs:
         return None
     if device.type != "cuda":

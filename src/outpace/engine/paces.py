@@ -21,5 +21,5 @@ class Paces(dict[tuple[Method | str, ...], Pace]):
         names = (runner.name for runner in pairing.runners.values())
         pace = self.setdefault((method, *names), Pace(dial))
         while len(self) > PACES:
-            self.pop(next(iter(list(self))), None)
+            self.pop(list(self)[0], None)
         return pace
