@@ -6,12 +6,13 @@ import statistics
 import time
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 
 import pace
 from curve import Point
-from harness import Bar, Budget, Row, alternate
+from harness import Bar, Budget, Row
 from methods import POINTS
 from outpace import LLM, Output
 from outpace.evaluation.run import questions_of
@@ -151,24 +152,24 @@ def speed(zoo: Zoo, device: str, dtype: torch.dtype, budget: Budget) -> list[Row
 def paced(zoo: Zoo, device: str, dtype: torch.dtype, budget: Budget) -> tuple[list[Row], list[Bar]]:
     """Tokens per second of every method with `pace="auto"`, over autoregressive decoding.
 
-    The sides take turns. A diffusion model is held against the causal model of its size.
+    A diffusion model is held against the causal model of its size.
     """
     llms: dict[str, LLM] = {}
     rows: list[Row] = []
     bars: list[Bar] = []
-    for batch in budget.spend(zoo.paced):
+    for batch, (name, case) in budget.spend(product(zoo.paced, pace.CASES.items())):
         llms = llms or pace.models_of(pace.CASES, lambda name: load(name, None, device, dtype))
-        sides = pace.sides_of(pace.CASES, llms, fixed=False)
-        runs = {name: pace.run_of(side, zoo.tokens, batch) for name, side in sides.items()}
-        timings = alternate(runs, zoo.rounds)
-        speeds = {name: side.speeds(timings[name], "wall") for name, side in sides.items()}
-        for name, case in pace.CASES.items():
-            base = speeds[case.beside or case.model]
-            ratio = statistics.median(a / b for a, b in zip(speeds[name], base, strict=True))
-            row: Row = {"method": name, "requests at a time": batch}
-            row |= {"tokens/s": statistics.median(speeds[name])}
-            row |= {"autoregressive": statistics.median(base), "ratio": ratio}
-            rows.append(row | {"mean dial": sides[name].dial})
-            what = f"{name}, {batch} at a time: over autoregressive"
-            bars.append(Bar(what=what, value=ratio, limit=1.0, at_least=True))
+        row, marks = pace.measure(
+            name,
+            case,
+            llms,
+            batch=batch,
+            tokens=zoo.tokens,
+            rounds=zoo.rounds,
+            fixed=False,
+            clock="wall",
+            least=1.0,
+        )
+        rows.append(row)
+        bars += marks
     return rows, bars

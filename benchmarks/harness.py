@@ -108,6 +108,7 @@ def alternate(
 ) -> dict[str, list[Timing]]:
     """Run the sides in turns, once to warm up and then `rounds` times in alternating order.
 
+    Which one is first changes as well: it runs twice in a row, and so with its own data at hand.
     `time_of` runs a side and says how long it took.
     """
     for run in sides.values():
@@ -115,8 +116,11 @@ def alternate(
     gc.collect()
     gc.freeze()  # objects of one side must not slow down collections during the other
     timings: dict[str, list[Timing]] = {name: [] for name in sides}
+    names = list(sides)
     for index in range(rounds):
-        for name in sorted(sides, key=list(sides).index, reverse=bool(index % 2)):
+        turn = index // 2 % len(names)
+        order = [*names[turn:], *names[:turn]]
+        for name in reversed(order) if index % 2 else order:
             timings[name].append(time_of(sides[name]))
     gc.unfreeze()
     return timings

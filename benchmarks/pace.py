@@ -1,18 +1,18 @@
 """Methods that a `Pace` turns, beside autoregressive decoding and their own fixed settings.
 
-Story problems, greedy, so many at a time, on the models of the zoo; the sides of a concurrency take
-turns in one process. What is compared are tokens per second of CPU time, which the `Pace` is told
-as well, so that neighbours on the machine do not count. The round that warms up is the one in which
-it learns most. No method may be slower than autoregressive decoding of the same model, and at one
-request at a time none than the best of its fixed settings. A diffusion model is held against the
-autoregressive `tiny-ar`. One command measures all concurrencies and writes each as it ends.
+Story problems, greedy, so many at a time, on the models of the zoo; a method and what it is held
+against take turns in one process, and a ratio is the median of those of the rounds. What is
+compared are tokens per second of CPU time, which the `Pace` is told as well, so that neighbours on
+the machine do not count. The rounds that warm up are those in which it learns most. No method may
+be slower than autoregressive decoding of the same model, and at one request at a time none than the
+best of its fixed settings. A diffusion model is held against the autoregressive `tiny-ar`. One
+command measures all concurrencies and writes each as it ends.
 
     python benchmarks/pace.py --json benchmarks/results/pace.json
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +42,9 @@ LEAST, FIXED = 0.97, 0.95
 
 FEWEST = 6
 """Requests of a run, at least."""
+
+LEARNING = 3
+"""Rounds in which a `Pace` learns before any is timed, the one that warms up left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,54 +156,59 @@ def run_of(side: Side, tokens: int, batch: int) -> Callable[[], None]:
     return run
 
 
-def sides_of(cases: Mapping[str, Case], llms: Mapping[str, LLM], fixed: bool) -> dict[str, Side]:
-    """What takes turns: first the baselines, then each case and, if wanted, its fixed settings."""
-    bases = dict.fromkeys(case.beside or case.model for case in cases.values())
-    sides = {base: Side(llms[base], Autoregressive(), False) for base in bases}
-    for name, case in cases.items():
-        sides[name] = Side(llms[case.model], case.method, True)
-        for setting, method in case.fixed.items() if fixed else ():
-            sides[f"{name}, {setting}"] = Side(llms[case.model], method, False)
+def sides_of(name: str, case: Case, llms: Mapping[str, LLM], fixed: bool) -> dict[str, Side]:
+    """What takes turns: the baseline, the case and, if wanted, its fixed settings."""
+    base = case.beside or case.model
+    sides = {base: Side(llms[base], Autoregressive(), False)}
+    sides[name] = Side(llms[case.model], case.method, True)
+    for setting, method in case.fixed.items() if fixed else ():
+        sides[setting] = Side(llms[case.model], method, False)
     return sides
 
 
 def measure(
-    cases: Mapping[str, Case], llms: Mapping[str, LLM], batch: int, options: argparse.Namespace
-) -> tuple[list[Row], list[Bar]]:
-    """Every case at one concurrency."""
-    sides = sides_of(cases, llms, fixed=batch == 1)
-    timings = alternate(
-        {name: run_of(side, options.tokens, batch) for name, side in sides.items()}, options.rounds
+    name: str,
+    case: Case,
+    llms: Mapping[str, LLM],
+    *,
+    batch: int,
+    tokens: int,
+    rounds: int,
+    fixed: bool,
+    clock: Clock = "cpu",
+    least: float = LEAST,
+) -> tuple[Row, list[Bar]]:
+    """A case at one concurrency, beside its fixed settings if wanted."""
+    sides = sides_of(name, case, llms, fixed)
+    runs = {side: run_of(sides[side], tokens, batch) for side in sides}
+    for _ in range(LEARNING):
+        runs[name]()
+    timings = alternate(runs, rounds)
+    speeds = {side: sides[side].speeds(timings[side], clock) for side in sides}
+    base, ours, *own = speeds
+    best = max(own, key=lambda side: statistics.median(speeds[side]), default="")
+    ratios, over = (
+        [a / b for a, b in zip(speeds[ours], speeds[side], strict=True)] if side else []
+        for side in (base, best)
     )
-    speeds = {name: side.speeds(timings[name]) for name, side in sides.items()}
-    rows: list[Row] = []
-    bars: list[Bar] = []
-    for name, case in cases.items():
-        base = case.beside or case.model
-        ratios = [a / b for a, b in zip(speeds[name], speeds[base], strict=True)]
-        own = {setting: speeds[f"{name}, {setting}"] for setting in case.fixed if batch == 1}
-        best = max(own, key=lambda setting: statistics.median(own[setting]), default="")
-        over = [a / b for a, b in zip(speeds[name], own[best], strict=True)] if best else []
-        pairs = zip(sides[name].outputs, sides[base].outputs, strict=True)
-        rows.append(
-            {
-                "method": name,
-                "concurrency": batch,
-                "tokens per CPU second": statistics.median(speeds[name]),
-                "autoregressive": statistics.median(speeds[base]),
-                "ratio": statistics.median(ratios),
-                "range": f"{min(ratios):.2f}-{max(ratios):.2f}",
-                "mean dial": sides[name].dial,
-                "equal texts": sum(a.ids == b.ids for a, b in pairs) / len(sides[name].outputs),
-                "best fixed": best,
-                "over best fixed": statistics.median(over) if over else 0.0,
-            }
-        )
-        what = f"{name}, {batch} at a time: over"
-        bars.append(bar(f"{what} autoregressive", rows[-1]["ratio"], LEAST))
-        if over:
-            bars.append(bar(f"{what} {best}", rows[-1]["over best fixed"], FIXED))
-    return rows, bars
+    pairs = zip(sides[ours].outputs, sides[base].outputs, strict=True)
+    row: Row = {
+        "method": name,
+        "concurrency": batch,
+        "tokens per second": statistics.median(speeds[ours]),
+        "autoregressive": statistics.median(speeds[base]),
+        "ratio": statistics.median(ratios),
+        "range": f"{min(ratios):.2f}-{max(ratios):.2f}",
+        "mean dial": sides[ours].dial,
+        "equal texts": sum(a.ids == b.ids for a, b in pairs) / len(sides[ours].outputs),
+        "best fixed": best,
+        "over best fixed": statistics.median(over) if over else 0.0,
+    }
+    what = f"{name}, {batch} at a time: over"
+    bars = [bar(f"{what} autoregressive", row["ratio"], least)]
+    if over:
+        bars.append(bar(f"{what} {best}", row["over best fixed"], FIXED))
+    return row, bars
 
 
 def bar(what: str, value: float, limit: float) -> Bar:
@@ -247,10 +255,19 @@ def main() -> None:
     rows: list[Row] = []
     bars: list[Bar] = []
     for batch in options.batch:
-        found, marks = measure(cases, llms, batch, options)
-        show(f"{batch} at a time", found)
-        rows += found
-        bars += marks
+        for name, case in cases.items():
+            row, marks = measure(
+                name,
+                case,
+                llms,
+                batch=batch,
+                tokens=options.tokens,
+                rounds=options.rounds,
+                fixed=batch == 1,
+            )
+            rows.append(row)
+            bars += marks
+        show(f"{batch} at a time", rows[-len(cases) :])
         save(options, {"pace": rows}, bars)
     finish(options, {"pace": rows}, bars)
 

@@ -30,12 +30,12 @@ def test_costs_are_per_unit_and_ratios_those_of_the_rounds() -> None:
 
 
 def test_sides_take_turns_in_alternating_order() -> None:
-    """After one run of each to warm up."""
+    """After one run of each to warm up; each is as often the first, and the last, of a turn."""
     order: list[str] = []
-    sides = {name: (lambda name=name: order.append(name)) for name in "ab"}
-    timings = alternate(sides, 3)
-    assert "".join(order) == "ab" + "abbaab"
-    assert [len(runs) for runs in timings.values()] == [3, 3]
+    sides = {name: (lambda name=name: order.append(name)) for name in "abc"}
+    timings = alternate(sides, 6)
+    assert "".join(order) == "abc" + "abccba" + "bcaacb" + "cabbac"
+    assert [len(runs) for runs in timings.values()] == [6, 6, 6]
 
 
 @pytest.mark.parametrize(("at_least", "met"), [(True, [True, False]), (False, [False, True])])

@@ -10,7 +10,8 @@ from random import Random
 import pytest
 
 from outpace.decoding import Request
-from outpace.decoding.pace import SHOWN, TRIAL, WARM, Dial, Pace, halved
+from outpace.decoding.dial import Dial, halved
+from outpace.decoding.pace import SHOWN, TRIAL, WARM, Pace
 
 MOST, BURST = 16, 2 * WARM
 
@@ -307,6 +308,30 @@ def test_one_request_tries_for_all() -> None:
             pace.brought(value, 1)
         pace.passed("target", sum(values), machine.target(sum(values) / 8))
     assert 0 < len(tries) <= 2 * TRIAL and set(tries) == {0}
+
+
+def test_what_is_about_as_good_as_the_least_stays_what_it_is() -> None:
+    """Drafts that save a twentieth: where there are none they do not begin, else they go on."""
+    good, fair, poor = (
+        Machine(chance=1.0, target=lambda rows, two=two: 10.0 if rows == 1 else two)
+        for two in (10.0, 17.1, 40.0)
+    )
+    assert 1.02 < fair.speed(2) / fair.speed(1) < 1.07
+    drafting, plain = good.pace(2), poor.pace(2)
+    good.run(drafting, 40)
+    poor.run(plain, 40)
+    assert fair.run(drafting, 1000)[100:].count(2) > 850
+    assert fair.run(plain, 1000)[100:].count(2) == TRIAL + SHOWN
+
+
+@pytest.mark.parametrize(("chance", "cycles"), [(0.1, SHOWN), (0.01, TRIAL)])
+def test_a_trial_is_as_long_as_it_may_change_something(chance: float, cycles: int) -> None:
+    """Drafts that are nearly worth it have time to get warm, at one request; others have not."""
+    slow = 10.0 if cycles == SHOWN else 20.0
+    machine = Machine(chance=chance, target=lambda rows: 10.0 if rows == 1 else slow)
+    values = machine.run(machine.pace(), 1500)[100:]
+    begin = next(at for at, value in enumerate(values) if value > 1)
+    assert min(values[begin : begin + cycles]) > 1 and values[begin + cycles] == 1
 
 
 def test_a_draft_that_lies_behind_has_to_pay_for_what_it_reads() -> None:

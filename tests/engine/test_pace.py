@@ -8,7 +8,7 @@ import pytest
 
 from helpers import enter, finish, runner, tokens
 from outpace.decoding import Sampling
-from outpace.decoding.pace import MOST
+from outpace.decoding.dial import MOST
 from outpace.engine.engine import Engine
 from outpace.engine.paces import PACES
 from outpace.engine.runner import Runner

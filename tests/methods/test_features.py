@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from helpers import finish, request_of, script
-from outpace.decoding import Prediction, Sampling
-from outpace.decoding.pace import Dial, Pace
+from outpace.decoding import Dial, Pace, Prediction, Sampling
 from outpace.engine.prefix import Prefix
 from outpace.methods import DFlash, Eagle, Method
 from workload import Request, alone, new_engine, result

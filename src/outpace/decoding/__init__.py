@@ -2,9 +2,10 @@
 
 from outpace.decoding.accept import Verify, agreement, draft_read, verify_read
 from outpace.decoding.canvas import Canvas
+from outpace.decoding.dial import Dial
 from outpace.decoding.forward import CAUSAL, FULL, Decoding, Forward, Pattern, Prediction
 from outpace.decoding.joint import Constraint
-from outpace.decoding.pace import Dial, Pace
+from outpace.decoding.pace import Pace
 from outpace.decoding.processor import Processor
 from outpace.decoding.request import Request, Step
 from outpace.decoding.sampling import GREEDY, Read, Sample, Sampling

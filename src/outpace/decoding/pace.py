@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf, log2
@@ -10,19 +9,21 @@ from operator import mul
 from sys import maxsize
 
 from outpace.decoding.cost import MEMORY, Cost
+from outpace.decoding.dial import Dial, Passes
 
 HOPE, FAITH = 0.75, 3
 """Share of proposals that are thought to be kept at first, and how many that thought weighs."""
 
-GAIN = 1.07
-"""Tokens per second over those of the least dial from which on another is worth it."""
+GAIN, STAY = 1.07, 1.02
+"""Tokens per second over those of the least dial from which on another is worth it, and worth
+keeping: where both are about as good, they shall not take turns by chance."""
 
 TRIAL = 4
-"""Cycles in a row by which one request tries another dial where the least seems best."""
+"""Cycles in a row, at least, by which one request tries another dial where the least seems best."""
 
 NEAR, SHOWN = 1.25, 32
 """How many times as long per token as the best another dial may promise to take, and by how many
-cycles, those of all requests counted, it then shows what it is worth."""
+cycles it then shows what it is worth, or each of all requests so many that run at a time."""
 
 CLOSE = 1.05
 """The same, so that a smaller dial is taken: where none tells of another, so much is chance."""
@@ -42,41 +43,11 @@ REVIEW, LONGEST = 8, 64
 WARM = 4
 """Cycles with the least in a row until they take what they take in the long run."""
 
-MOST = 64
-"""Most tokens that are proposed where a pace decides."""
-
-Passes = Sequence[tuple[str, float, int]]
-"""What a cycle runs: the role of a model, rows of each request on average, how often."""
-
 Debt = tuple[int, int, int]
 """Slots that a draft has still to read, tokens that are left, slots to be fed again for it."""
 
 NOTHING: Debt = 0, 0, 0
 """What nobody owes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dial:
-    """What a method lets a `Pace` decide: how many tokens a cycle proposes.
-
-    Attributes:
-        values: numbers to choose from, rising, from the least parallel to what the options say.
-        passes: the passes of a cycle that proposes so many, where as many are kept on average.
-        nested: whether a cycle that proposes more keeps what a shorter one would have kept, so
-            that each tells of all that are shorter.
-    """
-
-    values: Sequence[int]
-    passes: Callable[[int, float], Passes]
-    nested: bool = True
-
-
-def halved(least: int, most: int) -> list[int]:
-    """Numbers from `least` to `most`, each half of the next; none far above `MOST`."""
-    values = [most := max(least, min(most, MOST))]
-    while values[0] // 2 > least:
-        values.insert(0, values[0] // 2)
-    return values if least >= most else [least, *values]
 
 
 @dataclass(slots=True)
@@ -88,13 +59,14 @@ class Load:
         tried: dials that were chosen since the last reminder, if only to be tried.
         costs: what passes of each model take.
         gain: seconds per token of a request that this saves beside the least dial, but for those
-            of `GAIN` that are no reason.
+            that are no reason for it.
         stay: the same for one request while all others propose anyway, and it waits for them.
         price, again: seconds for each slot that a draft has still to read before it drafts, and
             that the target has to be fed again for it.
-        review, reminder: cycles from which on this is decided anew, and timed with the least.
+        review, reminder: cycles from which on this is decided anew, and timed with the least; no
+            reminder where the least is best.
         spell, pause: cycles for which a decision holds, and until the next reminder.
-        patience: cycles without news until the next trial.
+        patience, trial: cycles without news until the next trial, and those that it has.
     """
 
     dial: int = 0
@@ -110,6 +82,7 @@ class Load:
     spell: int = REVIEW
     pause: int = REMINDER
     patience: int = PATIENCE
+    trial: int = TRIAL
 
     def pays(self, gain: float, debt: Debt) -> bool:
         """Whether a gain on each token that is left is more than it takes to catch up."""
@@ -258,7 +231,7 @@ class Pace:
             return request is self.trier
         if load.rival == load.dial or self.cycles < self.news + load.patience:
             return False
-        self.trier, self.tried, self.news = request, self.cycles + TRIAL, self.cycles
+        self.trier, self.tried, self.news = request, self.cycles + load.trial, self.cycles
         load.review = self.tried
         load.patience *= 2
         for counts in self.counts.values():
@@ -280,8 +253,11 @@ class Pace:
         if not self.dial.nested and others:
             load.rival = next(value for value in others if times[value] <= CLOSE * times[best])
         due = 0 < load.reminder <= self.cycles
-        if times[load.rival] * GAIN > times[least]:
-            load.dial = least
+        worth = STAY if load.reminder else GAIN
+        if times[load.rival] * worth > times[least]:
+            load.dial, load.reminder = least, 0
+            near = times[load.rival] < NEAR * times[least]
+            load.trial = max(TRIAL, SHOWN // self.requests) if near else TRIAL
         elif due and self.plain < 2 * WARM and self.cycles < load.reminder + LONGEST:
             if before != least:
                 load.costs["target"].renew(self.fewest * self.requests)
@@ -293,17 +269,17 @@ class Pace:
             if due or not load.reminder:
                 load.reminder = self.cycles + load.pause
             load.dial, load.patience = load.rival, PATIENCE
-            near = {value for value in others if times[value] < NEAR * times[load.rival]}
+            rivals = {value for value in others if times[value] < NEAR * times[load.rival]}
             load.tried.add(load.rival)
-            if trial := not self.dial.nested and near - load.tried:
-                load.dial = min(trial, key=times.__getitem__)
+            if untried := not self.dial.nested and rivals - load.tried:
+                load.dial = min(untried, key=times.__getitem__)
                 load.tried.add(load.dial)
-            load.gain = times[least] - GAIN * times[load.dial]
+            load.gain = times[least] - worth * times[load.dial]
             load.stay = self.seconds(load.dial) - times[load.dial]
             drafts = {model for model, *_ in passes} - {"target"}
             load.price = self.requests * sum(load.costs[model].row for model in drafts)
             load.again = self.requests * load.costs["target"].row
-            if trial:
+            if untried:
                 return max(REVIEW, SHOWN // self.requests)
         same = load.dial == before == least
         load.spell = min(2 * load.spell, LONGEST) if same else REVIEW

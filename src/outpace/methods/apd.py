@@ -22,8 +22,8 @@ from outpace.decoding import (
     Target,
     agreement,
 )
+from outpace.decoding.dial import MOST, halved
 from outpace.decoding.fused import fits, to_device
-from outpace.decoding.pace import MOST, halved
 from outpace.decoding.sampling import Noisy, Read, Reader, Readout, chooser
 from outpace.methods.method import Method, Within, at_least_one, check_least, fraction
 from outpace.methods.plain import plain

@@ -21,9 +21,9 @@ from outpace.decoding import (
     Target,
 )
 from outpace.decoding.blocks import ACTIVATE, ADD, CONFIDENCE, SIZE, taken
+from outpace.decoding.dial import MOST
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import rank
-from outpace.decoding.pace import MOST
 from outpace.decoding.target import Rank
 from outpace.methods.method import (
     Among,

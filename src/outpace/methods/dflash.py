@@ -19,7 +19,7 @@ from outpace.decoding import (
     draft_read,
     verify_read,
 )
-from outpace.decoding.pace import MOST
+from outpace.decoding.dial import MOST
 from outpace.methods.behind import behind
 from outpace.methods.features import Features
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly

@@ -19,7 +19,7 @@ from outpace.decoding import (
     draft_read,
     verify_read,
 )
-from outpace.decoding.pace import MOST
+from outpace.decoding.dial import MOST
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
 from outpace.methods.method import Length, Method, Within, check_length
 from outpace.methods.plain import plain

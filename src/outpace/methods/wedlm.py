@@ -19,8 +19,8 @@ from outpace.decoding import (
     Target,
     agreement,
 )
+from outpace.decoding.dial import halved
 from outpace.decoding.order import best
-from outpace.decoding.pace import halved
 from outpace.decoding.target import Rank
 from outpace.methods.method import Among, Method, Within, at_least_one, check_least
 from outpace.methods.plain import plain
