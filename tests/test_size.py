@@ -20,7 +20,7 @@ BUDGET = {
     "cli": 3325,
     "constraint": 2550,
     "decoding": 2650,
-    "engine": 2600,
+    "engine": 2700,
     "evaluation": 2300,
     "load": 800,
     "methods": 2100,

@@ -19,6 +19,7 @@ from outpace.decoding.sampling import is_whole
 from outpace.driver import Driver
 from outpace.engine.cache import cache_slots
 from outpace.engine.engine import Engine, Pacing
+from outpace.engine.fuse import check as check_compile
 from outpace.engine.graphs import recorder
 from outpace.engine.pairing import Pairing, check_kinds, named
 from outpace.engine.runner import Runner
@@ -27,6 +28,7 @@ from outpace.layout import Layout
 from outpace.methods import METHODS, Method
 from outpace.methods.method import check_type
 from outpace.methods.options import Named, method_of
+from outpace.models.adapter import title
 from outpace.models.config import ModelConfig
 from outpace.models.device import resolve_device, resolve_dtype
 from outpace.models.families import FAMILIES
@@ -39,11 +41,6 @@ from outpace.stream import Stream
 from outpace.text import Detokenizer, Prompt, Text, as_many
 
 DEFAULT_MAX_TOKENS, MOST_ANSWERS = 256, 2**16
-
-
-def title(model: str | Path, adapter: str | Path | None) -> str:
-    """The name of a model."""
-    return str(model) if adapter is None else f"{model} + {adapter}"
 
 
 def native(config: ModelConfig) -> Method:
@@ -64,10 +61,10 @@ class LLM:
     lets causal models find what they computed for prompts that began alike; `pace="auto"` lets
     methods be less parallel than their options say where that is faster at the present load;
     `attention` is the back end, `dense`, `compiled` (on a CPU), `triton` (on a GPU) or `auto`;
-    `graphs` record passes of a GPU. `tensor_parallel` splits every model over so many processes
-    that were started together: the first one has an `LLM` like any other; the others work for it
-    here until it ends, and end then (`SystemExit`). Raises `ValueError` for what cannot be loaded
-    or does not fit.
+    `graphs` record passes of a GPU, and `compile` has PyTorch make kernels of layers there.
+    `tensor_parallel` splits every model over so many processes that were started together: the
+    first one has an `LLM` like any other; the others work for it here until it ends, and end then
+    (`SystemExit`). Raises `ValueError` for what cannot be loaded or does not fit.
     """
 
     def __init__(
@@ -88,6 +85,7 @@ class LLM:
         tensor_parallel: int = 1,
         attention: str = "auto",
         graphs: bool = False,
+        compile: bool = False,
         pace: Pacing = "off",
     ) -> None:
         check_type("cache_gib", cache_gib, float | None)
@@ -98,11 +96,13 @@ class LLM:
         self.dtype = resolve_dtype(dtype, self.device)
         check(quantize, self.device, self.dtype)
         check_attention(attention, self.device)
+        check_compile(compile, self.device, tensor_parallel)
         record = recorder(graphs, self.device, tensor_parallel)
         self.team = Team.of(tensor_parallel, self.device, quantize)
         self.device = self.team.device
         self.quantize, self.max_length, self.cache_gib = quantize, max_length, cache_gib
-        self.running = {"prefix_cache": prefix_cache, "attention": attention, "record": record}
+        own = {"prefix_cache": prefix_cache, "attention": attention, "compile": compile}
+        self.running = {**own, "record": record}
         self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences, pace=pace)
         self.driver = Driver(self.engine)
         self.loading = Lock()

@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
+from again import Again
 from helpers import finish, tokens
 from outpace import LLM
 from outpace.engine import graphs
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import Engine
-from outpace.engine.graphs import SIZES, SPARE, Recorder, States, recorder
+from outpace.engine.graphs import SIZES, SPARE, Recorder, recorder
 from outpace.engine.runner import Runner
 from outpace.methods import APD, Autoregressive, DFlash, Method
 from workload import KINDS, MODELS, Request
 
 CPU = torch.device("cpu")
 QUICK = [next(m for m in KINDS if isinstance(m, kind)) for kind in (Autoregressive, APD, DFlash)]
-
-
-class Again:
-    """In place of a graph: the same over the same memory, where all results stay where they were.
-
-    What a graph runs again is not what it was recorded on: until then its results are none.
-    """
-
-    def __init__(self) -> None:
-        self.recorded = self.replayed = 0
-
-    def __call__(self, run: Callable[[], States]) -> tuple[Callable[[], None], States]:
-        hidden, captured = run()
-        self.recorded += 1
-
-        def replay() -> None:
-            self.replayed += 1
-            own, layers = run()
-            hidden.copy_(own)
-            for layer, states in layers.items():
-                captured[layer].copy_(states)
-
-        for states in (hidden, *captured.values()):
-            states.fill_(float("nan"))
-        return replay, (hidden, captured)
 
 
 def decode(method: Method, record: Again | None, slots: int = 32 * PAGE) -> list[list[int]]:

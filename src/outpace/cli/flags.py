@@ -76,6 +76,9 @@ Attention = Annotated[str, Option(help="auto, dense, compiled (on a CPU) or trit
 Graphs = Annotated[
     bool, Option("--graphs", help="Run passes that came before in one launch (on a GPU).")
 ]
+Compile = Annotated[
+    bool, Option("--compile", help="Have PyTorch compile the layers of models (on a GPU).")
+]
 Pace = Annotated[str, Option(help="off, or auto: less parallel where that is faster.")]
 AdapterName = Annotated[str | None, Option(help="Folder or hub name of a LoRA to merge.")]
 MaxLength = Annotated[
@@ -276,6 +279,7 @@ class Loading:
     tensor_parallel: TensorParallel = 1
     attention: Attention = "auto"
     graphs: Graphs = False
+    compile: Compile = False
     pace: Pace = "off"
 
     def open(self, model: str, method: Named | None, *, prefix_cache: bool = True) -> LLM:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.decoding import Kind
+from outpace.engine.fuse import FusedBlock
 from outpace.models import tiles
 from outpace.models.int8 import is_quantised
 from outpace.models.layouts import LAYOUTS, by_column, dense, has, is_tiled, layouts, product
@@ -180,7 +181,7 @@ DIRECT: dict[type[nn.Module], type[nn.Module]] = {
 OWN = (FixedLinear, TiledEmbedding, DirectNorm, OwnHead)
 """Those that store something anew."""
 
-LAID_OUT = {*DIRECT.values(), FixedLinear, TiledEmbedding, OwnHead}
+LAID_OUT = {*DIRECT.values(), FixedLinear, TiledEmbedding, OwnHead, FusedBlock}
 
 
 def lay_out(model: Stack) -> None:
@@ -224,7 +225,7 @@ def become(module: nn.Module, kind: type[nn.Module]) -> None:
 def undo(model: Stack) -> None:
     """Give every module its own class back, and every parameter its usual layout."""
     for module in model.modules():
-        if isinstance(module, OWN):
+        if isinstance(module, (*OWN, FusedBlock)):
             module.undo()
         if type(module) in LAID_OUT:
             module.__class__ = type(module).__bases__[0]

@@ -15,6 +15,7 @@ from outpace.decoding import Kind, Prediction
 from outpace.decoding.processor import NEVER
 from outpace.engine.cache import PAGE, Cache, Table
 from outpace.engine.feed import Feed
+from outpace.engine.fuse import fuse
 from outpace.engine.graphs import SPARE, Graphs, Record
 from outpace.engine.layout import lay_out
 from outpace.engine.pack import Buffer, Packed, pack
@@ -40,7 +41,8 @@ class Runner:
     `vocab` cuts rows of the embedding that stand for no token, `read_rows` bounds the rows whose
     logits are in memory at a time, `slots` is the size of the cache, `prefix_cache` says whether a
     causal model finds what it computed for prompts that began alike, and `attention` names the back
-    end (`attention/choice.py`). With `record` passes are recorded, and run again (`graphs.py`).
+    end (`attention/choice.py`). With `record` passes are recorded, and run again (`graphs.py`);
+    with `compile` layers are compiled (`fuse.py`).
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Runner:
         prefix_cache: bool = True,
         attention: str = "auto",
         record: Record | None = None,
+        compile: bool = False,
     ) -> None:
         self.name = name
         self.model = model
@@ -66,6 +69,8 @@ class Runner:
         """Whether all logits are made float32, which is fastest on a CPU."""
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         lay_out(model)
+        if compile:
+            fuse(model)
         self.cache = Cache(
             *(model.config, slots),
             dtype=weight.dtype,

@@ -221,3 +221,8 @@ def save_adapter(
         tensors[f"{module}{UP}"] = update.up.detach().cpu().contiguous()
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def title(model: str | Path, adapter: str | Path | None) -> str:
+    """The name of a model, with that of what is merged into it."""
+    return str(model) if adapter is None else f"{model} + {adapter}"

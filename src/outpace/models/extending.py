@@ -38,12 +38,9 @@ class WideBlock(Block):
     ) -> Tensor:
         """Map hidden states `x [T, dim]`, beside embeddings `context [T, dim]` of the same rows."""
         assert context is not None and self.attention_norm is not None
-        assert self.mlp_norm is not None
         y = torch.cat((self.attention_norm(context), self.hidden_norm(x)), -1)
         attended: Tensor = self.attention(y, cos, sin, attend, wanted)
-        x = attended + (x if wanted is None else x[wanted])
-        mapped: Tensor = self.mlp(self.mlp_norm(x))
-        return x + mapped
+        return self.rest(x if wanted is None else x[wanted], attended)
 
 
 class ExtendingDraft(Draft):

@@ -13,8 +13,9 @@ from ray.data import ActorPoolStrategy, DataContext
 
 from outpace.answers import Refused
 from outpace.evaluation.samples import restored, written
-from outpace.llm import LLM, native, title
+from outpace.llm import LLM, native
 from outpace.methods.options import Named, method_of
+from outpace.models.adapter import title
 from outpace.models.load import load_config
 from outpace.options import Options
 from outpace.output import Output

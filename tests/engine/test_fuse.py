@@ -1,0 +1,147 @@
+"""Layers of which PyTorch compiles the parts beside attention: the same numbers, few variants."""
+
+from __future__ import annotations
+
+import shutil
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from again import Again
+from helpers import causal_model, finish, tokens
+from outpace import LLM
+from outpace.attention.ranges import RangesAttention, causal
+from outpace.engine import runner
+from outpace.engine.cache import PAGE
+from outpace.engine.engine import Engine
+from outpace.engine.fuse import FusedBlock, check, fuse
+from outpace.engine.layout import undo
+from outpace.engine.runner import Runner
+from outpace.methods import APD, Autoregressive, DFlash, Method
+from outpace.models.load import load_model
+from outpace.models.transformer import Stack, Transformer
+from workload import KINDS, MODELS, Request
+
+CPU = torch.device("cpu")
+METHODS = [next(m for m in KINDS if isinstance(m, kind)) for kind in (Autoregressive, APD, DFlash)]
+SMALL = replace(causal_model().config, layers=4)
+FORMS: dict[str, dict[str, Any]] = {
+    "Qwen2": {"qkv_bias": True, "tied": True},
+    "Qwen3": {"qk_norm": True},
+    "OLMo 2": {"qk_norm": True, "wide_qk_norm": True, "norms": "after"},
+    "Gemma 3": {"norms": "around", "norm_offset": True, "activation": "gelu_tanh"},
+    "gpt-oss without experts": {"sinks": True, "out_bias": True, "mlp_bias": True},
+    "some layers without rotation": {"unrotated": (1,)},
+}
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are captured, and run as they are: no compiler is needed."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    counters.clear()
+
+
+def states(model: Stack, rows: int) -> torch.Tensor:
+    """Hidden states of so many rows of text."""
+    ids = torch.arange(rows) % 20
+    with torch.inference_mode():
+        return model(ids, torch.arange(rows), RangesAttention(causal(rows)))
+
+
+@pytest.mark.usefixtures("captured")
+@pytest.mark.parametrize("form", FORMS)
+def test_a_layer_of_any_form_is_captured_whole(form: str) -> None:
+    """Once for one row and once for all other numbers of them, whatever there are of layers."""
+    torch.manual_seed(0)
+    model = Transformer(replace(SMALL, **FORMS[form])).eval().requires_grad_(False)
+    wanted = {rows: states(model, rows) for rows in (7, 1, 16, 33)}
+    fuse(model)
+    for rows, own in wanted.items():
+        torch.testing.assert_close(states(model, rows), own)
+    kinds = 2 if form == "some layers without rotation" else 1
+    assert counters["stats"]["unique_graphs"] == 2 * 2 * kinds
+
+
+@pytest.mark.usefixtures("captured")
+@pytest.mark.parametrize("graphs", [False, True], ids=["launched", "recorded"])
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_tokens_are_those_of_layers_that_are_not_compiled(
+    method: Method, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of drafts and verifiers as well, and where passes are recorded."""
+    monkeypatch.setattr(runner, "lay_out", lambda model: undo(model))
+
+    def decode(compile: bool) -> list[int]:
+        engine, fused = Engine(), 0
+        models = deepcopy(MODELS)
+        for role, model in models.items():
+            own = Runner(
+                role,
+                model,
+                slots=32 * PAGE,
+                attention="triton",
+                record=Again() if graphs else None,
+                compile=compile,
+            )
+            fused += any(isinstance(module, FusedBlock) for module in own.model.modules())
+            engine.add(own)
+        assert bool(fused) == compile
+        job = Request(method=method, prompt=(3, 1, 4, 1, 5), max_tokens=7).submit(engine)
+        finish(engine)
+        return tokens(job)
+
+    assert decode(True) == decode(False)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own modules
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler of C++")
+def test_what_a_compiler_makes_of_a_model_is_the_same() -> None:
+    """And can be undone."""
+    model = load_model("tiny-ar", dtype=torch.float32, device=CPU)
+    undo(model)
+    wanted = {rows: states(model, rows) for rows in (5, 1, 18)}
+    fuse(model)
+    for rows, own in wanted.items():
+        torch.testing.assert_close(states(model, rows), own, rtol=1e-4, atol=1e-4)
+    undo(model)
+    assert not any(isinstance(module, FusedBlock) for module in model.modules())
+    assert torch.equal(states(model, 5), wanted[5])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "processes", "message"),
+    [
+        (True, CPU, 1, "compile is for a CUDA device, not for cpu"),
+        (True, torch.device("cuda"), 2, "for a model in one process"),
+        (1, CPU, 1, "compile must be True or False, not 1"),
+        ("yes", CPU, 1, "compile must be True or False, not 'yes'"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    wanted: object, device: torch.device, processes: int, message: str
+) -> None:
+    """Before a model is loaded."""
+    with pytest.raises(ValueError, match=message):
+        check(wanted, device, processes)  # type: ignore[arg-type]
+
+
+def test_layers_that_wait_for_the_host_are_refused() -> None:
+    """And a CPU, by the name of the option."""
+    config = replace(SMALL, experts=4, experts_per_row=2)
+    with pytest.raises(ValueError, match="experts wait for the host"):
+        fuse(Transformer(config))
+    with pytest.raises(ValueError, match="compile is for a CUDA device"):
+        LLM("tiny-ar", compile=True)
+
+
+def test_nothing_is_compiled_by_default() -> None:
+    """Nor checked."""
+    check(False, CPU, 4)
+    assert not any(isinstance(module, FusedBlock) for module in MODELS["causal"].modules())
