@@ -12,7 +12,7 @@ from triton.compiler import ASTSource
 from outpace.attention import kernel
 from outpace.decoding import kernel as reads
 
-SHARED = {"N": 64, "PAGE": 16, "SIZE": 128, "WIDTH": 128, "UPCAST": False}
+SHARED = {"GROUP": 4, "M": 64, "N": 64, "PAGE": 16, "SIZE": 128, "WIDTH": 128, "UPCAST": False}
 POINTERS = {
     **dict.fromkeys(("q", "keys", "values", "out"), "*bf16"),
     **dict.fromkeys(("sums", "tops", "ratios", "temperatures", "top_ps", "min_ps"), "*fp32"),
@@ -34,11 +34,13 @@ def build(function: Any, pointers: dict[str, str], constants: dict[str, Any]) ->
         constexprs={(names.index(name),): value for name, value in constants.items()},
     )
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32))
-    print(function.__name__, built.metadata.shared)
+    flags = [f" with {name}" for name, value in constants.items() if value is True]
+    print(function.__name__ + "".join(flags), built.metadata.shared)
 
 
 if __name__ == "__main__":
     assert isinstance(kernel.attend, triton.JITFunction), sys.argv
     build(reads.read, POINTERS | {"keys": "*i64"}, {"BLOCK": 4096, "GUESS": True})
     build(kernel.merge, POINTERS, {"HEADS": 32, "BLOCK": 1, "PARTS": 16, "SIZE": 128, "WIDTH": 128})
-    build(kernel.attend, POINTERS, {"GROUP": 4, "M": 64, **SHARED})
+    for trees in (False, True):
+        build(kernel.attend, POINTERS, SHARED | {"TREES": trees})

@@ -13,9 +13,9 @@ import triton.language as tl
 
 @triton.jit
 def look(
-    top, total, acc, query, keys, values, table, low, stop, begin, end, scale, slot_stride,
-    N: tl.constexpr, PAGE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
-    MASKED: tl.constexpr, UPCAST: tl.constexpr,
+    top, total, acc, query, keys, values, table, low, stop, trunk, bits, own, begin, end, scale,
+    slot_stride, N: tl.constexpr, PAGE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
+    MASKED: tl.constexpr, UPCAST: tl.constexpr, TREES: tl.constexpr,
 ):  # fmt: skip
     """Let all lanes look at the slots from `begin` to `end`, which all of them see or `MASKED`."""
     dims = tl.arange(0, WIDTH)
@@ -36,6 +36,11 @@ def look(
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         if MASKED:
             seen = (slots[None, :] >= low[:, None]) & (slots[None, :] < stop[:, None])
+            if TREES:
+                behind = slots[None, :] - trunk[:, None]
+                by = tl.minimum(tl.maximum(behind, 0), 62)  # no other bit is ever set
+                named = ((bits[:, None] >> by.to(tl.int64)) & 1) != 0
+                seen = seen | (named & (behind == by)) | (slots[None, :] == own[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         new = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(new == float("-inf"), 0.0, new)  # a lane may have seen nothing yet
@@ -54,14 +59,15 @@ def attend(
     q, keys, values, out, sums, tops, tables, bounds, items, rows, scale, q_row, q_head,
     slot_stride, head_stride,
     GROUP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PAGE: tl.constexpr,
-    SIZE: tl.constexpr, WIDTH: tl.constexpr, UPCAST: tl.constexpr,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, UPCAST: tl.constexpr, TREES: tl.constexpr,
 ):  # fmt: skip
     """An item, as `plan.Plan` describes it: the rows of a tile over some of their slots.
 
     The grid is items times key heads. Lanes are rows times the heads that share the key head, so
     that keys are read once for all of them. An item that is all of its tile writes `out [T, H, D]`,
     another its part: `sums f32[parts, H, D]`, and the logarithm of its weights, `tops f32[parts,
-    H]`. `bounds` are first the lowest slot that each of the `rows` sees, then their stops.
+    H]`. `bounds` are first the lowest slot that each of the `rows` sees, then their stops; with
+    `TREES` come trunks, bits of slots behind these, and the rows' own slots.
     """
     item, group = items + tl.program_id(0) * 8, tl.program_id(1)
     first, count = tl.load(item), tl.load(item + 1)
@@ -74,6 +80,11 @@ def attend(
     whole = real[:, None] & (dims < SIZE)[None, :]
     low = tl.load(bounds + row, mask=real, other=0).to(tl.int32)
     stop = tl.load(bounds + rows + row, mask=real, other=0).to(tl.int32)
+    trunk, bits, own = None, None, None
+    if TREES:
+        trunk = tl.load(bounds + 2 * rows + row, mask=real, other=0).to(tl.int32)
+        bits = tl.load(bounds + 3 * rows + row, mask=real, other=0)
+        own = tl.load(bounds + 4 * rows + row, mask=real, other=-1).to(tl.int32)
     at = row[:, None] * q_row + head[:, None] * q_head + dims[None, :]
     query = tl.load(q + at, mask=whole, other=0.0)
     if UPCAST:
@@ -85,16 +96,16 @@ def attend(
     acc = tl.zeros([M, WIDTH], tl.float32)
     # In the middle nothing is masked.
     top, total, acc = look(
-        top, total, acc, query, keys, values, table, low, stop, begin, clear, scale, slot_stride,
-        N, PAGE, SIZE, WIDTH, True, UPCAST,
+        top, total, acc, query, keys, values, table, low, stop, trunk, bits, own, begin,
+        clear, scale, slot_stride, N, PAGE, SIZE, WIDTH, True, UPCAST, TREES,
     )  # fmt: skip
     top, total, acc = look(
-        top, total, acc, query, keys, values, table, low, stop, clear, unclear, scale, slot_stride,
-        N, PAGE, SIZE, WIDTH, False, UPCAST,
+        top, total, acc, query, keys, values, table, low, stop, trunk, bits, own, clear,
+        unclear, scale, slot_stride, N, PAGE, SIZE, WIDTH, False, UPCAST, TREES,
     )  # fmt: skip
     top, total, acc = look(
-        top, total, acc, query, keys, values, table, low, stop, unclear, end, scale, slot_stride,
-        N, PAGE, SIZE, WIDTH, True, UPCAST,
+        top, total, acc, query, keys, values, table, low, stop, trunk, bits, own, unclear,
+        end, scale, slot_stride, N, PAGE, SIZE, WIDTH, True, UPCAST, TREES,
     )  # fmt: skip
     keep(
         out, sums, tops, top, total, acc, row, head, part + lanes // GROUP, real, whole,

@@ -23,9 +23,9 @@ from outpace.attention.plan import (
     Grid,
     Numbers,
     Tiles,
-    bounds,
     filled,
     filled_pages,
+    seen_by,
     tables,
     unknown,
 )
@@ -94,12 +94,12 @@ class Paged:
         return Grid(lanes // group, STEP[dtype], self.page, programs, self.kv_heads)
 
     def numbers(self, spans: Sequence[Span]) -> list[Numbers]:
-        """Page tables; then for each kind of layer the bounds of rows, the items, the merges.
+        """Page tables; then for each kind of layer what rows see, the items, the merges.
 
         Nothing where a span says what the kernel does not know, so that `dense` attends; a line of
         the log tells it once.
         """
-        if news := unknown(Span, spans, {"rows", "start", "seen", "stops", "pages"}):
+        if news := unknown(Span, spans, {"rows", "start", "seen", "stops", "pages", "tree"}):
             if news not in self.told:
                 LOG.warning("attention: dense for forwards with %s, unknown to the kernel", news)
             self.told.add(news)
@@ -108,7 +108,7 @@ class Paged:
         pages, begins = tables(spans, self.page)
         wanted = [filled_pages(pages) if self.filled else pages]
         for sight in self.kinds:
-            seen = bounds(spans, sight)
+            seen = seen_by(spans, sight)
             items, merges = Tiles.of(spans, begins, seen, grid).items(grid)
             if self.filled:
                 items, merges = filled(items, NO_ITEM), filled(merges, NO_MERGE)
@@ -145,7 +145,7 @@ class Launch:
     Attributes:
         grid: how it is cut.
         pages: page tables, one behind the other.
-        bounds: `i64[2 * T]` lowest slot and stop of each row.
+        bounds: `i64[2 * T]` lowest slot and stop of each row; `i64[5 * T]` with trees.
         items, merges: `i64[8 * n]` and `i64[4 * m]`, see `plan.Tiles`.
         sums, tops: parts of what is split, and the logarithms of their weights.
     """
@@ -188,6 +188,7 @@ class Launch:
             SIZE=size,
             WIDTH=width,
             UPCAST=interpreted and q.dtype == torch.bfloat16,
+            TREES=len(self.bounds) > 2 * len(q),
             num_warps=8 if lanes > 64 else 4,
         )
         if len(self.merges):
