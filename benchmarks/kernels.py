@@ -38,11 +38,13 @@ class Load:
     rows: int
     keys: int
     pattern: str = "full"
+    sinks: bool = False
 
     @property
     def name(self) -> str:
         """Its numbers."""
-        return f"{self.batch} x {self.rows} rows, {self.keys} keys, {self.pattern}"
+        more = ", sinks" if self.sinks else ""
+        return f"{self.batch} x {self.rows} rows, {self.keys} keys, {self.pattern}{more}"
 
     def spans(self) -> list[Span]:
         """Rows at the end of sequences whose pages lie anywhere."""
@@ -98,10 +100,11 @@ SHARE = 0.75
 WIDE = (32, 8, 128)
 FULL = Sizes(
     agree=tuple(
-        Load(shape=shape, batch=3, rows=rows, keys=keys, pattern=pattern)
+        Load(shape=shape, batch=3, rows=rows, keys=keys, pattern=pattern, sinks=sinks)
         for shape in ((8, 2, 64), (14, 2, 64), (28, 4, 128), WIDE)
-        for rows, keys, pattern in (
-            *((1, 900, "causal"), (16, 4000, "full"), (300, 0, "causal"), (60, 900, "tree")),
+        for rows, keys, pattern, sinks in (
+            *((1, 900, "causal", False), (16, 4000, "full", False), (300, 0, "causal", False)),
+            *((60, 900, "tree", False), (4, 900, "causal", True)),
         )
     ),
     loads=(
@@ -119,7 +122,7 @@ FULL = Sizes(
 )
 TINY = Load(shape=(8, 2, 64), batch=2, rows=3, keys=40)
 SMOKE = Sizes(
-    agree=(TINY, replace(TINY, pattern="tree")),
+    agree=(TINY, replace(TINY, pattern="tree"), replace(TINY, sinks=True)),
     loads=(TINY,),
     judged=(TINY,),
     reads=((2, 5000),),
@@ -185,7 +188,8 @@ def attending(
     numbers = [torch.from_numpy(each).to(q.device) for each in one.numbers(spans)]
     none = torch.zeros(0, dtype=torch.int64, device=q.device)
     attend = one.plan(Batch(none, none, none, None, spans, numbers=numbers))
-    return lambda: attend(0, q, nothing, nothing)
+    sinks = torch.linspace(-2, 4, q.shape[1], device=q.device) if load.sinks else None
+    return lambda: attend(0, q, nothing, nothing, sinks)
 
 
 def agreement(loads: Sequence[Load], device: str) -> Iterator[tuple[str, float, float]]:

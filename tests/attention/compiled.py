@@ -14,7 +14,7 @@ from outpace.decoding import kernel as reads
 
 SHARED = {"GROUP": 4, "M": 64, "N": 64, "PAGE": 16, "SIZE": 128, "WIDTH": 128, "UPCAST": False}
 POINTERS = {
-    **dict.fromkeys(("q", "keys", "values", "out"), "*bf16"),
+    **dict.fromkeys(("q", "keys", "values", "out", "sinks"), "*bf16"),
     **dict.fromkeys(("sums", "tops", "ratios", "temperatures", "top_ps", "min_ps"), "*fp32"),
     **dict.fromkeys(("tables", "bounds", "items", "merges", "top_ks", "tokens"), "*i64"),
     "logits": "*bf16",
@@ -34,13 +34,14 @@ def build(function: Any, pointers: dict[str, str], constants: dict[str, Any]) ->
         constexprs={(names.index(name),): value for name, value in constants.items()},
     )
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32))
-    flags = [f" with {name}" for name, value in constants.items() if value is True]
-    print(function.__name__ + "".join(flags), built.metadata.shared)
+    print(function.__name__, built.metadata.shared)
 
 
 if __name__ == "__main__":
     assert isinstance(kernel.attend, triton.JITFunction), sys.argv
     build(reads.read, POINTERS | {"keys": "*i64"}, {"BLOCK": 4096, "GUESS": True})
-    build(kernel.merge, POINTERS, {"HEADS": 32, "BLOCK": 1, "PARTS": 16, "SIZE": 128, "WIDTH": 128})
-    for trees in (False, True):
-        build(kernel.attend, POINTERS, SHARED | {"TREES": trees})
+    merged = {"HEADS": 32, "BLOCK": 1, "PARTS": 16, "SIZE": 128, "WIDTH": 128}
+    for none in ({"sinks": None}, dict[str, Any]()):
+        build(kernel.merge, POINTERS, merged | none)
+        for trees in (False, True):
+            build(kernel.attend, POINTERS, SHARED | {"TREES": trees} | none)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from helpers import finish, tokens
 from outpace import LLM
@@ -46,6 +47,7 @@ def compare(
     processors: int = 4,
     sights: Sequence[Sight] = (),
     filled: bool = False,
+    sinks: Tensor | None = None,
 ) -> None:
     """Both back ends on the same memory; the reference attends in float32."""
     heads, kv_heads, dim = shape
@@ -60,8 +62,8 @@ def compare(
     ours = Paged(dense, page=PAGE, processors=processors, filled=filled)
     assert ours.numbers(spans)
     for layer in range(2 if sights else 1):
-        wanted = attend(exact, spans, q.float(), layer)
-        got = attend(ours, spans, q, layer)
+        wanted = attend(exact, spans, q.float(), layer, sinks)
+        got = attend(ours, spans, q, layer, sinks)
         assert got.dtype == dtype
         torch.testing.assert_close(got.float(), wanted, atol=TOLERANCE[dtype], rtol=0)
 
@@ -101,6 +103,46 @@ def test_trees_may_be_split(processors: int, filled: bool) -> None:
     compare(
         (4, 2, 16), torch.float32, asked, 512, processors=processors, sights=sights, filled=filled
     )
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sinks_take_part_of_the_weight(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Small ones, some that leave nothing, and one that is none; trees and windows beside them."""
+    sinks = torch.tensor([-9.0, 0, 1, 2, 3, 8, 80, -torch.inf]).repeat(4)[: shape[0]].to(dtype)
+    sights = [Sight(window=70), Sight()]
+    compare(shape, dtype, [(68, 10, TREE), MIXED[2], MIXED[4]], 144, sights=sights, sinks=sinks)
+
+
+@pytest.mark.parametrize("processors", [1, 64])
+@pytest.mark.parametrize("filled", [False, True])
+def test_sinks_count_once_where_keys_are_split(processors: int, filled: bool) -> None:
+    """And in another dtype than that of the keys."""
+    sinks = torch.tensor([0.0, 3.0, -2.0]).bfloat16()
+    asked = [
+        (500, 2, "causal"),
+        (30, 4, "full"),
+        (250, 9, Tree.of(251, [-1, 0, 1, 2, 0, 4, -1, 6])),
+    ]
+    compare(
+        *((3, 1, 16), torch.float32, asked, 512),
+        processors=processors,
+        filled=filled,
+        sinks=sinks,
+    )
+
+
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.0, -3, 50, -torch.inf])])
+def test_a_row_that_sees_no_key_says_nothing(sinks: Tensor | None) -> None:
+    """Alone, and in a tile that is split since others see much."""
+    alone, beside = spans_of([(3, 2, 0), (500, 3, "causal")], 512)
+    beside.stops = [0, 502, 0]
+    dense = Dense([random(1024, 2, 16)], [random(1024, 2, 16)], 4)
+    found = attend(
+        Paged(dense, page=PAGE, processors=64), [alone, beside], random(5, 4, 16), sinks=sinks
+    )
+    assert not found[[0, 1, 2, 4]].any() and not found.isnan().any()
+    assert found[3, :2].all()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 17, 33, 64])
@@ -199,9 +241,10 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
         [sys.executable, str(program)], capture_output=True, text=True, env=os.environ | aside
     )
     assert done.returncode == 0, done.stderr
-    shared = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines())
-    assert list(shared) == ["read with GUESS", "merge", "attend", "attend with TREES"]
-    assert all(int(size) < 100_000 for size in shared.values())
+    names, shared = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
+    without_sinks = "merge", "attend", "attend"
+    assert names == ("read", *without_sinks, *without_sinks)
+    assert all(int(size) < 100_000 for size in shared)
 
 
 def choose(name: str, dtype: torch.dtype = torch.float32, **options: bool) -> Backend:

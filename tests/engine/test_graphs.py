@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from helpers import finish, run, tokens
+from helpers import causal_model, finish, run, tokens
 from outpace import LLM
 from outpace.decoding import CAUSAL, Forward, Sample
 from outpace.decoding.tree import Tree
@@ -19,6 +19,7 @@ from outpace.engine.graphs import SIZES, SPARE, Recorder, States, recorder
 from outpace.engine.runner import Runner
 from outpace.methods import APD, Autoregressive, DFlash, Eagle, Method
 from outpace.models.transformer import Transformer
+from spans import random
 from workload import KINDS, MODELS, Request
 
 CPU, KEPT = torch.device("cpu"), Sample(keep=True)
@@ -119,6 +120,18 @@ def passes(model: Transformer, record: Again | None) -> list[torch.Tensor]:
         assert told.logits is not None
         found.append(told.logits[0])
     return found
+
+
+def test_sinks_are_part_of_a_graph() -> None:
+    """They lie where they are, and a graph that comes again looks there."""
+    model = causal_model(seed=1)
+    for block in model.blocks:
+        block.attention.sinks = torch.nn.Parameter(random(4), requires_grad=False)
+    record = Again()
+    found = passes(model, record)
+    torch.testing.assert_close(found, passes(model, None))
+    without = passes(causal_model(seed=1), None)
+    assert not any(torch.allclose(a, b) for a, b in zip(found, without, strict=True))
 
 
 def test_passes_with_trees_have_graphs_of_their_own() -> None:

@@ -47,7 +47,6 @@ def backend(
     heads: int,
     sights: Sequence[Sight],
     *,
-    sinks: bool = False,
     page: int,
     double: bool,
     filled: bool = False,
@@ -74,7 +73,7 @@ def backend(
     elif (reason := missing(like.device)) is None:
         from outpace.attention.paged import unfit
 
-        reason = "layers have sinks" if sinks else unfit(like, sights, page, double)
+        reason = unfit(like, sights, page, double)
     if reason is None:
         LOG.info("%s: %s", where, wanted)
         return compiled.Compiled(dense) if wanted == "compiled" else paged(dense, page, filled)

@@ -2,13 +2,18 @@
 
 Shapes: T rows, H heads of which G share each of K key heads, D head size; M lanes of a tile, which
 are its rows times G; N slots of a step. Keys are split as FlashDecoding does (Dao et al., 2023),
-over pages (Kwon et al., 2023), with a stop of its own for each row. Logarithms are of base two.
+over pages (Kwon et al., 2023), with a stop of its own for each row. Logarithms are of base two, but
+for `sinks [H]`, which are none or a further score of each head, as a model has it.
 """
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
+
+LOG2E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
@@ -56,7 +61,7 @@ def look(
 # What differs from pass to pass must not compile it anew: numbers of rows, places in the buffer.
 @triton.jit(do_not_specialize=["tables", "bounds", "items", "rows"])
 def attend(
-    q, keys, values, out, sums, tops, tables, bounds, items, rows, scale, q_row, q_head,
+    q, keys, values, out, sums, tops, sinks, tables, bounds, items, rows, scale, q_row, q_head,
     slot_stride, head_stride,
     GROUP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PAGE: tl.constexpr,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, UPCAST: tl.constexpr, TREES: tl.constexpr,
@@ -108,18 +113,30 @@ def attend(
         end, scale, slot_stride, N, PAGE, SIZE, WIDTH, True, UPCAST, TREES,
     )  # fmt: skip
     keep(
-        out, sums, tops, top, total, acc, row, head, part + lanes // GROUP, real, whole,
+        out, sums, tops, sinks, top, total, acc, row, head, part + lanes // GROUP, real, whole,
         part < 0, tl.num_programs(1) * GROUP, SIZE, WIDTH,
     )  # fmt: skip
 
 
 @triton.jit
+def drained(top, total, acc, sink):
+    """What a sink leaves of sums: it takes part of the weight, and has no value."""
+    new = tl.maximum(top, sink * LOG2E)
+    base = tl.where(new == float("-inf"), 0.0, new)
+    fade = tl.exp2(top - base)
+    return total * fade + tl.exp2(sink * LOG2E - base), acc * fade[:, None]
+
+
+@triton.jit
 def keep(
-    out, sums, tops, top, total, acc, row, head, part, real, whole, alone, heads,
+    out, sums, tops, sinks, top, total, acc, row, head, part, real, whole, alone, heads,
     SIZE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Write what the lanes that are `real` have seen: results, or parts where it is not all."""
     dims = tl.arange(0, WIDTH)
+    if sinks is not None:  # where this is not all, in the merge
+        sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32)
+        total, acc = drained(top, total, acc, tl.where(alone, sink, float("-inf")))
     nought = total == 0.0
     acc = acc / tl.where(nought, 1.0, total)[:, None]
     if alone:
@@ -134,8 +151,8 @@ def keep(
 
 @triton.jit(do_not_specialize=["merges"])
 def merge(
-    out, sums, tops, merges, HEADS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    SIZE: tl.constexpr, WIDTH: tl.constexpr,
+    out, sums, tops, sinks, merges, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The parts of a row and `BLOCK` of its heads, `PARTS` of them at a time.
 
@@ -169,6 +186,9 @@ def merge(
         acc = acc * fade[:, None] + tl.sum(weights[:, :, None] * some, 0)
         total = total * fade + tl.sum(weights, 0)
         top = new
+    if sinks is not None:
+        sink = tl.load(sinks + heads, mask=heads < known, other=0.0).to(tl.float32)
+        total, acc = drained(top, total, acc, sink)
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     place = (row * HEADS + heads)[:, None] * SIZE + dims[None, :]
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=whole)

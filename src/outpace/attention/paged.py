@@ -129,11 +129,10 @@ class Paged:
         def attend(
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
         ) -> Tensor:
-            assert sinks is None
             keys, values = self.keys[layer], self.values[layer]
             keys.index_copy_(0, batch.write, k)
             values.index_copy_(0, batch.write, v)
-            return launches[self.sights[layer]](q, keys, values)
+            return launches[self.sights[layer]](q, keys, values, sinks)
 
         return attend
 
@@ -168,8 +167,8 @@ class Launch:
         sums = tops.new_empty(parts, of.heads, of.size)
         return cls(grid, pages, bounds, items, merges, sums, tops)
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend with all rows `q [T, H, D]`."""
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
+        """Attend with all rows `q [T, H, D]`, beside `sinks [H]` if there are any."""
         heads, size = q.shape[1:]
         group = heads // self.grid.kv_heads
         lanes = triton.next_power_of_2(self.grid.rows * group)
@@ -177,7 +176,8 @@ class Launch:
         q = q if q.stride(-1) == 1 else q.contiguous()
         out = q.new_empty(q.shape)
         kernel.attend[len(self.items) // 8, self.grid.kv_heads](
-            *(q, keys, values, out, self.sums, self.tops, self.pages, self.bounds, self.items),
+            *(q, keys, values, out, self.sums, self.tops, sinks),
+            *(self.pages, self.bounds, self.items),
             len(q),
             math.log2(math.e) / math.sqrt(size),
             *(q.stride(0), q.stride(1), keys.stride(0), keys.stride(1)),
@@ -192,15 +192,15 @@ class Launch:
             num_warps=8 if lanes > 64 else 4,
         )
         if len(self.merges):
-            self.merge(out, width)
+            self.merge(out, sinks, width)
         return out
 
-    def merge(self, out: Tensor, width: int) -> None:
+    def merge(self, out: Tensor, sinks: Tensor | None, width: int) -> None:
         """Add up the parts of rows; a program of the interpreter is dear, so it has few."""
         heads, size = out.shape[1:]
         block = triton.next_power_of_2(heads) if interpreted else 1
         kernel.merge[len(self.merges) // 4, triton.cdiv(heads, block)](
-            *(out, self.sums, self.tops, self.merges),
+            *(out, self.sums, self.tops, sinks, self.merges),
             HEADS=heads,
             BLOCK=block,
             PARTS=MERGED,
