@@ -5,7 +5,6 @@ Shapes: T rows of all sequences, H heads, K key/value heads, D head size, S slot
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,12 +26,11 @@ from outpace.attention.plan import (
     filled_pages,
     seen_by,
     tables,
+    tells,
     unknown,
 )
 from outpace.models.config import Sight
 from outpace.models.transformer import Attend
-
-LOG = logging.getLogger(__name__)
 
 LANES = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}
 """Rows times heads of the largest tile, by dtype."""
@@ -99,10 +97,8 @@ class Paged:
         Nothing where a span says what the kernel does not know, so that `dense` attends; a line of
         the log tells it once.
         """
-        if news := unknown(Span, spans, {"rows", "start", "seen", "stops", "pages", "tree"}):
-            if news not in self.told:
-                LOG.warning("attention: dense for forwards with %s, unknown to the kernel", news)
-            self.told.add(news)
+        news = unknown(Span, spans, {"rows", "start", "seen", "stops", "pages", "tree"})
+        if tells(news, self.told):
             return []
         grid = self.grid(spans)
         pages, begins = tables(spans, self.page)

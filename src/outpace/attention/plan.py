@@ -5,6 +5,7 @@ Shapes: T rows, n items, m rows whose items must be merged.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 from outpace.attention.batch import Span
 from outpace.models.config import Sight
+
+LOG = logging.getLogger(__name__)
 
 Numbers = NDArray[np.int64]
 
@@ -202,3 +205,11 @@ def unknown(kind: type, given: Sequence[object], known: set[str]) -> str:
         if any(getattr(each, field.name) is not field.default for each in given):
             return field.name
     return ""
+
+
+def tells(news: str, told: set[str]) -> bool:
+    """Whether there is what a back end does not know; the log says once that `dense` attends."""
+    if news and news not in told:
+        LOG.warning("attention: dense for forwards with %s, unknown to the kernel", news)
+        told.add(news)
+    return bool(news)

@@ -80,6 +80,7 @@ class Runner:
             self.cache.values,
             self.config.heads,
             self.config.sights,
+            sinks=self.config.sinks,
             page=PAGE,
             double=double,
             filled=record is not None,
