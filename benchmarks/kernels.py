@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from outpace.attention.choice import backend, missing
 from outpace.decoding import Sampling
 from outpace.decoding.fused import read_rows
 from outpace.decoding.sampling import Noisy, Score, scores
+from outpace.decoding.tree import Tree
 from outpace.engine.cache import PAGE, Table
 
 SCORES: set[Score] = {"confidence", "margin", "entropy"}
@@ -29,7 +30,7 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 class Load:
     """Sequences that are decoded side by side: so many rows each, behind so many keys.
 
-    `shape` has the heads, key heads, and head size.
+    `shape` has the heads, key heads, and head size. In a tree two rows hang on each.
     """
 
     shape: tuple[int, int, int]
@@ -37,17 +38,22 @@ class Load:
     rows: int
     keys: int
     pattern: str = "full"
+    sinks: bool = False
 
     @property
     def name(self) -> str:
         """Its numbers."""
-        return f"{self.batch} x {self.rows} rows, {self.keys} keys, {self.pattern}"
+        more = ", sinks" if self.sinks else ""
+        return f"{self.batch} x {self.rows} rows, {self.keys} keys, {self.pattern}{more}"
 
     def spans(self) -> list[Span]:
         """Rows at the end of sequences whose pages lie anywhere."""
         end, each = self.keys + self.rows, -(-(self.keys + self.rows) // PAGE)
         order = np.random.default_rng(0).permutation(self.batch * each).reshape(self.batch, each)
-        stops = None if self.pattern == "causal" else [end] * self.rows
+        stops, tree = [end] * self.rows if self.pattern == "full" else None, None
+        if self.pattern == "tree":
+            tree = Tree.of(self.keys, [(row - 1) // 2 for row in range(self.rows)])
+            stops = tree.stops(self.keys)
         return [
             Span(
                 slice(n * self.rows, (n + 1) * self.rows),
@@ -55,6 +61,7 @@ class Load:
                 end,
                 stops,
                 Table(pages=order[n].tolist(), size=end),
+                tree,
             )
             for n in range(self.batch)
         ]
@@ -93,9 +100,12 @@ SHARE = 0.75
 WIDE = (32, 8, 128)
 FULL = Sizes(
     agree=tuple(
-        Load(shape=shape, batch=3, rows=rows, keys=keys, pattern=pattern)
+        Load(shape=shape, batch=3, rows=rows, keys=keys, pattern=pattern, sinks=sinks)
         for shape in ((8, 2, 64), (14, 2, 64), (28, 4, 128), WIDE)
-        for rows, keys, pattern in ((1, 900, "causal"), (16, 4000, "full"), (300, 0, "causal"))
+        for rows, keys, pattern, sinks in (
+            *((1, 900, "causal", False), (16, 4000, "full", False), (300, 0, "causal", False)),
+            *((60, 900, "tree", False), (4, 900, "causal", True)),
+        )
     ),
     loads=(
         *(
@@ -112,7 +122,7 @@ FULL = Sizes(
 )
 TINY = Load(shape=(8, 2, 64), batch=2, rows=3, keys=40)
 SMOKE = Sizes(
-    agree=(TINY,),
+    agree=(TINY, replace(TINY, pattern="tree"), replace(TINY, sinks=True)),
     loads=(TINY,),
     judged=(TINY,),
     reads=((2, 5000),),
@@ -178,7 +188,8 @@ def attending(
     numbers = [torch.from_numpy(each).to(q.device) for each in one.numbers(spans)]
     none = torch.zeros(0, dtype=torch.int64, device=q.device)
     attend = one.plan(Batch(none, none, none, None, spans, numbers=numbers))
-    return lambda: attend(0, q, nothing, nothing)
+    sinks = torch.linspace(-2, 4, q.shape[1], device=q.device) if load.sinks else None
+    return lambda: attend(0, q, nothing, nothing, sinks)
 
 
 def agreement(loads: Sequence[Load], device: str) -> Iterator[tuple[str, float, float]]:

@@ -12,6 +12,10 @@ from outpace.attention.batch import Backend, Batch, Span
 from outpace.decoding.tree import Tree
 from outpace.engine.cache import PAGE, Table
 
+TREE = Tree.of(70, [-1, -1, 0, 1, 2, 2, 0, 6])
+FAR = Tree(20, (1 << 40 | 5, 1 << 62 | 1 << 40, 7))
+"""Rows of slots 70 to 77 and 83 to 85; the last bit that there is is among theirs."""
+
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     """Numbers that are the same every time."""

@@ -15,7 +15,7 @@ FILE, METHOD, FAMILY = 350, 200, 80
 FUNCTION, MEDIAN = 60, 8
 BUDGET = {
     "": 2450,
-    "attention": 1525,
+    "attention": 1750,
     "benchmark": 1400,
     "cli": 3325,
     "constraint": 2550,

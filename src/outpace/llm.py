@@ -60,7 +60,7 @@ class LLM:
     answer together; `mask_id` names the mask token where `config.json` does not; `prefix_cache`
     lets causal models find what they computed for prompts that began alike; `pace="auto"` lets
     methods be less parallel than their options say where that is faster at the present load;
-    `attention` is the back end, `dense`, `compiled` (on a CPU), `triton` (on a GPU) or `auto`;
+    `attention` is `dense`, `compiled` (on a CPU), `triton` or `varlen` (on a GPU), or `auto`;
     `graphs` record passes of a GPU, and `compile` has PyTorch make kernels of layers there.
     `tensor_parallel` splits every model over so many processes that were started together: the
     first one has an `LLM` like any other; the others work for it here until it ends, and end then

@@ -12,9 +12,9 @@ from triton.compiler import ASTSource
 from outpace.attention import kernel
 from outpace.decoding import kernel as reads
 
-SHARED = {"N": 64, "PAGE": 16, "SIZE": 128, "WIDTH": 128, "UPCAST": False}
+SHARED = {"GROUP": 4, "M": 64, "N": 64, "PAGE": 16, "SIZE": 128, "WIDTH": 128, "UPCAST": False}
 POINTERS = {
-    **dict.fromkeys(("q", "keys", "values", "out"), "*bf16"),
+    **dict.fromkeys(("q", "keys", "values", "out", "sinks"), "*bf16"),
     **dict.fromkeys(("sums", "tops", "ratios", "temperatures", "top_ps", "min_ps"), "*fp32"),
     **dict.fromkeys(("tables", "bounds", "items", "merges", "top_ks", "tokens"), "*i64"),
     "logits": "*bf16",
@@ -40,5 +40,8 @@ def build(function: Any, pointers: dict[str, str], constants: dict[str, Any]) ->
 if __name__ == "__main__":
     assert isinstance(kernel.attend, triton.JITFunction), sys.argv
     build(reads.read, POINTERS | {"keys": "*i64"}, {"BLOCK": 4096, "GUESS": True})
-    build(kernel.merge, POINTERS, {"HEADS": 32, "BLOCK": 1, "PARTS": 16, "SIZE": 128, "WIDTH": 128})
-    build(kernel.attend, POINTERS, {"GROUP": 4, "M": 64, **SHARED})
+    merged = {"HEADS": 32, "BLOCK": 1, "PARTS": 16, "SIZE": 128, "WIDTH": 128}
+    for none in ({"sinks": None}, dict[str, Any]()):
+        build(kernel.merge, POINTERS, merged | none)
+        for trees in (False, True):
+            build(kernel.attend, POINTERS, SHARED | {"TREES": trees} | none)

@@ -13,20 +13,18 @@ from outpace import LLM
 from outpace.attention import choice
 from outpace.attention.batch import Span
 from outpace.attention.choice import backend
-from outpace.attention.compiled import Compiled, latest, unfit
+from outpace.attention.compiled import Compiled, unfit
 from outpace.attention.dense import Dense
 from outpace.decoding.tree import Tree
 from outpace.engine.cache import PAGE
 from outpace.models import compiled
 from outpace.models.config import Sight
-from spans import attend, random, spans_of
+from spans import FAR, TREE, attend, random, spans_of
 
 MISSING = unfit(torch.empty(16, 1, 16), (), PAGE)
 needs_loop = pytest.mark.skipif(MISSING is not None, reason=f"no compiled attention: {MISSING}")
 SHAPES = [(8, 2, 64), (14, 2, 64), (28, 4, 128), (32, 8, 128), (6, 6, 32), (20, 1, 256), (4, 4, 16)]
 DTYPES = [torch.float32, torch.bfloat16]
-TREE = Tree.of(70, [-1, -1, 0, 1, 2, 2, 0, 6])
-FAR = Tree(20, (1 << 40 | 5, 1 << 60 | 1 << 40, 7))
 MIXED = [
     (60, 1, "causal"),
     (9, 16, "full"),
@@ -216,8 +214,3 @@ def test_a_sight_that_it_does_not_know_is_left_to_dense(monkeypatch: pytest.Monk
     keys = torch.empty(16, 1, 16)
     assert unfit(keys, [later(window=3)], PAGE) is None
     assert "the dilation of a layer's sight" in str(unfit(keys, [later(dilation=2)], PAGE))
-
-
-def test_the_latest_bits() -> None:
-    """Those of the highest slots."""
-    assert [latest(0b10110, count) for count in range(4)] == [0, 0b10000, 0b10100, 0b10110]

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import fields, make_dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from helpers import finish, tokens
 from outpace import LLM
@@ -20,14 +22,16 @@ from outpace.attention.batch import Backend, Span
 from outpace.attention.choice import backend
 from outpace.attention.dense import Dense
 from outpace.attention.paged import Paged
-from outpace.attention.plan import Grid, Tiles, bounds, tables
+from outpace.attention.plan import Grid, Tiles, latest, seen_by, tables
+from outpace.decoding import Sampling
+from outpace.decoding.tree import Tree
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
 from outpace.evaluation.run import questions_of
-from outpace.methods import APD, Autoregressive, DFlash, Method
+from outpace.methods import APD, Autoregressive, DFlash, Eagle, Method
 from outpace.models.config import Sight
-from spans import attend, random, spans_of
+from spans import FAR, TREE, attend, random, spans_of
 from workload import KINDS, MODELS, Request
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -43,6 +47,7 @@ def compare(
     processors: int = 4,
     sights: Sequence[Sight] = (),
     filled: bool = False,
+    sinks: Tensor | None = None,
 ) -> None:
     """Both back ends on the same memory; the reference attends in float32."""
     heads, kv_heads, dim = shape
@@ -55,9 +60,10 @@ def compare(
     dense = Dense([memory[0]] * 2, [memory[1]] * 2, heads, sights)
     exact = Dense([memory[0].float()] * 2, [memory[1].float()] * 2, heads, sights)
     ours = Paged(dense, page=PAGE, processors=processors, filled=filled)
+    assert ours.numbers(spans)
     for layer in range(2 if sights else 1):
-        wanted = attend(exact, spans, q.float(), layer)
-        got = attend(ours, spans, q, layer)
+        wanted = attend(exact, spans, q.float(), layer, sinks)
+        got = attend(ours, spans, q, layer, sinks)
         assert got.dtype == dtype
         torch.testing.assert_close(got.float(), wanted, atol=TOLERANCE[dtype], rtol=0)
 
@@ -72,6 +78,71 @@ MIXED = [(60, 1, "causal"), (9, 16, "full"), (0, 5, (2, 3)), (3, 4, 40), (130, 3
 def test_kernel_equals_dense(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Decode, full, blocks and a reach in one launch, over scattered pages, some of them split."""
     compare(shape, dtype, MIXED if shape[0] < 32 else [*MIXED[:2], MIXED[4]], 144)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_trees_see_what_their_bits_say(
+    shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    """Some behind causal rows, some with slots of an earlier forward, beside sequences without."""
+    compare(shape, dtype, [(68, 10, TREE), MIXED[4], (83, 3, FAR), MIXED[2]], 144)
+
+
+@pytest.mark.parametrize("processors", [1, 64])
+@pytest.mark.parametrize("filled", [False, True])
+def test_trees_may_be_split(processors: int, filled: bool) -> None:
+    """Also between the slots that bits name; one hangs on nothing, another on a long text."""
+    asked = [
+        (0, 3, Tree.of(0, [-1, 0, 0])),
+        (250, 9, Tree.of(251, [-1, 0, 1, 2, 0, 4, -1, 6])),
+        (300, 2, Tree(240, (1 << 59 | 1, 1 << 60))),
+        (500, 1, "causal"),
+    ]
+    sights = [Sight(window=140), Sight()]
+    compare(
+        (4, 2, 16), torch.float32, asked, 512, processors=processors, sights=sights, filled=filled
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sinks_take_part_of_the_weight(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Small ones, some that leave nothing, and one that is none; trees and windows beside them."""
+    sinks = torch.tensor([-9.0, 0, 1, 2, 3, 8, 80, -torch.inf]).repeat(4)[: shape[0]].to(dtype)
+    sights = [Sight(window=70), Sight()]
+    compare(shape, dtype, [(68, 10, TREE), MIXED[2], MIXED[4]], 144, sights=sights, sinks=sinks)
+
+
+@pytest.mark.parametrize("processors", [1, 64])
+@pytest.mark.parametrize("filled", [False, True])
+def test_sinks_count_once_where_keys_are_split(processors: int, filled: bool) -> None:
+    """And in another dtype than that of the keys."""
+    sinks = torch.tensor([0.0, 3.0, -2.0]).bfloat16()
+    asked = [
+        (500, 2, "causal"),
+        (30, 4, "full"),
+        (250, 9, Tree.of(251, [-1, 0, 1, 2, 0, 4, -1, 6])),
+    ]
+    compare(
+        *((3, 1, 16), torch.float32, asked, 512),
+        processors=processors,
+        filled=filled,
+        sinks=sinks,
+    )
+
+
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.0, -3, 50, -torch.inf])])
+def test_a_row_that_sees_no_key_says_nothing(sinks: Tensor | None) -> None:
+    """Alone, and in a tile that is split since others see much."""
+    alone, beside = spans_of([(3, 2, 0), (500, 3, "causal")], 512)
+    beside.stops = [0, 502, 0]
+    dense = Dense([random(1024, 2, 16)], [random(1024, 2, 16)], 4)
+    found = attend(
+        Paged(dense, page=PAGE, processors=64), [alone, beside], random(5, 4, 16), sinks=sinks
+    )
+    assert not found[[0, 1, 2, 4]].any() and not found.isnan().any()
+    assert found[3, :2].all()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 17, 33, 64])
@@ -106,10 +177,12 @@ def test_work_that_is_filled_up_gives_the_same(processors: int) -> None:
 
 
 @pytest.mark.parametrize(("window", "causal"), [(1, True), (5, False), (70, True), (1000, False)])
-def test_layers_see_as_their_sights_say(window: int, causal: bool) -> None:
-    """A window and nothing behind the row, beside a layer that sees all."""
+@pytest.mark.parametrize("trees", [False, True])
+def test_layers_see_as_their_sights_say(window: int, causal: bool, trees: bool) -> None:
+    """A window and nothing behind the row, beside a layer that sees all; it counts along a tree."""
     sights = [Sight(window=window, causal=causal), Sight()]
-    compare((4, 2, 16), torch.float32, MIXED, 144, sights=sights)
+    asked = [*MIXED, (68, 10, TREE), (83, 3, FAR)] if trees else MIXED
+    compare((4, 2, 16), torch.float32, asked, 144, sights=sights)
 
 
 @pytest.mark.parametrize("dim", [16, 24, 80, 96])
@@ -119,17 +192,19 @@ def test_heads_of_any_size(dim: int) -> None:
 
 
 @pytest.mark.parametrize(("sight", "split"), [(Sight(window=50), False), (Sight(), True)])
-def test_every_slot_is_looked_at_once(sight: Sight, split: bool) -> None:
+@pytest.mark.parametrize("trees", [False, True])
+def test_every_slot_is_looked_at_once(sight: Sight, split: bool, trees: bool) -> None:
     """Items of a tile follow each other, and their middles hide nothing from any row."""
-    spans = spans_of(MIXED, 144)
+    spans = spans_of([*MIXED, (68, 10, TREE), (83, 3, FAR)] if trees else MIXED, 144)
     grid = Grid(rows=4, step=32, page=PAGE, programs=64, kv_heads=2)
-    seen = bounds(spans, sight)
+    seen = seen_by(spans, sight)
     tiles = Tiles.of(spans, tables(spans, PAGE)[1], seen, grid)
     items, merges = tiles.items(grid)
-    low, stop = seen
+    low, stop, *_ = seen
+    last = np.maximum(stop, seen[4] + 1) if trees else stop
     for row in range(len(stop)):
         own = [i for i in items.tolist() if i[0] <= row < i[0] + i[1]]
-        assert own[0][3] <= low[row] and own[-1][6] >= stop[row]
+        assert own[0][3] <= low[row] and own[-1][6] >= last[row]
         assert all(a[6] == b[3] for a, b in zip(own, own[1:], strict=False))
         for _, _, _, begin, clear, unclear, end, _ in own:
             assert begin <= clear <= unclear <= end
@@ -166,9 +241,10 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
         [sys.executable, str(program)], capture_output=True, text=True, env=os.environ | aside
     )
     assert done.returncode == 0, done.stderr
-    shared = dict(line.split() for line in done.stdout.splitlines())
-    assert list(shared) == ["read", "merge", "attend"]
-    assert all(int(size) < 100_000 for size in shared.values())
+    names, shared = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
+    without_sinks = "merge", "attend", "attend"
+    assert names == ("read", *without_sinks, *without_sinks)
+    assert all(int(size) < 100_000 for size in shared)
 
 
 def choose(name: str, dtype: torch.dtype = torch.float32, **options: bool) -> Backend:
@@ -191,7 +267,7 @@ def test_the_choice_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("flash", {}, "unknown attention 'flash'; known are auto, dense, compiled, triton"),
+        ("flash", {}, "unknown attention 'flash'; known are auto, dense, compiled, triton, varlen"),
         (None, {}, "unknown attention None"),
         (["triton"], {}, r"unknown attention \['triton'\]"),
         ("triton", {"dtype": torch.float64}, "not torch.float64; choose 'dense' or 'auto'"),
@@ -247,14 +323,34 @@ QUICK = KINDS[0], next(method for method in KINDS if isinstance(method, DFlash))
 )
 def test_tokens_of_every_method_are_those_of_dense(method: Method) -> None:
     """On tiny models with windows and context, two requests side by side."""
-    found = []
-    for name in ("dense", "triton"):
-        engine = Engine()
-        for role, model in MODELS.items():
-            engine.add(Runner(role, model, slots=32 * PAGE, attention=name))
-        prompts = ((3, 1, 4, 1, 5), tuple(range(1, 20)))
-        asked = [Request(method=method, prompt=p, max_tokens=12) for p in prompts]
-        jobs = [each.submit(engine) for each in asked]
-        finish(engine)
-        found.append([tokens(job) for job in jobs])
-    assert found[0] == found[1]
+    sampling = Sampling()
+    assert decoded(method, "triton", sampling) == decoded(method, "dense", sampling)
+
+
+def decoded(method: Method, attention: str, sampling: Sampling) -> list[list[int]]:
+    """Tokens of two requests by a back end."""
+    engine = Engine()
+    for role, model in MODELS.items():
+        engine.add(Runner(role, model, slots=32 * PAGE, attention=attention))
+    prompts = ((3, 1, 4, 1, 5), tuple(range(1, 20)))
+    asked = [Request(method=method, prompt=p, max_tokens=12, sampling=sampling) for p in prompts]
+    jobs = [each.submit(engine) for each in asked]
+    finish(engine)
+    return [tokens(job) for job in jobs]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_of_trees_are_those_of_dense(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawn and greedy; the reference attends to none of them."""
+    method = next(each for each in KINDS if isinstance(each, Eagle) and each.width > 1)
+    sampling = Sampling(temperature=temperature, seed=3)
+    wanted = decoded(method, "dense", sampling)
+    monkeypatch.setattr(Dense, "plan", None)
+    assert decoded(method, "triton", sampling) == wanted
+
+
+def test_the_latest_bits() -> None:
+    """Those of the highest slots."""
+    assert [latest(0b10110, count) for count in range(4)] == [0, 0b10000, 0b10100, 0b10110]

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 import torch
 
 from again import Again
-from helpers import finish, tokens
+from helpers import causal_model, finish, run, tokens
 from outpace import LLM
+from outpace.decoding import CAUSAL, Forward, Sample
+from outpace.decoding.tree import Tree
 from outpace.engine import graphs
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import Engine
 from outpace.engine.graphs import SIZES, SPARE, Recorder, recorder
 from outpace.engine.runner import Runner
-from outpace.methods import APD, Autoregressive, DFlash, Method
+from outpace.methods import APD, Autoregressive, DFlash, Eagle, Method
+from outpace.models.transformer import Transformer
+from spans import random
 from workload import KINDS, MODELS, Request
 
-CPU = torch.device("cpu")
-QUICK = [next(m for m in KINDS if isinstance(m, kind)) for kind in (Autoregressive, APD, DFlash)]
+CPU, KEPT = torch.device("cpu"), Sample(keep=True)
+FIRST = (Autoregressive, APD, DFlash, Eagle)
+QUICK = [next(method for method in KINDS if isinstance(method, kind)) for kind in FIRST]
+
+
+def marks(method: Method) -> list[pytest.MarkDecorator]:
+    """One of a kind runs always, where it does not take long."""
+    if method not in QUICK:
+        return [pytest.mark.exhaustive]
+    return [pytest.mark.slow] if isinstance(method, Eagle) else []
 
 
 def decode(method: Method, record: Again | None, slots: int = 32 * PAGE) -> list[list[int]]:
@@ -37,7 +51,7 @@ def decode(method: Method, record: Again | None, slots: int = 32 * PAGE) -> list
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(m, marks=[] if m in QUICK else [pytest.mark.exhaustive]) for m in KINDS],
+    [pytest.param(method, marks=marks(method)) for method in KINDS],
     ids=lambda method: type(method).__name__,
 )
 def test_tokens_are_those_of_passes_that_are_not_recorded(method: Method) -> None:
@@ -64,6 +78,45 @@ def test_a_shape_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "KEPT", 1)
     once()  # forgets the others
     assert once() == 2
+
+
+def passes(model: Transformer, record: Again | None) -> list[torch.Tensor]:
+    """Logits of as many rows, causal, as a tree, as another one, and causal again."""
+    runner = Runner("a", model, slots=8 * PAGE, attention="triton", record=record)
+    found = []
+    for parents in ((), (-1, -1, 0, 1), (-1, 0, 0, 0), ()):
+        table = runner.reserve(PAGE)
+        assert table is not None
+        tree = Tree.of(1, parents)
+        pattern = tree if parents else CAUSAL
+        places = tree.positions(0) if parents else None
+        asked = Forward(ids=[3, 1, 4, 1, 5], start=0, pattern=pattern, positions=places, read=KEPT)
+        (told,) = run(runner, [asked], [table])
+        assert told.logits is not None
+        found.append(told.logits[0])
+    return found
+
+
+def test_sinks_are_part_of_a_graph() -> None:
+    """They lie where they are, and a graph that comes again looks there."""
+    model = causal_model(seed=1)
+    for block in model.blocks:
+        block.attention.sinks = torch.nn.Parameter(random(4), requires_grad=False)
+    record = Again()
+    found = passes(model, record)
+    torch.testing.assert_close(found, passes(model, None))
+    without = passes(causal_model(seed=1), None)
+    assert not any(torch.allclose(a, b) for a, b in zip(found, without, strict=True))
+
+
+def test_passes_with_trees_have_graphs_of_their_own() -> None:
+    """Of as many rows, behind the same number of slots; and these come again for other trees."""
+    record = Again()
+    found = passes(MODELS["causal"], record)
+    torch.testing.assert_close(found, passes(MODELS["causal"], None))
+    assert record.recorded == 2 and record.replayed == 4
+    assert torch.equal(found[0], found[3])
+    assert not any(torch.allclose(a, b) for a, b in combinations(found[:3], 2))
 
 
 def test_what_fills_a_pass_takes_nothing_from_requests() -> None:

@@ -116,7 +116,7 @@ def test_planning_the_kernel_waits_for_nothing(
     passes: list[tuple[list[str], int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it needs is computed on the host, and travels with the batch."""
-    monkeypatch.setattr(Launch, "__call__", lambda self, q, keys, values: torch.zeros_like(q))
+    monkeypatch.setattr(Launch, "__call__", lambda self, q, *_: torch.zeros_like(q))
     engine = Engine()
     for name, model in MODELS.items():
         engine.add(Runner(name, model, slots=2048, attention="triton"))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outpace.attention.batch import Batch, Span
 from outpace.attention.dense import Dense
-from outpace.attention.plan import Numbers, bounds, tables, unknown
+from outpace.attention.plan import Numbers, seen_by, tables, unknown
 from outpace.models.compiled import library, threads
 from outpace.models.config import Sight
 from outpace.models.transformer import Attend
@@ -78,17 +78,13 @@ class Compiled:
     def numbers(self, spans: Sequence[Span]) -> list[Numbers]:
         """Page tables; where that of each chunk of rows begins; the first row of each, and the end.
 
-        Then for each kind of layer the bounds of rows, and where there are trees what else they
-        see.
+        Then for each kind of layer what rows see.
         """
         pages, begins = tables(spans, PAGE)
         chunks = [np.arange(span.rows.start, span.rows.stop, ROWS) for span in spans]
         of_chunks = np.repeat(begins, [len(each) for each in chunks])
         wanted = [pages, of_chunks, np.concatenate([*chunks, [spans[-1].rows.stop]])]
-        trees = any(span.tree for span in spans)
-        for sight in self.kinds:
-            wanted.append((in_trees if trees else bounds)(spans, sight).ravel())
-        return wanted
+        return wanted + [seen_by(spans, sight).ravel() for sight in self.kinds]
 
     def plan(self, batch: Batch) -> Attend:
         """What is the same in every layer is done here, once per pass."""
@@ -136,31 +132,3 @@ class Compiled:
             return out
 
         return attend
-
-
-def in_trees(spans: Sequence[Span], sight: Sight) -> Numbers:
-    """Bounds of rows, and what they see behind a trunk: `i64[5, T]`.
-
-    First slot seen, first not seen, trunk, a bit for each slot behind it, and the row's own slot,
-    which it sees. A window is counted along what a row sees, which is its text.
-    """
-    found = np.zeros((5, spans[-1].rows.stop), dtype=np.int64)
-    found[:2] = bounds(spans, sight)
-    found[4] = np.concatenate([np.arange(s.start, s.start + len(s)) for s in spans])
-    for span in (span for span in spans if span.tree is not None):
-        assert span.tree is not None
-        trunk, bits = span.tree.trunk, span.tree.bits
-        rows = slice(span.rows.stop - len(bits), span.rows.stop)
-        if sight.window is not None:
-            left = [sight.window - 1 - own.bit_count() for own in bits]
-            found[0, rows] = np.maximum(trunk - np.maximum(left, 0), 0)
-            bits = tuple(latest(own, sight.window - 1) for own in bits)
-        found[1, rows], found[2, rows], found[3, rows] = trunk, trunk, bits
-    return found
-
-
-def latest(bits: int, count: int) -> int:
-    """The highest bits of a number that are set, at most so many."""
-    for _ in range(max(bits.bit_count() - count, 0)):
-        bits &= bits - 1
-    return bits

@@ -5,7 +5,6 @@ Shapes: T rows of all sequences, H heads, K key/value heads, D head size, S slot
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,16 +22,15 @@ from outpace.attention.plan import (
     Grid,
     Numbers,
     Tiles,
-    bounds,
     filled,
     filled_pages,
+    seen_by,
     tables,
+    tells,
     unknown,
 )
 from outpace.models.config import Sight
 from outpace.models.transformer import Attend
-
-LOG = logging.getLogger(__name__)
 
 LANES = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}
 """Rows times heads of the largest tile, by dtype."""
@@ -94,21 +92,19 @@ class Paged:
         return Grid(lanes // group, STEP[dtype], self.page, programs, self.kv_heads)
 
     def numbers(self, spans: Sequence[Span]) -> list[Numbers]:
-        """Page tables; then for each kind of layer the bounds of rows, the items, the merges.
+        """Page tables; then for each kind of layer what rows see, the items, the merges.
 
         Nothing where a span says what the kernel does not know, so that `dense` attends; a line of
         the log tells it once.
         """
-        if news := unknown(Span, spans, {"rows", "start", "seen", "stops", "pages"}):
-            if news not in self.told:
-                LOG.warning("attention: dense for forwards with %s, unknown to the kernel", news)
-            self.told.add(news)
+        news = unknown(Span, spans, {"rows", "start", "seen", "stops", "pages", "tree"})
+        if tells(news, self.told):
             return []
         grid = self.grid(spans)
         pages, begins = tables(spans, self.page)
         wanted = [filled_pages(pages) if self.filled else pages]
         for sight in self.kinds:
-            seen = bounds(spans, sight)
+            seen = seen_by(spans, sight)
             items, merges = Tiles.of(spans, begins, seen, grid).items(grid)
             if self.filled:
                 items, merges = filled(items, NO_ITEM), filled(merges, NO_MERGE)
@@ -129,11 +125,10 @@ class Paged:
         def attend(
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
         ) -> Tensor:
-            assert sinks is None
             keys, values = self.keys[layer], self.values[layer]
             keys.index_copy_(0, batch.write, k)
             values.index_copy_(0, batch.write, v)
-            return launches[self.sights[layer]](q, keys, values)
+            return launches[self.sights[layer]](q, keys, values, sinks)
 
         return attend
 
@@ -145,7 +140,7 @@ class Launch:
     Attributes:
         grid: how it is cut.
         pages: page tables, one behind the other.
-        bounds: `i64[2 * T]` lowest slot and stop of each row.
+        bounds: `i64[2 * T]` lowest slot and stop of each row; `i64[5 * T]` with trees.
         items, merges: `i64[8 * n]` and `i64[4 * m]`, see `plan.Tiles`.
         sums, tops: parts of what is split, and the logarithms of their weights.
     """
@@ -168,8 +163,8 @@ class Launch:
         sums = tops.new_empty(parts, of.heads, of.size)
         return cls(grid, pages, bounds, items, merges, sums, tops)
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend with all rows `q [T, H, D]`."""
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
+        """Attend with all rows `q [T, H, D]`, beside `sinks [H]` if there are any."""
         heads, size = q.shape[1:]
         group = heads // self.grid.kv_heads
         lanes = triton.next_power_of_2(self.grid.rows * group)
@@ -177,7 +172,8 @@ class Launch:
         q = q if q.stride(-1) == 1 else q.contiguous()
         out = q.new_empty(q.shape)
         kernel.attend[len(self.items) // 8, self.grid.kv_heads](
-            *(q, keys, values, out, self.sums, self.tops, self.pages, self.bounds, self.items),
+            *(q, keys, values, out, self.sums, self.tops, sinks),
+            *(self.pages, self.bounds, self.items),
             len(q),
             math.log2(math.e) / math.sqrt(size),
             *(q.stride(0), q.stride(1), keys.stride(0), keys.stride(1)),
@@ -188,18 +184,19 @@ class Launch:
             SIZE=size,
             WIDTH=width,
             UPCAST=interpreted and q.dtype == torch.bfloat16,
+            TREES=len(self.bounds) > 2 * len(q),
             num_warps=8 if lanes > 64 else 4,
         )
         if len(self.merges):
-            self.merge(out, width)
+            self.merge(out, sinks, width)
         return out
 
-    def merge(self, out: Tensor, width: int) -> None:
+    def merge(self, out: Tensor, sinks: Tensor | None, width: int) -> None:
         """Add up the parts of rows; a program of the interpreter is dear, so it has few."""
         heads, size = out.shape[1:]
         block = triton.next_power_of_2(heads) if interpreted else 1
         kernel.merge[len(self.merges) // 4, triton.cdiv(heads, block)](
-            *(out, self.sums, self.tops, self.merges),
+            *(out, self.sums, self.tops, sinks, self.merges),
             HEADS=heads,
             BLOCK=block,
             PARTS=MERGED,

@@ -5,6 +5,7 @@ Shapes: T rows, n items, m rows whose items must be merged.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 from outpace.attention.batch import Span
 from outpace.models.config import Sight
+
+LOG = logging.getLogger(__name__)
 
 Numbers = NDArray[np.int64]
 
@@ -65,14 +68,16 @@ class Tiles:
     end: Numbers
 
     @classmethod
-    def of(cls, spans: Sequence[Span], tables: Numbers, bounds: Numbers, grid: Grid) -> Tiles:
-        """Tiles of at most `grid.rows` rows; `tables` are where those of the spans begin."""
+    def of(cls, spans: Sequence[Span], tables: Numbers, seen: Numbers, grid: Grid) -> Tiles:
+        """Tiles of at most `grid.rows` rows; `tables` begin there, `seen` is what rows see."""
         counts = np.array([len(span) for span in spans])
         each = -(-counts // grid.rows)
         behind = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
         counts, begins = np.repeat(counts, each), np.array([span.rows.start for span in spans])
         first = np.repeat(begins, each) + behind * grid.rows
-        low, stop, step = *bounds, grid.step
+        low, stop, step = seen[0], seen[1], grid.step
+        # Nobody in a tree sees what is behind its own slot.
+        last = stop if len(seen) == 2 else np.maximum(stop, seen[4] + 1)
         return cls(
             first=first,
             count=np.minimum(grid.rows, counts - behind * grid.rows),
@@ -80,7 +85,7 @@ class Tiles:
             begin=np.minimum.reduceat(low, first) // step * step,
             clear=-(-np.maximum.reduceat(low, first) // step) * step,
             unclear=np.minimum.reduceat(stop, first) // step * step,
-            end=np.maximum.reduceat(stop, first),
+            end=np.maximum.reduceat(last, first),
         )
 
     def items(self, grid: Grid) -> tuple[Numbers, Numbers]:
@@ -130,6 +135,11 @@ def pages_of(span: Span, page: int) -> Numbers:
     return window[::page] // page
 
 
+def seen_by(spans: Sequence[Span], sight: Sight) -> Numbers:
+    """What each row sees in some layer: its bounds `i64[2, T]`, or `i64[5, T]` with trees."""
+    return (in_trees if any(span.tree for span in spans) else bounds)(spans, sight)
+
+
 def bounds(spans: Sequence[Span], sight: Sight) -> Numbers:
     """First slot that each row sees in some layer, and first that it does not, `i64[2, T]`."""
     own = np.concatenate([np.arange(s.start, s.start + len(s)) for s in spans])
@@ -143,6 +153,34 @@ def bounds(spans: Sequence[Span], sight: Sight) -> Numbers:
         stops = np.minimum(stops, own + 1)
     low = np.zeros_like(own) if sight.window is None else np.maximum(own - sight.window + 1, 0)
     return np.stack((low, stops))
+
+
+def in_trees(spans: Sequence[Span], sight: Sight) -> Numbers:
+    """Bounds of rows, and what they see behind a trunk: `i64[5, T]`.
+
+    First slot seen, first not seen, trunk, a bit for each slot behind it, and the row's own slot,
+    which it sees. A window is counted along what a row sees, which is its text.
+    """
+    found = np.zeros((5, spans[-1].rows.stop), dtype=np.int64)
+    found[:2] = bounds(spans, sight)
+    found[4] = np.concatenate([np.arange(s.start, s.start + len(s)) for s in spans])
+    for span in (span for span in spans if span.tree is not None):
+        assert span.tree is not None
+        trunk, bits = span.tree.trunk, span.tree.bits
+        rows = slice(span.rows.stop - len(bits), span.rows.stop)
+        if sight.window is not None:
+            left = [sight.window - 1 - own.bit_count() for own in bits]
+            found[0, rows] = np.maximum(trunk - np.maximum(left, 0), 0)
+            bits = tuple(latest(own, sight.window - 1) for own in bits)
+        found[1, rows], found[2, rows], found[3, rows] = trunk, trunk, bits
+    return found
+
+
+def latest(bits: int, count: int) -> int:
+    """The highest bits of a number that are set, at most so many."""
+    for _ in range(max(bits.bit_count() - count, 0)):
+        bits &= bits - 1
+    return bits
 
 
 def power(count: int) -> int:
@@ -167,3 +205,11 @@ def unknown(kind: type, given: Sequence[object], known: set[str]) -> str:
         if any(getattr(each, field.name) is not field.default for each in given):
             return field.name
     return ""
+
+
+def tells(news: str, told: set[str]) -> bool:
+    """Whether there is what a back end does not know; the log says once that `dense` attends."""
+    if news and news not in told:
+        LOG.warning("attention: dense for forwards with %s, unknown to the kernel", news)
+        told.add(news)
+    return bool(news)

@@ -72,7 +72,9 @@ Dtype = Annotated[
     Option(help="float32, bfloat16 or float16.", show_default="float32 on a CPU, else bfloat16"),
 ]
 Device = Annotated[str | None, Option(help="cpu or cuda.", show_default="cuda where there is one")]
-Attention = Annotated[str, Option(help="auto, dense, compiled (on a CPU) or triton (on a GPU).")]
+Attention = Annotated[
+    str, Option(help="auto, dense, compiled (on a CPU), triton or varlen (on a GPU).")
+]
 Graphs = Annotated[
     bool, Option("--graphs", help="Run passes that came before in one launch (on a GPU).")
 ]

@@ -36,7 +36,10 @@ States = tuple[Tensor, dict[int, Tensor]]
 """Hidden states of all rows, and those of some layers."""
 
 Key = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""What must be the same: rows of a tile, lengths of all numbers, layers whose states are wanted."""
+"""What must be the same: rows of a tile, lengths of all numbers, layers whose states are wanted.
+
+A tree makes what is said of each row longer, so it is told by these lengths.
+"""
 
 
 class Record(Protocol):
