@@ -167,7 +167,7 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     shared = dict(line.split() for line in done.stdout.splitlines())
-    assert list(shared) == ["read", "merge", "attend"]
+    assert list(shared) == ["read", "verify", "merge", "attend"]
     assert all(int(size) < 100_000 for size in shared.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outpace.decoding import kernel, sampling
+from outpace.decoding.cut import Cut
 from outpace.decoding.fused import BLOCK, read_rows
 from outpace.decoding.noise import uniform
 from outpace.decoding.sampling import Noisy, Sample, Sampling, noise_of, scores
@@ -19,7 +21,7 @@ from outpace.methods import apd
 from outpace.methods.apd import Mixture
 
 CPU = torch.device("cpu")
-scrambled = kernel.uniform  # a kernel finds what it calls among the names of its own module
+law, scrambled = kernel.law, kernel.uniform  # a kernel finds what it calls among its module's names
 NAMES = ("confidence", "entropy", "logprob", "margin")
 SAMPLINGS = [
     Sampling(),
@@ -93,6 +95,47 @@ def test_cuts_leave_the_tokens_that_they_leave_in_the_reference() -> None:
     assert torch.equal(tokens, each(logits, slice(0, 12)))
     best = logits[0].topk(2).indices.tolist()
     assert set(tokens[4:8].tolist()) <= set(best)
+
+
+@triton.jit
+def bounds(logits, tops, settings, out, vocab, BLOCK: tl.constexpr):
+    """Write the edge of a row, and the mass above it."""
+    me = tl.program_id(0)
+    row, here = logits + me * vocab, settings + 4 * me
+    heat, top_p, min_p = tl.load(here), tl.load(here + 1), tl.load(here + 3)
+    top_k, top = tl.load(here + 2).to(tl.int64), tl.load(tops + me)
+    _, edge, total, _ = law(row, row, 0.0, vocab, heat, top, top_p, top_k, min_p, BLOCK, False)
+    tl.store(out + 2 * me, edge)
+    tl.store(out + 2 * me + 1, total)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_cuts_end_where_they_end_in_the_reference(dtype: torch.dtype) -> None:
+    """To the token, with ties, zeros of both signs, and rows all alike."""
+    cuts = [
+        *({"top_p": 0.1}, {"top_p": 0.6}, {"top_p": 0.999}, {"top_k": 1}, {"top_k": 7}),
+        *({"min_p": 0.1}, {"top_k": 39}, {"top_p": 0.7, "top_k": 9, "min_p": 0.05}),
+    ]
+    samplings = [Sampling(temperature=0.8, **cut) for cut in cuts]
+    drawn = torch.randn(len(cuts), 130, generator=torch.Generator().manual_seed(0))
+    rows = [
+        drawn * 2,
+        (drawn * 2).round(),
+        drawn * 0,
+        drawn.sign() * 0.0,
+        drawn.exp(),
+        -drawn.exp(),
+    ]
+    logits = torch.cat(rows).to(dtype)
+    many = samplings * len(rows)
+    wanted = Cut.of(many, [[0]] * len(many), CPU)(logits, slice(0, len(many)))
+    each = [(s.temperature, s.top_p, s.top_k or 130, math.log(s.min_p or 1e-300)) for s in many]
+    settings, out = torch.tensor(each), torch.empty(len(many), 2)
+    settings[settings < -600] = -torch.inf
+    bounds[len(many),](logits, logits.float().amax(-1), settings, out, 130, BLOCK=64)
+    assert torch.equal(logits.float() / settings[:, :1] >= out[:, :1], wanted.isfinite())
+    total = (wanted - wanted.amax(-1, keepdim=True)).exp().sum(-1)
+    torch.testing.assert_close(out[:, 1], total, atol=1e-5, rtol=1e-5)
 
 
 def test_a_view_of_rows_is_read_as_it_lies() -> None:

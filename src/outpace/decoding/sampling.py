@@ -172,8 +172,12 @@ class Sample(Read):
     def at_once(cls, reads: Sequence[Self]) -> bool:
         """Whether one pass gives tokens and scores: those of raw logits, of rows by themselves."""
         scored = any(read.scores for read in reads)
-        plain = all(read.sampling.plain or not (read.drawn and read.scores) for read in reads)
-        return scored and plain and not any(read.whole for read in reads)
+        return scored and cls.raw(reads) and not any(read.whole for read in reads)
+
+    @classmethod
+    def raw(cls, reads: Sequence[Self]) -> bool:
+        """Whether all scores are those of raw logits."""
+        return all(read.sampling.plain or not (read.drawn and read.scores) for read in reads)
 
     @classmethod
     def fused(
