@@ -19,7 +19,7 @@ BUDGET = {
     "benchmark": 1400,
     "cli": 3325,
     "constraint": 2550,
-    "decoding": 2900,
+    "decoding": 2925,
     "engine": 2600,
     "evaluation": 2300,
     "load": 800,

@@ -24,7 +24,7 @@ POINTERS = {
     "scores": "*fp32",
     "scale": "fp32",
 }
-READ = POINTERS | {"keys": "*i64"}
+READ = POINTERS | {"keys": "*i64", "drawn": "*i1"}
 
 
 def build(function: Any, pointers: dict[str, str], constants: dict[str, Any]) -> None:
@@ -42,7 +42,7 @@ def build(function: Any, pointers: dict[str, str], constants: dict[str, Any]) ->
 
 if __name__ == "__main__":
     assert isinstance(kernel.attend, triton.JITFunction), sys.argv
-    build(reads.read, READ, {"BLOCK": 4096, "GUESS": True})
+    build(reads.read, READ, {"BLOCK": 4096, "GUESS": True, "DRAWN": True})
     build(rejection.verify, READ, {"BLOCK": 4096})
     build(kernel.merge, POINTERS, {"HEADS": 32, "BLOCK": 1, "PARTS": 16, "SIZE": 128, "WIDTH": 128})
     build(kernel.attend, POINTERS, {"GROUP": 4, "M": 64, **SHARED})

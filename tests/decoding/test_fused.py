@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outpace.decoding import kernel, sampling
+from outpace.decoding import fused, kernel, sampling
 from outpace.decoding.cut import Cut
 from outpace.decoding.fused import BLOCK, read_rows
 from outpace.decoding.noise import uniform
@@ -63,6 +63,32 @@ def test_tokens_and_scores_are_those_of_the_reference(
         torch.testing.assert_close(found[name], expected, atol=2e-5, rtol=2e-5)
     logsum = logits.float().logsumexp(-1)
     torch.testing.assert_close(found["logsum"], logsum, atol=2e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("vocab", "block"), [(50, 64), (300, 64), (9000, BLOCK)])
+def test_scores_of_what_is_drawn_are_those_of_the_reference(
+    vocab: int, block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside raw ones in one group, in chunks, at temperature 0 too, where a cut counts as well."""
+    cold = [Sampling(top_p=0.6), Sampling(top_k=1), Sampling(min_p=0.2, top_k=5)]
+    reads = [
+        Sample(sampling=each, drawn=drawn, scores=NAMES)
+        for each in (*SAMPLINGS, *cold)
+        for drawn in (True, False)
+    ]
+    slots = [range(1)] * len(reads)
+    logits = logits_of(len(reads), vocab, dtype, seed=vocab).clamp(min=-60)
+    plain = Sample.group(reads, slots, CPU)(logits.float(), slice(0, len(reads)))
+    monkeypatch.setattr(sampling, "fits", lambda device: True)
+    monkeypatch.setattr(fused, "BLOCK", block)
+    reader = Sample.group(reads, slots, CPU)
+    parts = [reader(logits[n : n + 6], slice(n, n + 6)) for n in range(0, len(reads), 6)]
+    assert torch.equal(torch.cat([part.tokens for part in parts]), plain.tokens)
+    for name, expected in plain.scores.items():
+        found = torch.cat([part.scores[name] for part in parts])
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(plain.scores["confidence"][::2], plain.scores["confidence"][1::2])
 
 
 @triton.jit
@@ -199,8 +225,8 @@ def test_reads_take_one_pass_where_they_can(
     logits, reads, slots = logits_of(6, 20), [Sample(**fields)] * 2, [range(3), range(2, 5)]
     plain = Sample.group(reads, slots, CPU)(logits, slice(0, 6))
     monkeypatch.setattr(sampling, "fits", lambda device: True)
-    fused = Sample.group(reads, slots, CPU)(logits, slice(0, 6))
+    found = Sample.group(reads, slots, CPU)(logits, slice(0, 6))
     assert len(counted) == calls
-    assert torch.equal(fused.tokens, plain.tokens) and fused.scores.keys() == plain.scores.keys()
+    assert torch.equal(found.tokens, plain.tokens) and found.scores.keys() == plain.scores.keys()
     for name, expected in plain.scores.items():
-        torch.testing.assert_close(fused.scores[name], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found.scores[name], expected, atol=1e-5, rtol=1e-5)

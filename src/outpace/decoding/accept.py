@@ -91,7 +91,7 @@ class Rejection(Sample):
         if not isinstance(choose, Noisy):
             return super().group(reads, slots, device)
         drafts = drafts_of(reads, slots, device)
-        if fits(device) and cls.raw(reads):
+        if fits(device) and all(read.raw for read in reads):
             return cls.verified(reads, choose, drafts)
         judge = cls.judge(reads, slots, device)
         drafted, coins = drafts.tokens, uniform(drafts.coins, 1)

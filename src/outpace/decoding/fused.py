@@ -41,12 +41,14 @@ def read_rows(
     keys: Tensor,
     guess: Tensor | None = None,
     ratio: Tensor | None = None,
+    drawn: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Tokens `i64[R]` of `logits [R, V]` of any dtype, and every score `f32[R]` by its name.
 
     Tokens are drawn under the noise of `keys i64[R]`, at temperature 0 they are the arg-max. With
     a `guess [R, V]` and a `ratio f32[R]` the logits are `torch.lerp(logits, guess, ratio)`. Scores
-    are those of the logits at temperature 1, and not cut.
+    are those of the logits at temperature 1, and not cut; but in the rows that are `drawn bool[R]`
+    those of the law that tokens are drawn from, the logprob excepted.
     """
     from outpace.decoding import kernel  # only now, since it loads Triton
 
@@ -57,9 +59,11 @@ def read_rows(
     kernel.read[rows,](
         *(logits, other, keys if ratio is None else ratio),
         *(settings.temperature, settings.top_p, settings.top_k, settings.min_p.log()),
-        *(keys, tokens, scores, rows, vocab, logits.stride(0), other.stride(0)),
+        *(keys, keys if drawn is None else drawn, tokens, scores),
+        *(rows, vocab, logits.stride(0), other.stride(0)),
         BLOCK=BLOCK,
         GUESS=guess is not None,
+        DRAWN=drawn is not None,
         num_warps=8,
     )
     return tokens, dict(zip(SCORES, scores, strict=True))
@@ -82,8 +86,8 @@ def verify_rows(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Tokens `i64[R]` by rejection sampling, and every score `f32[R]` by its name.
 
-    The logits `[R, V]` of a target and those of the `guess [n, W]` are of any dtype. Scores are as
-    in `read_rows`.
+    The logits `[R, V]` of a target and those of the `guess [n, W]` are of any dtype. Scores are
+    those of the target's logits at temperature 1, and not cut.
     """
     from outpace.decoding import rejection  # only now, since it loads Triton
 

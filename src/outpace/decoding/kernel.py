@@ -202,30 +202,36 @@ def law(
 
 
 @triton.jit
-def judge(scores, rows, me, x, top, second, total, moment):
-    """Write the scores of a token whose logit is x, from the sums of its row."""
-    logsum = top + tl.log(total)
-    tl.store(scores + me, tl.exp(x - logsum))
+def judge(scores, rows, me, x, second, logsum, heat, mine):
+    """Write the scores of a token whose logit is x, from the law of its row."""
+    top, edge, total, moment = mine
+    other = tl.where(second / heat >= edge, second / heat, float("-inf"))
+    tl.store(scores + me, tl.exp(x / heat - top) / total)
     tl.store(scores + rows + me, x - logsum)
-    tl.store(scores + 2 * rows + me, (1.0 - tl.exp(second - top)) / total)
+    tl.store(scores + 2 * rows + me, (1.0 - tl.exp(other - top)) / total)
     tl.store(scores + 3 * rows + me, tl.log(total) - moment / total)
     tl.store(scores + 4 * rows + me, logsum)
 
 
 # Numbers of rows and places of settings differ from pass to pass, and must not compile it anew.
 @triton.jit(
-    do_not_specialize=["ratios", "temperatures", "top_ps", "top_ks", "min_ps", "keys", "rows"]
+    do_not_specialize=[
+        *("ratios", "temperatures", "top_ps", "top_ks", "min_ps", "keys", "drawn"),
+        "rows",
+    ]
 )
 def read(
-    logits, guesses, ratios, temperatures, top_ps, top_ks, min_ps, keys, tokens, scores,
-    rows, vocab, stride, guess_stride, BLOCK: tl.constexpr, GUESS: tl.constexpr,
+    logits, guesses, ratios, temperatures, top_ps, top_ks, min_ps, keys, drawn, tokens, scores,
+    rows, vocab, stride, guess_stride,
+    BLOCK: tl.constexpr, GUESS: tl.constexpr, DRAWN: tl.constexpr,
 ):  # fmt: skip
     """The token of a row and its scores.
 
     `logits [rows, vocab]` are of any dtype, as are the `guesses` that are mixed in where `GUESS`;
     `min_ps` are logarithms. `tokens i64[rows]` are drawn, at temperature 0 the arg-max; `scores
     f32[5, rows]` are confidence, logprob, margin, entropy, and the logarithm of the sum of
-    exponentials, all of them at temperature 1.
+    exponentials, all of them at temperature 1. Where `DRAWN`, confidence, margin and entropy of the
+    rows that are `drawn i1[rows]` are those of the law that is tempered and cut.
     """
     me = tl.program_id(0).to(tl.int64)
     row, guess, ratio = logits + me * stride, guesses + me * guess_stride, 0.0
@@ -238,12 +244,19 @@ def read(
     top, second, total, moment, mass, token = survey(
         row, guess, ratio, vocab, warm, heat, low, high, BLOCK, GUESS
     )
+    top_p, top_k, min_p = tl.load(top_ps + me), tl.load(top_ks + me), tl.load(min_ps + me)
     if warm:
-        top_p, top_k, min_p = tl.load(top_ps + me), tl.load(top_ks + me), tl.load(min_ps + me)
         token = settle(
             row, guess, ratio, vocab, heat, low, high, top, mass, top_p, top_k, min_p, token,
             BLOCK, GUESS,
         )  # fmt: skip
     x = numbers(row, guess, ratio, token, vocab, GUESS)
     tl.store(tokens + me, token.to(tl.int64))
-    judge(scores, rows, me, x, top, second, total, moment)
+    logsum = top + tl.log(total)
+    mine = (top, tl.full([], float("-inf"), tl.float32), total, moment)
+    scale = tl.full([], 1.0, tl.float32)
+    if DRAWN:  # noqa: SIM102 - known when it is compiled, as the second is not
+        if tl.load(drawn + me):
+            mine = law(row, guess, ratio, vocab, heat, top, top_p, top_k, min_p, BLOCK, GUESS)
+            scale = heat
+    judge(scores, rows, me, x, second, logsum, scale, mine)
