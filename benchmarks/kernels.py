@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ from harness import Bar, Row
 from outpace.attention.batch import Backend, Batch, Span
 from outpace.attention.choice import backend, missing
 from outpace.decoding import Sampling
+from outpace.decoding.accept import Rejection, drafts_of
 from outpace.decoding.fused import read_rows
-from outpace.decoding.sampling import Noisy, Score, scores
+from outpace.decoding.sampling import Noisy, Reader, Sample, Score, scores
 from outpace.decoding.tree import Tree
 from outpace.engine.cache import PAGE, Table
 
 SCORES: set[Score] = {"confidence", "margin", "entropy"}
+SAMPLING = Sampling(temperature=0.8, top_p=0.9, seed=1)
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Largest difference of outputs near 1 from the reference in float32."""
 
@@ -81,20 +84,26 @@ class Load:
 class Sizes:
     """What is compared: loads that must agree, loads and (rows, vocabulary) that are timed.
 
-    Those of `judged` loads have to read as much of what a copy moves. `copied` bytes are moved to
-    see how fast the memory is, and matrices of `multiplied` rows and columns for the products.
+    Of the last of the reads some rows, `alike` at most, must be as the reference reads them. Those
+    of `judged` loads have to read as much of what a copy moves. `copied` bytes are moved to see how
+    fast the memory is, and matrices of `multiplied` rows and columns for the products.
     """
 
     agree: tuple[Load, ...]
     loads: tuple[Load, ...]
     judged: tuple[Load, ...]
     reads: tuple[tuple[int, int], ...]
+    alike: int
     copied: int
     multiplied: int
 
 
 SHARE = 0.75
 """Of the speed of a copy, at which the keys of a judged load are read."""
+
+SAME, CLOSE = 0.95, 1e-4
+"""Share of tokens that are the reference's, as logarithms may differ by a rounding; of these the
+largest difference of a score."""
 
 
 WIDE = (32, 8, 128)
@@ -117,6 +126,7 @@ FULL = Sizes(
     ),
     judged=tuple(Load(shape=WIDE, batch=32, rows=rows, keys=4096) for rows in (1, 16)),
     reads=((1, 151_936), (64, 151_936), (256, 151_936)),
+    alike=64,
     copied=2**30,
     multiplied=8192,
 )
@@ -126,6 +136,7 @@ SMOKE = Sizes(
     loads=(TINY,),
     judged=(TINY,),
     reads=((2, 5000),),
+    alike=2,
     copied=2**16,
     multiplied=64,
 )
@@ -167,6 +178,8 @@ def compare(
         Bar(what=f"kernel as the reference: {where}", value=difference, limit=limit)
         for where, difference, limit in agreement(sizes.agree, device)
     ]
+    rows, vocab = sizes.reads[-1]
+    bars += reads_alike(min(rows, sizes.alike), vocab, device, dtype)
     layers: list[Row] = []
     for load in spend(sizes.loads):
         row = attention(load, device, dtype)
@@ -222,9 +235,9 @@ def reading(rows: int, vocab: int, device: str, dtype: torch.dtype) -> Row:
     """Milliseconds in which rows of logits become tokens and scores, in one pass and in several."""
     drawn = torch.Generator(device).manual_seed(0)
     logits = torch.randn(rows, vocab, generator=drawn, device=device).to(dtype)
-    sampling = Sampling(temperature=0.8, top_p=0.9, seed=1)
-    each = Noisy.of([sampling], [0], [range(rows)], torch.device(device))
+    each = Noisy.of([SAMPLING], [0], [range(rows)], torch.device(device))
     whole = slice(0, rows)
+    readers = readers_of(logits[1:].float(), device, fused=True)
 
     def several() -> Tensor:
         tokens = logits.argmax(-1)
@@ -239,7 +252,46 @@ def reading(rows: int, vocab: int, device: str, dtype: torch.dtype) -> Row:
         "vocabulary": vocab,
         "greedy and scores, PyTorch ms": timed(several) * 1e3,
         "drawn and scores, kernel ms": timed(once) * 1e3,
+        **{
+            f"{name}, kernel ms": timed(partial(reader, logits, whole)) * 1e3
+            for name, reader in readers.items()
+        },
     }
+
+
+def readers_of(guess: Tensor, device: str, *, fused: bool) -> dict[str, Reader]:
+    """Readers of one row more than a draft's `guess [k, V]` has, by what they do."""
+    guess = guess.to(device)
+    where, slots, wanted = torch.device(device), [range(len(guess) + 1)], tuple(sorted(SCORES))
+    drawn = [Sample(sampling=SAMPLING, drawn=True, scores=wanted)]
+    drafted = tuple(guess.argmax(-1).tolist())
+    checked = [Rejection(sampling=SAMPLING, drafted=drafted, guess=guess, scores=wanted)]
+    if not fused:
+        return {
+            "scores of what is drawn": Sample.group(drawn, slots, where),
+            "rejection": Rejection.group(checked, slots, where),
+        }
+    noisy = Noisy.of([SAMPLING], [0], slots, where)
+    return {
+        "scores of what is drawn": Sample.fused(drawn, slots, where),
+        "rejection": Rejection.verified(checked, noisy, drafts_of(checked, slots, where)),
+    }
+
+
+def reads_alike(rows: int, vocab: int, device: str, dtype: torch.dtype) -> Iterator[Bar]:
+    """Tokens and scores that the kernels read, beside those of PyTorch on a CPU."""
+    generator, whole = torch.Generator().manual_seed(0), slice(0, rows)
+    logits = (torch.randn(rows, vocab, generator=generator) * 3).to(dtype)
+    guess = logits[1:].float() + torch.randn(rows - 1, vocab, generator=generator)
+    exact = readers_of(guess, "cpu", fused=False)
+    for name, reader in readers_of(guess, device, fused=True).items():
+        wanted, found = exact[name](logits.float(), whole), reader(logits.to(device), whole)
+        same = found.tokens.cpu() == wanted.tokens
+        what = f"{name} as the reference: share of equal tokens"
+        yield Bar(what=what, value=float(same.float().mean()), limit=SAME, at_least=True)
+        gaps = [(found.scores[score].cpu() - wanted.scores[score])[same].abs() for score in SCORES]
+        what = f"{name} as the reference: scores"
+        yield Bar(what=what, value=float(torch.cat(gaps).max()), limit=CLOSE)
 
 
 def bandwidth(device: str, size: int) -> float:

@@ -19,7 +19,7 @@ BUDGET = {
     "benchmark": 1400,
     "cli": 3325,
     "constraint": 2550,
-    "decoding": 2650,
+    "decoding": 2950,
     "engine": 2700,
     "evaluation": 2300,
     "load": 800,

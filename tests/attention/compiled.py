@@ -11,17 +11,20 @@ from triton.compiler import ASTSource
 
 from outpace.attention import kernel
 from outpace.decoding import kernel as reads
+from outpace.decoding import rejection
 
 SHARED = {"GROUP": 4, "M": 64, "N": 64, "PAGE": 16, "SIZE": 128, "WIDTH": 128, "UPCAST": False}
 POINTERS = {
     **dict.fromkeys(("q", "keys", "values", "out", "sinks"), "*bf16"),
     **dict.fromkeys(("sums", "tops", "ratios", "temperatures", "top_ps", "min_ps"), "*fp32"),
     **dict.fromkeys(("tables", "bounds", "items", "merges", "top_ks", "tokens"), "*i64"),
+    **dict.fromkeys(("drafted", "places", "coins"), "*i64"),
     "logits": "*bf16",
     "guesses": "*fp32",
     "scores": "*fp32",
     "scale": "fp32",
 }
+READ = POINTERS | {"keys": "*i64", "drawn": "*i1"}
 
 
 def build(function: Any, pointers: dict[str, str], constants: dict[str, Any]) -> None:
@@ -39,7 +42,8 @@ def build(function: Any, pointers: dict[str, str], constants: dict[str, Any]) ->
 
 if __name__ == "__main__":
     assert isinstance(kernel.attend, triton.JITFunction), sys.argv
-    build(reads.read, POINTERS | {"keys": "*i64"}, {"BLOCK": 4096, "GUESS": True})
+    build(reads.read, READ, {"BLOCK": 4096, "GUESS": True, "DRAWN": True})
+    build(rejection.verify, READ, {"BLOCK": 4096})
     merged = {"HEADS": 32, "BLOCK": 1, "PARTS": 16, "SIZE": 128, "WIDTH": 128}
     for none in ({"sinks": None}, dict[str, Any]()):
         build(kernel.merge, POINTERS, merged | none)

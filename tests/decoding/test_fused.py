@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outpace.decoding import kernel, sampling
+from outpace.decoding import fused, kernel, sampling
+from outpace.decoding.cut import Cut
 from outpace.decoding.fused import BLOCK, read_rows
 from outpace.decoding.noise import uniform
 from outpace.decoding.sampling import Noisy, Sample, Sampling, noise_of, scores
@@ -19,7 +21,7 @@ from outpace.methods import apd
 from outpace.methods.apd import Mixture
 
 CPU = torch.device("cpu")
-scrambled = kernel.uniform  # a kernel finds what it calls among the names of its own module
+law, scrambled = kernel.law, kernel.uniform  # a kernel finds what it calls among its module's names
 NAMES = ("confidence", "entropy", "logprob", "margin")
 SAMPLINGS = [
     Sampling(),
@@ -63,6 +65,32 @@ def test_tokens_and_scores_are_those_of_the_reference(
     torch.testing.assert_close(found["logsum"], logsum, atol=2e-5, rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("vocab", "block"), [(50, 64), (300, 64), (9000, BLOCK)])
+def test_scores_of_what_is_drawn_are_those_of_the_reference(
+    vocab: int, block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside raw ones in one group, in chunks, at temperature 0 too, where a cut counts as well."""
+    cold = [Sampling(top_p=0.6), Sampling(top_k=1), Sampling(min_p=0.2, top_k=5)]
+    reads = [
+        Sample(sampling=each, drawn=drawn, scores=NAMES)
+        for each in (*SAMPLINGS, *cold)
+        for drawn in (True, False)
+    ]
+    slots = [range(1)] * len(reads)
+    logits = logits_of(len(reads), vocab, dtype, seed=vocab).clamp(min=-60)
+    plain = Sample.group(reads, slots, CPU)(logits.float(), slice(0, len(reads)))
+    monkeypatch.setattr(sampling, "fits", lambda device: True)
+    monkeypatch.setattr(fused, "BLOCK", block)
+    reader = Sample.group(reads, slots, CPU)
+    parts = [reader(logits[n : n + 6], slice(n, n + 6)) for n in range(0, len(reads), 6)]
+    assert torch.equal(torch.cat([part.tokens for part in parts]), plain.tokens)
+    for name, expected in plain.scores.items():
+        found = torch.cat([part.scores[name] for part in parts])
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(plain.scores["confidence"][::2], plain.scores["confidence"][1::2])
+
+
 @triton.jit
 def fill(keys, out, WIDTH: tl.constexpr):
     """Write the uniform numbers of a key."""
@@ -93,6 +121,47 @@ def test_cuts_leave_the_tokens_that_they_leave_in_the_reference() -> None:
     assert torch.equal(tokens, each(logits, slice(0, 12)))
     best = logits[0].topk(2).indices.tolist()
     assert set(tokens[4:8].tolist()) <= set(best)
+
+
+@triton.jit
+def bounds(logits, tops, settings, out, vocab, BLOCK: tl.constexpr):
+    """Write the edge of a row, and the mass above it."""
+    me = tl.program_id(0)
+    row, here = logits + me * vocab, settings + 4 * me
+    heat, top_p, min_p = tl.load(here), tl.load(here + 1), tl.load(here + 3)
+    top_k, top = tl.load(here + 2).to(tl.int64), tl.load(tops + me)
+    _, edge, total, _ = law(row, row, 0.0, vocab, heat, top, top_p, top_k, min_p, BLOCK, False)
+    tl.store(out + 2 * me, edge)
+    tl.store(out + 2 * me + 1, total)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_cuts_end_where_they_end_in_the_reference(dtype: torch.dtype) -> None:
+    """To the token, with ties, zeros of both signs, and rows all alike."""
+    cuts = [
+        *({"top_p": 0.1}, {"top_p": 0.6}, {"top_p": 0.999}, {"top_k": 1}, {"top_k": 7}),
+        *({"min_p": 0.1}, {"top_k": 39}, {"top_p": 0.7, "top_k": 9, "min_p": 0.05}),
+    ]
+    samplings = [Sampling(temperature=0.8, **cut) for cut in cuts]
+    drawn = torch.randn(len(cuts), 130, generator=torch.Generator().manual_seed(0))
+    rows = [
+        drawn * 2,
+        (drawn * 2).round(),
+        drawn * 0,
+        drawn.sign() * 0.0,
+        drawn.exp(),
+        -drawn.exp(),
+    ]
+    logits = torch.cat(rows).to(dtype)
+    many = samplings * len(rows)
+    wanted = Cut.of(many, [[0]] * len(many), CPU)(logits, slice(0, len(many)))
+    each = [(s.temperature, s.top_p, s.top_k or 130, math.log(s.min_p or 1e-300)) for s in many]
+    settings, out = torch.tensor(each), torch.empty(len(many), 2)
+    settings[settings < -600] = -torch.inf
+    bounds[len(many),](logits, logits.float().amax(-1), settings, out, 130, BLOCK=64)
+    assert torch.equal(logits.float() / settings[:, :1] >= out[:, :1], wanted.isfinite())
+    total = (wanted - wanted.amax(-1, keepdim=True)).exp().sum(-1)
+    torch.testing.assert_close(out[:, 1], total, atol=1e-5, rtol=1e-5)
 
 
 def test_a_view_of_rows_is_read_as_it_lies() -> None:
@@ -156,8 +225,8 @@ def test_reads_take_one_pass_where_they_can(
     logits, reads, slots = logits_of(6, 20), [Sample(**fields)] * 2, [range(3), range(2, 5)]
     plain = Sample.group(reads, slots, CPU)(logits, slice(0, 6))
     monkeypatch.setattr(sampling, "fits", lambda device: True)
-    fused = Sample.group(reads, slots, CPU)(logits, slice(0, 6))
+    found = Sample.group(reads, slots, CPU)(logits, slice(0, 6))
     assert len(counted) == calls
-    assert torch.equal(fused.tokens, plain.tokens) and fused.scores.keys() == plain.scores.keys()
+    assert torch.equal(found.tokens, plain.tokens) and found.scores.keys() == plain.scores.keys()
     for name, expected in plain.scores.items():
-        torch.testing.assert_close(fused.scores[name], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found.scores[name], expected, atol=1e-5, rtol=1e-5)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from helpers import chi_square
 from outpace.decoding import GREEDY, Sample, Sampling
-from outpace.decoding.cut import keep_top_k, keep_top_p, nucleus
+from outpace.decoding.cut import Cut, keep_top_k, keep_top_p, nucleus
 from outpace.decoding.likeliest import WIDE, likeliest
 from outpace.decoding.noise import gumbel
 from outpace.decoding.sampling import noise_of
@@ -318,6 +318,14 @@ def test_drawn_scores_are_those_of_the_law(sampling: Sampling) -> None:
     assert float(readout.scores["confidence"][1]) == pytest.approx(
         float(LOGITS.double().softmax(-1).max()), abs=1e-6
     )
+
+
+def test_a_row_without_a_cut_keeps_all_beside_one_with_it() -> None:
+    """However little is in its tail."""
+    logits = torch.randn(20, 40, generator=torch.Generator().manual_seed(0)).exp() * 2
+    cut = Cut.of([Sampling(top_p=0.5), *[Sampling()] * 19], [[0]] * 20, CPU)
+    kept = cut(logits, slice(0, 20)).isfinite().sum(-1)
+    assert kept[0] < 40 and kept[1:].tolist() == [40] * 19
 
 
 def test_entropy_counts_impossible_tokens_as_nothing() -> None:

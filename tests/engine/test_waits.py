@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import finish, tokens
 from outpace.attention.paged import Launch, Paged
-from outpace.decoding import Sampling, cut, sampling
-from outpace.decoding.fused import SCORES, Settings
+from outpace.decoding import Sampling, accept, cut, sampling
+from outpace.decoding.fused import SCORES, Drafts, Settings
 from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
 from outpace.methods import APD, Method, apd
@@ -86,9 +86,16 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
         scores = logits.new_zeros(len(SCORES), len(logits)).float()
         return logits.argmax(-1), dict(zip(SCORES, scores, strict=True))
 
+    def verify_rows(
+        logits: Tensor, guess: Tensor, drafts: Drafts, settings: Settings, keys: Tensor
+    ) -> Any:
+        assert {len(each) for each in (*drafts, keys)} == {len(logits)}
+        return read_rows(logits, settings)
+
     monkeypatch.setattr(Runner, "run", watched)
     monkeypatch.setattr(sampling, "read_rows", read_rows)
-    for module in (sampling, apd):
+    monkeypatch.setattr(accept, "verify_rows", verify_rows)
+    for module in (sampling, apd, accept):
         monkeypatch.setattr(module, "fits", lambda device: True)
     monkeypatch.setattr(cut, "waits", lambda logits: False)
     return told

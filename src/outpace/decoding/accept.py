@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outpace.decoding.fly import Fly
-from outpace.decoding.fused import to_device
+from outpace.decoding.fused import Drafts, fits, to_device, verify_rows
 from outpace.decoding.likeliest import likeliest
 from outpace.decoding.noise import uniform
 from outpace.decoding.request import Request
@@ -90,12 +90,12 @@ class Rejection(Sample):
         choose = chooser([r.sampling for r in reads], [0] * len(reads), slots, device)
         if not isinstance(choose, Noisy):
             return super().group(reads, slots, device)
+        drafts = drafts_of(reads, slots, device)
+        if fits(device) and all(read.raw for read in reads):
+            return cls.verified(reads, choose, drafts)
         judge = cls.judge(reads, slots, device)
-        tokens = [token for read in reads for token in (*read.drafted, -1)]
-        drafted = to_device(np.array(tokens, dtype=np.int64), device)
+        drafted, coins = drafts.tokens, uniform(drafts.coins, 1)
         guess = torch.cat([F.pad(read.guess, (0, 0, 0, 1)) for read in reads])
-        keys = noise_of([read.sampling for read in reads], [COIN] * len(reads), slots)
-        coins = uniform(to_device(keys.numpy(), device), 1)
 
         def read(logits: Tensor, rows: slice) -> Readout:
             vocab = max(logits.shape[-1], guess.shape[-1])
@@ -115,3 +115,27 @@ class Rejection(Sample):
             return Readout(tokens, judge(logits, tokens, rows))
 
         return read
+
+    @classmethod
+    def verified(cls, reads: Sequence[Self], noisy: Noisy, drafts: Drafts) -> Reader:
+        """The same reader in one launch, on logits of any dtype."""
+        wanted = {score for read in reads for score in read.scores}
+        guess = torch.cat([read.guess for read in reads]) if len(reads) > 1 else reads[0].guess
+
+        def read(logits: Tensor, rows: slice) -> Readout:
+            mine, settings = Drafts(*(each[rows] for each in drafts)), noisy.cut.of_rows(rows)
+            tokens, scores = verify_rows(logits, guess, mine, settings, noisy.keys[rows])
+            return Readout(tokens, {score: scores[score] for score in wanted})
+
+        return read
+
+
+def drafts_of(
+    reads: Sequence[Rejection], slots: Sequence[Sequence[int]], device: torch.device
+) -> Drafts:
+    """The drafts of all rows of `reads`; the last row of each has none."""
+    tokens = [token for read in reads for token in (*read.drafted, -1)]
+    places = np.cumsum([token >= 0 for token in tokens]) - 1
+    keys = noise_of([read.sampling for read in reads], [COIN] * len(reads), slots)
+    table = np.stack((np.array(tokens, dtype=np.int64), places, keys.numpy()))
+    return Drafts(*to_device(table, device))

@@ -122,7 +122,9 @@ class Cut:
             heat = torch.where(settings.temperature > 0, settings.temperature, 1)
             logits = logits / heat[:, None]
         if (known[1] < 1).any():
-            logits = keep_top_p(logits, settings.top_p)
+            # Rounding may bring the mass of a row above one.
+            top_p = torch.where(settings.top_p < 1, settings.top_p, torch.inf)
+            logits = keep_top_p(logits, top_p)
         return narrowed(logits, settings, known)
 
 

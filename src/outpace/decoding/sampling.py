@@ -170,21 +170,27 @@ class Sample(Read):
 
     @classmethod
     def at_once(cls, reads: Sequence[Self]) -> bool:
-        """Whether one pass gives tokens and scores: those of raw logits, of rows by themselves."""
-        scored = any(read.scores for read in reads)
-        plain = all(read.sampling.plain or not (read.drawn and read.scores) for read in reads)
-        return scored and plain and not any(read.whole for read in reads)
+        """Whether one launch gives tokens and scores, of rows by themselves."""
+        return any(read.scores for read in reads) and not any(read.whole for read in reads)
+
+    @property
+    def raw(self) -> bool:
+        """Whether all scores are those of the raw logits."""
+        return self.sampling.plain or not (self.drawn and self.scores)
 
     @classmethod
     def fused(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Reader:
-        """The same reader in one pass over the logits, whatever their dtype."""
+        """The same reader in one launch, whatever the dtype of the logits."""
         wanted = {score for read in reads for score in read.scores}
         noisy = Noisy.of([r.sampling for r in reads], [r.step for r in reads], slots, device)
+        law = np.repeat([not read.raw for read in reads], [len(each) for each in slots])
+        drawn = to_device(law, device) if law.any() else None
 
         def read(logits: Tensor, rows: slice) -> Readout:
-            tokens, scores = noisy.at_once(logits, rows)
+            mine = None if drawn is None else drawn[rows]
+            tokens, scores = noisy.at_once(logits, rows, drawn=mine)
             return Readout(tokens, {score: scores[score] for score in wanted})
 
         return read
@@ -269,10 +275,15 @@ class Noisy:
         return cls(cut=Cut.of(samplings, slots, device), keys=to_device(keys, device))
 
     def at_once(
-        self, logits: Tensor, rows: slice, guess: Tensor | None = None, ratio: Tensor | None = None
+        self,
+        logits: Tensor,
+        rows: slice,
+        guess: Tensor | None = None,
+        ratio: Tensor | None = None,
+        drawn: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Tokens of the rows `rows` and all scores, by the kernel, see `read_rows`."""
-        return read_rows(logits, self.cut.of_rows(rows), self.keys[rows], guess, ratio)
+        return read_rows(logits, self.cut.of_rows(rows), self.keys[rows], guess, ratio, drawn)
 
     def __call__(self, logits: Tensor, rows: slice) -> Tensor:
         """Token of each row of `logits [r, V]`, which are the rows `rows` of the group."""
