@@ -14,7 +14,8 @@ First what must be equal, then what is judged, then what stands beside it:
    and Qwen2.5-0.5B, Dream-7B with Qwen2.5-0.5B as verifier, LLaDA-8B and WeDLM-8B, in bfloat16. A
    step by batch and rows beside the time in which a copy moves what it reads; a prompt; the cycles
    of every method, as its paper sets it, and the share of them in which the device is idle. With
-   `--graphs` passes are recorded and run in one launch, else kernel by kernel.
+   `--graphs` passes are recorded and run in one launch, else kernel by kernel; with `--compile`
+   layers are compiled.
 5. projected: tokens per second that these cycles would bring with the tokens per forward that a
    paper says. No measurement: random weights keep nothing. D2F's and WeDLM's papers say none.
 6. training: a step of DFlash's objective on Qwen3-8B's shape beside the rate of products.
@@ -171,17 +172,19 @@ def main() -> None:
     parser = arguments(__doc__, rounds=None, threads=None)
     parser.add_argument("--minutes", type=float, default=8, help="time for all cases (8)")
     parser.add_argument("--graphs", action="store_true", help="run published shapes by graphs")
+    parser.add_argument("--compile", action="store_true", help="compile layers of these shapes")
     parser.add_argument("--cpu-smoke", action="store_true", help="tiny sizes on the CPU")
     options = parser.parse_args()
     if not options.cpu_smoke and not torch.cuda.is_available():
         raise SystemExit("no CUDA device here: run on a machine with one, or try --cpu-smoke")
-    if options.cpu_smoke and options.graphs:
-        raise SystemExit("--graphs want a CUDA device: leave them out of a trial on the CPU")
+    if options.cpu_smoke and (options.graphs or options.compile):
+        raise SystemExit("--graphs and --compile want a CUDA device: a CPU tries neither")
     if options.cpu_smoke and options.threads is None:
         options.threads = 1  # more of them wait for one another longer than they compute
     prepare(options)
     scale = SMOKE if options.cpu_smoke else FULL
-    scale = replace(scale, where=replace(scale.where, graphs=options.graphs))
+    where = replace(scale.where, graphs=options.graphs, compile=options.compile)
+    scale = replace(scale, where=where)
     if failed := measure(options, scale):
         raise SystemExit(f"{failed} of {len(PARTS)} parts failed, as said above")
 

@@ -168,13 +168,15 @@ CASES = (
 class Where:
     """Where random models are made, in which dtype, and sizes that they do not exceed.
 
-    With `graphs` passes of a shape that came before run in one launch.
+    With `graphs` passes of a shape that came before run in one launch; with `compile` layers are
+    compiled.
     """
 
     device: str
     dtype: torch.dtype
     most: Config
     graphs: bool = False
+    compile: bool = False
 
     def model(self, published: Config, target: Stack | None = None) -> Stack:
         """A model, or a draft of a `target`, that is only run."""
@@ -190,7 +192,9 @@ class Where:
     def runner(self, name: str, model: Stack, slots: int) -> Runner:
         """A model with a cache that is full of random numbers, and finds nothing in it."""
         record = recorder(self.graphs, torch.device(self.device), 1)
-        runner = Runner(name, model, slots=slots, prefix_cache=False, record=record)
+        runner = Runner(
+            name, model, slots=slots, prefix_cache=False, record=record, compile=self.compile
+        )
         runner.cache.memory.normal_()
         return runner
 
