@@ -61,7 +61,9 @@ def with_outpace(where: Where, sizes: Answers) -> Run:
     def run(prompts: list[list[int]]) -> None:
         jobs = [
             engine.job(
-                Autoregressive(), ids, pairing=pairing, max_tokens=sizes.tokens, eos=frozenset()
+                Autoregressive(),
+                pairing.request(ids, max_tokens=sizes.tokens, eos=frozenset()),
+                pairing,
             )
             for ids in prompts
         ]

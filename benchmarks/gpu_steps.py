@@ -25,6 +25,7 @@ from outpace.decoding import CAUSAL, FULL, Forward, Kind
 from outpace.engine.engine import Engine
 from outpace.engine.feed import Feed
 from outpace.engine.job import Job
+from outpace.engine.overlap import Overlap
 from outpace.engine.pairing import Pairing
 from outpace.engine.runner import Runner
 
@@ -164,10 +165,10 @@ def requests(engine: Engine, case: Case, pairing: Pairing, batch: int, sizes: St
     jobs = [
         engine.job(
             case.method,
-            prompt(sizes.prompt, IDS, seed),
-            pairing=pairing,
-            max_tokens=sizes.tokens,
-            eos=frozenset(),
+            pairing.request(
+                prompt(sizes.prompt, IDS, seed), max_tokens=sizes.tokens, eos=frozenset()
+            ),
+            pairing,
         )
         for seed in range(batch)
     ]
@@ -239,11 +240,16 @@ def cycle(case: Case, runners: dict[str, Runner], batch: int, sizes: Steps) -> R
         return advance(engine, jobs, max(sizes.cycles // 3, 1), MOST)
 
     share = outside(more, taken / count, runners["target"].device.type)
+    engine.aside, engine.overlap = True, Overlap(True)
+    advance(engine, jobs, WARM)
+    turns, late = advance(engine, jobs, sizes.cycles, MOST)
     for job in jobs:
         engine.cancel(job)
     row: Row = {"shape": case.target, "method": case.name, "batch": batch}
     row |= {"ms per cycle": taken / count * batch * 1e3, "forwards/s": count / taken}
-    return row | {"time outside kernels": share}
+    row["time outside kernels"] = share
+    paired = batch > 1 and turns > 0
+    return row | {"in halves over at once": late / turns / (taken / count) if paired else None}
 
 
 def projected(case: Case, row: Row) -> Row:

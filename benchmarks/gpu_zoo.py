@@ -15,6 +15,7 @@ from curve import Point
 from harness import Bar, Budget, Row
 from methods import POINTS
 from outpace import LLM, Output
+from outpace.engine.overlap import Overlap
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, LeftToRight, Method
 from outpace.options import Options
@@ -97,20 +98,25 @@ def equality(
         alone = [exact.generate([one], **options)[0] for one in given[:4]]
         sharing = made(device, torch.float32, prefix_cache=True)
         found = [sharing.generate(given, **options) for _ in range(2)][1]
+        turns = made(device, torch.float32)
+        turns.engine.aside, turns.engine.overlap = True, Overlap(True)
+        halves = turns.generate(given, **options)
         short = made(device, dtype).generate(given, **options)
         exactly = ["float32 as on the CPU", "batch as alone", "found as computed"]
+        exactly += ["halves as at once"]
         row: Row = {
             "method": name,
             "tokens": sum(len(output.ids) for output in wanted),
             "float32 as on the CPU": agreeing(batched, wanted),
             "batch as alone": agreeing(batched[:4], alone),
             "found as computed": agreeing(found, batched),
+            "halves as at once": agreeing(halves, batched),
             "bfloat16 as float32": agreeing(short, wanted),
         }
         if device == "cuda":
             again = made(device, torch.float32, graphs=True).generate(given, **options)
             row["graphs as launches"] = agreeing(again, batched)
-            exactly.append("graphs as launches")
+            exactly += ["graphs as launches"]
         rows.append(row)
         for column in exactly:
             bars.append(Bar(what=f"{name}: {column}", value=row[column], limit=1.0, at_least=True))

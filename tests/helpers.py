@@ -23,7 +23,7 @@ from outpace.decoding import Decoding, Forward, Kind, Pace, Prediction, Request,
 from outpace.engine.cache import Table
 from outpace.engine.engine import Engine
 from outpace.engine.feed import Feed
-from outpace.engine.job import Job
+from outpace.engine.job import Job, Listener
 from outpace.engine.pairing import Pairing, check_kinds
 from outpace.engine.runner import Runner
 from outpace.methods import Method
@@ -289,12 +289,14 @@ def enter(
     prompt: Sequence[int],
     *,
     runners: Mapping[str, Runner],
+    listener: Listener | None = None,
     **options: Any,
 ) -> Job:
     """Pair a method with its models and queue a request."""
     kinds = {role: (each.name, each.config.kind) for role, each in runners.items()}
     check_kinds(type(method), kinds)
-    return engine.enter(engine.job(method, prompt, pairing=Pairing.of(runners), **options))
+    pairing = Pairing.of(runners)
+    return engine.enter(engine.job(method, pairing.request(prompt, **options), pairing, listener))
 
 
 def feeds(runner: Runner, forwards: Sequence[Forward], tables: Sequence[Table]) -> list[Feed]:

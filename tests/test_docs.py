@@ -45,6 +45,7 @@ MARKED = {
         "evaluation: evaluate Dream-org/Dream-v0-Base-7B",
         "evaluation: evaluate tiny-ar",
         "gpu: generate Qwen/Qwen3-8B",
+        "gpu: evaluate Qwen/Qwen3-8B",
         "models: generate Dream-org/Dream-v0-Base-7B",
         "models: generate qwen2.5-0.5b-instruct-q8_0.gguf",
         "scale: --nproc-per-node 2",

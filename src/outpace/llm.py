@@ -17,10 +17,11 @@ from outpace.constraint.compiler import Compiler
 from outpace.decoding import DRAFT_KINDS, Processor, Request
 from outpace.decoding.sampling import is_whole
 from outpace.driver import Driver
-from outpace.engine.cache import cache_slots
+from outpace.engine.cache import cache_bytes, cache_slots, check_gib
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.fuse import check as check_compile
 from outpace.engine.graphs import recorder
+from outpace.engine.overlap import Overlap
 from outpace.engine.pairing import Pairing, check_kinds, named
 from outpace.engine.runner import Runner
 from outpace.engine.team import Team
@@ -60,8 +61,9 @@ class LLM:
     answer together; `mask_id` names the mask token where `config.json` does not; `prefix_cache`
     lets causal models find what they computed for prompts that began alike; `pace="auto"` lets
     methods be less parallel than their options say where that is faster at the present load;
-    `attention` is `dense`, `compiled` (on a CPU), `triton` or `varlen` (on a GPU), or `auto`;
-    `graphs` record passes of a GPU, and `compile` has PyTorch make kernels of layers there.
+    `attention` is `dense`, `compiled` (on a CPU), `triton` or `varlen` (on a GPU), or `auto`; on a
+    GPU `graphs` record passes, `compile` has PyTorch make kernels of layers, and `overlap` lets one
+    half of the requests be decided while the other half's pass runs, where that is faster.
     `tensor_parallel` splits every model over so many processes that were started together: the
     first one has an `LLM` like any other; the others work for it here until it ends, and end then
     (`SystemExit`). Raises `ValueError` for what cannot be loaded or does not fit.
@@ -86,24 +88,24 @@ class LLM:
         attention: str = "auto",
         graphs: bool = False,
         compile: bool = False,
+        overlap: bool = False,
         pace: Pacing = "off",
     ) -> None:
-        check_type("cache_gib", cache_gib, float | None)
+        check_gib(cache_gib)
         check_type("prefix_cache", prefix_cache, bool)
-        if cache_gib is not None and not 0 < cache_gib < float("inf"):
-            raise ValueError(f"cache_gib must be a positive number, not {cache_gib}")
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         check(quantize, self.device, self.dtype)
         check_attention(attention, self.device)
         check_compile(compile, self.device, tensor_parallel)
-        record = recorder(graphs, self.device, tensor_parallel)
+        own = {"prefix_cache": prefix_cache, "attention": attention, "compile": compile}
+        self.running = {**own, "record": recorder(graphs, self.device, tensor_parallel)}
+        turns = Overlap.of(overlap, self.device, tensor_parallel)
         self.team = Team.of(tensor_parallel, self.device, quantize)
         self.device = self.team.device
         self.quantize, self.max_length, self.cache_gib = quantize, max_length, cache_gib
-        own = {"prefix_cache": prefix_cache, "attention": attention, "compile": compile}
-        self.running = {**own, "record": record}
         self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences, pace=pace)
+        self.engine.overlap = turns
         self.driver = Driver(self.engine)
         self.loading = Lock()
         self.runners: dict[str, Runner] = {}
@@ -133,7 +135,7 @@ class LLM:
 
     def add(self, name: str, model: Stack, vocab: int | None) -> Runner:
         """Let the engine run a model, of which `vocab` tokens are known."""
-        slots = cache_slots(model.config, self.dtype, self.cache_bytes())
+        slots = cache_slots(model.config, self.dtype, cache_bytes(self.cache_gib, self.device))
         runner = self.team.runner(name, model, slots=slots, vocab=vocab, **self.running)
         self.engine.add(runner)
         self.runners[name] = runner
@@ -166,14 +168,6 @@ class LLM:
             return load_draft(name, self.model, max_length=length, quantize=quantize, share=share)
         except ValueError as error:
             raise ValueError(f"{name} cannot draft for {self.name}: {error}") from error
-
-    def cache_bytes(self) -> int:
-        """Memory for the cache of the next model."""
-        if self.cache_gib is not None:
-            return int(self.cache_gib * 2**30)
-        if self.device.type == "cuda":
-            return torch.cuda.mem_get_info(self.device)[0] // 2
-        return 2 * 2**30
 
     def pair(self, method: Method) -> Pairing:
         """The models of a method, checked once and then looked up.
@@ -236,10 +230,8 @@ class LLM:
             constraint = layout.constraint(self.compiler, method.sequential, pairing.vocab, wait)
         if constraint is not None:
             processors.append(constraint)
-        answer.job = self.engine.job(
-            method,
+        request = pairing.request(
             ids,
-            pairing=pairing,
             max_tokens=int(max_tokens),
             sampling=chosen.sampling(self.usual(method)),
             eos=ends if layout is None else frozenset(),
@@ -247,8 +239,9 @@ class LLM:
             processors=tuple(processors),
             constraint=constraint,
             given=None if layout is None else layout.given,
-            listener=listen if streams or told or chosen.stop else None,
         )
+        hears = listen if streams or told or chosen.stop else None
+        answer.job = self.engine.job(method, request, pairing, hears)
         return answer
 
     def laid_out(

@@ -219,10 +219,8 @@ def jobs_of(method: Method, temperature: float) -> list[tuple[tuple[Case, ...], 
             for case, (begin, size) in zip(chosen, HOLES.items(), strict=True)
         ]
         made = Cloze(holes, GIVEN)
-        job = engine.job(
-            method,
+        request = pairing.request(
             [seed % 6, 1, 2],
-            pairing=pairing,
             max_tokens=14,
             sampling=Sampling(temperature=temperature, seed=seed),
             eos=frozenset(),
@@ -231,7 +229,7 @@ def jobs_of(method: Method, temperature: float) -> list[tuple[tuple[Case, ...], 
             constraint=made,
             given=GIVEN,
         )
-        jobs.append((tuple(chosen), engine.enter(job)))
+        jobs.append((tuple(chosen), engine.enter(engine.job(method, request, pairing))))
     finish(engine)
     return jobs
 

@@ -299,17 +299,16 @@ def test_every_choice_of_a_method(method: Method, temperature: float) -> None:
                 both=not method.sequential,
                 pattern=pattern,
             )
-            job = engine.job(
-                method,
+            request = pairing.request(
                 [seed % 6, 1, 2],
-                pairing=pairing,
                 max_tokens=6,
                 sampling=Sampling(temperature=temperature, seed=seed),
                 eos=frozenset({EOS}),
                 processors=(watching,),
                 constraint=watching,
             )
-            jobs.append((pattern, watching, engine.enter(job)))
+            job = engine.enter(engine.job(method, request, pairing))
+            jobs.append((pattern, watching, job))
     finish(engine)
     for pattern, _, job in jobs:
         if job.error is not None:

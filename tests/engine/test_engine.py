@@ -24,7 +24,6 @@ from helpers import (
 from outpace.decoding import CAUSAL, FULL, Decoding, Forward
 from outpace.decoding import Request as Tokens
 from outpace.engine import readout
-from outpace.engine import runner as runner_module
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import Engine
 from outpace.engine.job import DecodingError, Job
@@ -132,11 +131,13 @@ def test_listeners_are_called_while_a_device_works(
     assert not engine.aside
     engine.aside = aside
 
-    def collected(*given: Any) -> Any:
-        told.append("result")
-        return readout.collect(*given)
+    wait = readout.Sent.wait
 
-    monkeypatch.setattr(runner_module, "collect", collected)
+    def waited(sent: readout.Sent) -> Any:
+        told.append("result")
+        return wait(sent)
+
+    monkeypatch.setattr(readout.Sent, "wait", waited)
     job = Request(method=AR, max_tokens=4).submit(engine, lambda seq: told.append("heard"))
     steps = []
     while engine.step():
@@ -181,8 +182,8 @@ def test_one_pass_serves_all_who_wait() -> None:
     engine = new_engine()
     target = runner(engine, "causal")
     sizes: list[int] = []
-    run = target.run
-    target.run = lambda forwards, *rest: (sizes.append(len(forwards)), run(forwards, *rest))[1]
+    launch = target.launch
+    target.launch = lambda forwards: (sizes.append(len(forwards)), launch(forwards))[1]
     serve(engine, [Request(method=AR, prompt=(i + 1,), max_tokens=1) for i in range(10)])
     assert sizes == [10]
 
@@ -193,11 +194,11 @@ def test_drafts_run_before_the_target() -> None:
     order: list[tuple[str, int]] = []
     for each in engine.runners:
 
-        def noted(forwards, *rest, run=each.run, name=each.name):
+        def noted(forwards, launch=each.launch, name=each.name):
             order.append((name, len(forwards)))
-            return run(forwards, *rest)
+            return launch(forwards)
 
-        each.run = noted
+        each.launch = noted
     method = APD(verifier="causal", ratio=1.0, lookahead=2)
     serve(engine, [Request(method=method, max_tokens=6, arrives=turn) for turn in (0, 1)])
     assert order[:4] == [("diffusion", 1), ("causal", 1), ("diffusion", 2), ("causal", 2)]
@@ -418,7 +419,7 @@ def test_error_in_a_pass_fails_all_who_were_in_it(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs[0].pairing.runners["target"], "run", broken)
+        patch.setattr(jobs[0].pairing.runners["target"], "launch", broken)
         finish(engine)
     assert all("out of memory" in str(job.error) for job in jobs)
     assert pages_in_use(engine) == 0 and not engine.running
@@ -435,14 +436,14 @@ def test_where_memory_is_short_the_newest_ends(
     asked = [Request(method=AR, prompt=(3, n)) for n in range(1, 6)]
     jobs = [each.submit(engine) for each in asked]
     runner = jobs[0].pairing.runners["target"]
-    run = runner.run
+    launch = runner.launch
 
-    def small(feeds: Sequence[Any], *rest: Any) -> Any:
+    def small(feeds: Sequence[Any]) -> Any:
         if len(feeds) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return run(feeds, *rest)
+        return launch(feeds)
 
-    monkeypatch.setattr(runner, "run", small)
+    monkeypatch.setattr(runner, "launch", small)
     finish(engine)
     assert [job.error is None for job in jobs] == [True, True, True, False, False]
     assert "CUDA out of memory" in str(jobs[4].error) and engine.max_sequences == 3
@@ -463,7 +464,7 @@ def test_a_lost_device_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -> Non
         raise torch.AcceleratorError("CUDA error: device is lost")
 
     for each in engine.runners:
-        monkeypatch.setattr(each, "run", gone)
+        monkeypatch.setattr(each, "launch", gone)
         monkeypatch.setattr(each.cache, "erase", gone)
     finish(engine)
     assert all("device is lost" in str(job.error) and job.over for job in jobs)

@@ -148,13 +148,13 @@ def test_a_long_prompt_is_cut_and_nobody_notices(method) -> None:
 
 def spy(runner, passes: list[int]) -> None:
     """Write down the rows of each pass of a runner."""
-    run = runner.run
+    launch = runner.launch
 
-    def counted(forwards, *given):
+    def counted(forwards):
         passes.append(sum(len(forward.ids) for forward in forwards))
-        return run(forwards, *given)
+        return launch(forwards)
 
-    runner.run = counted
+    runner.launch = counted
 
 
 def test_bidirectional_forwards_are_never_cut() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from outpace.engine.cache import PAGE
 from outpace.engine.engine import Engine
 from outpace.engine.job import DecodingError, Job
 from outpace.methods import Method
-from workload import KINDS, Request, alone, new_engine, result
+from workload import KINDS, Request, alone, halving, new_engine, result
 
 PACKAGE = str(Path(outpace.__file__).parent)
 WATCHED = ("engine", "decoding", "methods", "attention")
@@ -129,10 +129,10 @@ def total() -> int:
     return trace.lines
 
 
-def interrupt(points: list[int]) -> None:
+def interrupt(points: list[int], made: Callable[[], Engine] = small_engine) -> None:
     """Once at each of these lines; one request at most may pay for it."""
     for at in points:
-        engine, trace = small_engine(), Trace(at)
+        engine, trace = made(), Trace(at)
         jobs = serve(engine, BATCH, trace)
         assert trace.where, at
         try:
@@ -158,6 +158,19 @@ def test_interrupts_at_many_lines_harm_one_request_at_most(total: int, part: int
     """At more of them, spread evenly."""
     step = total // 300
     interrupt(list(range(1 + part * step // 6, total, step))[part::6])
+
+
+@pytest.mark.slow
+def test_an_interrupt_in_halves_harms_one_request_at_most() -> None:
+    """A pass that was in flight is launched again."""
+    trace = Trace(at=0)
+    serve(halves(), BATCH, trace)
+    interrupt(Random(3).sample(range(1, trace.lines + 1), 40), halves)
+
+
+def halves() -> Engine:
+    """A small engine that decides one half while the pass of the other runs."""
+    return halving(small_engine())
 
 
 CALLED = {"job", "enter", "cancel", "fail", "failed", "recover", "saved", "add"}

@@ -47,14 +47,14 @@ class Clock:
 
     def drive(self, runner: Runner) -> None:
         """Let a pass of a runner take its time; one of a draft takes next to none."""
-        run = runner.run
+        launch = runner.launch
 
-        def timed(feeds, *rest):
+        def timed(feeds):
             rows = max(sum(len(feed.ids) - 1 for feed in feeds) - self.free, 0)
             self.now += 10 + self.row * rows if feeds[0].model == "target" else 0.1
-            return run(feeds, *rest)
+            return launch(feeds)
 
-        runner.run = timed
+        runner.launch = timed
 
 
 def batch(method: Method, count: int, **options) -> list[Request]:

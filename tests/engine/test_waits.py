@@ -16,6 +16,7 @@ from outpace.attention.paged import Launch, Paged
 from outpace.decoding import Sampling, accept, cut, sampling
 from outpace.decoding.fused import SCORES, Drafts, Settings
 from outpace.engine.engine import Engine
+from outpace.engine.readout import Launched
 from outpace.engine.runner import Runner
 from outpace.methods import APD, Method, apd
 from workload import KINDS, MODELS, Request, new_engine
@@ -73,11 +74,19 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
     """
     told: list[tuple[list[str], int]] = []
 
-    run: Callable[..., Any] = Runner.run
+    launch: Callable[..., Any] = Runner.launch
+    land: Callable[..., Any] = Launched.land
 
-    def watched(self: Runner, *given: Any) -> Any:
+    def launched(self: Runner, *given: Any) -> Any:
         with Waits() as waits, Copies() as copies:
-            predictions = run(self, *given)
+            found = launch(self, *given)
+        told.append((waits.found, copies.count))
+        assert not copies.count
+        return found
+
+    def landed(self: Launched) -> Any:
+        with Waits() as waits, Copies() as copies:
+            predictions = land(self)
         told.append((waits.found, copies.count))
         return predictions
 
@@ -92,7 +101,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
         assert {len(each) for each in (*drafts, keys)} == {len(logits)}
         return read_rows(logits, settings)
 
-    monkeypatch.setattr(Runner, "run", watched)
+    monkeypatch.setattr(Runner, "launch", launched)
+    monkeypatch.setattr(Launched, "land", landed)
     monkeypatch.setattr(sampling, "read_rows", read_rows)
     monkeypatch.setattr(accept, "verify_rows", verify_rows)
     for module in (sampling, apd, accept):

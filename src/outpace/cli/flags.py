@@ -81,6 +81,9 @@ Graphs = Annotated[
 Compile = Annotated[
     bool, Option("--compile", help="Have PyTorch compile the layers of models (on a GPU).")
 ]
+Overlapping = Annotated[
+    bool, Option("--overlap", help="Decide half of the requests while others' pass runs (GPU).")
+]
 Pace = Annotated[str, Option(help="off, or auto: less parallel where that is faster.")]
 AdapterName = Annotated[str | None, Option(help="Folder or hub name of a LoRA to merge.")]
 MaxLength = Annotated[
@@ -282,6 +285,7 @@ class Loading:
     attention: Attention = "auto"
     graphs: Graphs = False
     compile: Compile = False
+    overlap: Overlapping = False
     pace: Pace = "off"
 
     def open(self, model: str, method: Named | None, *, prefix_cache: bool = True) -> LLM:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outpace.methods.method import check_type
 from outpace.models.config import ModelConfig
 
 PAGE = 16
@@ -256,3 +257,18 @@ def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:
             "cache_gib"
         )
     return budget // slot
+
+
+def check_gib(gib: float | None) -> None:
+    """Raise `ValueError` for what is no memory of a cache."""
+    check_type("cache_gib", gib, float | None)
+    if gib is not None and not 0 < gib < float("inf"):
+        raise ValueError(f"cache_gib must be a positive number, not {gib}")
+
+
+def cache_bytes(gib: float | None, device: torch.device) -> int:
+    """Memory for the cache of the next model, where nobody says how much: 2 GiB, or half of what
+    is free on a GPU."""
+    if gib is not None:
+        return int(gib * 2**30)
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2 * 2**30

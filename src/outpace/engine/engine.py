@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from operator import attrgetter
 from typing import Literal
 
 import torch
 
-from outpace.decoding import Constraint, Pace, Prediction, Processor, Request, Sampling
+from outpace.decoding import Prediction, Request
 from outpace.decoding.sampling import is_whole
 from outpace.engine.feed import Feed
 from outpace.engine.job import DecodingError, Job, Listener, lost
-from outpace.engine.paces import Paces
+from outpace.engine.overlap import Flight, Overlap, Work, half
+from outpace.engine.paces import Paces, hear
 from outpace.engine.pairing import Pairing
 from outpace.engine.prefix import Saved
 from outpace.engine.runner import Runner
@@ -28,9 +29,6 @@ LOG = logging.getLogger(__name__)
 Pacing = Literal["off", "auto"]
 """How parallel methods are: as their options say, or as the load lets it pay."""
 
-Work = tuple[Job, Feed, Feed | None]
-"""A job, what it feeds in a pass, and what is left of its forward for a later one."""
-
 
 class Engine:
     """Runs requests of any methods together: drafts first, the target last.
@@ -39,7 +37,8 @@ class Engine:
     notices), `max_sequences` the requests that run at a time; others queue in order. An engine
     belongs to one thread at a time. All that waits is found among the requests that run, so an
     exception that leaves a step, such as Ctrl-C, loses nobody: the next step runs again what was
-    not finished. With `pace` "auto" a `Pace` decides, by the `clock`, how parallel methods are.
+    not finished. With `pace` "auto" a `Pace` decides, by the `clock`, how parallel methods are; an
+    `Overlap` decides whether one half of the requests runs while the other is decided.
     """
 
     def __init__(
@@ -54,14 +53,14 @@ class Engine:
         for name, value in {"max_rows": max_rows, "max_sequences": max_sequences}.items():
             if not (is_whole(value) and value >= 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
-        self.max_rows = max_rows
-        self.max_sequences = max_sequences
+        self.max_rows, self.max_sequences = max_rows, max_sequences
         self.runners: list[Runner] = []
         self.queue: deque[Job] = deque()
         self.running: list[Job] = []
         self.pace = pace
         self.clock = clock
         self.paces = Paces()
+        self.overlap = Overlap(False)
         self.turns = count()
         self.broken = False
         self.aside = False
@@ -75,38 +74,13 @@ class Engine:
         self.aside = self.aside or runner.device.type != "cpu"
 
     def job(
-        self,
-        method: Method,
-        prompt: Sequence[int],
-        *,
-        pairing: Pairing,
-        max_tokens: int,
-        sampling: Sampling | None = None,
-        eos: frozenset[int] | None = None,
-        logprobs: bool = False,
-        processors: tuple[Processor, ...] = (),
-        constraint: Constraint | None = None,
-        given: Mapping[int, int] | None = None,
-        listener: Listener | None = None,
+        self, method: Method, request: Request, pairing: Pairing, listener: Listener | None = None
     ) -> Job:
         """A request that is ready to enter, from any thread.
 
-        `given` are the tokens of a cloze, whose slots are all filled. `listener` is called after
-        every forward that committed tokens and at the end. Raises `ValueError` for a request that
-        could never run.
+        `listener` is called after every forward that committed tokens and at the end. Raises
+        `ValueError` for a request that could never run.
         """
-        request = Request(
-            prompt=list(prompt),
-            max_tokens=max_tokens,
-            sampling=sampling or Sampling(),
-            eos=frozenset(pairing.runners["target"].config.eos) if eos is None else eos,
-            target=pairing.target,
-            logprobs=logprobs,
-            processors=processors,
-            constraint=constraint,
-            given=given or {},
-            cloze=given is not None,
-        )
         pairing.check(method, request)
         request.pace = self.paces.of(method, pairing, auto=self.pace == "auto")
         return Job(request=request, method=method, pairing=pairing, listener=listener)
@@ -126,23 +100,48 @@ class Engine:
             self.recover()
         self.broken = True
         self.admit()
-        waiting: list[Job] = []
-        for runner in self.runners:
-            if waiting := [job for job in self.running if job.runner is runner]:
-                began = self.clock()
-                work = self.take(runner, sorted(waiting, key=attrgetter("turn")))
-                paced = self.paced(work)
-                self.run(runner, work)
-                for pace, role in paced:
-                    pace.passed(role, sum(feed.size for _, feed, _ in work), self.clock() - began)
-                break
-        if not (waiting and self.aside):
+        more = self.advanced()
+        if not (more and self.aside):
             self.tell_all()
         self.broken = False
-        return bool(waiting)
+        return more
+
+    def advanced(self) -> bool:
+        """Launch the next pass and land one; False where there is none.
+
+        It is the one that was launched, but while the other half of the requests waits: then it is
+        the one before it.
+        """
+        before, began = self.overlap.flight, self.clock()
+        waiting = self.overlap.waiting(self.running)
+        asked = {job.runner for job in waiting}
+        runner = next((each for each in self.runners if each in asked), None)
+        if runner is None:
+            self.overlap.pause()
+            self.land(before)
+            return before is not None
+        work = self.take(runner, [job for job in waiting if job.runner is runner])
+        main, rows = runner is self.runners[-1], sum(feed.size for _, feed, _ in work)
+        halves = self.aside and len(self.running) > 1 and self.overlap.next(main, rows, began)
+        if halves and before is None:
+            work = half(work)
+        paced = hear(work, self.overlap.together(self.running))
+        self.overlap.flight = flight = self.launch(runner, work)
+        self.tell_all()
+        self.land(before)
+        if not (halves and self.overlap.waiting(self.running)):
+            self.overlap.flight = None
+            self.land(flight)
+        for pace, role in paced:
+            pace.passed(role, sum(feed.size for _, feed, _ in work), self.clock() - began)
+        return True
 
     def recover(self) -> None:
-        """Make whole again what an exception that left a step has left behind."""
+        """Make whole again what an exception that left a step has left behind.
+
+        Who was in flight still waits, and is launched again.
+        """
+        self.overlap.flight = None
         self.queue = deque(job for job in self.queue if job not in self.running)
         for runner in self.runners:
             runner.cache.recount(
@@ -166,6 +165,7 @@ class Engine:
         if job in self.queue:
             self.queue.remove(job)
         self.finish(job)
+        self.overlap.left()
         self.broken = broken
 
     def admit(self) -> None:
@@ -174,7 +174,7 @@ class Engine:
             for job in entered:
                 if not job.done:
                     if (pace := job.request.pace) is not None:
-                        pace.run(len(self.running))
+                        pace.run(self.overlap.together(self.running))
                     self.advance(job, None)
                 if job.done and job in self.running:
                     self.finish(job)
@@ -200,7 +200,7 @@ class Engine:
         """
         work: list[Work] = []
         room = self.max_rows
-        for job in waiting:
+        for job in sorted(waiting, key=attrgetter("turn")):
             try:
                 feed = job.spare(runner)
             except ValueError as error:
@@ -220,20 +220,33 @@ class Engine:
                 break
         return work
 
-    def run(self, runner: Runner, work: Sequence[Work]) -> None:
-        """One pass, and what its requests make of it."""
+    def launch(self, runner: Runner, work: Sequence[Work]) -> Flight | None:
+        """Tell a device to run a pass; None where nothing comes of it."""
         work = [each for each in work if not each[0].done]
         if not work:
-            return
-        began = time.perf_counter()
+            return None
+        began, start = time.perf_counter(), self.clock()
         try:
-            predictions = runner.run([feed for _, feed, _ in work], self.tell_all)
+            launched = runner.launch([feed for _, feed, _ in work])
         except Exception as error:
             self.failed(runner, work, error)
+            return None
+        return Flight(runner, work, launched, began, start)
+
+    def land(self, flight: Flight | None) -> None:
+        """Wait for a pass, if there is one; its requests make something of it."""
+        if flight is None:
             return
-        seconds = time.perf_counter() - began
-        runner.learn((feed, job.request.ids) for job, feed, _ in work)
-        for (job, _, rest), prediction in zip(work, predictions, strict=True):
+        try:
+            predictions = flight.launched.land()
+        except Exception as error:
+            self.failed(flight.runner, flight.work, error)
+            return
+        seconds = time.perf_counter() - flight.began
+        self.overlap.landed(self.clock() - flight.start)
+        found = [each for each in zip(flight.work, predictions, strict=True) if not each[0][0].done]
+        flight.runner.learn((feed, job.request.ids) for (job, feed, _), _ in found)
+        for (job, _, rest), prediction in found:
             # A listener that hears of one request's end may have cancelled another.
             if not job.done:
                 job.seconds += seconds
@@ -245,32 +258,23 @@ class Engine:
         Else each has a pass of its own, so that only the guilty end: what is no number may have
         come from a neighbour's memory as well.
         """
+        left = [each for each in work if not each[0].done]
+        ended = [job for job, _, _ in left]
         if isinstance(error, torch.AcceleratorError):
             ended = [*self.running, *self.queue]
             self.queue.clear()
-        elif len(work) == 1:
-            ended = [work[0][0]]
-        elif isinstance(error, torch.OutOfMemoryError):
-            ended = [max((job for job, _, _ in work), key=attrgetter("began"))]
+        elif isinstance(error, torch.OutOfMemoryError) and len(left) > 1:
+            ended = [max(ended, key=attrgetter("began"))]
             self.max_sequences = max(len(self.running) - 1, 1)
             LOG.warning(
                 "memory is short: from now on %d requests run at a time", self.max_sequences
             )
-        else:
-            for each in work:
-                self.run(runner, [each])
+        elif len(left) > 1:
+            for each in left:
+                self.land(self.launch(runner, [each]))
             return
         for job in ended:
             self.fail(job, error)
-
-    def paced(self, work: Sequence[Work]) -> set[tuple[Pace, str]]:
-        """Who decides by what a pass takes, and the role that it has; they hear of the load."""
-        paced = {
-            (pace, feed.model) for job, feed, _ in work if (pace := job.request.pace) is not None
-        }
-        for pace, _ in paced:
-            pace.run(len(self.running))
-        return paced
 
     @property
     def saved(self) -> Saved:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outpace.decoding import Pace
+from outpace.engine.overlap import Work
 from outpace.engine.pairing import Pairing
 from outpace.methods import Method
 
@@ -23,3 +26,11 @@ class Paces(dict[tuple[Method | str, ...], Pace]):
         while len(self) > PACES:
             self.pop(list(self)[0], None)
         return pace
+
+
+def hear(work: Sequence[Work], requests: int) -> set[tuple[Pace, str]]:
+    """Who decides by what a pass takes, and the role that it has; they hear how many run."""
+    paced = {(pace, feed.model) for job, feed, _ in work if (pace := job.request.pace) is not None}
+    for pace, _ in paced:
+        pace.run(requests)
+    return paced

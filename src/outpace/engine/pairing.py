@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from outpace.decoding import MASKED_DRAFT_KINDS, Kind, Processor, Request, Target
+from outpace.decoding import (
+    MASKED_DRAFT_KINDS,
+    Constraint,
+    Kind,
+    Processor,
+    Request,
+    Sampling,
+    Target,
+)
 from outpace.decoding.processor import Shortened
 from outpace.decoding.target import plural, singular
 from outpace.engine.runner import Runner
@@ -42,6 +50,35 @@ class Pairing:
                 role: (Shortened(vocab),) if runner.vocab > vocab else ()
                 for role, runner in runners.items()
             },
+        )
+
+    def request(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling | None = None,
+        eos: frozenset[int] | None = None,
+        logprobs: bool = False,
+        processors: tuple[Processor, ...] = (),
+        constraint: Constraint | None = None,
+        given: Mapping[int, int] | None = None,
+    ) -> Request:
+        """A request for these models, which ends at the target's `eos` where none are named.
+
+        `given` are the tokens of a cloze, whose slots are all filled.
+        """
+        return Request(
+            prompt=list(prompt),
+            max_tokens=max_tokens,
+            sampling=sampling or Sampling(),
+            eos=frozenset(self.runners["target"].config.eos) if eos is None else eos,
+            target=self.target,
+            logprobs=logprobs,
+            processors=processors,
+            constraint=constraint,
+            given=given or {},
+            cloze=given is not None,
         )
 
     def check(self, method: Method, request: Request) -> None:

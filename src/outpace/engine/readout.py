@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,48 +33,42 @@ class Part(NamedTuple):
         return cls(readout, chosen, logits if keep else None)
 
 
-def collect(
-    parts: Sequence[Part], feeds: Sequence[Feed], reads: Sequence[tuple[type[Read], list[int]]]
-) -> list[Prediction]:
-    """One copy of all readouts to the host, cut into the predictions of each feed.
+class Sent:
+    """Tokens and scores on their way to the host, in one copy; `wait` ends when they are there.
 
-    Raises `ArithmeticError` where logits are no numbers.
+    Where a GPU copies, it does so behind what it was told before, into pinned memory, and goes on
+    with what it is told next.
     """
-    predictions = [Prediction(tokens=[]) for _ in feeds]
-    if not parts:
-        return predictions
-    names: list[Score] = sorted({name for part in parts for name in part.readout.scores})
-    tokens, table = to_host(parts, names)
-    if -1 in tokens:
-        raise ArithmeticError("the model's logits are not finite numbers")
-    begin = 0
-    for _, members in reads:
-        for index in members:
-            feed, prediction = feeds[index], predictions[index]
-            end = begin + len(feed.slots)
-            prediction.tokens = tokens[begin:end]
-            if feed.read.scores:
-                prediction.scores = {
-                    name: table[row, begin:end].astype(np.float32)
-                    for row, name in enumerate(names)
-                    if name in feed.read.scores
-                }
-            begin = end
-    keep(parts, feeds, reads, predictions)
-    return predictions
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.names: list[Score] = sorted({name for part in parts for name in part.readout.scores})
+        table = table_of(parts, self.names) if parts else torch.empty(1, 0)
+        self.arrived: torch.cuda.Event | None = None
+        if table.is_cuda:
+            self.table = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
+            self.table.copy_(table, non_blocking=True)
+            self.arrived = torch.cuda.Event()
+            self.arrived.record(torch.cuda.current_stream(table.device))
+        else:
+            self.table = table
+
+    def wait(self) -> tuple[list[int], np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
+        """Tokens, and a row for each of the `names`.
+
+        The token of a row whose logits are no numbers is -1.
+        """
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        table = self.table.cpu().numpy()
+        return table[0].astype(np.int64).tolist(), table[1:]
 
 
-def to_host(
-    parts: Sequence[Part], names: Sequence[Score]
-) -> tuple[list[int], np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
-    """Tokens, and a row of the table for each score; float64 holds a token id exactly.
-
-    The token of a row whose logits are no numbers is -1.
-    """
+def table_of(parts: Sequence[Part], names: Sequence[Score]) -> Tensor:
+    """Tokens in a row, and scores in one each; float64 holds a token id exactly."""
     chosen = join([part.chosen for part in parts])
     tokens = torch.where(chosen.isfinite(), join([part.readout.tokens for part in parts]), -1)
     if not names:
-        return tokens.tolist(), np.empty((0, len(tokens)))
+        return tokens[None]
     missing = [torch.zeros_like(part.chosen) for part in parts]
     columns = [
         join(
@@ -81,8 +76,57 @@ def to_host(
         )
         for name in names
     ]
-    table = torch.stack([column.double() for column in (tokens, *columns)]).cpu().numpy()
-    return table[0].astype(np.int64).tolist(), table[1:]
+    return torch.stack([column.double() for column in (tokens, *columns)])
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A pass that a device was told to run, and what comes of it.
+
+    Attributes:
+        feeds: what it was fed.
+        reads: for each read type, the feeds that ask for it.
+        parts: what was read, on the device.
+        sent: tokens and scores on their way to the host.
+        features: hidden states of the feeds that want some.
+    """
+
+    feeds: Sequence[Feed]
+    reads: Sequence[tuple[type[Read], list[int]]]
+    parts: Sequence[Part]
+    sent: Sent
+    features: Mapping[int, Tensor]
+
+    @torch.inference_mode()
+    def land(self) -> list[Prediction]:
+        """Wait for the device: the predictions of all feeds.
+
+        Raises `ArithmeticError` where logits are no numbers.
+        """
+        predictions = [
+            Prediction(tokens=[], features=self.features.get(index))
+            for index in range(len(self.feeds))
+        ]
+        if not self.parts:
+            return predictions
+        tokens, table = self.sent.wait()
+        if -1 in tokens:
+            raise ArithmeticError("the model's logits are not finite numbers")
+        begin = 0
+        for _, members in self.reads:
+            for index in members:
+                feed, prediction = self.feeds[index], predictions[index]
+                end = begin + len(feed.slots)
+                prediction.tokens = tokens[begin:end]
+                if feed.read.scores:
+                    prediction.scores = {
+                        name: table[row, begin:end].astype(np.float32)
+                        for row, name in enumerate(self.sent.names)
+                        if name in feed.read.scores
+                    }
+                begin = end
+        keep(self.parts, self.feeds, self.reads, predictions)
+        return predictions
 
 
 def keep(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from outpace.engine.graphs import SPARE, Graphs, Record
 from outpace.engine.layout import lay_out
 from outpace.engine.pack import Buffer, Packed, pack
 from outpace.engine.prefix import Prefix, pairs
-from outpace.engine.readout import Part, collect
+from outpace.engine.readout import Launched, Part, Sent
 from outpace.models.int8 import is_quantised
 from outpace.models.transformer import Stack
 
@@ -154,15 +154,9 @@ class Runner:
         return found
 
     @torch.inference_mode()
-    def run(
-        self, feeds: Sequence[Feed], meanwhile: Callable[[], None] = lambda: None
-    ) -> list[Prediction]:
-        """One ragged pass over the feeds; their predictions in the same order.
-
-        What is to be done `meanwhile` is done before the host waits for a device. Raises
-        `ArithmeticError` where logits that are read are no numbers.
-        """
-        asked = len(feeds)
+    def launch(self, feeds: Sequence[Feed]) -> Launched:
+        """One ragged pass over the feeds, for whose end the host does not wait."""
+        asked = feeds
         if self.graphs is not None:
             feeds = self.graphs.filled(feeds)
         packed = pack(feeds, self.buffer, self.backend)
@@ -172,12 +166,18 @@ class Runner:
         for feed in feeds:
             feed.table.written = max(feed.table.written, feed.end)
         parts = self.read(hidden, feeds, packed)
-        meanwhile()
-        predictions = collect(parts, feeds, packed.reads)
-        if wanted:
-            self.attach(predictions, feeds, packed, captured)
+        sent = Sent(parts)
+        features = self.features(feeds, captured) if wanted else {}
         self.seconds += time.perf_counter() - began
-        return predictions[:asked]
+        return Launched(asked, packed.reads, parts, sent, features)
+
+    @torch.inference_mode()
+    def run(self, feeds: Sequence[Feed]) -> list[Prediction]:
+        """The predictions of a pass, in the order of the feeds.
+
+        Raises `ArithmeticError` where logits that are read are no numbers.
+        """
+        return self.launch(feeds).land()
 
     def forward(self, packed: Packed, layers: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """Hidden states of the wanted rows, and of all rows those of some layers."""
@@ -227,23 +227,22 @@ class Runner:
             logits[:, self.config.mask_id] = max(NEVER, torch.finfo(logits.dtype).min)
         return logits
 
-    def attach(
-        self,
-        predictions: list[Prediction],
-        feeds: Sequence[Feed],
-        packed: Packed,
-        captured: Mapping[int, Tensor],
-    ) -> None:
-        """Give each prediction the hidden states that were wanted; zeros for rows not computed."""
+    def features(self, feeds: Sequence[Feed], captured: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """The hidden states that feeds want, by their index; zeros for rows not computed.
+
+        They are copies: those of a recorded pass are good until the next one.
+        """
         kinds = {feed.layers for feed in feeds if feed.layers}
         joined = {layers: torch.cat([captured[at] for at in layers], -1) for layers in kinds}
         sizes = [len(feed.ids) for feed in feeds]
         parts = {layers: states.split(sizes) for layers, states in joined.items()}
-        for at, (prediction, feed) in enumerate(zip(predictions, feeds, strict=True)):
+        found = {}
+        for at, feed in enumerate(feeds):
             if feed.layers:
                 own = parts[feed.layers][at]
                 blank = own.new_zeros(feed.missing, own.shape[1]) if feed.missing else None
-                prediction.features = own if blank is None else torch.cat((blank, own))
+                found[at] = own if blank is None else torch.cat((blank, own))
+        return found
 
     def learn(self, written: Iterable[tuple[Feed, Sequence[int]]]) -> None:
         """Let what a pass has just written be found again; the ids are those of the request."""
