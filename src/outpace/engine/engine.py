@@ -122,7 +122,7 @@ class Engine:
             return before is not None
         work = self.take(runner, [job for job in waiting if job.runner is runner])
         main, rows = runner is self.runners[-1], sum(feed.size for _, feed, _ in work)
-        halves = self.aside and len(self.running) > 1 and self.overlap.next(main, rows, began)
+        halves = len(self.running) > 1 and self.aside and self.overlap.next(main, rows, began)
         if halves and before is None:
             work = half(work)
         paced = hear(work, self.overlap.together(self.running))

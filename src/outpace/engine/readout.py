@@ -33,6 +33,10 @@ class Part(NamedTuple):
         return cls(readout, chosen, logits if keep else None)
 
 
+NOTHING, NO_SCORES = torch.empty(0, dtype=torch.int64), np.empty((0, 0))
+"""What is sent where nothing was read, and the table where no score was."""
+
+
 class Sent:
     """Tokens and scores on their way to the host, in one copy; `wait` ends when they are there.
 
@@ -42,7 +46,7 @@ class Sent:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.names: list[Score] = sorted({name for part in parts for name in part.readout.scores})
-        table = table_of(parts, self.names) if parts else torch.empty(1, 0)
+        table = table_of(parts, self.names) if parts else NOTHING
         self.arrived: torch.cuda.Event | None = None
         if table.is_cuda:
             self.table = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
@@ -59,16 +63,18 @@ class Sent:
         """
         if self.arrived is not None:
             self.arrived.synchronize()
+        if not self.names:
+            return self.table.tolist(), NO_SCORES
         table = self.table.cpu().numpy()
         return table[0].astype(np.int64).tolist(), table[1:]
 
 
 def table_of(parts: Sequence[Part], names: Sequence[Score]) -> Tensor:
-    """Tokens in a row, and scores in one each; float64 holds a token id exactly."""
+    """Tokens, and behind them a row for each score; float64 holds a token id exactly."""
     chosen = join([part.chosen for part in parts])
     tokens = torch.where(chosen.isfinite(), join([part.readout.tokens for part in parts]), -1)
     if not names:
-        return tokens[None]
+        return tokens
     missing = [torch.zeros_like(part.chosen) for part in parts]
     columns = [
         join(
@@ -97,7 +103,6 @@ class Launched:
     sent: Sent
     features: Mapping[int, Tensor]
 
-    @torch.inference_mode()
     def land(self) -> list[Prediction]:
         """Wait for the device: the predictions of all feeds.
 
