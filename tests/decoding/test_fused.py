@@ -46,12 +46,14 @@ def noisy(samplings: Sequence[Sampling], slots: Sequence[Sequence[int]]) -> Nois
     return Noisy.of(samplings, range(len(samplings)), slots, CPU)
 
 
+@pytest.mark.parametrize("turns", [0, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("vocab", "count"), [(11, 3), (5000, 1)])
 def test_tokens_and_scores_are_those_of_the_reference(
-    vocab: int, count: int, dtype: torch.dtype
+    vocab: int, count: int, dtype: torch.dtype, turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy and drawn, under every cut, from rows within a block and of several."""
+    monkeypatch.setattr(kernel, "TURNS", tl.constexpr(turns))
     slots = [range(count)] * len(SAMPLINGS)
     rows, each = slice(0, count * len(SAMPLINGS)), noisy(SAMPLINGS, slots)
     logits = logits_of(rows.stop, vocab, dtype)
@@ -108,8 +110,12 @@ def test_noise_is_the_same_to_the_last_bit() -> None:
     assert torch.equal(out, uniform(keys, 64))
 
 
-def test_cuts_leave_the_tokens_that_they_leave_in_the_reference() -> None:
-    """From flat rows, where most of what is drawn first lies outside."""
+@pytest.mark.parametrize("turns", [0, 1, 3, 100])
+def test_cuts_leave_the_tokens_that_they_leave_in_the_reference(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From flat rows, where most of what is drawn first lies outside: tried, or looked up."""
+    monkeypatch.setattr(kernel, "TURNS", tl.constexpr(turns))
     samplings = [
         Sampling(temperature=1e4, top_p=0.3, seed=1),
         Sampling(temperature=1e4, top_k=2, seed=2),

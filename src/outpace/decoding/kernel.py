@@ -8,6 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+TURNS = tl.constexpr(8)
+"""Choices that are tried one by one before the edge of a cut is looked for."""
+
 
 @triton.jit
 def scramble(x):
@@ -102,11 +105,14 @@ def settle(
 ):  # fmt: skip
     """The first choice that is not cut off, as `cut.nucleus` finds it.
 
-    Where one is outside, so are all that are no more probable: each turn has fewer left.
+    Where one is outside, so are all that are no more probable: each turn has fewer left. After some
+    turns the edge of the cut is looked for, so that all of it ends.
     """
     lanes = tl.arange(0, BLOCK)
     unsure = (top_p < 1.0) | (top_k < vocab) | (min_p > float("-inf"))
-    while unsure:
+    turns = tl.full([], 0, tl.int32)
+    while unsure & (turns < TURNS):
+        turns += 1
         level = numbers(row, guess, ratio, token, vocab, GUESS) / heat
         above = tl.full([], 0.0, tl.float32)
         count = tl.full([], 0, tl.int32)
@@ -123,6 +129,18 @@ def settle(
             best = tl.maximum(best, luck)
         unsure = (above > top_p * mass) | (count >= top_k) | (level < top / heat + min_p)
         token = tl.where(unsure, found, token)
+    if unsure:
+        edge = bound(
+            row, guess, ratio, vocab, heat, top / heat, mass, top_p, top_k, min_p, BLOCK, GUESS
+        )  # fmt: skip
+        best = tl.full([], float("-inf"), tl.float32)
+        for begin in range(0, vocab, BLOCK):
+            level = numbers(row, guess, ratio, begin + lanes, vocab, GUESS) / heat
+            noised = level + gumbel(begin + lanes, low, high)
+            noised = tl.where(level >= edge, noised, float("-inf"))
+            luck, lucky = tl.max(noised, 0), tl.argmax(noised, 0)
+            token = tl.where(luck > best, begin + lucky, token)
+            best = tl.maximum(best, luck)
     return token
 
 
