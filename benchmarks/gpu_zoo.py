@@ -98,12 +98,11 @@ def equality(
         alone = [exact.generate([one], **options)[0] for one in given[:4]]
         sharing = made(device, torch.float32, prefix_cache=True)
         found = [sharing.generate(given, **options) for _ in range(2)][1]
-        turns = made(device, torch.float32)
-        turns.engine.aside, turns.engine.overlap = True, Overlap(True)
-        halves = turns.generate(given, **options)
+        exact.engine.aside, exact.engine.overlap = True, Overlap(True)
+        halves = exact.generate(given, **options)
         short = made(device, dtype).generate(given, **options)
         exactly = ["float32 as on the CPU", "batch as alone", "found as computed"]
-        exactly += ["halves as at once"]
+        exactly.append("halves as at once")
         row: Row = {
             "method": name,
             "tokens": sum(len(output.ids) for output in wanted),
@@ -116,7 +115,7 @@ def equality(
         if device == "cuda":
             again = made(device, torch.float32, graphs=True).generate(given, **options)
             row["graphs as launches"] = agreeing(again, batched)
-            exactly += ["graphs as launches"]
+            exactly.append("graphs as launches")
         rows.append(row)
         for column in exactly:
             bars.append(Bar(what=f"{name}: {column}", value=row[column], limit=1.0, at_least=True))

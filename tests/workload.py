@@ -162,6 +162,19 @@ class Request:
         )
 
 
+LONG = tuple(range(1, 22)) * 2
+BATCH = [
+    Request(
+        method=method,
+        prompt=LONG[: 9 + 7 * (n % 5)],
+        sampling=Sampling(temperature=0.8 * (n % 2), seed=n),
+        arrives=n % 4,
+    )
+    for n, method in enumerate(KINDS)
+]
+"""All methods, one after the other, with prompts of different lengths."""
+
+
 def new_engine(*, slots: int = 2048, **limits: int) -> Engine:
     """An engine of all models."""
     return engine_of(*MODELS.items(), slots=slots, **limits)

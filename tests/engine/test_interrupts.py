@@ -17,29 +17,17 @@ import pytest
 
 import outpace
 from helpers import pages_in_use
-from outpace.decoding import Decoding, Forward, Sampling
+from outpace.decoding import Decoding, Forward
 from outpace.decoding import Request as Tokens
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import Engine
 from outpace.engine.job import DecodingError, Job
 from outpace.methods import Method
-from workload import KINDS, Request, alone, halving, new_engine, result
+from workload import BATCH, Request, alone, halving, new_engine, result
 
 PACKAGE = str(Path(outpace.__file__).parent)
 WATCHED = ("engine", "decoding", "methods", "attention")
 """Packages whose every function is interrupted."""
-
-LONG = tuple(range(1, 22)) * 2
-BATCH = [
-    Request(
-        method=method,
-        prompt=LONG[: 9 + 7 * (n % 5)],
-        sampling=Sampling(temperature=0.8 * (n % 2), seed=n),
-        arrives=n % 4,
-    )
-    for n, method in enumerate(KINDS)
-]
-"""All methods, with cut prefills and a queue in the engine below."""
 
 
 def small_engine() -> Engine:

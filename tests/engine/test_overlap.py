@@ -22,19 +22,9 @@ from outpace.engine.overlap import Overlap, Work, half
 from outpace.engine.readout import Launched
 from outpace.engine.runner import Runner
 from outpace.methods import APD, Autoregressive, DFlash, Speculative
-from workload import KINDS, MODELS, Request, alone, halving, new_engine, result, serve
+from workload import BATCH, KINDS, MODELS, Request, alone, halving, new_engine, result, serve
 
 AR = Autoregressive()
-LONG = tuple(range(1, 22)) * 2
-BATCH = [
-    Request(
-        method=method,
-        prompt=LONG[: 5 + 9 * (n % 4)],
-        sampling=Sampling(temperature=0.8 * (n % 2), seed=n),
-        arrives=3 * n % 7,
-    )
-    for n, method in enumerate(KINDS)
-]
 
 
 def flights(engine: Engine) -> list[tuple[str, str]]:

@@ -62,6 +62,13 @@ def numbers(row, guess, ratio, columns, vocab, GUESS: tl.constexpr):
 
 
 @triton.jit
+def better(best, token, noised, begin):
+    """The best so far, or that of the columns from `begin` on, and the column where it is."""
+    luck, lucky = tl.max(noised, 0), tl.argmax(noised, 0)
+    return tl.maximum(best, luck), tl.where(luck > best, begin + lucky, token)
+
+
+@triton.jit
 def survey(
     row, guess, ratio, vocab, warm, heat, low, high, BLOCK: tl.constexpr, GUESS: tl.constexpr
 ):  # fmt: skip
@@ -89,9 +96,7 @@ def survey(
         if warm:
             mass = mass * tl.exp(fall / heat) + tl.sum(tl.exp((x - new) / heat), 0)
             noised = x / heat + gumbel(begin + lanes, low, high)
-            luck, lucky = tl.max(noised, 0), tl.argmax(noised, 0)
-            token = tl.where(luck > best, begin + lucky, token)
-            best = tl.maximum(best, luck)
+            best, token = better(best, token, noised, begin)
         else:
             token = tl.where(most > top, begin + at, token)
         top = new
@@ -124,9 +129,7 @@ def settle(
             above += tl.sum(tl.where(over, tl.exp((x - top) / heat), 0.0), 0)
             count += tl.sum(over.to(tl.int32), 0)
             noised = tl.where(over, x / heat + gumbel(begin + lanes, low, high), float("-inf"))
-            luck, lucky = tl.max(noised, 0), tl.argmax(noised, 0)
-            found = tl.where(luck > best, begin + lucky, found)
-            best = tl.maximum(best, luck)
+            best, found = better(best, found, noised, begin)
         unsure = (above > top_p * mass) | (count >= top_k) | (level < top / heat + min_p)
         token = tl.where(unsure, found, token)
     if unsure:
@@ -138,9 +141,7 @@ def settle(
             level = numbers(row, guess, ratio, begin + lanes, vocab, GUESS) / heat
             noised = level + gumbel(begin + lanes, low, high)
             noised = tl.where(level >= edge, noised, float("-inf"))
-            luck, lucky = tl.max(noised, 0), tl.argmax(noised, 0)
-            token = tl.where(luck > best, begin + lucky, token)
-            best = tl.maximum(best, luck)
+            best, token = better(best, token, noised, begin)
     return token
 
 

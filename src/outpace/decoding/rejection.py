@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outpace.decoding.kernel import gumbel, judge, law, numbers, survey, uniform, words
+from outpace.decoding.kernel import better, gumbel, judge, law, numbers, survey, uniform, words
 
 
 @triton.jit
@@ -31,9 +31,7 @@ def draw(row, guess, vocab, width, heat, mine, other, low, high, BLOCK: tl.const
         q = share(numbers(guess, row, 0.0, columns, width, False), heat, other)
         logs = tl.log(tl.where(p > q, p - q, 1.0))
         noised = tl.where(p > q, logs + gumbel(columns, low, high), float("-inf"))
-        luck, lucky = tl.max(noised, 0), tl.argmax(noised, 0)
-        token = tl.where(luck > best, begin + lucky, token)
-        best = tl.maximum(best, luck)
+        best, token = better(best, token, noised, begin)
     return token, best
 
 

@@ -16,7 +16,7 @@ from outpace.decoding import Prediction, Request
 from outpace.decoding.sampling import is_whole
 from outpace.engine.feed import Feed
 from outpace.engine.job import DecodingError, Job, Listener, lost
-from outpace.engine.overlap import Flight, Overlap, Work, half
+from outpace.engine.overlap import Flight, Overlap, Work, half, rows_of
 from outpace.engine.paces import Paces, hear
 from outpace.engine.pairing import Pairing
 from outpace.engine.prefix import Saved
@@ -121,8 +121,8 @@ class Engine:
             self.land(before)
             return before is not None
         work = self.take(runner, [job for job in waiting if job.runner is runner])
-        main, rows = runner is self.runners[-1], sum(feed.size for _, feed, _ in work)
-        halves = len(self.running) > 1 and self.aside and self.overlap.next(main, rows, began)
+        main = runner is self.runners[-1]
+        halves = len(self.running) > 1 and self.aside and self.overlap.next(main, work, began)
         if halves and before is None:
             work = half(work)
         paced = hear(work, self.overlap.together(self.running))
@@ -133,7 +133,7 @@ class Engine:
             self.overlap.flight = None
             self.land(flight)
         for pace, role in paced:
-            pace.passed(role, sum(feed.size for _, feed, _ in work), self.clock() - began)
+            pace.passed(role, rows_of(work), self.clock() - began)
         return True
 
     def recover(self) -> None:

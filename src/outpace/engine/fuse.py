@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outpace.methods.method import check_type
+from outpace.models.device import check_single_gpu
 from outpace.models.experts import Experts
 from outpace.models.transformer import Attend, Block, Stack
 
@@ -27,10 +28,7 @@ def check(wanted: bool, device: torch.device, processes: int) -> None:
     check_type("compile", wanted, bool)
     if not wanted:
         return
-    if device.type != "cuda":
-        raise ValueError(f"compile is for a CUDA device, not for {device.type}: leave it out")
-    if processes > 1:
-        raise ValueError("compile is for a model in one process: leave out one of them")
+    check_single_gpu("compile", device, processes)
     if find_spec("triton") is None:
         raise ValueError("compile needs the package triton, which PyTorch for a GPU brings along")
 

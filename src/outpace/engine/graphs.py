@@ -19,6 +19,7 @@ from outpace.attention.batch import Backend, Batch
 from outpace.engine.cache import Table
 from outpace.engine.feed import Feed
 from outpace.methods.method import check_type
+from outpace.models.device import check_single_gpu
 from outpace.models.transformer import Stack
 
 LOG = logging.getLogger(__name__)
@@ -78,10 +79,7 @@ def recorder(graphs: bool, device: torch.device, processes: int) -> Record | Non
     check_type("graphs", graphs, bool)
     if not graphs:
         return None
-    if device.type != "cuda":
-        raise ValueError(f"graphs are for a CUDA device, not for {device.type}: leave them out")
-    if processes > 1:
-        raise ValueError("graphs are for a model in one process: leave out one of them")
+    check_single_gpu("graphs", device, processes)
     return Recorder()
 
 

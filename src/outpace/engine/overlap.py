@@ -19,6 +19,7 @@ from outpace.engine.job import Job
 from outpace.engine.readout import Launched
 from outpace.engine.runner import Runner
 from outpace.methods.method import check_type
+from outpace.models.device import check_single_gpu
 
 GAIN = 1.03
 """How many times as long all at once must take for halves to be worth it."""
@@ -43,9 +44,14 @@ class Flight(NamedTuple):
     start: float
 
 
+def rows_of(work: Sequence[Work]) -> int:
+    """Rows of a pass."""
+    return sum(feed.size for _, feed, _ in work)
+
+
 def half(work: list[Work]) -> list[Work]:
     """The first requests of a pass, with about half of its rows."""
-    left = sum(feed.size for _, feed, _ in work) / 2
+    left = rows_of(work) / 2
     for count, (_, feed, _) in enumerate(work):
         if count and left <= feed.size / 2:
             return work[:count]
@@ -78,10 +84,8 @@ class Overlap:
     def of(cls, wanted: bool, device: torch.device, processes: int) -> Overlap:
         """What decides on a device, if it is wanted; `ValueError` where nothing can overlap."""
         check_type("overlap", wanted, bool)
-        if wanted and device.type != "cuda":
-            raise ValueError(f"overlap is for a CUDA device, not for {device.type}: leave it out")
-        if wanted and processes > 1:
-            raise ValueError("overlap is for a model in one process: leave out one of them")
+        if wanted:
+            check_single_gpu("overlap", device, processes)
         return cls(None if wanted else False)
 
     def waiting(self, running: Sequence[Job]) -> list[Job]:
@@ -106,14 +110,14 @@ class Overlap:
         """Nothing is left to launch, so that time passes which no request takes."""
         self.flight = self.began = None
 
-    def next(self, main: bool, rows: int, now: float) -> bool:
+    def next(self, main: bool, work: Sequence[Work], now: float) -> bool:
         """Whether the requests go on in halves: decided at launches of the main model.
 
-        `rows` are those that wait for it: all, or a half while the other is in flight.
+        The `work` is that of all of them, or of a half while the other is in flight.
         """
         if not main or self.forced is not None:
             return self.halves
-        rows *= 1 if self.flight is None else 2
+        rows = rows_of(work) * (1 if self.flight is None else 2)
         if self.began is not None and self.since >= SETTLED:
             seconds = now - self.began
             self.costs[self.halves].add(self.rows, 2 * seconds if self.halves else seconds)

@@ -171,7 +171,6 @@ class Runner:
         self.seconds += time.perf_counter() - began
         return Launched(asked, packed.reads, parts, sent, features)
 
-    @torch.inference_mode()
     def run(self, feeds: Sequence[Feed]) -> list[Prediction]:
         """The predictions of a pass, in the order of the feeds.
 

@@ -23,6 +23,17 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     return torch.device(device)
 
 
+def check_single_gpu(option: str, device: torch.device, processes: int) -> None:
+    """Raise `ValueError` where an option is wanted that is for one process on a CUDA device."""
+    verb, it = ("are", "them") if option.endswith("s") else ("is", "it")
+    if device.type != "cuda":
+        raise ValueError(
+            f"{option} {verb} for a CUDA device, not for {device.type}: leave {it} out"
+        )
+    if processes > 1:
+        raise ValueError(f"{option} {verb} for a model in one process: leave out one of them")
+
+
 def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
     """A dtype by name, or the default of a device."""
     if dtype is None:
