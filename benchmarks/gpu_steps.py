@@ -25,7 +25,6 @@ from outpace.decoding import CAUSAL, FULL, Forward, Kind
 from outpace.engine.engine import Engine
 from outpace.engine.feed import Feed
 from outpace.engine.job import Job
-from outpace.engine.overlap import Overlap
 from outpace.engine.pairing import Pairing
 from outpace.engine.runner import Runner
 
@@ -240,21 +239,11 @@ def cycle(case: Case, runners: dict[str, Runner], batch: int, sizes: Steps) -> R
         return advance(engine, jobs, max(sizes.cycles // 3, 1), MOST)
 
     share = outside(more, taken / count, runners["target"].device.type)
-    halves = halved(engine, jobs, sizes) if batch > 1 else None
     for job in jobs:
         engine.cancel(job)
     row: Row = {"shape": case.target, "method": case.name, "batch": batch}
     row |= {"ms per cycle": taken / count * batch * 1e3, "forwards/s": count / taken}
-    row["time outside kernels"] = share
-    return row | {"in halves over at once": halves and halves / (taken / count)}
-
-
-def halved(engine: Engine, jobs: Sequence[Job], sizes: Steps) -> float | None:
-    """Seconds of a forward in halves; None where no request is left."""
-    engine.aside, engine.overlap = True, Overlap(True)
-    advance(engine, jobs, WARM)
-    count, taken = advance(engine, jobs, sizes.cycles, MOST)
-    return taken / count if count else None
+    return row | {"time outside kernels": share}
 
 
 def projected(case: Case, row: Row) -> Row:

@@ -15,7 +15,6 @@ from curve import Point
 from harness import Bar, Budget, Row
 from methods import POINTS
 from outpace import LLM, Output
-from outpace.engine.overlap import Overlap
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, LeftToRight, Method
 from outpace.options import Options
@@ -98,18 +97,14 @@ def equality(
         alone = [exact.generate([one], **options)[0] for one in given[:4]]
         sharing = made(device, torch.float32, prefix_cache=True)
         found = [sharing.generate(given, **options) for _ in range(2)][1]
-        exact.engine.aside, exact.engine.overlap = True, Overlap(True)
-        halves = exact.generate(given, **options)
         short = made(device, dtype).generate(given, **options)
         exactly = ["float32 as on the CPU", "batch as alone", "found as computed"]
-        exactly.append("halves as at once")
         row: Row = {
             "method": name,
             "tokens": sum(len(output.ids) for output in wanted),
             "float32 as on the CPU": agreeing(batched, wanted),
             "batch as alone": agreeing(batched[:4], alone),
             "found as computed": agreeing(found, batched),
-            "halves as at once": agreeing(halves, batched),
             "bfloat16 as float32": agreeing(short, wanted),
         }
         if device == "cuda":

@@ -257,7 +257,7 @@ def test_pieces_are_the_text_of_generate(
     llm: LLM, stop: str, aside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Joined, also where they are made while a device works; the output is that of `generate`."""
-    monkeypatch.setattr(llm.engine, "aside", aside)
+    monkeypatch.setattr(llm.engine, "is_async", aside)
     prompt = [7, 7, 1]
     options = {"stop": one(llm, prompt).text[5:7]} if stop else {}
     expected = one(llm, prompt, **options)

@@ -32,7 +32,6 @@ from outpace.decoding import Request as Tokens
 from outpace.decoding.target import Order
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
-from outpace.engine.overlap import Overlap
 from outpace.engine.pairing import view
 from outpace.methods import (
     APD,
@@ -178,13 +177,6 @@ BATCH = [
 def new_engine(*, slots: int = 2048, **limits: int) -> Engine:
     """An engine of all models."""
     return engine_of(*MODELS.items(), slots=slots, **limits)
-
-
-def halving(engine: Engine, overlap: Overlap | None = None) -> Engine:
-    """One that believes in a device of its own."""
-    engine.aside = True
-    engine.overlap = overlap or Overlap(True)
-    return engine
 
 
 Result = tuple[list[int], str | None, list[Step]]

@@ -21,7 +21,6 @@ from outpace.engine.cache import cache_bytes, cache_slots, check_gib
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.fuse import check as check_compile
 from outpace.engine.graphs import recorder
-from outpace.engine.overlap import Overlap
 from outpace.engine.pairing import Pairing, check_kinds, named
 from outpace.engine.runner import Runner
 from outpace.engine.team import Team
@@ -61,9 +60,8 @@ class LLM:
     answer together; `mask_id` names the mask token where `config.json` does not; `prefix_cache`
     lets causal models find what they computed for prompts that began alike; `pace="auto"` lets
     methods be less parallel than their options say where that is faster at the present load;
-    `attention` is `dense`, `compiled` (on a CPU), `triton` or `varlen` (on a GPU), or `auto`; on a
-    GPU `graphs` record passes, `compile` has PyTorch make kernels of layers, and `overlap` lets one
-    half of the requests be decided while the other half's pass runs, where that is faster.
+    `attention` is `dense`, `compiled` (on a CPU), `triton` (on a GPU), or `auto`; on a GPU `graphs`
+    record passes, and `compile` has PyTorch make kernels of layers.
     `tensor_parallel` splits every model over so many processes that were started together: the
     first one has an `LLM` like any other; the others work for it here until it ends, and end then
     (`SystemExit`). Raises `ValueError` for what cannot be loaded or does not fit.
@@ -88,7 +86,6 @@ class LLM:
         attention: str = "auto",
         graphs: bool = False,
         compile: bool = False,
-        overlap: bool = False,
         pace: Pacing = "off",
     ) -> None:
         check_gib(cache_gib)
@@ -100,12 +97,10 @@ class LLM:
         check_compile(compile, self.device, tensor_parallel)
         own = {"prefix_cache": prefix_cache, "attention": attention, "compile": compile}
         self.running = {**own, "record": recorder(graphs, self.device, tensor_parallel)}
-        turns = Overlap.of(overlap, self.device, tensor_parallel)
         self.team = Team.of(tensor_parallel, self.device, quantize)
         self.device = self.team.device
         self.quantize, self.max_length, self.cache_gib = quantize, max_length, cache_gib
         self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences, pace=pace)
-        self.engine.overlap = turns
         self.driver = Driver(self.engine)
         self.loading = Lock()
         self.runners: dict[str, Runner] = {}

@@ -267,7 +267,7 @@ def test_the_choice_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("flash", {}, "unknown attention 'flash'; known are auto, dense, compiled, triton, varlen"),
+        ("flash", {}, "unknown attention 'flash'; known are auto, dense, compiled, triton"),
         (None, {}, "unknown attention None"),
         (["triton"], {}, r"unknown attention \['triton'\]"),
         ("triton", {"dtype": torch.float64}, "not torch.float64; choose 'dense' or 'auto'"),

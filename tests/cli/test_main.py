@@ -816,7 +816,7 @@ ENDING = {"--stop", "--stop-id", "--ignore-eos", "--min-tokens"}
 DRESSING = {"--system", "--template"}
 LOADING = {
     *("--adapter", "--dtype", "--quantize", "--device", "--max-length", "--mask-id"),
-    *("--cache-gib", "--tensor-parallel", "--attention", "--graphs", "--compile", "--overlap"),
+    *("--cache-gib", "--tensor-parallel", "--attention", "--graphs", "--compile"),
     *("--pace", "--help"),
 }
 

@@ -128,8 +128,8 @@ def test_listeners_are_called_while_a_device_works(
     """Behind the launch of the next pass, and in front of its result; on a CPU at once."""
     told: list[str] = []
     engine = new_engine()
-    assert not engine.aside
-    engine.aside = aside
+    assert not engine.is_async
+    engine.is_async = aside
 
     wait = readout.Sent.wait
 
@@ -144,7 +144,7 @@ def test_listeners_are_called_while_a_device_works(
         steps.append("".join(word[0] for word in told))
         told.clear()
     assert steps == (["r", "hr", "hr", "hrh"] if aside else ["rh", "rh", "rh", "rh"])
-    assert result(job) == alone(Request(method=AR, max_tokens=4)) and not engine.untold
+    assert result(job) == alone(Request(method=AR, max_tokens=4)) and not engine.pending_callbacks
 
 
 @pytest.mark.parametrize("method", [AR, VERIFIED, APD(verifier="causal")], ids=repr)
@@ -154,7 +154,7 @@ def test_what_listeners_hear_does_not_depend_on_when(method: Method) -> None:
     heard = []
     for aside in (False, True):
         engine = new_engine()
-        engine.aside = aside
+        engine.is_async = aside
         heard.append(listened(engine, asked))
         assert pages_in_use(engine) == 0
     assert heard[0] == heard[1]

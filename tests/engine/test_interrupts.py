@@ -23,7 +23,7 @@ from outpace.engine.cache import PAGE
 from outpace.engine.engine import Engine
 from outpace.engine.job import DecodingError, Job
 from outpace.methods import Method
-from workload import BATCH, Request, alone, halving, new_engine, result
+from workload import BATCH, Request, alone, new_engine, result
 
 PACKAGE = str(Path(outpace.__file__).parent)
 WATCHED = ("engine", "decoding", "methods", "attention")
@@ -146,19 +146,6 @@ def test_interrupts_at_many_lines_harm_one_request_at_most(total: int, part: int
     """At more of them, spread evenly."""
     step = total // 300
     interrupt(list(range(1 + part * step // 6, total, step))[part::6])
-
-
-@pytest.mark.slow
-def test_an_interrupt_in_halves_harms_one_request_at_most() -> None:
-    """A pass that was in flight is launched again."""
-    trace = Trace(at=0)
-    serve(halves(), BATCH, trace)
-    interrupt(Random(3).sample(range(1, trace.lines + 1), 40), halves)
-
-
-def halves() -> Engine:
-    """A small engine that decides one half while the pass of the other runs."""
-    return halving(small_engine())
 
 
 CALLED = {"job", "enter", "cancel", "fail", "failed", "recover", "saved", "add"}

@@ -8,16 +8,15 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor
-from torch.nn import attention as flash
 
-from outpace.attention import compiled, varlen
+from outpace.attention import compiled
 from outpace.attention.batch import Backend
 from outpace.attention.dense import Dense
 from outpace.models.config import Sight
 
 LOG = logging.getLogger(__name__)
 
-KNOWN = ("auto", "dense", "compiled", "triton", "varlen")
+KNOWN = ("auto", "dense", "compiled", "triton")
 """Names of back ends; `auto` is `triton` on a GPU and `compiled` elsewhere, where they can be."""
 
 
@@ -25,7 +24,7 @@ def check(attention: str, device: torch.device) -> None:
     """Raise `ValueError` for a name that is none, and for what nothing here can run."""
     if attention not in KNOWN:
         raise ValueError(f"unknown attention {attention!r}; known are {', '.join(KNOWN)}")
-    lacks = {"compiled": compiled.missing, "triton": missing, "varlen": varlen.missing}
+    lacks = {"compiled": compiled.missing, "triton": missing}
     if attention in lacks and (reason := lacks[attention](device)):
         raise ValueError(f"attention={attention!r} cannot be: {reason}; choose 'dense' or 'auto'")
 
@@ -48,7 +47,6 @@ def backend(
     heads: int,
     sights: Sequence[Sight],
     *,
-    sinks: bool = False,
     page: int,
     double: bool,
     filled: bool = False,
@@ -72,8 +70,6 @@ def backend(
         return dense
     if wanted == "compiled":
         reason = compiled.unfit(like, sights, page)
-    elif wanted == "varlen":
-        reason = varlen.unfit(like, sights, sinks)
     elif (reason := missing(like.device)) is None:
         from outpace.attention.paged import unfit
 
@@ -95,11 +91,6 @@ def made(name: str, dense: Dense, page: int, filled: bool) -> Backend:
     """A back end over a cache."""
     if name == "compiled":
         return compiled.Compiled(dense)
-    if name == "varlen":
-        flash.activate_flash_attention_impl("FA3")  # for all of this process
-        call = varlen.found()
-        assert call is not None
-        return varlen.Varlen(dense, call, page=page)
     from outpace.attention.paged import Paged
 
     device = dense.keys[0].device

@@ -72,17 +72,12 @@ Dtype = Annotated[
     Option(help="float32, bfloat16 or float16.", show_default="float32 on a CPU, else bfloat16"),
 ]
 Device = Annotated[str | None, Option(help="cpu or cuda.", show_default="cuda where there is one")]
-Attention = Annotated[
-    str, Option(help="auto, dense, compiled (on a CPU), triton or varlen (on a GPU).")
-]
+Attention = Annotated[str, Option(help="auto, dense, compiled (on a CPU) or triton (on a GPU).")]
 Graphs = Annotated[
     bool, Option("--graphs", help="Run passes that came before in one launch (on a GPU).")
 ]
 Compile = Annotated[
     bool, Option("--compile", help="Have PyTorch compile the layers of models (on a GPU).")
-]
-Overlapping = Annotated[
-    bool, Option("--overlap", help="Decide half of the requests while others' pass runs (GPU).")
 ]
 Pace = Annotated[str, Option(help="off, or auto: less parallel where that is faster.")]
 AdapterName = Annotated[str | None, Option(help="Folder or hub name of a LoRA to merge.")]
@@ -285,7 +280,6 @@ class Loading:
     attention: Attention = "auto"
     graphs: Graphs = False
     compile: Compile = False
-    overlap: Overlapping = False
     pace: Pace = "off"
 
     def open(self, model: str, method: Named | None, *, prefix_cache: bool = True) -> LLM:

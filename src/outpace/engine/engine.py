@@ -16,15 +16,18 @@ from outpace.decoding import Prediction, Request
 from outpace.decoding.sampling import is_whole
 from outpace.engine.feed import Feed
 from outpace.engine.job import DecodingError, Job, Listener, lost
-from outpace.engine.overlap import Flight, Overlap, Work, half, rows_of
-from outpace.engine.paces import Paces, hear
+from outpace.engine.paces import Paces
 from outpace.engine.pairing import Pairing
 from outpace.engine.prefix import Saved
+from outpace.engine.readout import Launched
 from outpace.engine.runner import Runner
 from outpace.methods import Method
 from outpace.methods.method import check_type
 
 LOG = logging.getLogger(__name__)
+
+Work = tuple[Job, Feed, Feed | None]
+"""A job, what it feeds in a pass, and what is left of its forward for a later pass."""
 
 Pacing = Literal["off", "auto"]
 """How parallel methods are: as their options say, or as the load lets it pay."""
@@ -37,8 +40,7 @@ class Engine:
     notices), `max_sequences` the requests that run at a time; others queue in order. An engine
     belongs to one thread at a time. All that waits is found among the requests that run, so an
     exception that leaves a step, such as Ctrl-C, loses nobody: the next step runs again what was
-    not finished. With `pace` "auto" a `Pace` decides, by the `clock`, how parallel methods are; an
-    `Overlap` decides whether one half of the requests runs while the other is decided.
+    not finished. With `pace` "auto" a `Pace` decides, by the `clock`, how parallel methods are.
     """
 
     def __init__(
@@ -60,18 +62,17 @@ class Engine:
         self.pace = pace
         self.clock = clock
         self.paces = Paces()
-        self.overlap = Overlap(False)
         self.turns = count()
-        self.broken = False
-        self.aside = False
-        """Whether a device works while the host does something else: then listeners are called."""
-        self.untold: deque[Job] = deque()
-        """Who got tokens by the last pass, and whose listener has not heard of it."""
+        self.needs_recovery = False
+        self.is_async = False
+        """Whether a device computes while the host does something else."""
+        self.pending_callbacks: deque[Job] = deque()
+        """Jobs with new tokens whose listeners have not been called yet."""
 
     def add(self, runner: Runner) -> None:
         """Add a model; the first one added runs last in every turn."""
         self.runners = [runner, *self.runners]
-        self.aside = self.aside or runner.device.type != "cpu"
+        self.is_async = self.is_async or runner.device.type != "cpu"
 
     def job(
         self, method: Method, request: Request, pairing: Pairing, listener: Listener | None = None
@@ -92,56 +93,39 @@ class Engine:
         return job
 
     def step(self) -> bool:
-        """One pass of the first model anyone waits for, over all who wait for it.
+        """One pass of the first model that a request waits for; False where none is left.
 
-        False where nothing is left to do.
+        Drafts come before targets. Listeners are called while a device computes, on a CPU at once.
         """
-        if self.broken:
+        if self.needs_recovery:
             self.recover()
-        self.broken = True
+        self.needs_recovery = True
         self.admit()
-        more = self.advanced()
-        if not (more and self.aside):
-            self.tell_all()
-        self.broken = False
-        return more
+        began = self.clock()
+        runner = self.next_runner()
+        if runner is not None:
+            work = self.schedule(runner)
+            paced = self.paces.of_pass(work, len(self.running)) if self.paces else ()
+            launched = self.launch(runner, work)
+            self.notify_all()
+            self.land(runner, work, launched)
+            for pace, role in paced:
+                pace.passed(role, sum(feed.size for _, feed, _ in work), self.clock() - began)
+        if runner is None or not self.is_async:
+            self.notify_all()
+        self.needs_recovery = False
+        return runner is not None
 
-    def advanced(self) -> bool:
-        """Launch the next pass and land one; False where there is none.
-
-        It is the one that was launched, but while the other half of the requests waits: then it is
-        the one before it.
-        """
-        before, began = self.overlap.flight, self.clock()
-        waiting = self.overlap.waiting(self.running)
-        asked = {job.runner for job in waiting}
-        runner = next((each for each in self.runners if each in asked), None)
-        if runner is None:
-            self.overlap.pause()
-            self.land(before)
-            return before is not None
-        work = self.take(runner, [job for job in waiting if job.runner is runner])
-        main = runner is self.runners[-1]
-        halves = len(self.running) > 1 and self.aside and self.overlap.next(main, work, began)
-        if halves and before is None:
-            work = half(work)
-        paced = hear(work, self.overlap.together(self.running))
-        self.overlap.flight = flight = self.launch(runner, work)
-        self.tell_all()
-        self.land(before)
-        if not (halves and self.overlap.waiting(self.running)):
-            self.overlap.flight = None
-            self.land(flight)
-        for pace, role in paced:
-            pace.passed(role, rows_of(work), self.clock() - began)
-        return True
+    def next_runner(self) -> Runner | None:
+        """The first model that a running job waits for."""
+        wanted = {job.runner for job in self.running}
+        return next((runner for runner in self.runners if runner in wanted), None)
 
     def recover(self) -> None:
-        """Make whole again what an exception that left a step has left behind.
+        """Restore the engine after an exception that left a step.
 
-        Who was in flight still waits, and is launched again.
+        Jobs of an interrupted pass still wait, and are launched again.
         """
-        self.overlap.flight = None
         self.queue = deque(job for job in self.queue if job not in self.running)
         for runner in self.runners:
             runner.cache.recount(
@@ -160,13 +144,12 @@ class Engine:
         """End a request where it is; its pages are free at once."""
         if job.done:
             return
-        broken, self.broken = self.broken, True
+        needed, self.needs_recovery = self.needs_recovery, True
         job.request.finish_reason = "cancelled"
         if job in self.queue:
             self.queue.remove(job)
         self.finish(job)
-        self.overlap.left()
-        self.broken = broken
+        self.needs_recovery = needed
 
     def admit(self) -> None:
         """Let requests in, and let them begin, once all who come in together are counted."""
@@ -174,7 +157,7 @@ class Engine:
             for job in entered:
                 if not job.done:
                     if (pace := job.request.pace) is not None:
-                        pace.run(self.overlap.together(self.running))
+                        pace.run(len(self.running))
                     self.advance(job, None)
                 if job.done and job in self.running:
                     self.finish(job)
@@ -193,11 +176,12 @@ class Engine:
             job.began = time.perf_counter()
         return [job for job in self.running if job.decoding is None]
 
-    def take(self, runner: Runner, waiting: Sequence[Job]) -> list[Work]:
-        """What goes into the next pass, in order of waiting, up to `max_rows` rows.
+    def schedule(self, runner: Runner) -> list[Work]:
+        """Feeds of the next pass, first come first served, up to `max_rows` rows.
 
-        A long causal forward is cut; what is left of it waits behind the others.
+        A long causal forward is cut; the rest of it waits after the others.
         """
+        waiting = [job for job in self.running if job.runner is runner]
         work: list[Work] = []
         room = self.max_rows
         for job in sorted(waiting, key=attrgetter("turn")):
@@ -220,34 +204,31 @@ class Engine:
                 break
         return work
 
-    def launch(self, runner: Runner, work: Sequence[Work]) -> Flight | None:
-        """Tell a device to run a pass; None where nothing comes of it."""
-        work = [each for each in work if not each[0].done]
+    def launch(self, runner: Runner, work: list[Work]) -> Launched | None:
+        """Start a pass on a device; None where it has no job left or fails."""
+        work[:] = [each for each in work if not each[0].done]
         if not work:
             return None
-        began, start = time.perf_counter(), self.clock()
         try:
-            launched = runner.launch([feed for _, feed, _ in work])
+            return runner.launch([feed for _, feed, _ in work])
         except Exception as error:
             self.failed(runner, work, error)
             return None
-        return Flight(runner, work, launched, began, start)
 
-    def land(self, flight: Flight | None) -> None:
-        """Wait for a pass, if there is one; its requests make something of it."""
-        if flight is None:
+    def land(self, runner: Runner, work: Sequence[Work], launched: Launched | None) -> None:
+        """Wait for a pass and resume its jobs."""
+        if launched is None:
             return
         try:
-            predictions = flight.launched.land()
+            predictions = launched.land()
         except Exception as error:
-            self.failed(flight.runner, flight.work, error)
+            self.failed(runner, work, error)
             return
-        seconds = time.perf_counter() - flight.began
-        self.overlap.landed(self.clock() - flight.start)
-        found = [each for each in zip(flight.work, predictions, strict=True) if not each[0][0].done]
-        flight.runner.learn((feed, job.request.ids) for (job, feed, _), _ in found)
+        seconds = time.perf_counter() - launched.began
+        found = [each for each in zip(work, predictions, strict=True) if not each[0][0].done]
+        runner.learn((feed, job.request.ids) for (job, feed, _), _ in found)
         for (job, _, rest), prediction in found:
-            # A listener that hears of one request's end may have cancelled another.
+            # The listener of a request that ended may have cancelled another.
             if not job.done:
                 job.seconds += seconds
                 self.resume(job, rest, prediction)
@@ -271,7 +252,8 @@ class Engine:
             )
         elif len(left) > 1:
             for each in left:
-                self.land(self.launch(runner, [each]))
+                alone = [each]
+                self.land(runner, alone, self.launch(runner, alone))
             return
         for job in ended:
             self.fail(job, error)
@@ -294,7 +276,7 @@ class Engine:
         if job.done:
             self.finish(job)
         elif job.listener is not None and (kept or job.watched):
-            self.untold.append(job)
+            self.pending_callbacks.append(job)
 
     def advance(self, job: Job, prediction: Prediction | None) -> None:
         """Run a method to its next forward; an error ends this request alone."""
@@ -323,19 +305,19 @@ class Engine:
                 self.running.remove(job)
             job.release(scrub=job.error is not None and not lost(job.error))
             job.close()
-            self.tell(job)
+            self.notify(job)
         finally:
             job.over = True
 
-    def tell_all(self) -> None:
-        """Call the listeners that have not heard of the last pass."""
-        while self.untold:
-            job = self.untold.popleft()
+    def notify_all(self) -> None:
+        """Call the listeners of the jobs that the last pass gave tokens."""
+        while self.pending_callbacks:
+            job = self.pending_callbacks.popleft()
             if not job.done:
-                self.tell(job)
+                self.notify(job)
 
-    def tell(self, job: Job) -> None:
-        """Call the listener of a request; one that fails ends its own request."""
+    def notify(self, job: Job) -> None:
+        """Call the listener of a job; an exception that it raises ends its own request."""
         if job.listener is None:
             return
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outpace.decoding import Pace
-from outpace.engine.overlap import Work
+from outpace.engine.feed import Feed
+from outpace.engine.job import Job
 from outpace.engine.pairing import Pairing
 from outpace.methods import Method
 
@@ -27,10 +28,12 @@ class Paces(dict[tuple[Method | str, ...], Pace]):
             self.pop(list(self)[0], None)
         return pace
 
-
-def hear(work: Sequence[Work], requests: int) -> set[tuple[Pace, str]]:
-    """Who decides by what a pass takes, and the role that it has; they hear how many run."""
-    paced = {(pace, feed.model) for job, feed, _ in work if (pace := job.request.pace) is not None}
-    for pace, _ in paced:
-        pace.run(requests)
-    return paced
+    def of_pass(
+        self, work: Sequence[tuple[Job, Feed, Feed | None]], requests: int
+    ) -> set[tuple[Pace, str]]:
+        """The paces that measure a pass, with their roles; each notes how many requests run."""
+        shared = ((job.request.pace, feed.model) for job, feed, _ in work)
+        paced = {(pace, role) for pace, role in shared if pace is not None}
+        for pace, _ in paced:
+            pace.run(requests)
+        return paced

@@ -95,6 +95,7 @@ class Launched:
         parts: what was read, on the device.
         sent: tokens and scores on their way to the host.
         features: hidden states of the feeds that want some.
+        began: reading of `time.perf_counter` when it was begun.
     """
 
     feeds: Sequence[Feed]
@@ -102,6 +103,7 @@ class Launched:
     parts: Sequence[Part]
     sent: Sent
     features: Mapping[int, Tensor]
+    began: float
 
     def land(self) -> list[Prediction]:
         """Wait for the device: the predictions of all feeds.

@@ -85,7 +85,6 @@ class Runner:
             self.cache.values,
             self.config.heads,
             self.config.sights,
-            sinks=self.config.sinks,
             page=PAGE,
             double=double,
             filled=record is not None,
@@ -156,11 +155,11 @@ class Runner:
     @torch.inference_mode()
     def launch(self, feeds: Sequence[Feed]) -> Launched:
         """One ragged pass over the feeds, for whose end the host does not wait."""
-        asked = feeds
+        asked, began = feeds, time.perf_counter()
         if self.graphs is not None:
             feeds = self.graphs.filled(feeds)
         packed = pack(feeds, self.buffer, self.backend)
-        began = time.perf_counter()
+        computing = time.perf_counter()
         wanted = {layer for feed in feeds for layer in feed.layers}
         hidden, captured = self.forward(packed, wanted)
         for feed in feeds:
@@ -168,8 +167,8 @@ class Runner:
         parts = self.read(hidden, feeds, packed)
         sent = Sent(parts)
         features = self.features(feeds, captured) if wanted else {}
-        self.seconds += time.perf_counter() - began
-        return Launched(asked, packed.reads, parts, sent, features)
+        self.seconds += time.perf_counter() - computing
+        return Launched(asked, packed.reads, parts, sent, features, began)
 
     def run(self, feeds: Sequence[Feed]) -> list[Prediction]:
         """The predictions of a pass, in the order of the feeds.

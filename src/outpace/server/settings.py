@@ -142,14 +142,13 @@ class Entry(Strict):
     attention: str = "auto"
     graphs: bool = False
     compile: bool = False
-    overlap: bool = False
     pace: str = "off"
 
     def loading(self) -> dict[str, Any]:
         """What `LLM` is told."""
         names = ("adapter", "device", "dtype", "quantize", "max_length", "mask_id", "cache_gib")
         more = ("max_rows", "max_sequences", "prefix_cache", "tensor_parallel", "attention")
-        return self.model_dump(include={*names, *more, "graphs", "compile", "overlap", "pace"})
+        return self.model_dump(include={*names, *more, "graphs", "compile", "pace"})
 
 
 class Config(Strict):
