@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from operator import index
 
@@ -28,6 +28,8 @@ class Feed(Forward):
         text: what they know of the text, from slot 0 on.
         missing: rows in front of these that were found filled, whose hidden states are wanted and
             nobody has computed.
+        first, end, seen, size: its first slot, the slot after its last row, the number of slots
+            that its last row sees, and its rows in a pass, those of its context included.
     """
 
     table: Table
@@ -37,6 +39,17 @@ class Feed(Forward):
     processors: tuple[Processor, ...] = ()
     text: Sequence[int] = ()
     missing: int = 0
+    first: int = field(init=False)
+    end: int = field(init=False)
+    seen: int = field(init=False)
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        count = len(self.ids)
+        features = 0 if self.context is None else self.context.shape[0]
+        self.first, self.end = self.start - features, self.start + count
+        self.size = count + features
+        self.seen = self.end if self.reach is None or self.pattern == CAUSAL else self.reach
 
     @classmethod
     def of(
@@ -77,11 +90,6 @@ class Feed(Forward):
             processors=processors,
             text=text,
         )
-
-    @property
-    def size(self) -> int:
-        """Rows of the pass that it takes, those of its context included."""
-        return len(self.ids) + (0 if self.context is None else self.context.shape[0])
 
     @property
     def ahead(self) -> int:

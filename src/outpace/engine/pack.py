@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ class Buffer:
 
     def send(self, ids: list[int], *groups: Sequence[Sequence[int] | IntArray]) -> list[Tensor]:
         """Tensors `i64` of ids and of the numbers of each group, good until the next call."""
-        sizes = [len(ids), *(sum(map(len, group)) for group in groups)]
+        sizes = [len(ids), *[sum(map(len, group)) for group in groups]]
         total = sum(sizes)
         if total > len(self.there):
             self.grow(2 * total)
@@ -64,6 +64,28 @@ class Buffer:
 
 
 @dataclass(slots=True)
+class ReadGroup:
+    """Feeds of a pass that have one type of read, whose wanted rows follow one another.
+
+    Attributes:
+        kind: their type of read.
+        members: their places among the feeds of the pass.
+        reads: the read of each.
+        slots: the wanted slots of each.
+        keep, whole: whether a read keeps its logits, or must not be cut.
+        processed: whether a processor changes logits.
+    """
+
+    kind: type[Read]
+    members: list[int] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    slots: list[Sequence[int]] = field(default_factory=list)
+    keep: bool = False
+    whole: bool = False
+    processed: bool = False
+
+
+@dataclass(slots=True)
 class Packed:
     """A batch, and what is read of it.
 
@@ -71,14 +93,14 @@ class Packed:
         batch: the rows of all feeds.
         wanted: `i64[R]` rows whose logits are wanted, those of one read type together; None where
             these are all rows in their order.
-        reads: for each read type, the feeds that ask for it.
+        groups: the feeds that want logits, by type of read.
         sizes: of the runs of whole numbers that it is made of, as they lie in the buffer: ids,
             positions, slots, wanted rows, positions of context.
     """
 
     batch: Batch
     wanted: Tensor | None
-    reads: list[tuple[type[Read], list[int]]]
+    groups: list[ReadGroup]
     sizes: list[int]
 
 
@@ -91,7 +113,10 @@ def pack(feeds: Sequence[Feed], buffer: Buffer, backend: Backend) -> Packed:
     slots: list[IntArray] = []
     behind: list[IntArray] = []  # slots and places of context, which is written first
     before: list[IntArray] = []
-    groups: dict[type[Read], list[int]] = {}
+    groups: dict[type[Read], ReadGroup] = {}
+    context: list[Tensor] = []
+    features: list[Tensor] = []
+    in_order = True
     for index, feed in enumerate(feeds):
         spans.append(feed.span(len(ids)))
         ids += feed.ids
@@ -102,24 +127,35 @@ def pack(feeds: Sequence[Feed], buffer: Buffer, backend: Backend) -> Packed:
             own = slice(feed.first, feed.start)
             behind.append(feed.table.slots[own])
             before.append(numbers[own])
+            context.append(feed.context)
+        if feed.features is not None:
+            features.append(feed.features)
+        in_order = in_order and feed.rows == range(len(feed.ids))
         if feed.rows:
-            groups.setdefault(type(feed.read), []).append(index)
-    order = [index for group in groups.values() for index in group]
-    in_order = order == list(range(len(feeds)))
-    in_order = in_order and all(feed.rows == range(len(feed.ids)) for feed in feeds)
-    picked = [] if in_order else order
-    rows = [buffer.moved(feeds[index].rows, spans[index].rows.start) for index in picked]
+            kind = type(feed.read)
+            group = groups[kind] = groups.get(kind) or ReadGroup(kind)
+            group.members.append(index)
+            group.reads.append(feed.read)
+            group.slots.append(feed.slots)
+            group.keep = group.keep or feed.read.keep
+            group.whole = group.whole or feed.read.whole
+            group.processed = group.processed or bool(feed.processors)
+    in_order = in_order and len(groups) == 1
+    rows: list[IntArray] = []
+    if not in_order:
+        for group in groups.values():
+            for index in group.members:
+                rows.append(buffer.moved(feeds[index].rows, spans[index].rows.start))
     further = [[each] for each in backend.numbers(spans)]
     parts = buffer.send(ids, places, behind + slots, rows, before, *further)
-    features = [feed.context for feed in feeds if feed.context is not None]
     batch = Batch(
         ids=parts[0],
         positions=parts[1],
         write=parts[2],
-        context=(torch.cat(features), parts[4]) if features else None,
+        context=(torch.cat(context), parts[4]) if context else None,
         spans=spans,
-        features=[feed.features for feed in feeds if feed.features is not None],
+        features=features,
         numbers=parts[5:],
     )
     wanted, sizes = None if in_order else parts[3], list(map(len, parts[:5]))
-    return Packed(batch, wanted, list(groups.items()), sizes)
+    return Packed(batch, wanted, [*groups.values()], sizes)

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.decoding import Prediction, Read
+from outpace.decoding import Prediction
 from outpace.decoding.sampling import Readout, Score
 from outpace.engine.feed import Feed
+from outpace.engine.pack import ReadGroup
 
 
 class Part(NamedTuple):
@@ -91,7 +92,7 @@ class Launched:
 
     Attributes:
         feeds: what it was fed.
-        reads: for each read type, the feeds that ask for it.
+        groups: the feeds that were read, by type of read.
         parts: what was read, on the device.
         sent: tokens and scores on their way to the host.
         features: hidden states of the feeds that want some.
@@ -99,7 +100,7 @@ class Launched:
     """
 
     feeds: Sequence[Feed]
-    reads: Sequence[tuple[type[Read], list[int]]]
+    groups: Sequence[ReadGroup]
     parts: Sequence[Part]
     sent: Sent
     features: Mapping[int, Tensor]
@@ -120,8 +121,8 @@ class Launched:
         if -1 in tokens:
             raise ArithmeticError("the model's logits are not finite numbers")
         begin = 0
-        for _, members in self.reads:
-            for index in members:
+        for group in self.groups:
+            for index in group.members:
                 feed, prediction = self.feeds[index], predictions[index]
                 end = begin + len(feed.slots)
                 prediction.tokens = tokens[begin:end]
@@ -132,26 +133,27 @@ class Launched:
                         if name in feed.read.scores
                     }
                 begin = end
-        keep(self.parts, self.feeds, self.reads, predictions)
+        if any(group.keep for group in self.groups):
+            keep(self.parts, self.feeds, self.groups, predictions)
         return predictions
 
 
 def keep(
     parts: Sequence[Part],
     feeds: Sequence[Feed],
-    reads: Sequence[tuple[type[Read], list[int]]],
+    groups: Sequence[ReadGroup],
     predictions: Sequence[Prediction],
 ) -> None:
     """Leave the raw logits that reads keep on the device."""
     kept = iter(part.logits for part in parts if part.logits is not None)
-    for _, members in reads:
-        if not any(feeds[index].read.keep for index in members):
+    for group in groups:
+        if not group.keep:
             continue
-        sizes = [len(feeds[index].slots) for index in members]
+        sizes = list(map(len, group.slots))
         rows: list[Tensor] = []
         while sum(map(len, rows)) < sum(sizes):
             rows.append(next(kept))
-        for index, logits in zip(members, join(rows).split(sizes), strict=True):
+        for index, logits in zip(group.members, join(rows).split(sizes), strict=True):
             if feeds[index].read.keep:
                 predictions[index].logits = logits
 

@@ -168,7 +168,7 @@ class Runner:
         sent = Sent(parts)
         features = self.features(feeds, captured) if wanted else {}
         self.seconds += time.perf_counter() - computing
-        return Launched(asked, packed.reads, parts, sent, features, began)
+        return Launched(asked, packed.groups, parts, sent, features, began)
 
     def run(self, feeds: Sequence[Feed]) -> list[Prediction]:
         """The predictions of a pass, in the order of the feeds.
@@ -197,19 +197,16 @@ class Runner:
         """Run each type of read over its rows, in chunks of which the logits fit into memory."""
         parts: list[Part] = []
         first = 0
-        for kind, members in packed.reads:
-            reads = [feeds[index].read for index in members]
-            slots = [feeds[index].slots for index in members]
-            reader = kind.group(reads, slots, self.device)
-            keep = any(read.keep for read in reads)
-            whole = any(read.whole for read in reads)
-            exact = self.exact or keep or whole
-            exact = exact or any(feeds[index].processors for index in members)
-            for rows in chunks([len(each) for each in slots], self.read_rows, whole=whole):
+        for group in packed.groups:
+            reader = group.kind.group(group.reads, group.slots, self.device)
+            exact = self.exact or group.keep or group.whole or group.processed
+            counts = list(map(len, group.slots))
+            for rows in chunks(counts, self.read_rows, whole=group.whole):
                 logits = self.logits(hidden, slice(first + rows.start, first + rows.stop), exact)
-                process(logits, rows, [feeds[index] for index in members])
-                parts.append(Part.of(reader(logits, rows), logits, keep=keep))
-            first += sum(map(len, slots))
+                if group.processed:
+                    process(logits, rows, [feeds[index] for index in group.members])
+                parts.append(Part.of(reader(logits, rows), logits, keep=group.keep))
+            first += sum(counts)
         return parts
 
     def head(self, hidden: Tensor, rows: slice) -> Tensor:
@@ -256,20 +253,21 @@ class Runner:
             self.prefix.learn(feed.table, feed.first, text)
 
 
-def chunks(counts: Sequence[int], most: int, *, whole: bool) -> Iterator[slice]:
+def chunks(counts: Sequence[int], most: int, *, whole: bool) -> list[slice]:
     """Rows of reads, so many each, `most` at a time; a read stays `whole` even above that."""
+    total = sum(counts)
+    if total <= most:
+        return [slice(0, total)] if total else []
     if not whole:
-        total = sum(counts)
-        yield from (slice(begin, min(begin + most, total)) for begin in range(0, total, most))
-        return
+        return [slice(begin, min(begin + most, total)) for begin in range(0, total, most)]
+    found: list[slice] = []
     begin = end = 0
     for count in counts:
         if begin < end and end + count > begin + most:
-            yield slice(begin, end)
+            found.append(slice(begin, end))
             begin = end
         end += count
-    if begin < end:
-        yield slice(begin, end)
+    return [*found, slice(begin, end)] if begin < end else found
 
 
 def process(logits: Tensor, rows: slice, feeds: Sequence[Feed]) -> None:
