@@ -98,6 +98,7 @@ class LLM:
         check(quantize, self.device, self.dtype)
         check_attention(attention, self.device)
         check_compile(compile, self.device, tensor_parallel)
+        load_config(model)  # Refuses an unknown model before its tokenizer and weights are loaded.
         own = {"prefix_cache": prefix_cache, "attention": attention, "compile": compile}
         self.running = {**own, "record": recorder(graphs, self.device, tensor_parallel)}
         turns = Overlap.of(overlap, self.device, tensor_parallel)
@@ -106,8 +107,7 @@ class LLM:
         self.quantize, self.max_length, self.cache_gib = quantize, max_length, cache_gib
         self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences, pace=pace)
         self.engine.overlap = turns
-        self.driver = Driver(self.engine)
-        self.loading = Lock()
+        self.driver, self.loading = Driver(self.engine), Lock()
         self.runners: dict[str, Runner] = {}
         self.pairings: dict[tuple[object, ...], Pairing] = {}
         self.name = title(model, adapter)

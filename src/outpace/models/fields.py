@@ -164,6 +164,27 @@ def inner(published: Given, name: str) -> dict[str, Any]:
     return found
 
 
+def beside(outer: Given, nested: Given) -> Given:
+    """Fields of two places as one; `ValueError` for one that has a value in each, and not the same.
+
+    A field that is null is not said.
+    """
+    inside = {name: value for name, value in nested.items() if value is not None}
+    for name, value in inside.items():
+        if outer.get(name) not in (None, value):
+            raise ValueError(
+                f"{name} is {brief(outer[name])} in one place and {brief(value)} in another"
+            )
+    return {**outer, **inside}
+
+
+def either(one: tuple[int, ...], other: tuple[int, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+    """The one of two lists that is given; `ValueError` where both are, and not the same."""
+    if one and other and one != other:
+        raise ValueError(f"{' and '.join(names)} say different things; keep one")
+    return one or other
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; `ValueError` naming the file where it is broken or another."""
     try:
