@@ -196,6 +196,11 @@ def test_quantised_checkpoint_is_that_of_the_plain_model(name: str, method: str)
         ("Qwen3.5-4B-DFlash", {"layer_types": ["full_attention"] * 6}, "has 0 sliding layers"),
         ("Qwen3.5-4B-DFlash", {"use_sliding_window": False}, "layer_types has 5 sliding layers"),
         ("Qwen3.5-4B-DFlash", {"sliding_window": 0}, "sliding_window is 0, but must be a whole"),
+        (
+            "Qwen3.5-4B-DFlash",
+            {"dflash_config": {"target_layer_ids": [], "mask_token_id": 9}},
+            "at least one number",
+        ),
         ("Qwen3.5-4B-DFlash", {"block_size": 8}, "block_size is 8 in one place and 16 in ano"),
         ("Qwen3.5-4B-DFlash", {"mask_token_id": 1}, "mask_token_id is 1 in one place and 248"),
         ("Qwen3.5-4B-DFlash", {"target_layer_ids": [1]}, r"target_layer_ids is \[1\] in one pl"),

@@ -17,9 +17,10 @@ from outpace import LLM
 from outpace.decoding.processor import NEVER
 from outpace.methods import DFlash, Eagle, Method
 from outpace.models.draft import Draft, FeatureDraft
-from outpace.models.extending import ExtendingDraft
+from outpace.models.extending import ExtendingDraft, draft_of
 from outpace.models.load import load_draft, save_model, translate
 from outpace.models.transformer import Transformer
+from outpace.training.weights import draft
 
 LAYER, LISTED = "transformer_layer_config", "aux_hidden_state_layer_ids"
 SIZES = {
@@ -292,6 +293,7 @@ def test_dflash_is_the_plain_draft(
         (eagle(**{LAYER: None}), "'num_hidden_layers' is missing"),
         (dflash(sample_from_anchor=True), "sample_from_anchor is True, which is not supported"),
         (dflash(**{LISTED: None}), "'aux_hidden_state_layer_ids' is missing"),
+        (dflash(**{LISTED: []}), "layer_ids is .., but must be at least one number"),
         (dflash(mask_token_id=None), "'mask_token_id' is missing"),
         (dflash(hc_mult=4), "hc_mult is 4"),
         (dflash(sliding_window_non_causal=1), "non_causal is 1, but must be true or false"),
@@ -326,3 +328,17 @@ def test_another_embedding_than_the_targets_is_refused(target: Transformer, tmp_
         load_draft(folder, target)
     (folder / "config.json").write_text(json.dumps(eagle(embed_requires_grad=True)))
     assert load_draft(folder, target).embedding is not None
+
+
+@torch.inference_mode()
+def test_a_draft_of_some_tokens_is_not_trained(target: Transformer, tmp_path: Path) -> None:
+    """Whose loss would count tokens that it cannot say; one of all tokens is."""
+    made = draft_of(translate(dflash(draft_vocab_size=len(SOME))), target)
+    for name, table in tables(SOME).items():
+        made.register_buffer(name, table)
+    save_model(made, tmp_path / "draft", dtype=torch.float32)
+    for init, config in ((str(tmp_path / "draft"), {}), (None, made.config.source)):
+        with pytest.raises(ValueError, match="draft_vocab_size is 14, but a draft of blocks is tr"):
+            draft(init, config, target, seed=0)
+    assert draft(None, dflash(), target, seed=0).unembedding is not None
+    assert draft(None, eagle(draft_vocab_size=14), target, seed=0).says is not None

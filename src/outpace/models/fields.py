@@ -151,6 +151,13 @@ def indices(value: Any) -> tuple[int, ...]:
     return tuple(index(entry) for entry in listed)
 
 
+def some(value: Any) -> tuple[int, ...]:
+    """Numbers of layers, at least one."""
+    if listed := indices(value):
+        return listed
+    raise ValueError("at least one number")
+
+
 def mapping(value: Any) -> dict[str, Any]:
     """A JSON object."""
     if isinstance(value, dict):

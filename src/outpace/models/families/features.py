@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from outpace.models.fields import Given, beside, either, few, field, indices, inner
+from outpace.models.fields import Given, beside, either, few, field, indices, inner, some
 
 OWN, NESTED = "dflash_config", ("block_size", "causal", "mask_token_id", "target_layer_ids")
-LISTED = field("target_layer_ids", indices, None)
+LISTED = field("target_layer_ids", some, None)
 COUNTED = field("eagle_aux_hidden_state_layer_ids", indices, None)
 TARGET = field("num_target_layers", few)
 

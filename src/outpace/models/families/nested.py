@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.models.families.eagle import EAGLE
-from outpace.models.fields import Given, beside, checked, count, field, flag, indices, inner
+from outpace.models.fields import Given, beside, checked, count, field, flag, inner, some
 
 LAYER, KIND, SETTINGS = "transformer_layer_config", "speculators_model_type", "speculators_config"
 ALGORITHM, BOTH_WAYS = f"{SETTINGS}.algorithm", "sliding_window_non_causal"
-COUNTED = field("aux_hidden_state_layer_ids", indices)
+COUNTED = field("aux_hidden_state_layer_ids", some)
 IGNORED = {*EAGLE.ignored, "max_anchors", "speculators_version"}
 VOCABULARY = {"draft_vocab": field("draft_vocab_size", count, 32_000)}
 
