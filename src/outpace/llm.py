@@ -95,6 +95,7 @@ class LLM:
         check(quantize, self.device, self.dtype)
         check_attention(attention, self.device)
         check_compile(compile, self.device, tensor_parallel)
+        load_config(model)  # Refuses an unknown model before its tokenizer and weights are loaded.
         own = {"prefix_cache": prefix_cache, "attention": attention, "compile": compile}
         self.running = {**own, "record": recorder(graphs, self.device, tensor_parallel)}
         self.team = Team.of(tensor_parallel, self.device, quantize)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import (
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
@@ -30,7 +31,9 @@ import naive
 from helpers import close
 from outpace import LLM
 from outpace.decoding import Kind
+from outpace.engine.layout import lay_out, undo
 from outpace.methods import BlockDiffusion
+from outpace.models.experts import Experts, PreciseRouter
 from outpace.models.load import load_config, load_model, save_model
 
 VOCAB, MASK, IDS = 64, 63, [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12, 7, 5, 44, 21, 2] * 3
@@ -204,6 +207,9 @@ def test_what_is_not_exactly_supported_is_refused(tmp_path: Path) -> None:
         ({"use_qk_norm": False}, "use_qk_norm is False"),
         ({"partial_rotary_factor": 0.7}, "partial_rotary_factor is 0.7"),
         ({"partial_rotary_factor": 2.0}, "partial_rotary_factor is 2.0"),
+        ({"rotary_dim": 16}, "rotary_dim is 16, but only 8 is supported"),
+        ({"rotary_dim": 8, "partial_rotary_factor": 0.25}, "rotary_dim is 8, but only 4"),
+        ({"router_dtype": "bf16"}, "router_dtype is 'bf16', but only 'fp32'"),
         ({"n_group": 5}, "3 of 12 experts in 2 of 5 groups"),
         ({"topk_group": 9}, "3 of 12 experts in 9 of 4 groups"),
         ({"n_group": 12, "topk_group": 3}, "3 of 12 experts in 3 of 12 groups"),
@@ -217,6 +223,52 @@ def test_what_is_not_exactly_supported_is_refused(tmp_path: Path) -> None:
         changed(**fields)
         with pytest.raises(ValueError, match="tensors of its weights are not of the model"):
             load_model(tmp_path)
+
+
+def test_fields_that_change_no_number(tmp_path: Path) -> None:
+    """Half of each head rotates, the router is in float32, and any kernel runs the experts."""
+    written("llada2", tmp_path)
+    plain = load_config(tmp_path)
+    later = {"rotary_dim": 8, "router_dtype": "fp32", "_moe_implementation": "fused"}
+    (tmp_path / "config.json").write_text(json.dumps({**LLADA2, **later}))
+    assert load_config(tmp_path) == plain and plain.precise_router
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_the_router_is_in_float32(quantize: str | None, tmp_path: Path) -> None:
+    """In bfloat16 too, in any layout, and not in 8 bits; sums of experts are rounded once."""
+    written("llada2", tmp_path)
+    model = load_model(tmp_path, dtype=torch.bfloat16, quantize=quantize)
+    experts = next(part for part in model.modules() if isinstance(part, Experts))
+    weight = experts.router.weight.double()
+    rows = (torch.randn(33, 48) * 3).bfloat16()
+    exact = rows.double() @ weight.T
+    assert (F.linear(rows, weight.bfloat16()) - exact).abs().max() > 1e-2
+
+    def scores() -> Tensor:
+        found: Tensor = experts.router(rows)
+        assert found.dtype == torch.float32
+        assert (found - exact).abs().max() < 1e-4
+        return found
+
+    scores()
+    lay_out(model)
+    found = scores()
+    alone = torch.cat([experts.router(row[None]) for row in rows])
+    torch.testing.assert_close(alone, found, atol=1e-5, rtol=1e-5)
+    shares, numbers = experts.route(found)
+    assert shares.dtype == torch.float32
+    undo(model)
+    scores()
+    assert type(experts.router) is PreciseRouter and experts.router.weight.dtype == torch.bfloat16
+    total = torch.zeros(33, 48)
+    for number, expert in enumerate(experts.experts):
+        places = (numbers == number).nonzero()
+        own, share = places[:, 0], shares[places[:, 0], places[:, 1], None]
+        total[own] += expert(rows[own]).float() * share
+    assert experts.shared is not None
+    assert torch.equal(experts(rows), total.bfloat16() + experts.shared(rows))
 
 
 def test_a_length_of_blocks_that_nobody_says_is_asked_for(tmp_path: Path) -> None:

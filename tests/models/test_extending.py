@@ -78,11 +78,14 @@ def test_published_fields() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": 2}, "num_hidden_layers is 2, but must be 1: the draft has one"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 2, but only 1 is supported"),
         ({"draft_vocab_size": VOCAB + 1}, "draft_vocab_size 25 exceeds the vocabulary of 24"),
         ({"attention_bias": True}, "attention_bias is True, but only False"),
-        ({"norm_before_residual": True}, "norm_before_residual is True, which is not supported"),
-        ({"norm_before_fc": True}, "norm_before_fc is True"),
+        ({"norm_before_residual": 1}, "norm_before_residual is 1, but must be true or false"),
+        ({"norm_before_fc": "yes"}, "norm_before_fc is 'yes', but must be true or false"),
+        ({"fc_norm": True}, "fc_norm is True, which is not supported"),
+        ({"norm_output": True}, "norm_output is True, which is not supported"),
+        ({LISTED: [1, 3]}, f"eagle_config.{LISTED} and {LISTED} say different things"),
         ({"target_hidden_size": 64}, "target_hidden_size is 64, but only 32"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is False"),
         ({"eagle_config": {"layers": 3}}, "eagle_config.layers is 3, which is not supported"),
@@ -91,7 +94,8 @@ def test_published_fields() -> None:
         ({"eagle_config": {LISTED: ["1"]}}, "must be a whole number"),
         ({"eagle_config": 3}, "eagle_config is 3, but must be an object"),
         ({"sliding_window": 8}, "sliding_window is 8"),
-        ({"architectures": ["Eagle3Speculator"]}, "architectures .* is not supported"),
+        ({"architectures": ["Eagle3Speculator"]}, "eagle_config is .*, which is not supported"),
+        ({"architectures": ["Eagle3Speculators"]}, "architectures .* is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
     ],
 )

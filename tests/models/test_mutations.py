@@ -29,8 +29,9 @@ from helpers import (
     whole,
 )
 from outpace.models.adapter import LowRank, save_adapter
+from outpace.models.extending import draft_of
 from outpace.models.families import FAMILIES
-from outpace.models.load import load_draft, load_model, load_tokenizer, save_model
+from outpace.models.load import load_draft, load_model, load_tokenizer, save_model, translate
 from outpace.models.transformer import Transformer
 
 IDS = [3, 1, 4, 1, 5]
@@ -383,6 +384,37 @@ def test_drafts_that_extend(tmp_path: Path) -> None:
     check(found, 100)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_drafts_of_speculators(kind: str, tmp_path: Path) -> None:
+    """Fields in two places, two tables, and a head and an embedding of its own."""
+    target = random_model(CONFIGS["llama"])
+    layer = {**target.config.source, "num_hidden_layers": 1, "model_type": "qwen3"}
+    for name in ("architectures", "rope_scaling", "mlp_bias", "attention_bias", "eos_token_id"):
+        del layer[name]
+    config = {
+        "architectures": [{"eagle3": "Eagle3DraftModel", "dflash": "DFlashDraftModel"}[kind]],
+        "draft_vocab_size": 20,
+        "speculators_config": {"algorithm": kind},
+        "speculators_model_type": kind,
+        "transformer_layer_config": layer,
+    }
+    if kind == "eagle3":
+        config |= {"eagle_aux_hidden_state_layer_ids": [1, 2], "embed_requires_grad": True}
+        config |= {"norm_before_residual": True, "norm_before_fc": True}
+    else:
+        config |= {"aux_hidden_state_layer_ids": [1, 2], "mask_token_id": 3, "block_size": 4}
+        config |= {"sliding_window_non_causal": False, "sample_from_anchor": False}
+    draft = draft_of(translate(config), target)
+    save_model(draft, tmp_path / "sound", dtype=torch.float32)
+    content = json.loads((tmp_path / "sound" / "config.json").read_text())
+    mutations = [*of_json("config.json", content), *of_tensors("model.safetensors")]
+    found = tried(
+        tmp_path / "sound", tmp_path, iter(mutations), lambda folder: load_draft(folder, target)
+    )
+    check(found, 250)
+
+
 def test_adapters(tmp_path: Path) -> None:
     """Configuration and weights of an adapter, over its sound base."""
     save_model(random_model(CONFIGS["qwen2"]), tmp_path / "base", dtype=torch.float32)
@@ -433,4 +465,5 @@ def test_tokenizers(tmp_path: Path) -> None:
 
 def test_every_family_is_mutated() -> None:
     """Drafts have a test of their own."""
-    assert CONFIGS.keys() | {"dflash", "eagle"} == FAMILIES.keys()
+    drafts = {"dflash", "dflash_speculator", "eagle", "eagle_speculator"}
+    assert CONFIGS.keys() | drafts == FAMILIES.keys()

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from outpace.models.load import translate
+from outpace import LLM
+from outpace.decoding import Kind
+from outpace.models.families import FAMILIES
+from outpace.models.load import load_config, translate
+from outpace.models.transformer import Transformer
 
-CONFIGS: dict[str, dict[str, Any]] = json.loads(
+PUBLISHED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent.parent / "golden" / "configs.json").read_text()
 )
+REFUSED = {
+    "LLaDA2.0-Uni": r"auto_map names 'configuration_llada2uni_moe.LLaDA2MoeConfig', code of",
+    "dflash-test": r"the field 'mask_token_id' is missing",
+    "sdar_4b_multi_block_causal-final": r"block_causal_prompt is True, which is not supported",
+}
+"""Those that are decoded otherwise than their architecture says, and why."""
+CONFIGS = {name: fields for name, fields in PUBLISHED.items() if name not in REFUSED}
 QUANTISED = {
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     "gptq": {"bits": 4, "group_size": 128, "quant_method": "gptq"},
@@ -28,10 +41,17 @@ def test_published_configuration_is_understood(name: str) -> None:
     """Every field of it is known, and sizes and masks are its own."""
     published = CONFIGS[name]
     config = translate(published)
+    published = {**published, **published.get("transformer_layer_config", {})}
     assert config.dim == published.get("hidden_size", published.get("d_model"))
-    assert config.head_dim in (64, 128, 256)
+    assert config.head_dim in (64, 96, 128, 192, 256)
+    with torch.device("meta"):
+        if not config.feature_layers and config.kind is not Kind.EXTENDING:
+            few = replace(config, layers=2, sights=config.sights[:2])
+            assert Transformer(few).blocks[-1].attention.out.weight.shape[0] == config.dim
     nested = published.get("dflash_config", {})
-    masks = {"WeDLM-7B": 151665, "WeDLM-8B": 151665, "LLaDA2.0-mini": 156895}
+    masks = dict.fromkeys(("WeDLM-7B", "WeDLM-8B", "Fast_dLLM_v2_7B"), 151665)
+    masks |= dict.fromkeys(("LLaDA2.0-mini", "LLaDA2.1-mini", "DMax-Math-16B"), 156895)
+    masks["SDAR-4B-Chat"] = 151669
     mask = nested.get("mask_token_id", published.get("mask_token_id", masks.get(name)))
     assert config.mask_id == mask
     every = published.get("sliding_window_pattern", config.layers + 1)
@@ -39,6 +59,93 @@ def test_published_configuration_is_understood(name: str) -> None:
     listed = published.get("layer_types", usual if config.sights else [])
     windows = [sight.window for sight in config.sights if sight.window is not None]
     assert windows == [published.get("sliding_window")] * listed.count("sliding_attention")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_published_configuration_is_refused(name: str) -> None:
+    """By a field that changes what is computed."""
+    with pytest.raises(ValueError, match=rf"^config\.json: {REFUSED[name]}"):
+        translate(PUBLISHED[name])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_code_of_another_kind_is_refused(name: str) -> None:
+    """Whatever architecture it says; and so are two architectures."""
+    published = CONFIGS[name]
+    for key in ("AutoModel", "AutoModelForCausalLM", "AutoConfig", "", "AutoModelForOther"):
+        for value in ("modeling_other.Other", "some/model--modeling_other.Other", 5):
+            code = {**(published.get("auto_map") or {}), key: value}
+            with pytest.raises(ValueError, match=r"^config\.json: auto_map names '(.*Other|5)'"):
+                translate({**published, "auto_map": code})
+    named = [*published["architectures"], "OtherForCausalLM"]
+    with pytest.raises(ValueError, match=r"architectures \[.*\] names several|is not supported"):
+        translate({**published, "architectures": named})
+
+
+def test_a_model_that_fills_masks_under_the_name_of_another_is_refused() -> None:
+    """As ReFusion does, which calls itself Qwen3."""
+    code = {"AutoModelForCausalLM": "modeling_plan.PlanForCausalLM"}
+    with pytest.raises(ValueError, match="something else than Qwen3 .dense.: .*, remove auto_map"):
+        translate({**PUBLISHED["Qwen3-8B"], "auto_map": code})
+    for wrong in ([], {}, None, False):
+        assert translate({**PUBLISHED["Qwen3-8B"], "auto_map": wrong}).family == "qwen3"
+    for wrong in ("modeling", 3, [1], True):
+        with pytest.raises(ValueError, match="auto_map is .*, but must be an object"):
+            translate({**PUBLISHED["Qwen3-8B"], "auto_map": wrong})
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "auto_map" in PUBLISHED[name]])
+def test_code_that_computes_the_same_is_named_by_its_family(name: str) -> None:
+    """In the checkpoint or in another one; tokenizers have code of their own."""
+    published = CONFIGS[name]
+    there = {key: f"some/model--{value}" for key, value in published["auto_map"].items()}
+    there["AutoTokenizer"] = ["tokenization_other.Slow", None]
+    config = translate({**published, "auto_map": there})
+    assert config == translate(published)
+    assert FAMILIES[config.family].remote
+
+
+@pytest.mark.parametrize("name", ["Llama-3.2-1B", "Qwen3-8B", "LLaDA2.1-mini", "Kimi-K25-eagle3"])
+def test_dropouts_and_settings_of_a_decode_change_no_number(name: str) -> None:
+    """Seed-Coder's Llama has `resid_pdrop`; old files have how to generate."""
+    more = {"resid_pdrop": 0.1, "attn_pdrop": 0.1, "embd_pdrop": 0.1, "hidden_dropout": 0.1}
+    more |= {"max_length": 20, "num_beams": 1, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
+    assert translate({**PUBLISHED[name], **more}) == translate(PUBLISHED[name])
+
+
+def test_a_share_of_each_head_may_be_said_twice() -> None:
+    """By transformers 5 among the fields of rotary embedding."""
+    published = PUBLISHED["LLaDA2.1-mini"]
+    nested = {"rope_type": "default", "rope_theta": 600000, "partial_rotary_factor": 0.5}
+    changes = {"rope_parameters": nested, "rope_theta": None, "rope_scaling": None}
+    assert translate({**published, **changes}) == translate(published)
+    changes["partial_rotary_factor"] = None
+    assert translate({**published, **changes}) == translate(published)
+    nested["partial_rotary_factor"] = 0.25
+    with pytest.raises(ValueError, match="partial_rotary_factor is 0.5 in one place and 0.25 in"):
+        translate({**published, **changes, "partial_rotary_factor": 0.5})
+
+
+def test_an_unknown_architecture_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a tokenizer or weights are looked at, and before they are downloaded."""
+    (tmp_path / "config.json").write_text('{"architectures": ["NewForCausalLM"]}')
+    (tmp_path / "tokenizer.json").write_text("broken")
+    (tmp_path / "model.safetensors").write_text("broken")
+    asked = []
+
+    def snapshot(name: str, *, allow_patterns: list[str]) -> str:
+        asked.extend(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("outpace.models.load.snapshot_download", snapshot)
+    for name in (str(tmp_path), "some/model"):
+        with pytest.raises(ValueError, match="NewForCausalLM.* is not supported; known are"):
+            LLM(name, cache_gib=0.01)
+        with pytest.raises(ValueError, match="NewForCausalLM"):
+            load_config(name)
+    assert set(asked) == {"config.json", "generation_config.json"}
 
 
 @pytest.mark.parametrize("method", QUANTISED)
@@ -84,6 +191,27 @@ def test_quantised_checkpoint_is_that_of_the_plain_model(name: str, method: str)
         ("Olmo-3-7B-Think", {"sliding_window": None}, "'sliding_window' is missing"),
         ("Olmo-3-7B-Think", {"rope_local_base_freq": 1e4}, "rope_local_base_freq is 10000.0"),
         ("Qwen3.5-4B-DFlash", {"layer_types": None}, "says of which layers"),
+        ("Qwen3.5-4B-DFlash", {"layer_types": []}, r"layer_types is \[\], but must be a list of t"),
+        ("Qwen3.5-4B-DFlash", {"layer_types": ["full_attention"]}, "but must be a list of the ki"),
+        ("Qwen3.5-4B-DFlash", {"layer_types": ["full_attention"] * 6}, "has 0 sliding layers"),
+        ("Qwen3.5-4B-DFlash", {"use_sliding_window": False}, "layer_types has 5 sliding layers"),
+        ("Qwen3.5-4B-DFlash", {"sliding_window": 0}, "sliding_window is 0, but must be a whole"),
+        (
+            "Qwen3.5-4B-DFlash",
+            {"dflash_config": {"target_layer_ids": [], "mask_token_id": 9}},
+            "at least one number",
+        ),
+        ("Qwen3.5-4B-DFlash", {"block_size": 8}, "block_size is 8 in one place and 16 in ano"),
+        ("Qwen3.5-4B-DFlash", {"mask_token_id": 1}, "mask_token_id is 1 in one place and 248"),
+        ("Qwen3.5-4B-DFlash", {"target_layer_ids": [1]}, r"target_layer_ids is \[1\] in one pl"),
+        ("Qwen3.5-4B-DFlash", {"eagle_aux_hidden_state_layer_ids": [1, 5]}, "different things"),
+        ("Qwen3.5-4B-DFlash", {"is_causal": True, "causal": False}, "causal and is_causal say"),
+        ("Qwen3-8B-DFlash-b16", {"sliding_window": 0}, "sliding_window is 0, but must be a wh"),
+        ("Qwen3-8B-DFlash-b16", {"use_sliding_window": True}, "has 0 sliding layers"),
+        ("Qwen3-8B-DFlash-b16", {"layer_types": []}, r"layer_types is \[\], but must be a list"),
+        ("Qwen3-8B", {"layer_types": []}, r"layer_types is \[\], but must be a list of the ki"),
+        ("gpt-oss-20b", {"layer_types": []}, r"layer_types is \[\], but must be a list of the"),
+        ("Kimi-K25-eagle3", {"layer_types": []}, r"layer_types is \[\], but must be a list of"),
         ("Qwen3.5-4B-DFlash", {"sliding_window": None}, "'sliding_window' is missing"),
         ("Qwen3.5-4B-DFlash", {"rope_theta": 5.0}, "rope_theta is 5.0 in one place and 10000000"),
         ("Qwen3.5-4B-DFlash", {"target_hidden_size": 64}, "target_hidden_size is 64, but only"),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from outpace.decoding import Kind
 from outpace.engine.fuse import FusedBlock
 from outpace.models import tiles
+from outpace.models.experts import PreciseRouter
 from outpace.models.int8 import is_quantised
 from outpace.models.layouts import LAYOUTS, by_column, dense, has, is_tiled, layouts, product
 from outpace.models.norm import DIRECT as NORMS
@@ -71,6 +72,27 @@ class FixedLinear(nn.Linear):
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}weight"] = dense(self.more)
+
+
+class FixedRouter(PreciseRouter, FixedLinear):
+    """A router in float32 for inference, whose weight lies as is quickest on this machine."""
+
+    dtype: torch.dtype
+
+    def lay_out(self) -> None:
+        """Store the weight anew, in float32."""
+        self.dtype = self.weight.dtype
+        self.weight = nn.Parameter(self.weight.detach().float(), requires_grad=False)
+        FixedLinear.lay_out(self)
+
+    def undo(self) -> None:
+        """Store the weight row by row again, in its own dtype."""
+        FixedLinear.undo(self)
+        self.weight = nn.Parameter(self.weight.detach().to(self.dtype), requires_grad=False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Scores `f32[T, E]` of rows `x [T, dim]`."""
+        return FixedLinear.__call__(self, x.float())
 
 
 class TiledEmbedding(Embedding):
@@ -181,7 +203,9 @@ DIRECT: dict[type[nn.Module], type[nn.Module]] = {
 OWN = (FixedLinear, TiledEmbedding, DirectNorm, OwnHead)
 """Those that store something anew."""
 
-LAID_OUT = {*DIRECT.values(), FixedLinear, TiledEmbedding, OwnHead, FusedBlock}
+LAID_OUT = {*DIRECT.values(), FixedLinear, FixedRouter, TiledEmbedding, OwnHead, FusedBlock}
+FAST = ("tiles", "blocks")
+"""Layouts that are worth another class of a module."""
 
 
 def lay_out(model: Stack) -> None:
@@ -189,11 +213,13 @@ def lay_out(model: Stack) -> None:
     weight = model.norm.weight
     if weight.device.type != "cpu":
         return
-    fast = has("tiles", weight.dtype) or has("blocks", weight.dtype)
+    fast = any(has(name, weight.dtype) for name in FAST)
     for module in model.modules():
         kind = DIRECT.get(type(module))
         if kind is DirectLinear and fast:
             kind = FixedLinear
+        if type(module) is PreciseRouter and any(has(name, torch.float32) for name in FAST):
+            kind = FixedRouter
         if kind is not None:
             become(module, kind)
     if isinstance(model, Transformer) and model.config.tied and not is_quantised(model.embedding):

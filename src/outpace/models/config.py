@@ -76,7 +76,11 @@ class ModelConfig:
             its width.
         feature_layers: layers of a target whose outputs a draft reads, side by side in this order;
             it borrows the target's embedding and head.
-        draft_vocab: tokens that a draft with a head of its own may say.
+        draft_vocab: tokens that a draft with a head of its own may say; 0 for the target's head.
+        own_embedding: whether a draft has an embedding of its own.
+        norm_features: whether the features that a draft extends are normed before they are fused.
+        norm_residual: whether a draft that extends features adds its attention to the normed state.
+        precise_router: whether experts are chosen and summed in float32, whatever the dtype.
         target_layers: depth of the target that a draft was made for, where it says so.
         source: the published configuration itself.
     """
@@ -127,6 +131,10 @@ class ModelConfig:
     feature_layers: tuple[int, ...] = ()
     target_layers: int | None = None
     draft_vocab: int = 0
+    own_embedding: bool = False
+    norm_features: bool = False
+    norm_residual: bool = False
+    precise_router: bool = False
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from outpace.models.config import ModelConfig
 
@@ -21,16 +22,28 @@ def feed_forward(config: ModelConfig, layer: int, make: Make) -> nn.Module:
     return Experts(config, make) if config.experts else make(config)
 
 
+class PreciseRouter(nn.Linear):
+    """A router whose scores are float32, whatever the dtype of the model."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores `f32[T, E]` of rows `x [T, dim]`."""
+        bias = None if self.bias is None else self.bias.float()
+        return F.linear(x.float(), self.weight.float(), bias)
+
+
 class Experts(nn.Module):
     """Several MLPs; each row goes through the few that its router prefers, and is their mean.
 
     The weights of that mean are the router's probabilities, of the chosen ones alone where
-    `norm_experts` says so. What is `shared` all rows go through besides.
+    `norm_experts` says so. What is `shared` all rows go through besides. With `precise_router`,
+    scores and sums are float32, and rounded to the dtype of the rows once.
     """
 
     def __init__(self, config: ModelConfig, make: Make) -> None:
         super().__init__()
-        self.router = nn.Linear(config.dim, config.experts, bias=config.mlp_bias)
+        self.precise = config.precise_router
+        kind = PreciseRouter if self.precise else nn.Linear
+        self.router = kind(config.dim, config.experts, bias=config.mlp_bias)
         self.experts = nn.ModuleList(make(config) for _ in range(config.experts))
         self.chosen, self.norms = config.experts_per_row, config.norm_experts
         self.groups = config.expert_groups
@@ -41,13 +54,14 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map rows `x [T, dim]`."""
         shares, numbers = self.route(self.router(x))
-        shares = shares.to(x.dtype)
-        mapped = torch.zeros_like(x)
+        wide = torch.float32 if self.precise else x.dtype
+        shares, mapped = shares.to(wide), torch.zeros_like(x, dtype=wide)
         # In the order of the experts, so that a row has the same sum in any company.
         for number in numbers.unique().tolist():
             rows, places = (numbers == number).nonzero(as_tuple=True)
             part = self.experts[number](x[rows]) * shares[rows, places, None]
             mapped.index_add_(0, rows, part)
+        mapped = mapped.to(x.dtype)
         return mapped if self.shared is None else mapped + self.shared(x)
 
     def route(self, scores: Tensor) -> tuple[Tensor, Tensor]:

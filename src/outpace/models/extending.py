@@ -1,6 +1,6 @@
 """A draft that extends its target's hidden states by its own (EAGLE-3, Li et al., 2025).
 
-Shapes: T rows, D draft vocabulary.
+Shapes: T rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from outpace.decoding.processor import NEVER
 from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
 from outpace.models.draft import AddingDraft, Draft, FeatureDraft
@@ -24,6 +23,7 @@ class WideBlock(Block):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
         self.hidden_norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.norm_residual = config.norm_residual
         rows = self.attention.qkv.out_features
         self.attention.qkv = nn.Linear(2 * config.dim, rows, bias=config.qkv_bias)
 
@@ -38,8 +38,10 @@ class WideBlock(Block):
     ) -> Tensor:
         """Map hidden states `x [T, dim]`, beside embeddings `context [T, dim]` of the same rows."""
         assert context is not None and self.attention_norm is not None
-        y = torch.cat((self.attention_norm(context), self.hidden_norm(x)), -1)
+        normed = self.hidden_norm(x)
+        y = torch.cat((self.attention_norm(context), normed), -1)
         attended: Tensor = self.attention(y, cos, sin, attend, wanted)
+        x = normed if self.norm_residual else x
         return self.rest(x if wanted is None else x[wanted], attended)
 
 
@@ -47,49 +49,24 @@ class ExtendingDraft(Draft):
     """One layer that goes on from hidden states: those of a target, fused, and then its own.
 
     The row of slot i takes in the hidden state of token i and the token i + 1, and predicts token
-    i + 2. Its head is its own, over the `draft_vocab` tokens that `d2t` names; `t2d` says which
-    tokens these are.
+    i + 2.
     """
-
-    d2t: Tensor
-    t2d: Tensor
 
     def __init__(self, config: ModelConfig, target: Transformer) -> None:
         depth = target.config.layers
         layers = config.feature_layers or usual_layers(depth)
         super().__init__(replace(config, feature_layers=layers), target)
+        size, norms = self.config.feature_size, config.norm_features
+        self.feature_norm = nn.RMSNorm(size, config.norm_eps) if norms else None
         self.blocks = nn.ModuleList([WideBlock(config, 0)])
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.unembedding = nn.Linear(config.dim, config.draft_vocab, bias=False)
-        if config.draft_vocab < config.vocab:
-            known = torch.arange(config.vocab) < config.draft_vocab
-            self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
-            self.register_buffer("t2d", known)
+        self.make_head()
         self.initialise()
-
-    @property
-    def says(self) -> Tensor | None:
-        """Tokens `i64[D]` that it may say, in the order of its head; None where these are all."""
-        if self.config.draft_vocab == self.config.vocab:
-            return None
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
-
-    def check_tables(self) -> None:
-        """Raise `ValueError` unless its tables name as many tokens as it may say, and the same."""
-        if (says := self.says) is None:
-            return
-        vocab, wanted = self.config.vocab, self.config.draft_vocab
-        if bool(((says < 0) | (says >= vocab)).any()):
-            raise ValueError(f"d2t names tokens outside the vocabulary of {vocab}")
-        known: Tensor = torch.zeros_like(self.t2d).index_fill_(0, says, True)
-        if int(known.sum()) != wanted:
-            raise ValueError(f"d2t names {int(known.sum())} tokens, but draft_vocab_size {wanted}")
-        if not torch.equal(known, self.t2d):
-            raise ValueError("t2d names other tokens than d2t: the tables are not of one draft")
 
     def fuse(self, features: Tensor) -> Tensor:
         """Rows `[T, dim]` of hidden states `[T, f]` of the target."""
-        rows: Tensor = self.fusion(features)
+        normed = features if self.feature_norm is None else self.feature_norm(features)
+        rows: Tensor = self.fusion(normed)
         return rows
 
     def taken_in(self, features: Sequence[Tensor]) -> Tensor:
@@ -125,14 +102,6 @@ class ExtendingDraft(Draft):
         if within is None and wanted is not None:
             hidden = hidden[wanted]
         return self.norm(hidden), captured
-
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits `f32[..., vocab]` of hidden states `[..., dim]`; never of what it may not say."""
-        logits: Tensor = self.unembedding(hidden).float()
-        if (says := self.says) is None:
-            return logits
-        every = logits.new_full((*logits.shape[:-1], self.config.vocab), NEVER)
-        return every.index_copy_(-1, says, logits)
 
 
 def usual_layers(depth: int) -> tuple[int, ...]:

@@ -151,6 +151,13 @@ def indices(value: Any) -> tuple[int, ...]:
     return tuple(index(entry) for entry in listed)
 
 
+def some(value: Any) -> tuple[int, ...]:
+    """Numbers of layers, at least one."""
+    if listed := indices(value):
+        return listed
+    raise ValueError("at least one number")
+
+
 def mapping(value: Any) -> dict[str, Any]:
     """A JSON object."""
     if isinstance(value, dict):
@@ -162,6 +169,27 @@ def inner(published: Given, name: str) -> dict[str, Any]:
     """The object under a name; an empty one where there is none."""
     found: dict[str, Any] = checked(name, published.get(name) or {}, mapping)
     return found
+
+
+def beside(outer: Given, nested: Given) -> Given:
+    """Fields of two places as one; `ValueError` for one that has a value in each, and not the same.
+
+    A field that is null is not said.
+    """
+    inside = {name: value for name, value in nested.items() if value is not None}
+    for name, value in inside.items():
+        if outer.get(name) not in (None, value):
+            raise ValueError(
+                f"{name} is {brief(outer[name])} in one place and {brief(value)} in another"
+            )
+    return {**outer, **inside}
+
+
+def either(one: tuple[int, ...], other: tuple[int, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+    """The one of two lists that is given; `ValueError` where both are, and not the same."""
+    if one and other and one != other:
+        raise ValueError(f"{' and '.join(names)} say different things; keep one")
+    return one or other
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outpace.models.adapter import Adapter
-from outpace.models.extending import ExtendingDraft
-from outpace.models.int8 import QUANTISED, exact, hold, quantise
+from outpace.models.draft import Draft
+from outpace.models.families import FAMILIES
+from outpace.models.int8 import QUANTISED, exact, hold, is_quantised, quantise
 from outpace.models.piece import Piece, pieces
 from outpace.models.progress import TOLD
 from outpace.models.transformer import Stack
@@ -18,6 +19,9 @@ from outpace.models.weights import Weights
 
 TABLES = {"d2t": "I64", "t2d": "BOOL"}
 """Tables of a draft's vocabulary, and their dtypes."""
+
+PIECE = 2**14
+"""Rows of an embedding that are compared at a time."""
 
 Matrix = tuple[Tensor, Tensor]
 """Codes `i8[out, in]` and scales `f32[out]`."""
@@ -43,7 +47,8 @@ def fill(
     """
     wanted = wanted or pieces(model)
     names = {piece.source for parts in wanted.values() for piece in parts}
-    weights.check_names(model.config, names | fill_tables(model, weights, device))
+    tables = fill_tables(model, weights, device)
+    weights.check_names(model.config, names | tables | borrowed(model, weights))
     if adapter is not None:
         adapter.check(names)
     say, done = TOLD.get(), 0
@@ -59,7 +64,8 @@ def fill(
             say(done, total)
             if codes is not None and parameter.dim() == 2:
                 continue
-            kept = None if quantize and parameter.dim() == 2 else dtype
+            rounds = quantize and parameter.dim() == 2 and type(module) in QUANTISED
+            kept = None if rounds else dtype
             found = [part(weights, piece, kept, device, adapter) for piece in wanted[name]]
             whole = torch.cat(found) if len(found) > 1 else found[0]
             if missing := len(parameter) - len(whole):  # of the last slice of a vocabulary
@@ -91,7 +97,7 @@ def coded(weights: Weights, parts: Sequence[Piece], *, rounded: bool) -> Matrix 
 
 def fill_tables(model: Stack, weights: Weights, device: torch.device | str) -> set[str]:
     """Give a draft the tables of its vocabulary; their published names."""
-    if not isinstance(model, ExtendingDraft) or model.says is None:
+    if not isinstance(model, Draft) or model.says is None:
         return set()
     for name, kind in TABLES.items():
         table = weights.stored(name, (tuple(getattr(model, name).shape),), (kind,))
@@ -101,6 +107,31 @@ def fill_tables(model: Stack, weights: Weights, device: torch.device | str) -> s
     except ValueError as error:
         raise ValueError(f"{weights.folder}: {error}") from error
     return {*TABLES}
+
+
+def borrowed(model: Stack, weights: Weights) -> set[str]:
+    """Published tensors that a draft has and its target lends it, which must be the same.
+
+    A target's embedding that is rounded or sliced cannot be compared, and is taken for the same.
+    """
+    if not isinstance(model, Draft) or model.embedding is not None:
+        return set()
+    (name,) = FAMILIES[model.config.family].published("embedding.weight")
+    if name not in weights:
+        return set()
+    lender, size = model.lender[0].embedding, (model.config.vocab, model.config.dim)
+    if is_quantised(lender) or lender.num_embeddings != size[0]:
+        return {name}
+    for first in range(0, size[0], PIECE):
+        ids = torch.arange(first, min(first + PIECE, size[0]))
+        rows = lender(ids.to(lender.weight.device))
+        own = weights.tensor(name, size, (slice(first, first + PIECE),))
+        if not torch.equal(own.to(rows), rows):
+            raise ValueError(
+                f"{weights.path(name)}: tensor {name!r} is another embedding than the target's, "
+                "which the draft is to borrow; name the target that it was made for"
+            )
+    return {name}
 
 
 def part(

@@ -19,8 +19,6 @@ from outpace.models.adapter import Adapter
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.extending import draft_of
-from outpace.models.families import FAMILIES, Family
-from outpace.models.families.drafts import LATER
 from outpace.models.fields import brief, checked, count, index, indices, line, read_json
 from outpace.models.fill import fill
 from outpace.models.gguf.config import fields_of
@@ -28,6 +26,7 @@ from outpace.models.gguf.file import is_gguf, opened
 from outpace.models.gguf.tokenizer import tokenizer_of
 from outpace.models.gguf.weights import GGUFWeights
 from outpace.models.int8 import exact
+from outpace.models.lookup import family_of as family_of
 from outpace.models.low_bits import check, narrowing
 from outpace.models.piece import slices
 from outpace.models.quantised import FIELD, scheme_of
@@ -89,34 +88,12 @@ def zoo_names() -> list[str]:
     return sorted(path.parent.name for path in ZOO.glob("*/config.json"))
 
 
-def family_of(config: Mapping[str, Any], path: Path) -> Family:
-    """Family that reads this `config.json`; `ValueError` for an unknown architecture."""
-    names = config.get("architectures") or []
-    known = {name: family for family in FAMILIES.values() for name in family.architectures}
-    for family in FAMILIES.values():
-        for name, field in family.aliases.items():
-            if names == [name] and config.get(field) is not None:
-                return family
-    first = str(names[0]) if isinstance(names, list) and names else ""
-    if first in known:
-        return known[first]
-    if first in LATER:
-        raise ValueError(
-            f"{path}: {first} is {LATER[first]}, which is not supported; drafts of the families "
-            "dflash and eagle are"
-        )
-    raise ValueError(
-        f"{path}: architectures {brief(names)} is not supported; known are "
-        f"{', '.join(sorted(known))}"
-    )
-
-
 def load_config(name: str | Path, **changes: Any) -> ModelConfig:
     """Configuration of a checkpoint, with fields of its `config.json` changed on request.
 
     What ends an answer stands in `generation_config.json` as well.
     """
-    folder = resolve(name)
+    folder = resolve(name, (CONFIG, GENERATION))  # of the hub no more than is read here
     path = folder if is_gguf(folder) else folder / CONFIG
     config = translate({**published(path), **changes}, path)
     ends = dict.fromkeys((*config.eos, *generation_ends(folder)))

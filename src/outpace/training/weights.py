@@ -8,12 +8,19 @@ from typing import Any
 
 import torch
 
-from outpace.decoding.target import DRAFT_KINDS
+from outpace.decoding.target import DRAFT_KINDS, Kind
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.extending import draft_of
 from outpace.models.families import FAMILIES
-from outpace.models.load import family_of, load_draft, load_model, resolve, translate
+from outpace.models.load import (
+    family_of,
+    load_config,
+    load_draft,
+    load_model,
+    resolve,
+    translate,
+)
 from outpace.models.rope import rotate
 from outpace.models.transformer import Attention, Transformer
 
@@ -85,6 +92,7 @@ def draft(init: str | None, config: Mapping[str, Any], target: Transformer, seed
     if init is not None:
         if config:
             raise ValueError("a draft is trained on as it is; give [model] init or config")
+        drafting(load_config(init))
         made = load_draft(init, target, plain=True).float()
         made.cos, made.sin = made.rotary()
         return made
@@ -95,7 +103,15 @@ def draft(init: str | None, config: Mapping[str, Any], target: Transformer, seed
 
 
 def drafting(config: ModelConfig) -> ModelConfig:
-    """The configuration of a draft; `ValueError` for that of another model."""
+    """The configuration of a draft; `ValueError` for that of another model.
+
+    So is one whose block may say part of the vocabulary: a loss would count what it cannot say.
+    """
+    if config.kind is Kind.DRAFT and 0 < config.draft_vocab < config.vocab:
+        raise ValueError(
+            f"draft_vocab_size is {config.draft_vocab}, but a draft of blocks is trained over all "
+            f"{config.vocab} tokens"
+        )
     if config.kind not in DRAFT_KINDS:
         raise ValueError(
             f"[model] has a target, but {config.architecture} is no draft that reads features"

@@ -16,13 +16,30 @@ from outpace.models.families.phi import PHI3
 from outpace.models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from outpace.models.families.sdar import SDAR, SDAR_MOE
 from outpace.models.families.smollm import SMOLLM3
+from outpace.models.families.speculators import DFLASH_SPECULATOR, EAGLE_SPECULATOR
 from outpace.models.families.wedlm import WEDLM
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        *(DFLASH, DREAM, EAGLE, FAST_DLLM_V2, GEMMA3, GPT_OSS, LLADA, LLADA2, LLAMA, MISTRAL),
-        *(MIXTRAL, OLMO2, OLMO3, PHI3, QWEN2, QWEN3, QWEN3_MOE, SDAR, SDAR_MOE, SMOLLM3, WEDLM),
+        *(DFLASH, DFLASH_SPECULATOR, DREAM, EAGLE, EAGLE_SPECULATOR, FAST_DLLM_V2, GEMMA3, GPT_OSS),
+        *(
+            LLADA,
+            LLADA2,
+            LLAMA,
+            MISTRAL,
+            MIXTRAL,
+            OLMO2,
+            OLMO3,
+            PHI3,
+            QWEN2,
+            QWEN3,
+            QWEN3_MOE,
+            SDAR,
+            SDAR_MOE,
+            SMOLLM3,
+            WEDLM,
+        ),
     )
 }
 

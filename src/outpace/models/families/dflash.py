@@ -7,35 +7,11 @@ from operator import itemgetter
 from outpace.decoding.target import Kind
 from outpace.models.families.family import BIASED, DECODER, FIXED, IGNORED, Family, without_prefix
 from outpace.models.families.family import HUGGING_FACE_NAMES as NAMES
+from outpace.models.families.features import COUNTED, LISTED, OWN, TARGET, feature_layers, flat
 from outpace.models.families.sights import SIGHTS
-from outpace.models.fields import Field, Given, count, few, field, flag, index, indices, inner
+from outpace.models.fields import Field, count, few, field, flag, index
 
-OWN, NESTED = "dflash_config", ("block_size", "causal", "mask_token_id", "target_layer_ids")
-LISTED = field("target_layer_ids", indices, None)
-COUNTED = field("eagle_aux_hidden_state_layer_ids", indices, None)
-TARGET = field("num_target_layers", few)
 FUSION = f"{OWN}.input_fusion"
-
-
-def flat(published: Given) -> Given:
-    """The fields of `dflash_config` beside the others, where they may stand as well."""
-    own = inner(published, OWN).items()
-    nested = {name if name in NESTED else f"{OWN}.{name}": value for name, value in own}
-    others = {name: value for name, value in published.items() if name != OWN}
-    return others | {name: value for name, value in nested.items() if value is not None}
-
-
-def feature_layers(given: Given, ours: Given) -> tuple[int, ...]:
-    """Layers of the target, counted from 0; spread evenly where a checkpoint lists none."""
-    if listed := LISTED.value(given, ours):
-        return tuple(listed)
-    if counted := COUNTED.value(given, ours):
-        return tuple(layer - 1 for layer in counted)  # these count the embedding as layer 0
-    deep, layers = TARGET.value(given, ours), ours["layers"]
-    if layers == 1:
-        return (deep // 2,)
-    return tuple(round(1 + layer * (deep - 4) / (layers - 1)) for layer in range(layers))
-
 
 DFLASH = Family(
     name="dflash",
@@ -70,6 +46,7 @@ DFLASH = Family(
         "output_multiplier": 1.0,
     },
     ignored=IGNORED | {"tie_word_embeddings", "eos_token_id"},
+    remote={"dflash.DFlashDraftModel"},
     flat=flat,
     names={
         **without_prefix(NAMES, "model."),

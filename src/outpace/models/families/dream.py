@@ -32,6 +32,7 @@ DREAM = Family(
     },
     fixed={**FIXED, "attention_bias": True},
     ignored=QWEN_IGNORED,
+    remote={"configuration_dream.DreamConfig", "modeling_dream.DreamModel"},
     names=HUGGING_FACE_NAMES,
     method="left_to_right",
     temperature=0.2,

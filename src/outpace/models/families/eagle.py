@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Any
 
 from outpace.decoding.target import Kind
 from outpace.models.families.family import DECODER, FIXED, IGNORED, Family
 from outpace.models.families.family import HUGGING_FACE_NAMES as NAMES
-from outpace.models.fields import Field, Given, count, field, indices, inner
+from outpace.models.fields import Field, Given, count, either, field, flag, indices, inner
 
 OWN, LISTED = "eagle_config", "eagle_aux_hidden_state_layer_ids"
 NESTED = field(f"{OWN}.{LISTED}", indices, ())
@@ -17,24 +16,18 @@ COUNTED = field(LISTED, indices, ())
 
 def flat(published: Given) -> Given:
     """The fields of `eagle_config` beside the others."""
-    others = {name: value for name, value in published.items() if name != OWN}
-    return others | {f"{OWN}.{name}": value for name, value in inner(published, OWN).items()}
+    nested = {f"{OWN}.{name}": value for name, value in inner(published, OWN).items()}
+    return {name: value for name, value in published.items() if name != OWN} | nested
 
 
 def feature_layers(given: Given, ours: Given) -> tuple[int, ...]:
     """Layers of the target whose outputs it reads, counted from 0; none where it lists none."""
     # At the top, layers are counted by their inputs.
-    listed = NESTED.value(given, ours) or tuple(at - 1 for at in COUNTED.value(given, ours))
+    counted = tuple(layer - 1 for layer in COUNTED.value(given, ours))
+    listed = either(NESTED.value(given, ours), counted, (*NESTED.names, *COUNTED.names))
     if len(set(listed)) != len(listed) or len(listed) == 1:
         raise ValueError(f"{LISTED} must list several layers, each once, not {[*listed]}")
-    return tuple(listed)
-
-
-def one(value: Any) -> int:
-    """The number of its layers."""
-    if value == 1 and type(value) is int:
-        return 1
-    raise ValueError("1: the draft has one layer")
+    return listed
 
 
 EAGLE = Family(
@@ -46,7 +39,7 @@ EAGLE = Family(
     aliases={"LlamaForCausalLM": "draft_vocab_size"},
     fields={
         **DECODER,
-        "layers": field("num_hidden_layers", one),
+        "layers": 1,
         "tied": False,
         "shift": 2,
         "kind": Kind.EXTENDING,
@@ -54,14 +47,16 @@ EAGLE = Family(
         "eos": (),
         "feature_layers": Field((*NESTED.names, *COUNTED.names), feature_layers),
         "draft_vocab": field("draft_vocab_size", count, itemgetter("vocab")),
+        "norm_features": field("norm_before_fc", flag, False),
+        "norm_residual": field("norm_before_residual", flag, False),
     },
     fixed={
         **FIXED,
-        "attention_bias": False,
-        "mlp_bias": False,
+        **dict.fromkeys(("attention_bias", "mlp_bias"), False),
         "target_hidden_size": itemgetter("dim"),
         f"{OWN}.use_aux_hidden_state": True,
     },
+    stated={"num_hidden_layers": 1},
     ignored=IGNORED | {"tie_word_embeddings", "eos_token_id"},
     flat=flat,
     names={
@@ -72,8 +67,8 @@ EAGLE = Family(
             for ours, theirs in NAMES.items()
         },
         "fusion.weight": "fc.weight",
+        "feature_norm.weight": "input_norm.weight",
         "blocks.{}.hidden_norm.weight": "midlayer.hidden_norm.weight",
-        "d2t": "d2t",
-        "t2d": "t2d",
+        **{table: table for table in ("d2t", "t2d")},
     },
 )

@@ -15,12 +15,14 @@ from outpace.models.families.sights import FULL
 from outpace.models.fields import (
     Field,
     Given,
+    checked,
     count,
     few,
     field,
     flag,
     index,
     indices,
+    mapping,
     names_of,
     number,
     refuse_other,
@@ -155,13 +157,21 @@ FIXED: Given = {"hidden_act": "silu", "partial_rotary_factor": 1.0}
 IGNORED = words(
     """
     _attn_implementation_autoset _commit_hash _name_or_path architectures attention_dropout
-    attn_implementation auto_map bos_token_id chunk_size_feed_forward dtype id2label
-    initializer_range is_llama_config label2id max_window_layers model_type name_or_path
-    pad_token_id pretraining_tp return_dict tokenizer_class torch_dtype transformers.js_config
+    attn_implementation attn_pdrop auto_map bos_token_id chunk_size_feed_forward dtype embd_pdrop
+    embedding_dropout hidden_dropout id2label initializer_range is_llama_config label2id
+    max_window_layers model_type name_or_path output_dropout pad_token_id pretraining_tp resid_pdrop
+    residual_dropout return_dict tokenizer_class torch_dtype transformers.js_config
     transformers_version unsloth_fixed unsloth_version use_cache
+    begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    length_penalty max_length max_new_tokens min_length no_repeat_ngram_size num_beam_groups
+    num_beams num_return_sequences repetition_penalty temperature top_k top_p typical_p
     """
 )
 """Published fields on which no logit depends."""
+
+
+TOKENS = ("AutoTokenizer", "AutoProcessor")
+"""Keys of `auto_map` that do not concern the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +192,8 @@ class Family:
     fixed: Given = member(default_factory=lambda: FIXED)
     stated: Given = member(default_factory=dict)
     ignored: Collection[str] = IGNORED
+    remote: Collection[str] = ()
+    """Classes of code in `auto_map` that compute what is computed here, as `module.Class`."""
     aliases: Given = member(default_factory=dict)
     """Architectures of other families that its checkpoints name as well, and a field that tells."""
     flat: Callable[[Given], Given] = dict
@@ -219,6 +231,21 @@ class Family:
             source=published,
             **ours,
         )
+
+    def check_remote(self, published: Given) -> None:
+        """Raise `ValueError` where `auto_map` names code that may compute something else."""
+        if not (named := published.get("auto_map")):
+            return
+        for key, value in checked("auto_map", named, mapping).items():
+            classes = value if isinstance(value, list) else [value]
+            # A tokenizer's class is read as the plain one that it is, see `load_tokenizer`.
+            for name in classes if key not in TOKENS else ():
+                if str(name).rpartition("--")[2] not in self.remote:
+                    raise ValueError(
+                        f"auto_map names {str(name)[:200]!r}, code of the checkpoint that is not "
+                        f"run, and may compute something else than {self.about}; if it computes "
+                        "the same, remove auto_map from config.json"
+                    )
 
     def published(self, name: str) -> tuple[str, ...]:
         """Published tensors that make our parameter `name`, in stacking order."""

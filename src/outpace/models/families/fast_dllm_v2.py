@@ -5,10 +5,13 @@ from __future__ import annotations
 from outpace.decoding.target import Kind
 from outpace.models.families.family import DECODER, HUGGING_FACE_NAMES, Family, mask
 from outpace.models.families.qwen import QWEN2
-from outpace.models.fields import count, field
+from outpace.models.fields import count, field, words
 
 MASK = 151665
 """What the authors' code feeds as a mask; their `config.json` does not name it."""
+PARTS = ("Model", "ForCausalLM")
+# Whether a batch is trained on a second time with the other tokens masked, in two spellings.
+TRAINING = words("complementary_mask conplemenrary_mask")
 
 
 FAST_DLLM_V2 = Family(
@@ -29,7 +32,11 @@ FAST_DLLM_V2 = Family(
         "drawn": True,
     },
     fixed=QWEN2.fixed,
-    ignored=QWEN2.ignored,
+    ignored={*QWEN2.ignored, *TRAINING},
+    remote={
+        "configuration.Fast_dLLM_QwenConfig",
+        *(f"modeling.Fast_dLLM_Qwen{part}" for part in PARTS),
+    },
     names=HUGGING_FACE_NAMES,
     method="block_diffusion",
 )

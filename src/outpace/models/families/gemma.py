@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outpace.models.families.family import BIASED, IGNORED, NORMS_AFTER, STATED, Family
 from outpace.models.families.ropes import FULL_ROPE, sliding
-from outpace.models.families.sights import alternating
+from outpace.models.families.windows import alternating
 from outpace.models.fields import Field, Given, few, field, flag, number
 
 SCALAR = field("query_pre_attn_scalar", number)

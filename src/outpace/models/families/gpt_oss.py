@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outpace.models.families.family import FIXED, HUGGING_FACE_NAMES, IGNORED, STATED, Family
-from outpace.models.families.sights import alternating
+from outpace.models.families.windows import alternating
 from outpace.models.fields import few, field, flag
 
 MLP = "model.layers.{}.mlp."

@@ -26,8 +26,8 @@ NAMES: Names = {
 
 STATED = {"block_type": "llama", "block_group_size": 1, "activation_type": "silu", "rope": True}
 STATED |= {"layer_norm_type": "rms", "layer_norm_with_affine": True}
-MORE_IGNORED = """alibi_bias_max attention_layer_norm_with_affine embedding_dropout mlp_ratio
-    flash_attention init_cutoff_factor init_device init_fn init_std precision residual_dropout"""
+MORE_IGNORED = """alibi_bias_max attention_layer_norm_with_affine flash_attention init_cutoff_factor
+    init_device init_fn init_std mlp_ratio precision"""
 
 TEMPLATE = (
     "{% for message in messages %}{% if loop.first %}<|startoftext|>{% endif %}"
@@ -35,8 +35,7 @@ TEMPLATE = (
     "{{ message.content | trim }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
-ROTARY = {"theta": field("rope_theta", number)}
-ROTARY |= {"float32": field("rope_full_precision", flag, True)}
+ROTARY = {"theta": field("rope_theta", number), "float32": field("rope_full_precision", flag, True)}
 
 
 def ends(given: Given, ours: Given) -> tuple[int, ...]:
@@ -74,6 +73,7 @@ LLADA = Family(
     fixed={},
     stated=STATED,
     ignored=IGNORED | words(MORE_IGNORED),
+    remote={"configuration_llada.LLaDAConfig", "modeling_llada.LLaDAModelLM"},
     names=NAMES,
     method="left_to_right",
     template=TEMPLATE,

@@ -8,8 +8,8 @@ from outpace.models.families.family import DECODER, IGNORED, Family, Names, mask
 from outpace.models.families.partial import partial
 from outpace.models.fields import Field, Given, count, few, field, group, index, number, words
 
-MASK, BLOCK = 156895, 32
-"""Mask and block length of the authors' code; their `config.json` has neither."""
+# Mask and block length are those of the authors' code; their `config.json` has neither.
+MASK, BLOCK, CODE = 156895, 32, "llada2_moe.LLaDA2Moe"
 LAYER = "model.layers.{}."
 MLP, EXPERT, SHARED = (f"{LAYER}mlp.{part}" for part in ("", "experts.{}.", "shared_experts."))
 GATED = ("gate_proj.weight", "up_proj.weight")
@@ -49,7 +49,7 @@ LLADA2 = Family(
     name="llada2",
     about="LLaDA2: block diffusion, a mixture of experts, not shifted",
     architectures=("LLaDA2MoeModelLM",),
-    checkpoints=("inclusionAI/LLaDA2.0-mini",),
+    checkpoints=("inclusionAI/LLaDA2.0-mini", "inclusionAI/LLaDA2.1-mini", "Zigeng/DMax-Math-16B"),
     compared="transformers under a mask in blocks",
     fields={
         **DECODER,
@@ -64,16 +64,17 @@ LLADA2 = Family(
         "shared_mlp": Field(EVERY.names, shared),
         "dense_layers": field("first_k_dense_replace", index, 0),
         "dense_mlp": field("intermediate_size", count),
-        "qk_norm": True,
+        **dict.fromkeys(("precise_router", "qk_norm", "drawn"), True),
         "shift": 0,
         "kind": Kind.BLOCK,
         "mask_id": mask(MASK),
         "block": BLOCK,
-        "drawn": True,
     },
-    fixed={"hidden_act": "silu", "score_function": "sigmoid"}
+    fixed={"hidden_act": "silu", "score_function": "sigmoid", "router_dtype": "fp32"}
+    | {"rotary_dim": lambda ours: int(ours["head_dim"] * ours["rope"].share)}
     | dict.fromkeys(("norm_topk_prob", "moe_router_enable_expert_bias", "use_qk_norm"), True),
-    ignored=IGNORED | words("embedding_dropout output_dropout output_router_logits sliding_window"),
+    ignored=IGNORED | words("_moe_implementation output_router_logits sliding_window"),
+    remote=words(f"configuration_{CODE}Config modeling_{CODE}Model modeling_{CODE}ModelLM"),
     names=NAMES,
     method="block_diffusion",
 )

@@ -9,7 +9,7 @@ from outpace.models.families.family import (
     Family,
     with_experts,
 )
-from outpace.models.families.sights import sliding
+from outpace.models.families.windows import sliding
 from outpace.models.fields import few, field
 
 MISTRAL = Family(

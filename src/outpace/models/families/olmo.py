@@ -7,7 +7,7 @@ from dataclasses import replace
 from outpace.models.config import Rope
 from outpace.models.families.family import BIASED, NORMS_AFTER, STATED, Family
 from outpace.models.families.ropes import FULL_ROPE, STATED_ROPE, sliding
-from outpace.models.families.sights import alternating
+from outpace.models.families.windows import alternating
 from outpace.models.fields import Field, Given
 
 

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from outpace.models.config import Rope
 from outpace.models.families.rotary import ROPE
-from outpace.models.fields import Field, Given, field, number
+from outpace.models.fields import Field, Given, checked, number
+
+FACTOR = "partial_rotary_factor"
 
 
 def partial(usual: float) -> Field:
     """Rotary embedding of a share of each head, which is the `usual` one else."""
-    share = field("partial_rotary_factor", number, usual)
 
     def value(given: Given, ours: Given) -> Rope:
-        part = share.value(given, ours)
+        nested = {name: given[name] for name in ROPE.names if isinstance(given.get(name), Mapping)}
+        said = [
+            place[FACTOR] for place in (given, *nested.values()) if place.get(FACTOR) is not None
+        ]
+        if any(each != said[0] for each in said):
+            raise ValueError(f"{FACTOR} is {said[0]} in one place and {said[-1]} in another")
+        part = checked(FACTOR, said[0] if said else usual, number)
         size = int(ours["head_dim"] * part)
         if part > 1 or size < 2 or size % 2:
             raise ValueError(
-                f"partial_rotary_factor is {part}, but must turn pairs of {ours['head_dim']} "
-                "dimensions"
+                f"{FACTOR} is {part}, but must turn pairs of {ours['head_dim']} dimensions"
             )
-        return replace(ROPE.value(given, ours), share=part)
+        rest = {
+            name: {key: each for key, each in place.items() if key != FACTOR}
+            for name, place in nested.items()
+        }
+        return replace(ROPE.value({**given, **rest}, ours), share=part)
 
-    return Field((*ROPE.names, *share.names), value)
+    return Field((*ROPE.names, FACTOR), value)

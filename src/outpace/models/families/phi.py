@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outpace.models.families.family import HUGGING_FACE_NAMES, IGNORED, STATED, Family
-from outpace.models.families.sights import sliding
+from outpace.models.families.windows import sliding
 
 PHI3 = Family(
     name="phi3",
@@ -15,7 +15,8 @@ PHI3 = Family(
         "sights": sliding(None),
     },
     # The trained length counts where the rotary embedding is scaled by it, which is refused.
-    ignored=IGNORED | {"resid_pdrop", "embd_pdrop", "original_max_position_embeddings"},
+    ignored=IGNORED | {"original_max_position_embeddings"},
+    remote={"configuration_phi3.Phi3Config", "modeling_phi3.Phi3ForCausalLM"},
     names={
         **HUGGING_FACE_NAMES,
         "blocks.{}.attention.qkv.weight": "model.layers.{}.self_attn.qkv_proj.weight",

@@ -11,6 +11,7 @@ from outpace.models.fields import Given, count, field, words
 
 MASK = 151669
 """What the authors' code feeds as a mask, which is `<|MASK|>` of their tokenizer."""
+PARTS = ("Model", "ForCausalLM")
 TRAINING = words("debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep")
 
 BLOCKED: Given = {
@@ -30,6 +31,7 @@ SDAR = replace(
     compared="recorded runs of its authors' code",
     fields={**QWEN3.fields, **BLOCKED},
     ignored={*QWEN3.ignored, *TRAINING},
+    remote={"configuration_sdar.SDARConfig", *(f"modeling_sdar.SDAR{part}" for part in PARTS)},
     method="block_diffusion",
     gguf="",
     temperature=1.0,
@@ -45,5 +47,9 @@ SDAR_MOE = replace(
     fields={**QWEN3_MOE.fields, **BLOCKED},
     fixed=QWEN3_MOE.fixed,
     ignored={*QWEN3_MOE.ignored, *TRAINING},
+    remote={
+        "configuration_sdar_moe.SDARMoeConfig",
+        *(f"modeling_sdar_moe.SDARMoe{part}" for part in PARTS),
+    },
     names=QWEN3_MOE.names,
 )

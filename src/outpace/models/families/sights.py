@@ -6,20 +6,23 @@ from collections.abc import Collection
 from typing import Any
 
 from outpace.models.config import Sight
-from outpace.models.fields import Field, Given, checked, count, field, flag
+from outpace.models.fields import Field, Given, brief, checked, count, field, flag
 
 EVERY, SLIDING = "full_attention", "sliding_attention"
 KINDS = "layer_types"
-SLIDES = field("use_sliding_window", flag, False)
-PATTERN = field("sliding_window_pattern _sliding_window_pattern", count, None)
+SLIDES = field("use_sliding_window", flag, None)
 WINDOW, CAUSAL = field("sliding_window", count), field("causal is_causal", flag, None)
 
 
 def kinds(given: Given, ours: Given, known: Collection[str]) -> list[str]:
     """Kind of each layer, all of them full unless they say otherwise."""
-    found: Any = given.get(KINDS) or [EVERY] * ours["layers"]
+    found: Any = given.get(KINDS)
+    if found is None:
+        found = [EVERY] * ours["layers"]
     if not isinstance(found, list) or len(found) != ours["layers"]:
-        raise ValueError(f"{KINDS} must be a list of the kinds of {ours['layers']} layers")
+        raise ValueError(
+            f"{KINDS} is {brief(found)}, but must be a list of the kinds of {ours['layers']} layers"
+        )
     for kind in found:
         if kind not in known:
             raise ValueError(f"{KINDS} has {kind!r}; what loads has {' and '.join(known)} only")
@@ -35,9 +38,10 @@ def full(given: Given, ours: Given) -> tuple[()]:
 def sights(given: Given, ours: Given) -> tuple[Sight, ...]:
     """Sight of each layer; sliding ones are causal unless a checkpoint says no."""
     slides = [kind == SLIDING for kind in kinds(given, ours, (EVERY, SLIDING))]
-    if SLIDES.value(given, ours) and not given.get(KINDS):
-        raise ValueError(f"use_sliding_window is True; what loads says of which layers ({KINDS})")
-    window = WINDOW.value(given, ours) if any(slides) else None
+    window = checked_window(given.get("sliding_window"))
+    if any(slides):
+        window = WINDOW.value(given, ours)
+    check_agreement(given, ours, slides)
     causal = CAUSAL.value(given, ours)
     return tuple(
         Sight(window=window if here else None, causal=here if causal is None else causal)
@@ -45,28 +49,17 @@ def sights(given: Given, ours: Given) -> tuple[Sight, ...]:
     )
 
 
-def sliding(usual: int | None) -> Field:
-    """Sights of layers that all slide where there is a window, which is the `usual` one else."""
-
-    def value(given: Given, ours: Given) -> tuple[Sight, ...]:
-        window = checked_window(given.get("sliding_window", usual))
-        if window is None or window >= ours["max_length"]:
-            return ()
-        return (Sight(window=window, causal=True),) * int(ours["layers"])
-
-    return Field(("sliding_window",), value)
-
-
-def alternating(usual: int) -> Field:
-    """Sights where each layer of a number sees all and others slide, or as a checkpoint lists."""
-
-    def value(given: Given, ours: Given) -> tuple[Sight, ...]:
-        every = PATTERN.value(given, ours) or usual
-        layers = range(1, ours["layers"] + 1)
-        listed = given.get(KINDS) or [SLIDING if layer % every else EVERY for layer in layers]
-        return sights({KINDS: listed, "sliding_window": given.get("sliding_window")}, ours)
-
-    return Field((*WINDOW.names, *PATTERN.names, KINDS), value)
+def check_agreement(given: Given, ours: Given, slides: list[bool]) -> None:
+    """Raise `ValueError` for fields that say different things of what layers see."""
+    used = SLIDES.value(given, ours)
+    if used and given.get(KINDS) is None:
+        raise ValueError(f"use_sliding_window is True; what loads says of which layers ({KINDS})")
+    if used is not None and used != any(slides):
+        raise ValueError(
+            f"use_sliding_window is {used}, but {KINDS} has {slides.count(True)} sliding layers"
+        )
+    if len({given[name] for name in CAUSAL.names if isinstance(given.get(name), bool)}) > 1:
+        raise ValueError(f"{' and '.join(CAUSAL.names)} say different things; keep one")
 
 
 def checked_window(value: Any) -> int | None:

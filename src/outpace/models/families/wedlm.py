@@ -10,6 +10,7 @@ from outpace.models.families.family import DECODER, HUGGING_FACE_NAMES, Family, 
 from outpace.models.families.qwen import QWEN_IGNORED
 from outpace.models.fields import field, flag
 
+PARTS = ("Model", "ForCausalLM")
 MASK = 151665
 """What the published models feed as a mask, named in `config.json` or not."""
 
@@ -27,6 +28,7 @@ WEDLM = Family(
         "qk_norm": field("qk_norm", flag, lambda ours: not ours["qkv_bias"]),
     },
     ignored=QWEN_IGNORED,
+    remote={"configuration_wedlm.WeDLMConfig", *(f"modeling_wedlm.WeDLM{part}" for part in PARTS)},
     names=HUGGING_FACE_NAMES,
     method="wedlm",
 )

@@ -136,6 +136,7 @@ def score(
     `hidden` are the target's at the same places, whose distributions are learnt. A row whose most
     probable token the draft may not say is not learnt.
     """
+    assert draft.unembedding is not None
     scores: Tensor = draft.unembedding(draft.norm(state[places])).float().log_softmax(-1)
     with torch.no_grad():
         logits = target.head(hidden[places]).float()
