@@ -102,8 +102,7 @@ class LLM:
         self.device = self.team.device
         self.quantize, self.max_length, self.cache_gib = quantize, max_length, cache_gib
         self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences, pace=pace)
-        self.driver = Driver(self.engine)
-        self.loading = Lock()
+        self.driver, self.loading = Driver(self.engine), Lock()
         self.runners: dict[str, Runner] = {}
         self.pairings: dict[tuple[object, ...], Pairing] = {}
         self.name = title(model, adapter)
@@ -121,6 +120,7 @@ class LLM:
         self.team.divide(self.model, self.further, attention)
         self.target = self.add(self.name, self.model, self.text.size)
         self.config = self.target.config
+        self.text.limit(self.config.max_length)
         self.eos = frozenset(self.config.eos) | self.text.eos
         self.method = native(self.config) if method is None else method_of(method)
         self.compiler = Compiler(self.text.tokenizer, self.config.mask_id)

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from reprlib import repr as brief
-from threading import Lock
 from typing import Any
 
-from jinja2 import Environment, TemplateError
-from jinja2.ext import LoopControlExtension
-from jinja2.meta import find_undeclared_variables
 from numpy import integer, ndarray
 from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
-Message = dict[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message] | ndarray | Tensor
+from outpace.chat_template import ChatTemplate
+from outpace.codec import Codec
+from outpace.codec import checked_text as checked_text
+from outpace.markers import Message as Message
 
-GIVEN = {"messages", "add_generation_prompt", "tools", "documents", "raise_exception"} | {
-    "strftime_now",
-    "continue_final_message",
-    "chat_template",
-    "tokenize",
-}
-"""Names of a chat template that are no choice of a request."""
+Prompt = str | Sequence[int] | Sequence[Message] | ndarray | Tensor
 
 UNKNOWN = "\ufffd"
 """What bytes become that are no character, or not yet one."""
@@ -38,9 +28,8 @@ class Text:
         self.name = name
         self.tokenizer = tokenizer
         added = {} if tokenizer is None else tokenizer.added_tokens_decoder
-        self.marks = [str(token) for token in added.values()]
-        # Whether special tokens are split is a setting of the tokenizer, and not of a call.
-        self.encoding = Lock()
+        self.codec = None if tokenizer is None else Codec(name, tokenizer)
+        self.chat_template = None if self.codec is None else ChatTemplate(self.codec)
         self.silent = frozenset(token_id for token_id, token in added.items() if token.special)
 
     @property
@@ -81,74 +70,40 @@ class Text:
             return self.plain(prompt, begin=True)
         return self.chat([{"role": "user", "content": prompt}], template)
 
-    @cached_property
+    @property
     def variables(self) -> frozenset[str]:
         """Names that the chat template leaves to whoever renders it."""
-        source = None if self.tokenizer is None else self.tokenizer.chat_template
-        if not isinstance(source, str):
-            return frozenset()
-        # Marks of what an assistant says, which training needs, are no part of Jinja.
-        plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", source)
-        try:
-            tree = Environment(extensions=[LoopControlExtension]).parse(plain)
-        except TemplateError as error:
-            raise ValueError(f"the chat template of {self.name} fails: {error}") from error
-        names = find_undeclared_variables(tree) - GIVEN
-        return frozenset(name for name in names if not name.endswith("_token"))
+        return frozenset() if self.chat_template is None else self.chat_template.variables
+
+    def limit(self, context: int) -> None:
+        """Refuse text that cannot fit into so many tokens before it is tokenized."""
+        if self.codec is not None:
+            self.codec.context = context
 
     def plain(self, text: str, *, begin: bool = False) -> list[int]:
         """Token ids of text in which nothing is special, behind the model's usual beginning."""
-        assert self.tokenizer is not None
-        with self.encoding:
-            return self.tokenizer(
-                text, add_special_tokens=begin, split_special_tokens=True, verbose=False
-            ).input_ids
-
-    def marked(self, text: str) -> list[int]:
-        """Token ids of text in which special tokens are what they are."""
-        assert self.tokenizer is not None
-        with self.encoding:
-            return self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        assert self.codec is not None
+        return self.codec.plain(text, begin=begin)
 
     def chat(self, messages: Sequence[Message], template: Mapping[str, Any]) -> list[int]:
         """Token ids of a conversation under the model's chat template."""
-        assert self.tokenizer is not None
-        if self.tokenizer.chat_template is None:
-            raise ValueError(f"{self.name} has no chat template: give text or token ids")
-        if marked := [m["role"] for m in messages if any(mark in m["role"] for mark in self.marks)]:
-            raise ValueError(f"{marked[0]!r} is no role: it holds a special token")
-        if not any(mark in message["content"] for message in messages for mark in self.marks):
-            return self.marked(self.render(messages, template))
-        # Contents are cut out of the rendered template, so that only its own marks are special.
-        stand_ins = [f"\u27ea{number}\u27eb" for number in range(len(messages))]
-        shown = [{**m, "content": s} for m, s in zip(messages, stand_ins, strict=True)]
-        rest = self.render(shown, template)
-        ids: list[int] = []
-        for stand_in, message in zip(stand_ins, messages, strict=True):
-            if stand_in not in rest:
-                continue  # a template may leave messages out
-            before, _, rest = rest.partition(stand_in)
-            ids += self.marked(before)
-            ids += self.plain(message["content"])
-        ids += self.marked(rest)
-        return ids
+        return self.templated.encode(messages, template)
 
     def render(self, messages: Sequence[Message], template: Mapping[str, Any]) -> str:
         """A conversation as the text of the chat template, ready for the answer."""
-        assert self.tokenizer is not None
-        try:
-            rendered = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, **template
-            )
-        except Exception as error:  # a template is a program of its own, and may raise anything
-            raise ValueError(f"the chat template of {self.name} fails: {error}") from error
-        return checked_text(str(rendered))
+        return self.templated.render(messages, template)
+
+    @property
+    def templated(self) -> ChatTemplate:
+        """The chat template; `ValueError` where there is none."""
+        assert self.chat_template is not None and self.tokenizer is not None
+        if self.tokenizer.chat_template is None:
+            raise ValueError(f"{self.name} has no chat template: give text or token ids")
+        return self.chat_template
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens; empty where there is no tokenizer."""
-        if self.tokenizer is None or not ids:
-            return ""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        return "" if self.codec is None or not ids else self.codec.decode(ids)
 
     def agrees(self, other: Text, ours: int, theirs: int) -> None:
         """Raise `ValueError` where two models do not share their tokens.
@@ -231,17 +186,6 @@ def part_text(part: Any) -> str:
         case {"type": "text", "text": str(text)}:
             return text
     raise ValueError(f"{brief(part)} is no chat message's text: give {{'type': 'text', 'text': …}}")
-
-
-def checked_text(text: str) -> str:
-    """Text; `ValueError` where it has no UTF-8, as an argument of other bytes does not."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{brief(text)} is not UTF-8: character {error.start + 1} is half of one"
-        ) from error
-    return text
 
 
 CONTEXT = 4

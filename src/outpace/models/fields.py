@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,18 @@ def words(text: str) -> frozenset[str]:
 def line(error: BaseException) -> str:
     """What an error says, in one line."""
     return " ".join(str(error).split())
+
+
+@contextmanager
+def panics(what: str) -> Iterator[None]:
+    """Turn a panic of the tokenizers library, which is no `Exception`, into a `ValueError`."""
+    try:
+        yield
+    except BaseException as error:
+        # The class cannot be imported: each library of Rust has its own.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{what}: the tokenizers library failed: {line(error)[:200]}") from error
 
 
 def brief(value: Any) -> str:

@@ -19,7 +19,7 @@ from outpace.models.adapter import Adapter
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.extending import draft_of
-from outpace.models.fields import brief, checked, count, index, indices, line, read_json
+from outpace.models.fields import brief, checked, count, index, indices, line, panics, read_json
 from outpace.models.fill import fill
 from outpace.models.gguf.config import fields_of
 from outpace.models.gguf.file import is_gguf, opened
@@ -295,9 +295,15 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
     for path in (here[0], *(home / name for name in PARTS if (home / name).is_file())):
         read_json(path)
     try:
-        tokenizer = TOKENIZERS[here[0].name].from_pretrained(home)
+        with panics(str(here[0])):
+            tokenizer = TOKENIZERS[here[0].name].from_pretrained(home)
+            tokenizer("a")  # Fields of other types are refused where they are first used.
     except Exception as error:  # the base class is what the tokenizers library raises
         raise ValueError(f"{here[0]} is no readable tokenizer: {line(error)}") from error
+    if not isinstance(tokenizer.chat_template, str | dict | None):
+        raise ValueError(
+            f"{home}: chat_template must be text, not {brief(tokenizer.chat_template)}"
+        )
     return with_template(tokenizer, folder / CONFIG)
 
 

@@ -70,6 +70,7 @@ class Child:
         models = {}
         for name, entry in order.models.items():
             text = Text(loaded[name].place, load_tokenizer(entry.path))
+            text.limit(loaded[name].config.max_length)
             engine = Remote(self, name, text, entry.max_sequences + max_waiting)
             models[name] = Model(
                 name=name, entry=entry, engine=engine, text=text, **vars(loaded[name])
