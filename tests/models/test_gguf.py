@@ -31,9 +31,16 @@ from transformers import PreTrainedTokenizerFast
 
 from helpers import CHAT, published, random_model, whole
 from outpace import LLM
+from outpace.models.compress import compress
 from outpace.models.config import Rope
 from outpace.models.gguf import file as file_module
-from outpace.models.load import load_config, load_model, load_tokenizer, save_model
+from outpace.models.load import (
+    load_config,
+    load_model,
+    load_tokenizer,
+    save_model,
+    tokenizer_folder,
+)
 from outpace.models.rope import frequencies
 
 FILE = "model.safetensors"
@@ -424,6 +431,28 @@ def test_an_answer_of_a_file_is_that_of_the_checkpoint(tmp_path: Path) -> None:
         [output.ids for output in llm.generate(ids, **options)] for llm in (one, other)
     )
     assert found == wanted
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama", "qwen3moe"])
+def test_a_file_becomes_a_folder_of_8_bits(name: str, tmp_path: Path) -> None:
+    """It computes what the file computes in 8 bits, and what can be quantised only once is not."""
+    path = Written(tmp_path, name, TYPES.F32 if name == "qwen3moe" else TYPES.Q8_0).write()
+    folder = compress(path, tmp_path / "small")
+    one, other = load_model(path, quantize="int8"), load_model(folder, quantize="int8")
+    assert torch.equal(*(whole(model, IDS, causal=True) for model in (one, other)))
+    assert one.config.eos == other.config.eos and load_tokenizer(folder) is None
+
+
+def test_its_tokenizer_comes_along(tmp_path: Path) -> None:
+    """The same ids and the same template; without a folder of one training names what to do."""
+    path, theirs = with_tokenizer(tmp_path, "qwen2")
+    folder = compress(path, tmp_path / "small")
+    ours = load_tokenizer(folder)
+    assert ours is not None and ours.chat_template == CHAT
+    same(ours, theirs)
+    assert tokenizer_folder(folder) == folder
+    with pytest.raises(ValueError, match=r"GGUF file, which has no folder .* \(model.tokenizer\)"):
+        tokenizer_folder(path)
 
 
 def test_a_file_that_is_cut_or_foreign_is_refused(tmp_path: Path) -> None:
