@@ -48,6 +48,7 @@ MARKED = {
         "gpu: evaluate Qwen/Qwen3-8B",
         "models: generate Dream-org/Dream-v0-Base-7B",
         "models: generate qwen2.5-0.5b-instruct-q8_0.gguf",
+        "models: quantize qwen2.5-0.5b-instruct-q8_0.gguf",
         "scale: --nproc-per-node 2",
         "scale: generate Qwen/Qwen3-8B",
         "start: generate Dream-org/Dream-v0-Base-7B",

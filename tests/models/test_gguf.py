@@ -27,7 +27,7 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from helpers import CHAT, published, random_model, whole
 from outpace import LLM
@@ -441,6 +441,9 @@ def test_a_file_becomes_a_folder_of_8_bits(name: str, tmp_path: Path) -> None:
     one, other = load_model(path, quantize="int8"), load_model(folder, quantize="int8")
     assert torch.equal(*(whole(model, IDS, causal=True) for model in (one, other)))
     assert one.config.eos == other.config.eos and load_tokenizer(folder) is None
+    (architecture,) = MODELS[name][1]["architectures"]
+    theirs = type(AutoConfig.from_pretrained(folder)).__name__
+    assert theirs.removesuffix("Config") == architecture.removesuffix("ForCausalLM")
 
 
 def test_its_tokenizer_comes_along(tmp_path: Path) -> None:

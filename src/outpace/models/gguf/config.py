@@ -89,6 +89,7 @@ def fields_of(file: File) -> dict[str, Any]:
     embedding = file.tensors.get("token_embd.weight")
     return {
         "architectures": [family.architectures[0]],
+        "model_type": family.name,
         "vocab_size": None if embedding is None else embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **fields,
