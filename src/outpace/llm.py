@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
-from typing import Unpack, overload
+from typing import Any, Unpack, overload
 
 import torch
 
@@ -21,18 +21,25 @@ from outpace.engine.cache import cache_bytes, cache_slots, check_gib
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.fuse import check as check_compile
 from outpace.engine.graphs import recorder
-from outpace.engine.pairing import Pairing, check_kinds, named
+from outpace.engine.pairing import Pairing, check_models, named, native
 from outpace.engine.runner import Runner
 from outpace.engine.team import Team
 from outpace.layout import Layout
-from outpace.methods import METHODS, Method
+from outpace.methods import Method
 from outpace.methods.method import check_type
 from outpace.methods.options import Named, method_of
 from outpace.models.adapter import title
 from outpace.models.config import ModelConfig
 from outpace.models.device import resolve_device, resolve_dtype
 from outpace.models.families import FAMILIES
-from outpace.models.load import load_config, load_draft, load_model, load_tokenizer
+from outpace.models.load import (
+    load_config,
+    load_draft,
+    load_model,
+    load_tokenizer,
+    resolve,
+    target_config,
+)
 from outpace.models.low_bits import check
 from outpace.models.transformer import Stack
 from outpace.options import Chosen, Options, seeded
@@ -41,11 +48,6 @@ from outpace.stream import Stream
 from outpace.text import Detokenizer, Prompt, Text, as_many
 
 DEFAULT_MAX_TOKENS, MOST_ANSWERS = 256, 2**16
-
-
-def native(config: ModelConfig) -> Method:
-    """How a model decodes where nobody says otherwise: as its family does."""
-    return METHODS[FAMILIES[config.family].method]()
 
 
 class LLM:
@@ -95,7 +97,6 @@ class LLM:
         check(quantize, self.device, self.dtype)
         check_attention(attention, self.device)
         check_compile(compile, self.device, tensor_parallel)
-        load_config(model)  # Refuses an unknown model before its tokenizer and weights are loaded.
         own = {"prefix_cache": prefix_cache, "attention": attention, "compile": compile}
         self.running = {**own, "record": recorder(graphs, self.device, tensor_parallel)}
         self.team = Team.of(tensor_parallel, self.device, quantize)
@@ -106,23 +107,21 @@ class LLM:
         self.runners: dict[str, Runner] = {}
         self.pairings: dict[tuple[object, ...], Pairing] = {}
         self.name = title(model, adapter)
-        self.text = Text(self.name, load_tokenizer(model))
-        self.model = load_model(
-            model,
-            dtype=self.dtype,
-            device=self.device,
-            max_length=max_length,
-            adapter=adapter,
-            mask_id=mask_id,
-            quantize=quantize,
-            share=self.team.share,
-        )
+        # Whatever does not fit is refused before weights and vocabularies are read.
+        limits: dict[str, Any] = {"max_length": max_length, "mask_id": mask_id}
+        self.config, folder = target_config(model, **limits), resolve(model)
+        self.method = native(self.config) if method is None else method_of(method)
+        further = check_models(self.method, self.name, self.config)
+        self.text = Text(self.name, load_tokenizer(folder))
+        self.vocabularies: dict[str, int | None] = {}
+        self.check_tokens(further)
+        to: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "quantize": quantize}
+        self.model = load_model(folder, adapter=adapter, share=self.team.share, **limits, **to)
         self.team.divide(self.model, self.further, attention)
         self.target = self.add(self.name, self.model, self.text.size)
         self.config = self.target.config
         self.text.limit(self.config.max_length)
         self.eos = frozenset(self.config.eos) | self.text.eos
-        self.method = native(self.config) if method is None else method_of(method)
         self.compiler = Compiler(self.text.tokenizer, self.config.mask_id)
         self.pair(self.method)
 
@@ -141,29 +140,26 @@ class LLM:
         """The runner of a further model of a method, of a kind that it takes; loaded once."""
         if name in self.runners:
             return self.runners[name]
-        config = load_config(name)
-        if config.kind in DRAFT_KINDS:
-            return self.add(name, self.further(name), self.target.vocab)
-        text = Text(name, load_tokenizer(name))
-        self.text.agrees(text, self.config.vocab, config.vocab)
-        return self.add(name, self.further(name), text.size)
+        return self.add(name, self.further(name), self.vocabularies.get(name, self.target.vocab))
 
     def further(self, name: str) -> Stack:
         """A further model of a method; of a kind that reads the features of the target or not."""
-        length, quantize, share = self.max_length, self.quantize, self.team.share
+        more: dict[str, Any] = {"max_length": self.max_length, "quantize": self.quantize}
+        share = self.team.share
         if load_config(name).kind not in DRAFT_KINDS:
-            return load_model(
-                name,
-                dtype=self.dtype,
-                device=self.device,
-                max_length=length,
-                quantize=quantize,
-                share=share,
-            )
+            return load_model(name, dtype=self.dtype, device=self.device, share=share, **more)
         try:
-            return load_draft(name, self.model, max_length=length, quantize=quantize, share=share)
+            return load_draft(name, self.model, share=share, **more)
         except ValueError as error:
             raise ValueError(f"{name} cannot draft for {self.name}: {error}") from error
+
+    def check_tokens(self, further: Mapping[str, ModelConfig]) -> None:
+        """Raise `ValueError` for a further model, by name, that does not share the tokenizer."""
+        for name, config in further.items():
+            if config.kind not in DRAFT_KINDS and name not in {*self.vocabularies, self.name}:
+                text = Text(name, load_tokenizer(name))
+                self.text.agrees(text, self.config.vocab, config.vocab)
+                self.vocabularies[name] = text.size
 
     def pair(self, method: Method) -> Pairing:
         """The models of a method, checked once and then looked up.
@@ -177,8 +173,7 @@ class LLM:
         key = (type(method), *models.items())
         if key not in self.pairings:
             with self.loading:
-                kinds = {role: (name, load_config(name).kind) for role, name in models.items()}
-                check_kinds(type(method), {"target": (self.name, self.config.kind), **kinds})
+                self.check_tokens(check_models(method, self.name, self.config))
                 further = {role: self.load(name) for role, name in models.items()}
                 self.pairings[key] = Pairing.of({"target": self.target, **further})
         return self.pairings[key]

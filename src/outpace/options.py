@@ -239,6 +239,11 @@ class Chosen:
             )
 
 
+def check_options(options: Options) -> None:
+    """Raise `ValueError` for options that no model and no method could take."""
+    Chosen.of(options).sampling({})
+
+
 def check_within(name: str, value: object, least: float) -> None:
     """Raise `ValueError` for what is no number from `least` to `MOST`."""
     if not (is_number(value) and least <= float(value) <= MOST):  # type: ignore[arg-type]

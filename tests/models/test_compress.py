@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +25,7 @@ from outpace.models.adapter import LowRank, save_adapter
 from outpace.models.compress import compress
 from outpace.models.int8 import Int8Linear, exact, is_quantised
 from outpace.models.load import CONFIG, load_config, load_model, save_model
+from outpace.models.partial import lock
 from outpace.models.quantised import FIELD
 from outpace.models.transformer import Transformer
 
@@ -165,7 +169,7 @@ def test_what_is_quantised_or_there_is_refused(plain: Path, tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file exists"):
         compress(plain, tmp_path / "file")
-    with pytest.raises(ValueError, match="cannot be written: .*Not a directory"):
+    with pytest.raises(ValueError, match="cannot be written: .*(exists|Not a directory)"):
         compress(plain, tmp_path / "file" / "in it")
     (tmp_path / "empty").mkdir()
     load_model(compress(plain, tmp_path / "empty"))
@@ -196,6 +200,63 @@ def test_ctrl_c_leaves_nothing(plain: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         compress(plain, plain.parent / "small", progress=interrupt)
     assert [path.name for path in plain.parent.iterdir()] == ["plain"]
+
+
+def test_what_killed_processes_left_is_removed(plain: Path) -> None:
+    """But not what another process has, what is for another output, or what is not ours."""
+    home = plain.parent
+    kept = [home / name for name in (".small.7.partial", ".other.8.partial", ".small.partial")]
+    for folder in [*kept, home / ".small.9.partial"]:
+        folder.mkdir()
+        (folder / FILE).write_text("half")
+    with lock(kept[0]):
+        compress(plain, home / "small")
+    assert sorted(home.iterdir()) == sorted([*kept, plain, home / "small"])
+    shutil.rmtree(home / "small")
+    compress(plain, home / "small")
+    assert sorted(home.iterdir()) == sorted([*kept[1:], plain, home / "small"])
+
+
+SLOWLY = """
+import time
+from outpace.cli.main import main
+from outpace.models import compress
+
+def wait(tensors, path, **more):
+    path.write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+
+compress.save_file = wait
+main(["quantize", "plain", "--output", "small"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "status", "left"),
+    [
+        (signal.SIGTERM, 143, []),
+        (signal.SIGINT, 130, []),
+        (signal.SIGKILL, -9, [r"\.small\.\d+\.partial"]),
+    ],
+)
+def test_signals_that_end_the_command(
+    number: signal.Signals, status: int, left: list[str], plain: Path
+) -> None:
+    """What can be caught leaves nothing; what cannot leaves what the next run removes."""
+    home, pipe = plain.parent, subprocess.PIPE
+    command = [sys.executable, "-c", SLOWLY]
+    with subprocess.Popen(command, cwd=home, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "writing\n"
+        process.send_signal(number)
+        _, errors = process.communicate()
+    assert process.returncode == status
+    assert errors.startswith("outpace: ") is (status > 0) and errors.count("\n") == (status > 0)
+    found = sorted(path.name for path in home.iterdir())
+    assert [*map(re.fullmatch, [*left, "plain"], found)].count(None) == 0
+    compress(plain, home / "small")
+    assert sorted(path.name for path in home.iterdir()) == ["plain", "small"]
 
 
 @pytest.mark.slow

@@ -5,21 +5,23 @@ from __future__ import annotations
 import pytest
 
 from outpace.cli import flags
-from outpace.models.load import load_model
+from outpace.models.load import ZOO, load_model
 from outpace.models.progress import TOLD, ignore, told
+from outpace.models.weights import SINGLE
 
 
 def test_loading_says_how_much_has_come() -> None:
-    """Parameter by parameter, in bytes of the dtype that they get; only for as long as asked."""
+    """Parameter by parameter, of the bytes of its file; only for as long as asked."""
     said: list[tuple[int, int]] = []
     with told(lambda done, total: said.append((done, total))):
         model = load_model("tiny-ar")
     parameters = list(model.parameters())
-    assert len(said) == len(parameters) and said == sorted(said)
-    assert {total for _, total in said} == {sum(p.nbytes for p in parameters)} == {said[-1][0]}
+    assert len(said) == 1 + len(parameters) and said == sorted(said) and said[0][0] == 0
+    size = (ZOO / "tiny-ar" / SINGLE).stat().st_size
+    assert {total for _, total in said} == {size} == {said[-1][0]}
     assert TOLD.get() is ignore
     load_model("tiny-ar")
-    assert len(said) == len(parameters)
+    assert len(said) == 1 + len(parameters)
 
 
 def test_who_shows_it_may_end_it() -> None:

@@ -41,7 +41,7 @@ from outpace.cli.terminal import piped, waiting
 from outpace.layout import cloze_of
 from outpace.llm import LLM
 from outpace.methods import Method
-from outpace.options import Options
+from outpace.options import Options, check_options
 from outpace.output import Output
 from outpace.text import Prompt
 
@@ -89,6 +89,7 @@ def generate(
     cloze = None if fill is None else cloze_of(fill)
     options = choice.options() | ending.options() | dressing.options() | rule.options()
     options |= Options(raw=raw, logprobs=logprobs)
+    check_options(options)
     if input is not None and output is not None:
         return answer_lines(spread.open(loading, model, method), input, output, batch, options)
     if spread != SPREAD:
@@ -158,6 +159,7 @@ def trace(
     if png is not None:
         from outpace.cli.picture import draw_slots
     options = choice.options() | ending.options() | dressing.options() | Options(raw=raw)
+    check_options(options)
     with replaced(png) as picture:
         text = typed(prompt)
         llm = loading.open(model, method)

@@ -27,7 +27,7 @@ from outpace.cli.terminal import check_input, errors
 from outpace.engine.job import DecodingError
 from outpace.llm import LLM
 from outpace.methods import METHODS, Method
-from outpace.options import Options
+from outpace.options import Options, check_options
 from outpace.output import Output
 from outpace.stream import Stream
 from outpace.text import Message
@@ -53,10 +53,11 @@ def chat(
     /help shows how. Ctrl-C ends an answer, a second one or Ctrl-D the conversation. Without a
     terminal every line of standard input is a message.
     """
+    options = choice.options() | ending.options() | dressing.options()
+    check_options(options)
     llm = loading.open(model, method)
     if llm.text.tokenizer is None or llm.text.tokenizer.chat_template is None:
         raise ValueError(f"{llm.name} has no chat template: use outpace generate")
-    options = choice.options() | ending.options() | dressing.options()
     first = dressing.messages(llm)
     llm.prepare([*first, {"role": "user", "content": "-"}], **options)  # refuses what never can be
     talk = Conversation(llm, first, options)

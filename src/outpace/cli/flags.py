@@ -14,6 +14,7 @@ import torch
 from typer import Argument, Option
 
 from outpace.cli.terminal import check_input, waiting
+from outpace.engine.pairing import check_fit
 from outpace.llm import LLM
 from outpace.methods import Method
 from outpace.methods.options import Named
@@ -289,10 +290,16 @@ class Loading:
                 torch.set_num_threads(1)  # before layouts are tried
             return LLM(model, method, prefix_cache=prefix_cache, **asdict(self))
 
+    def check(self, pairs: Iterable[tuple[str, Named | None]]) -> None:
+        """Raise `ValueError` for a method that does not decode its model; nothing is loaded."""
+        for model, method in pairs:
+            check_fit(model, method, max_length=self.max_length, mask_id=self.mask_id)
+
     def open_all(self, pairs: Iterable[tuple[str, Method]]) -> dict[str, LLM]:
         """Models by name, each once, that pair with all of their methods."""
         llms: dict[str, LLM] = {}
         pairs = list(pairs)
+        self.check(pairs)
         if self.tensor_parallel > 1 and len({model for model, _ in pairs}) > 1:
             raise ValueError("--tensor-parallel splits one model: name no further ones")
         for model, method in pairs:

@@ -38,7 +38,7 @@ from outpace.evaluation.run import evaluate, judged, questions_of
 from outpace.llm import LLM
 from outpace.methods import Method
 from outpace.methods.method import at_least_one
-from outpace.options import Options
+from outpace.options import Options, check_options
 from outpace.provenance import provenance
 from outpace.text import checked_text
 
@@ -79,6 +79,7 @@ def race(
     Without a prompt they solve held-out story problems, so that the table has an accuracy.
     """
     options = choice.options() | ending.options() | Dressing(template=template).options()
+    check_options(options)
     prompt = None if prompt is None else typed(prompt)
     with replaced(json_path) as file:
         racers = line_up(entry or RACE, loading)
@@ -204,6 +205,7 @@ def evaluate_command(
     asked_for = choice.options() | ending.options()
     if template:
         asked_for |= Dressing(template=template).options()
+    check_options(asked_for)
     if harness.tasks is not None:
         if replace(asking, num_shots=None) != ASKING:
             raise ValueError("--tasks bring their own questions: leave --task, --data … out")

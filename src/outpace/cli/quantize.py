@@ -9,7 +9,7 @@ from typer import Option
 
 from outpace.cli.draw import console
 from outpace.cli.flags import ModelName
-from outpace.cli.terminal import bars
+from outpace.cli.terminal import bars, ended_by_sigterm
 from outpace.models.compress import compress
 
 
@@ -21,9 +21,9 @@ def quantize(
     """Write a model with its matrices in 8 bits, in compressed-tensors' published format.
 
     It loads in less time and from half the bytes, and says what the model says with
-    `--quantize int8`.
+    `--quantize int8`. A GGUF file becomes a folder, with its tokenizer.
     """
-    with bars() as shown:
+    with ended_by_sigterm(), bars() as shown:
         bar = shown.add_task(f"quantising {model}", total=None)
 
         def progress(done: int, total: int) -> None:

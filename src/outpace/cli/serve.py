@@ -61,6 +61,7 @@ def serve(
     """Serve models over HTTP, as OpenAI's clients ask; without any, those of the zoo."""
     try:
         from outpace.server import settings as given
+        from outpace.server.models import check_all
         from outpace.server.run import bound, run
         from outpace.server.service import Service
     except ImportError as error:
@@ -82,6 +83,7 @@ def serve(
     whole = given.merged(config, entries, serving.settings())
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     whole.check()
+    check_all(whole.models)
     if replicas is not None:
         raise Exit(replicated(whole, replicas, max_replicas))
     with bound(whole.server) as own:

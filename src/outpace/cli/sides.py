@@ -168,6 +168,8 @@ def line_up(
     adapted: dict[str | None, list[tuple[str, Method]]] = {}
     for entry, pair in zip(entries, loaded, strict=True):
         adapted.setdefault(entry.adapter, []).append(pair)
+    for pairs in adapted.values():
+        loading.check(pairs)
     llms = {
         adapter: replace(
             loading, adapter=shapes.model(adapter) if adapter else loading.adapter

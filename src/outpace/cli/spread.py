@@ -37,6 +37,7 @@ class Spread:
             from outpace.ray.batches import Fleet
         except ImportError as error:
             raise ValueError(f"{error}; --ray needs: pip install 'outpace[ray]'") from error
+        loading.check([(model, method)])
         small = one_thread(model, loading.device)
         told = {**asdict(loading), "prefix_cache": prefix_cache}
         with waiting("starting Ray"):

@@ -32,6 +32,9 @@ console = Console(**PLAIN)
 errors = Console(stderr=True, **PLAIN)
 """For what is no result."""
 
+TERMINATED = 128 + signal.SIGTERM
+"""Exit status of what SIGTERM ended."""
+
 EVERY = 10.0
 """Seconds between lines about a wait, where no bar can be seen."""
 
@@ -79,6 +82,20 @@ def loading(what: str) -> Iterator[None]:
             shown.callback(signal.signal, signal.SIGINT, before)
             signal.signal(signal.SIGINT, end)
         yield
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the process as Ctrl-C does, so that what is half written is removed."""
+
+    def end(*_: object) -> NoReturn:
+        fail("terminated", TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Bars(Progress):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from outpace.decoding import (
+    DRAFT_KINDS,
     MASKED_DRAFT_KINDS,
     Constraint,
     Kind,
@@ -18,8 +20,12 @@ from outpace.decoding.processor import Shortened
 from outpace.decoding.target import plural, singular
 from outpace.engine.runner import Runner
 from outpace.methods import METHODS, Method
+from outpace.methods.options import Named, method_of
 from outpace.models.config import ModelConfig
+from outpace.models.extending import fitted
+from outpace.models.families import FAMILIES
 from outpace.models.known import AUTO, draft_for
+from outpace.models.load import load_config, target_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,6 +123,42 @@ def named(method: Method, target: str) -> dict[str, str]:
         kinds = {each: name for name, each in METHODS.items()}
         models["draft"] = draft_for(target, kinds.get(type(method), type(method).__name__))
     return models
+
+
+def native(config: ModelConfig) -> Method:
+    """How a model decodes where no method is chosen: as its family does."""
+    return METHODS[FAMILIES[config.family].method]()
+
+
+def check_fit(
+    model: str | Path,
+    method: Named | None,
+    *,
+    max_length: int | None = None,
+    mask_id: int | None = None,
+) -> None:
+    """Raise `ValueError` where a method cannot decode a model, before any of them is loaded."""
+    config = target_config(model, max_length=max_length, mask_id=mask_id)
+    check_models(native(config) if method is None else method_of(method), str(model), config)
+
+
+def check_models(method: Method, target: str, config: ModelConfig) -> dict[str, ModelConfig]:
+    """Configurations of the further models of a method, by name.
+
+    Raises `ValueError` where one cannot be found, is of another kind than the method wants, or is a
+    draft for another target.
+    """
+    models = named(method, target)
+    configs = {role: load_config(name) for role, name in models.items()}
+    kinds = {role: (models[role], each.kind) for role, each in configs.items()}
+    check_kinds(type(method), {"target": (target, config.kind), **kinds})
+    for role, each in configs.items():
+        if each.kind in DRAFT_KINDS:
+            try:
+                fitted(each, config)
+            except ValueError as error:
+                raise ValueError(f"{models[role]} cannot draft for {target}: {error}") from error
+    return {models[role]: each for role, each in configs.items()}
 
 
 def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) -> None:

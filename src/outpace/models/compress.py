@@ -7,7 +7,6 @@ rounded as they come. A file of the original becomes one file, so that no more i
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -24,12 +23,21 @@ from outpace.models.fields import brief
 from outpace.models.fill import part
 from outpace.models.gguf.file import is_gguf
 from outpace.models.int8 import QUANTISED, of_weight
-from outpace.models.load import CONFIG, load_config, published, resolve, tokenizer_folder
+from outpace.models.load import (
+    CONFIG,
+    load_config,
+    load_tokenizer,
+    published,
+    resolve,
+    tokenizer_folder,
+    weights_of,
+)
+from outpace.models.partial import partial_folder
 from outpace.models.piece import Piece, sources
 from outpace.models.progress import Progress, ignore
 from outpace.models.quantised import FIELD, scheme_of
 from outpace.models.transformer import Transformer
-from outpace.models.weights import INDEX, Weights
+from outpace.models.weights import INDEX, SINGLE, Weights
 
 KNOWN = ("int8",)
 """Formats that can be written."""
@@ -70,12 +78,7 @@ def compress(
         raise ValueError(f"unknown format {brief(to)} to quantize to; known are {', '.join(KNOWN)}")
     origin, folder = resolve(name), Path(folder)
     config = load_config(origin)
-    if is_gguf(origin):
-        raise ValueError(
-            f"{origin} is a GGUF file: quantize='int8' does the same as it is loaded; what is "
-            "written is made of a folder of safetensors"
-        )
-    if scheme_of(published(origin / CONFIG)) is not None:
+    if not is_gguf(origin) and scheme_of(published(origin / CONFIG)) is not None:
         raise ValueError(
             f"{str(name)!r} is quantised already: give the checkpoint that it was made of"
         )
@@ -83,18 +86,23 @@ def compress(
         raise ValueError(f"{str(name)!r} is a draft, which is small: its target is what to give")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder} exists: name a new folder")
-    draft = folder.resolve().with_name(f".{os.getpid()}.{folder.resolve().name}")
     try:
-        draft.mkdir(parents=True)
-        write(origin, draft, progress or ignore)
-        for path in beside(origin, tokenizer_folder(name)):
-            shutil.copyfile(path, draft / path.name)
-        draft.replace(folder)
+        with partial_folder(folder) as partial:
+            write(origin, partial, progress or ignore)
+            write_tokenizer(origin, partial)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return folder
+
+
+def write_tokenizer(origin: Path, folder: Path) -> None:
+    """Write the tokenizer of a checkpoint, and whatever else lies beside its weights."""
+    if is_gguf(origin):
+        if (tokenizer := load_tokenizer(origin)) is not None:
+            tokenizer.save_pretrained(folder)
+        return
+    for path in beside(origin, tokenizer_folder(origin)):
+        shutil.copyfile(path, folder / path.name)
 
 
 def beside(*folders: Path) -> list[Path]:
@@ -126,18 +134,18 @@ def write(origin: Path, folder: Path, progress: Progress) -> None:
         for source, _ in sources(config, f"{prefix}.weight", 1)
     }
     with ExitStack() as stack:
-        weights = Weights(origin, stack)
+        weights = weights_of(origin, config, stack)
         weights.check_names(config, shapes)
         files: dict[str, list[str]] = {}
         for name in shapes:
-            files.setdefault(weights.path(name).name, []).append(name)
+            file = SINGLE if is_gguf(origin) else weights.path(name).name
+            files.setdefault(file, []).append(name)
         index: dict[str, str] = {}
         done = 0
         for file, names in sorted(files.items()):
             tensors: dict[str, Tensor] = {}
             for name in names:
-                plain = part(weights, Piece(name, shapes[name]), None, "cpu", None)
-                tensors |= stored(name, plain) if name in matrices else {name: plain}
+                tensors |= stored(weights, name, shapes[name], matrix=name in matrices)
                 done += 1
                 progress(done, len(shapes))
             save_file(tensors, folder / file, metadata={"format": "pt"})
@@ -148,9 +156,17 @@ def write(origin: Path, folder: Path, progress: Progress) -> None:
         write_json(folder / INDEX, {"metadata": {}, "weight_map": index})
 
 
-def stored(name: str, plain: Tensor) -> dict[str, Tensor]:
-    """Codes `i8[out, in]` and scales `f32[out, 1]` of a matrix."""
-    codes, scale = of_weight(plain)
+def stored(
+    weights: Weights, name: str, shape: tuple[int, ...], *, matrix: bool
+) -> dict[str, Tensor]:
+    """Codes `i8[out, in]` and scales `f32[out, 1]` of a matrix; any other tensor as it is."""
+    found = weights.codes(name, shape, rounded=True) if matrix else None
+    if found is None:
+        plain = part(weights, Piece(name, shape), None, "cpu", None)
+        if not matrix:
+            return {name: plain}
+        found = of_weight(plain)
+    codes, scale = found
     return {name: codes, f"{name}_scale": scale[:, None].contiguous()}
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
-from outpace.models.draft import AddingDraft, Draft, FeatureDraft
+from outpace.models.draft import AddingDraft, Draft, FeatureDraft, check_pair
 from outpace.models.transformer import Attend, Block, Context, Transformer
 
 
@@ -53,9 +53,7 @@ class ExtendingDraft(Draft):
     """
 
     def __init__(self, config: ModelConfig, target: Transformer) -> None:
-        depth = target.config.layers
-        layers = config.feature_layers or usual_layers(depth)
-        super().__init__(replace(config, feature_layers=layers), target)
+        super().__init__(fitted(config, target.config), target)
         size, norms = self.config.feature_size, config.norm_features
         self.feature_norm = nn.RMSNorm(size, config.norm_eps) if norms else None
         self.blocks = nn.ModuleList([WideBlock(config, 0)])
@@ -112,6 +110,14 @@ def usual_layers(depth: int) -> tuple[int, ...]:
             f"of {depth} layers: the usual three differ from 7 layers on"
         )
     return 1, depth // 2 - 1, depth - 4
+
+
+def fitted(draft: ModelConfig, target: ModelConfig) -> ModelConfig:
+    """The configuration of a draft for a target; `ValueError` where the two do not fit together."""
+    if draft.kind is Kind.EXTENDING and not draft.feature_layers:
+        draft = replace(draft, feature_layers=usual_layers(target.layers))
+    check_pair(draft, target)
+    return draft
 
 
 def draft_of(config: ModelConfig, target: Transformer) -> Draft:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +52,9 @@ def fill(
     weights.check_names(model.config, names | tables | borrowed(model, weights))
     if adapter is not None:
         adapter.check(names)
-    say, done = TOLD.get(), 0
-    total = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+    say, done, size = TOLD.get(), 0, weights.size
+    total = max(sum(parameter.numel() for parameter in model.parameters()), 1)
+    say(0, size)
     for prefix, module in list(model.named_modules()):
         codes = None
         if keeps and type(module) in QUANTISED:
@@ -60,8 +62,8 @@ def fill(
             if adapter is None or not any(piece.source in adapter.updates for piece in parts):
                 codes = coded(weights, parts, rounded=quantize)
         for name, parameter in list(module.named_parameters(prefix, recurse=False)):
-            done += parameter.numel() * dtype.itemsize
-            say(done, total)
+            done += parameter.numel()
+            say(size * done // total, size)
             if codes is not None and parameter.dim() == 2:
                 continue
             rounds = quantize and parameter.dim() == 2 and type(module) in QUANTISED
@@ -151,11 +153,16 @@ def part(
         dtype = torch.float32 if found.dtype == torch.float64 else found.dtype
     found = found.to(device, dtype)
     if not finite(found):
-        raise ValueError(
-            f"{weights.path(source)}: tensor {source!r} has NaN or infinite values in "
-            f"{dtype}; choose a wider dtype or a whole checkpoint"
-        )
+        raise not_finite(weights.path(source), source, dtype)
     return found
+
+
+def not_finite(path: Path, name: str, dtype: torch.dtype) -> ValueError:
+    """What to raise for a tensor that has other values than numbers."""
+    return ValueError(
+        f"{path}: tensor {name!r} has NaN or infinite values in {dtype}; choose a wider dtype or a "
+        "whole checkpoint"
+    )
 
 
 def finite(tensor: Tensor) -> bool:

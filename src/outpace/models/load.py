@@ -132,6 +132,24 @@ def translate(published: Mapping[str, Any], path: Path = Path(CONFIG)) -> ModelC
         raise ValueError(f"{path}: {error}") from error
 
 
+def target_config(
+    name: str | Path, *, max_length: int | None = None, mask_id: int | None = None
+) -> ModelConfig:
+    """Configuration of the model that `load_model` would load; raises as that does.
+
+    It costs a fraction of a second, so what does not fit is refused by it before weights are read.
+    """
+    config = limited(load_config(name), max_length)
+    if config.kind in DRAFT_KINDS:
+        raise ValueError(
+            f"{str(name)!r} is a draft that reads the features of a target: give the target as "
+            "the model and this as the draft of a method"
+        )
+    if mask_id is not None:
+        config = config.with_mask(checked("mask_id", mask_id, index))
+    return config
+
+
 def load_model(
     name: str | Path,
     *,
@@ -155,14 +173,7 @@ def load_model(
     its target.
     """
     folder = resolve(name)
-    config = limited(load_config(folder), max_length)
-    if config.kind in DRAFT_KINDS:
-        raise ValueError(
-            f"{str(name)!r} is a draft that reads the features of a target: give the target as "
-            "the model and this as the draft of a method"
-        )
-    if mask_id is not None:
-        config = config.with_mask(checked("mask_id", mask_id, index))
+    config = target_config(folder, max_length=max_length, mask_id=mask_id)
     update = None if adapter is None else load_adapter(adapter)
     return filled(Transformer, config, folder, dtype, device, update, quantize, plain, share)
 
@@ -273,7 +284,10 @@ def tokenizer_folder(name: str | Path) -> Path:
     """Folder of a checkpoint's tokenizer: its own, or the one that all models of the zoo share."""
     folder = resolve(name)
     if is_gguf(folder):
-        raise ValueError(f"{folder} is a GGUF file: its tokenizer lies in no folder; name another")
+        raise ValueError(
+            f"{folder} is a GGUF file, which has no folder of a tokenizer: name one that has "
+            "(model.tokenizer), such as what outpace quantize writes of this file"
+        )
     own = any((folder / file).is_file() for file in TOKENIZERS)
     return VOCABULARY if not own and folder.resolve().parent == ZOO.resolve() else folder
 

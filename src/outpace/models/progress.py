@@ -19,7 +19,7 @@ TOLD: ContextVar[Progress] = ContextVar("TOLD", default=ignore)
 
 @contextmanager
 def told(progress: Progress) -> Iterator[None]:
-    """Meanwhile whatever is loaded in this thread says how many bytes of its parameters it has."""
+    """Meanwhile whatever is loaded in this thread says how many bytes of its files are read."""
     before = TOLD.set(progress)
     try:
         yield

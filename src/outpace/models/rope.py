@@ -56,6 +56,11 @@ def yarn(
     return inverse * (1 - stretched) + inverse / factor * stretched, attention
 
 
+def width(rope: Rope, head_dim: int) -> int:
+    """Columns of each of the tables of a rope."""
+    return -(-int(head_dim * rope.share) // 2) * 2
+
+
 def tables(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
     """Cosine and signed sine `f32[length, head_dim]` such that `rotate` is three operations.
 

@@ -18,7 +18,7 @@ from outpace.models.activation import ACTIVATIONS
 from outpace.models.config import ModelConfig
 from outpace.models.experts import feed_forward
 from outpace.models.norm import norm
-from outpace.models.rope import rotate, tables
+from outpace.models.rope import rotate, tables, width
 
 
 class Attend(Protocol):
@@ -235,7 +235,7 @@ class Stack(nn.Module, ABC):
 
     def initialise(self) -> None:
         """Draw the matrices and make the tables, once all parts are there."""
-        for matrix in (p for p in self.parameters() if p.dim() == 2):
+        for matrix in (p for p in self.parameters() if p.dim() == 2 and not p.is_meta):
             nn.init.normal_(matrix, std=0.02)
         for name, table in zip(("cos", "sin"), self.rotary(), strict=True):
             self.register_buffer(name, table, persistent=False)
@@ -243,6 +243,10 @@ class Stack(nn.Module, ABC):
     def rotary(self) -> tuple[Tensor, Tensor]:
         """Rotary tables for every position that the model was made for, side by side."""
         size, length = self.config.head_dim, self.config.max_length
+        if torch.get_default_device().type == "meta":
+            # There are no values, and to compute there PyTorch loads its compiler, in two seconds.
+            shape = length, sum(width(rope, size) for rope in self.config.ropes)
+            return torch.empty(shape), torch.empty(shape)
         cos, sin = zip(*(tables(rope, size, length) for rope in self.config.ropes), strict=True)
         return torch.cat(cos, -1), torch.cat(sin, -1)
 
@@ -257,6 +261,11 @@ class Stack(nn.Module, ABC):
 
 class Embedding(nn.Embedding):
     """Rows of tokens, and the head of a model whose head is tied to it."""
+
+    def reset_parameters(self) -> None:
+        """Draw the rows, where they have memory: for those without, PyTorch loads its compiler."""
+        if not self.weight.is_meta:
+            super().reset_parameters()
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[..., vocab]` of hidden states `[..., dim]`."""

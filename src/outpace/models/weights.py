@@ -44,6 +44,11 @@ class Weights:
             for name in opened.keys():  # noqa: SIM118 - a safetensors file is no mapping
                 self.files[name] = path, opened
 
+    @property
+    def size(self) -> int:
+        """Bytes of the files."""
+        return sum(path.stat().st_size for path in {path for path, _ in self.files.values()})
+
     def __contains__(self, name: str) -> bool:
         return held(name) in self.files
 

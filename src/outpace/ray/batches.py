@@ -12,8 +12,9 @@ import torch
 from ray.data import ActorPoolStrategy, DataContext
 
 from outpace.answers import Refused
+from outpace.engine.pairing import native
 from outpace.evaluation.samples import restored, written
-from outpace.llm import LLM, native
+from outpace.llm import LLM
 from outpace.methods.options import Named, method_of
 from outpace.models.adapter import title
 from outpace.models.load import load_config

@@ -8,11 +8,12 @@ from functools import cache, cached_property
 from itertools import product
 from typing import Any
 
+from outpace.engine.pairing import check_models, native
 from outpace.llm import LLM
 from outpace.methods import METHODS, Method
 from outpace.methods.options import Option, find_method, options_of
 from outpace.models.config import ModelConfig
-from outpace.models.load import load_config
+from outpace.models.load import load_config, target_config
 from outpace.server.decoder import Decoder
 from outpace.server.fault import Fault
 from outpace.server.fields import fields_of
@@ -204,14 +205,8 @@ class Model(Known):
 def load(name: str, entry: Entry) -> tuple[LLM, Known]:
     """Load a model and all that its methods need; `ValueError` that names it for what is wrong."""
     try:
+        default, methods = offered(entry)
         llm = LLM(entry.path, **entry.loading())
-        default = entry.method or name_in(METHODS, type(llm.method))
-        methods = {each.name: each for each in choices(llm, entry, default)}
-        known = {name for each in methods.values() for name in each.settings}
-        if unknown := sorted(set(entry.limits) - known):
-            raise ValueError(f"limits: no method has an option {', '.join(unknown)}")
-        if default not in methods:
-            raise ValueError(f"it is not decoded by {default}; by {', '.join(methods)}")
         roles = {llm.target.name: "target"}
         for choice in methods.values():
             for _, method in variants(choice):
@@ -225,8 +220,34 @@ def load(name: str, entry: Entry) -> tuple[LLM, Known]:
 
 
 def load_all(entries: Mapping[str, Entry]) -> dict[str, tuple[LLM, Known]]:
-    """Load all models; `ValueError` as `load`."""
+    """Load all models; `ValueError` as `load`, before any of them is loaded where one can tell."""
+    check_all(entries)
     return {name: load(name, entry) for name, entry in entries.items()}
+
+
+def check_all(entries: Mapping[str, Entry]) -> None:
+    """Raise `ValueError` for a model whose methods do not fit; none is loaded."""
+    for name, entry in entries.items():
+        try:
+            offered(entry)
+        except (ValueError, Fault) as error:
+            raise ValueError(f"model {name}: {error}") from error
+
+
+def offered(entry: Entry) -> tuple[str, dict[str, Choice]]:
+    """The method that requests need not name, and all that they may; nothing is loaded."""
+    config = target_config(entry.path, max_length=entry.max_length, mask_id=entry.mask_id)
+    default = entry.method or name_in(METHODS, type(native(config)))
+    methods = {each.name: each for each in choices(config, entry, default)}
+    known = {name for each in methods.values() for name in each.settings}
+    if unknown := sorted(set(entry.limits) - known):
+        raise ValueError(f"limits: no method has an option {', '.join(unknown)}")
+    if default not in methods:
+        raise ValueError(f"it is not decoded by {default}; by {', '.join(methods)}")
+    for choice in methods.values():
+        for _, method in variants(choice):
+            check_models(method, entry.path, config)
+    return default, methods
 
 
 def variants(choice: Choice) -> Iterator[tuple[Method, Method]]:
@@ -236,13 +257,13 @@ def variants(choice: Choice) -> Iterator[tuple[Method, Method]]:
         yield choice.make(dict(zip(choice.kind.roles, names, strict=True)))
 
 
-def choices(llm: LLM, entry: Entry, default: str) -> Iterator[Choice]:
+def choices(config: ModelConfig, entry: Entry, default: str) -> Iterator[Choice]:
     """The methods that fit a model and whose roles are filled."""
     kinds = {name: load_config(path).kind for name, path in entry.further.items()}
     for name in [default, *(entry.methods or ())]:
         find_method(name)
     for name, kind in METHODS.items():
-        fits = llm.config.kind in kind.decodes and name in (entry.methods or METHODS)
+        fits = config.kind in kind.decodes and name in (entry.methods or METHODS)
         roles = {
             role: tuple(n for n in kinds if kinds[n] in wanted)
             for role, wanted in kind.roles.items()
@@ -250,7 +271,7 @@ def choices(llm: LLM, entry: Entry, default: str) -> Iterator[Choice]:
         if fits and all(roles.values()):
             given = entry.options if name == default else {}
             settings = {
-                each.name: setting(each, given, roles, entry, FINEST * llm.config.max_length)
+                each.name: setting(each, given, roles, entry, FINEST * config.max_length)
                 for each in options_of(kind).values()
             }
             if unknown := sorted(set(given) - set(settings)):

@@ -10,8 +10,9 @@ import torch
 
 from outpace.models.config import Rope
 from outpace.models.families import FAMILIES, Family
-from outpace.models.fields import Given, brief
+from outpace.models.fields import MANY, Given, brief, checked, index
 from outpace.models.gguf.file import File
+from outpace.models.gguf.header import Array
 from outpace.models.rope import frequencies
 
 SIZES = {
@@ -76,16 +77,19 @@ def fields_of(file: File) -> dict[str, Any]:
     size = fields.get("head_dim") or head_size(fields)
     for name in SAME:
         if (said := own.pop(name, size)) != size:
-            raise ValueError(f"{file.path}: {name} is {said}, but the head size {size}")
+            raise ValueError(f"{file.path}: {name} is {brief(said)}, but the head size {size}")
     for name in SILENT:
-        if own.pop(name, None) not in (None, True, False, 1.0):
-            raise ValueError(f"{file.path}: {name} is {own[name]}, which is not supported")
+        if (said := own.pop(name, None)) not in (None, True, False, 1.0):
+            raise ValueError(f"{file.path}: {name} is {brief(said)}, which is not supported")
     for name, wanted in family.gguf_stated.items():
         if (said := own.pop(name, wanted)) != wanted:
-            raise ValueError(f"{file.path}: {name} is {said}, but only {wanted} is supported")
+            raise ValueError(
+                f"{file.path}: {name} is {brief(said)}, but only {wanted} is supported"
+            )
     embedding = file.tensors.get("token_embd.weight")
     return {
         "architectures": [family.architectures[0]],
+        "model_type": family.name,
         "vocab_size": None if embedding is None else embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **fields,
@@ -97,7 +101,9 @@ def fields_of(file: File) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A number as it was before it was rounded to 32 bits."""
+    """A number as it was before it was rounded to 32 bits; a short array as a list."""
+    if isinstance(value, Array):
+        return value.values() if len(value) <= MANY else value
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
@@ -120,10 +126,11 @@ def scaling(file: File, rope: Mapping[str, Any], fields: Given, size: int | None
 
 def stretched(file: File, fields: Given, size: int | None) -> dict[str, Any]:
     """Llama 3.1's rule; `ValueError` where the stored factors are not made by it."""
-    found = file.numbers(STRETCH).double().flatten()
-    rule = {"rope_type": "llama3", "factor": float(found.max()), **LLAMA3}
     theta = fields.get("rope_theta", Rope.theta)
-    if isinstance(size, int) and size == 2 * len(found) and isinstance(theta, float):
+    shape = file.tensors[STRETCH].shape
+    if isinstance(size, int) and isinstance(theta, float) and theta > 0 and shape == (size // 2,):
+        found = file.numbers(STRETCH).double()
+        rule = {"rope_type": "llama3", "factor": float(found.max()), **LLAMA3}
         usual, _ = frequencies(Rope(theta=theta), size)
         slower, _ = frequencies(Rope(theta=theta, scaling=rule), size)
         if torch.allclose(usual / slower, found, rtol=1e-4):
@@ -136,10 +143,14 @@ def stretched(file: File, fields: Given, size: int | None) -> dict[str, Any]:
 
 def special(file: File) -> dict[str, Any]:
     """Tokens that end an answer, and the mask."""
-    named = {
-        name: value
-        for name in (*ENDS, "mask_token_id")
-        if (value := file.metadata.get(f"tokenizer.ggml.{name}")) is not None
-    }
+    names = {name: f"tokenizer.ggml.{name}" for name in (*ENDS, "mask_token_id")}
+    try:
+        named = {
+            ours: checked(name, value, index)
+            for ours, name in names.items()
+            if (value := file.metadata.get(name)) is not None
+        }
+    except ValueError as error:
+        raise ValueError(f"{file.path}: {error}") from None
     mask = {"mask_token_id": named.pop("mask_token_id")} if "mask_token_id" in named else {}
     return {"eos_token_id": sorted(set(named.values())), **mask}

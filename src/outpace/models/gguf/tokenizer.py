@@ -9,20 +9,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from outpace.models.fields import brief, line
+from outpace.models.fields import brief, checked, flag, line
 from outpace.models.gguf.file import File
+from outpace.models.gguf.header import Array
+
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 PREFIX = "tokenizer.ggml."
 TEMPLATE = "tokenizer.chat_template"
 SPACE = "\u2581"
 """What a piece of SentencePiece has for a space."""
+
+LONGEST = 2**9
+"""Most characters of a token whose parts are looked for; published ones have a few dozen."""
 
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -90,34 +100,44 @@ SPLITS: Mapping[str, Split] = {
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a file says of its tokens."""
+    """What a file says of its tokens; `kinds i64[V]`."""
 
     tokens: Sequence[str]
-    kinds: Sequence[int]
+    kinds: IntArray
     said: Mapping[str, Any]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Tokens without those that only pad the end."""
-        used = (n for n, kind in enumerate(self.kinds, 1) if kind != Kind.UNUSED)
-        return max(used, default=0)
+        return end_of(self.kinds != Kind.UNUSED)
+
+    @cached_property
+    def added(self) -> list[int]:
+        """Numbers of the tokens that are found before all else."""
+        found: list[int] = np.flatnonzero(np.isin(self.kinds, ADDED)).tolist()
+        return found
 
     @property
     def vocabulary(self) -> dict[str, int]:
         """Tokens up to the added ones that stand behind all others."""
-        size = self.size
-        while size and self.kinds[size - 1] in ADDED:
-            size -= 1
+        size = end_of(~np.isin(self.kinds[: self.size], ADDED))
         return {text: number for number, text in enumerate(self.tokens[:size])}
 
-    def added(self) -> list[AddedToken]:
+    def added_tokens(self) -> list[AddedToken]:
         """Tokens that are found before all else, in order."""
-        pairs = zip(self.tokens, self.kinds, strict=True)
         return [
-            AddedToken(text, special=kind != Kind.USER_DEFINED, normalized=False)
-            for text, kind in pairs
-            if kind in ADDED
+            AddedToken(
+                self.tokens[number],
+                special=bool(self.kinds[number] != Kind.USER_DEFINED),
+                normalized=False,
+            )
+            for number in self.added
         ]
+
+    def flag(self, name: str, usual: bool) -> bool:
+        """A truth value that a field has."""
+        found: bool = checked(f"{PREFIX}{name}", self.said.get(name, usual), flag)
+        return found
 
     def named(self, name: str) -> str | None:
         """The token whose number a field has."""
@@ -150,25 +170,47 @@ def pieces_of(file: File) -> Pieces | None:
     }
     if said.get("model") in (None, "none", "no_vocab"):
         return None
-    tokens = said.get("tokens") or []
-    kinds = said.get("token_type") or [Kind.NORMAL] * len(tokens)
+    tokens = listed(said, "tokens", str)
+    kinds = listed(said, "token_type", int) or [Kind.NORMAL] * len(tokens)
     if not tokens or len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
         raise ValueError(
             f"its {len(tokens)} tokens must be different ones, with as many types, not {len(kinds)}"
         )
-    return Pieces(tokens, kinds, said)
+    return Pieces(tokens, np.array(kinds, np.int64), said)
 
 
-def whole(pieces: Pieces, template: str | None) -> PreTrainedTokenizerFast:
+def listed(said: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+    """Elements of an array, none where a file has none; `ValueError` for those of another type."""
+    array = said.get(name)
+    if array is None:
+        return []
+    if not (isinstance(array, Array) and array.holds(kind)):
+        raise ValueError(
+            f"{PREFIX}{name} is {brief(array)}, but must be an array of {kind.__name__}"
+        )
+    return array.values()
+
+
+def end_of(wanted: BoolArray) -> int:
+    """How many come up to the last one that is wanted."""
+    found = np.flatnonzero(wanted)
+    return int(found[-1]) + 1 if len(found) else 0
+
+
+def whole(pieces: Pieces, template: Any) -> PreTrainedTokenizerFast:
     """The tokenizer of these tokens, each under its number."""
+    if not isinstance(template, str | None):
+        raise ValueError(f"{TEMPLATE} is {brief(template)}, but must be a string")
     model = pieces.said["model"]
     if not isinstance(model, str) or model not in MODELS:
         raise ValueError(
             f"{PREFIX}model {brief(model)} is not supported; known are {', '.join(MODELS)}"
         )
     tokenizer, begins = MODELS[model](pieces)
-    tokenizer.add_tokens(pieces.added())
-    if tokenizer.get_vocab() != {text: n for n, text in enumerate(pieces.tokens[: pieces.size])}:
+    tokenizer.add_tokens(pieces.added_tokens())
+    # The others have theirs from the vocabulary.
+    kept = all(tokenizer.token_to_id(pieces.tokens[number]) == number for number in pieces.added)
+    if not kept or tokenizer.get_vocab_size() != pieces.size:
         raise ValueError("its tokens cannot keep their numbers")
     frame(tokenizer, pieces, begins)
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "mask": "mask"}
@@ -187,8 +229,8 @@ def whole(pieces: Pieces, template: str | None) -> PreTrainedTokenizerFast:
 
 def frame(tokenizer: Tokenizer, pieces: Pieces, begins: bool) -> None:
     """Let texts begin and end with the tokens that the file says."""
-    begin = pieces.named("bos_token_id") if pieces.said.get("add_bos_token", begins) else None
-    end = pieces.named("eos_token_id") if pieces.said.get("add_eos_token", False) else None
+    begin = pieces.named("bos_token_id") if pieces.flag("add_bos_token", begins) else None
+    end = pieces.named("eos_token_id") if pieces.flag("add_eos_token", False) else None
     around = [token for token in (begin, end) if token is not None]
     if around:
         single = [*([begin] if begin else []), "$A", *([end] if end else [])]
@@ -206,7 +248,7 @@ def bytes_by_merges(pieces: Pieces) -> tuple[Tokenizer, bool]:
             f"{PREFIX}pre {brief(name)} is not supported; known are {', '.join(SPLITS)}"
         )
     split = SPLITS[name]
-    merges = [tuple(merge.split(" ")) for merge in pieces.said.get("merges") or ()]
+    merges = [tuple(merge.split(" ")) for merge in listed(pieces.said, "merges", str)]
     tokenizer = Tokenizer(BPE(pieces.vocabulary, merges, ignore_merges=split.whole))
     if split.composed:
         tokenizer.normalizer = normalizers.NFC()
@@ -217,7 +259,7 @@ def bytes_by_merges(pieces: Pieces) -> tuple[Tokenizer, bool]:
 
 def pieces_by_scores(pieces: Pieces) -> tuple[Tokenizer, bool]:
     """Byte-pair encoding of SentencePiece, whose merges follow from scores."""
-    scores = pieces.said.get("scores") or []
+    scores = listed(pieces.said, "scores", float)
     if len(scores) != len(pieces.tokens):
         raise ValueError(f"{len(pieces.tokens)} tokens have {len(scores)} scores")
     model = BPE(
@@ -227,7 +269,7 @@ def pieces_by_scores(pieces: Pieces) -> tuple[Tokenizer, bool]:
         fuse_unk=True,
         byte_fallback=Kind.BYTE in pieces.kinds,
     )
-    tokenizer, spaced = Tokenizer(model), pieces.said.get("add_space_prefix", True)
+    tokenizer, spaced = Tokenizer(model), pieces.flag("add_space_prefix", True)
     steps: list[Any] = [normalizers.Prepend(SPACE)] if spaced else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     back = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -237,8 +279,8 @@ def pieces_by_scores(pieces: Pieces) -> tuple[Tokenizer, bool]:
 
 def unknown(pieces: Pieces) -> list[str]:
     """The token of what is none."""
-    pairs = zip(pieces.tokens, pieces.kinds, strict=True)
-    return [text for text, kind in pairs if kind == Kind.UNKNOWN]
+    numbers: list[int] = np.flatnonzero(pieces.kinds == Kind.UNKNOWN).tolist()
+    return [pieces.tokens[number] for number in numbers]
 
 
 def merges_of(pieces: Pieces, scores: Sequence[float]) -> list[tuple[str, str]]:
@@ -246,8 +288,12 @@ def merges_of(pieces: Pieces, scores: Sequence[float]) -> list[tuple[str, str]]:
 
     Of one score, pairs whose left token is longest come first, as in published `tokenizer.json`.
     """
-    every = zip(pieces.tokens, pieces.kinds, scores, strict=True)
+    every = zip(pieces.tokens, pieces.kinds.tolist(), scores, strict=True)
     known = {text: score for text, kind, score in every if kind == Kind.NORMAL}
+    if (longest := max(map(len, known), default=0)) > LONGEST:
+        raise ValueError(
+            f"a token has {longest} characters; at most {LONGEST} are joined by scores"
+        )
     found = [
         (score, at, text[:at], text[at:])
         for text, score in known.items()

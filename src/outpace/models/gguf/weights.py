@@ -7,12 +7,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from outpace.models.config import ModelConfig
 from outpace.models.families import FAMILIES
+from outpace.models.fill import finite, not_finite
 from outpace.models.gguf.config import STRETCH
 from outpace.models.gguf.file import File, library
+from outpace.models.int8 import of_weight
 from outpace.models.split import Index
 from outpace.models.weights import Weights
 
@@ -23,6 +26,11 @@ class GGUFWeights(Weights):
     def __init__(self, file: File, config: ModelConfig) -> None:
         self.folder, self.scheme, self.file, self.config = file.path, None, file, config
         self.family = FAMILIES[config.family]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.file.size
 
     @cached_property
     def names(self) -> Any:
@@ -56,6 +64,26 @@ class GGUFWeights(Weights):
 
         Raises `ValueError` if it has another shape, or a type that cannot be read.
         """
+        plain = self.file.numbers(*self.entry(name, shape))
+        return self.in_halves(name, plain)[index]
+
+    def codes(
+        self, name: str, shape: tuple[int, ...], *, rounded: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Codes `i8[out, in]` and scales `f32[out]` of a matrix where rows are to be `rounded`.
+
+        A piece of it at a time is in float32.
+        """
+        if not rounded:
+            return None
+        pieces = map(of_weight, self.file.pieces(*self.entry(name, shape)))
+        codes, scale = map(torch.cat, zip(*pieces, strict=True))
+        if not finite(scale):
+            raise not_finite(self.folder, name, torch.float32)
+        return self.in_halves(name, codes), self.in_halves(name, scale)
+
+    def entry(self, name: str, shape: tuple[int, ...]) -> tuple[str, int | None]:
+        """What the file calls a published tensor, and its number; `ValueError` if it is another."""
         self.find(name)
         own, number = self.theirs(name)
         wanted = shape if number is None else (self.config.experts, *shape)
@@ -63,10 +91,13 @@ class GGUFWeights(Weights):
             raise ValueError(
                 f"{self.folder}: tensor {own!r} has shape {found}, but its metadata mean {wanted}"
             )
-        plain = self.file.numbers(own, number)
+        return own, number
+
+    def in_halves(self, name: str, rows: Tensor) -> Tensor:
+        """Rows of a tensor, where the file has those of queries and keys in pairs."""
         if self.family.gguf_pairs and name.endswith(self.family.gguf_pairs):
-            plain = unpaired(plain, self.config.head_dim)
-        return plain[index]
+            return unpaired(rows, self.config.head_dim)
+        return rows
 
     def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
         """Raise `ValueError` for tensors that the model has no use for."""

@@ -1,0 +1,61 @@
+"""A folder that is written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where partial folders of processes that were killed stay
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def partial_folder(folder: Path) -> Iterator[Path]:
+    """A hidden folder that takes the place of `folder` at the end, and is removed on any error.
+
+    Those that killed processes left beside it are removed first. Raises `OSError` where it cannot
+    be written.
+    """
+    home, name = folder.resolve().parent, folder.resolve().name
+    home.mkdir(parents=True, exist_ok=True)
+    for path in home.iterdir():
+        if re.fullmatch(rf"\.{re.escape(name)}\.\d+\.partial", path.name):
+            remove_abandoned(path)
+    partial = home / f".{name}.{os.getpid()}.partial"
+    partial.mkdir()
+    try:
+        with lock(partial):
+            yield partial
+            partial.replace(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold a folder, which the system lets go when the process ends.
+
+    Raises `BlockingIOError` where another process has it.
+    """
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove a partial folder unless a process has it, or nobody can tell."""
+    if fcntl is not None:
+        with suppress(OSError), lock(folder):
+            shutil.rmtree(folder)

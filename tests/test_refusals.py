@@ -1,0 +1,132 @@
+"""What does not fit is refused before weights are read, and where possible any tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import published, random_model
+from outpace import LLM, llm
+from outpace.cli import flags, measure
+from outpace.cli.main import main
+from outpace.methods import Speculative, WeDLM
+from outpace.models.load import save_model
+from outpace.server import models
+from outpace.server.settings import Entry
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of what was read, of which nothing is loaded."""
+    found: list[str] = []
+
+    def noting(kind: str) -> Callable[..., None]:
+        def note(*args: Any, **options: Any) -> None:
+            found.append(kind)
+            raise RuntimeError(f"{kind} were read")
+
+        return note
+
+    monkeypatch.setattr(llm, "load_model", noting("weights"))
+    monkeypatch.setattr(llm, "load_draft", noting("weights"))
+    return found
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> str:
+    """A model with a vocabulary of its own and no tokenizer."""
+    save_model(random_model(published(vocab_size=4000)), tmp_path / "other")
+    return str(tmp_path / "other")
+
+
+MISFITS: dict[str, tuple[dict[str, Any], str]] = {
+    "quantize": ({"quantize": "q4"}, "unknown quantize 'q4'; known are"),
+    "dtype": ({"dtype": "float8"}, "unknown dtype 'float8'; known are"),
+    "attention": ({"attention": "nope"}, "unknown attention 'nope'; known are"),
+    "method": ({"method": "wedlm"}, "WeDLM decodes causal models that fill masks, but tiny-ar is"),
+    "role": (
+        {"method": ("speculative", {"draft": "tiny-dflash"})},
+        "takes a causal model.* as its draft, but tiny-dflash is a draft",
+    ),
+    "target": (
+        {"model": "tiny-aux", "method": ("eagle", {"draft": "tiny-eagle"})},
+        "tiny-eagle cannot draft for tiny-aux: the draft was made for another target",
+    ),
+    "absent": ({"method": ("speculative", {"draft": "nope"})}, "no model 'nope': give a folder"),
+    "option": ({"method": ("speculative", {"draft": "tiny-ar", "tokens": 0})}, "tokens must be at"),
+    "draft": ({"model": "tiny-dflash"}, "'tiny-dflash' is a draft that reads the features of a"),
+    "max_length": ({"max_length": 0}, "max_length is 0, but must be a whole number from 1"),
+    "mask_id": ({"mask_id": 10**6}, "mask token 1000000 lies outside the vocabulary"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_model_is_not_read_where_something_does_not_fit(
+    name: str, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its configuration alone tells."""
+
+    def fail(*args: object) -> None:
+        pytest.fail("a tokenizer was read")
+
+    monkeypatch.setattr(llm, "load_tokenizer", fail)
+    given, message = MISFITS[name]
+    with pytest.raises(ValueError, match=message):
+        LLM(**{"model": "tiny-ar", **given})
+    assert not reads
+
+
+def test_another_tokenizer_is_seen_before_weights(reads: list[str], other: str) -> None:
+    """Both tokenizers are read, and nothing else."""
+    with pytest.raises(ValueError, match="other has a vocabulary of 4000 tokens and tiny-ar one"):
+        LLM("tiny-ar", Speculative(draft=other))
+    assert not reads
+
+
+def test_what_fits_is_read(reads: list[str]) -> None:
+    """So that the tests above could fail."""
+    with pytest.raises(RuntimeError, match="weights were read"):
+        LLM("tiny-ar")
+    assert reads == ["weights"]
+
+
+def test_no_model_of_several_is_read_where_one_does_not_fit(reads: list[str]) -> None:
+    """Those in front of it neither, for a race, a comparison and a server."""
+    pairs = [("tiny-ar", Speculative(draft="tiny-ar")), ("tiny-ar", WeDLM())]
+    with pytest.raises(ValueError, match="WeDLM decodes"):
+        flags.LOADING.open_all(pairs)
+    with pytest.raises(ValueError, match="WeDLM decodes"):
+        measure.line_up(["tiny-ar autoregressive", "tiny-ar wedlm"], flags.LOADING)
+    entries = {"a": Entry(path="tiny-ar"), "b": Entry(path="tiny-ar", method="wedlm")}
+    with pytest.raises(ValueError, match="model b: it is not decoded by wedlm; by autoregressive"):
+        models.load_all(entries)
+    with pytest.raises(ValueError, match="model b: no model 'nope'"):
+        models.load_all({**entries, "b": Entry(path="nope")})
+    assert not reads
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "tiny-ar", "hi", "--temperature", "-1"],
+        ["trace", "tiny-ar", "hi", "--top-p", "7"],
+        ["evaluate", "tiny-ar", "--top-k", "-3"],
+        ["race", "hi", "--temperature", "nan"],
+        ["chat", "tiny-ar", "--max-tokens", "0"],
+        ["serve", "tiny-ar", "--method", "wedlm"],
+        ["benchmark", "methods", "tiny-ar autoregressive", "tiny-ar wedlm", "--limit", "4"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands_refuse_first(
+    words: list[str], reads: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options of requests too, in one line."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2 and not reads
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("outpace: ")
