@@ -16,11 +16,8 @@ from outpace.decoding import CAUSAL_KINDS, Constraint, Processor, Sampling
 from outpace.decoding.processor import Bias, NotBefore, Penalties
 from outpace.decoding.sampling import is_number, is_whole
 from outpace.methods import METHODS, Method
-from outpace.methods.method import at_least_one, check_type
+from outpace.methods.method import LARGEST, at_least_one, check_type
 from outpace.methods.options import Named, method_of
-
-MOST = 1e4
-"""What penalties and biases lie within, so that logits stay numbers."""
 
 
 class Options(TypedDict, total=False):
@@ -123,12 +120,12 @@ class Chosen:
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}"
             )
         for name in ("presence_penalty", "frequency_penalty"):
-            check_within(name, getattr(self, name), -MOST)
-        check_within("repetition_penalty", self.repetition_penalty, 1 / MOST)
+            check_within(name, getattr(self, name), -LARGEST)
+        check_within("repetition_penalty", self.repetition_penalty, 1 / LARGEST)
         if not isinstance(self.logit_bias, Mapping):
             raise ValueError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}")
         for token, bias in self.logit_bias.items():
-            check_within(f"logit_bias of token {token!r}", bias, -MOST)
+            check_within(f"logit_bias of token {token!r}", bias, -LARGEST)
         if not isinstance(self.template, Mapping):
             raise ValueError(f"template must map names to values, not {self.template!r}")
         self.check_rule()
@@ -259,9 +256,9 @@ class Chosen:
 
 
 def check_within(name: str, value: object, least: float) -> None:
-    """Raise `ValueError` for what is no number from `least` to `MOST`."""
-    if not (is_number(value) and least <= float(value) <= MOST):  # type: ignore[arg-type]
-        raise ValueError(f"{name} must be a number from {least:g} to {MOST:g}, not {value!r}")
+    """Raise `ValueError` for what is no number from `least` to `LARGEST`."""
+    if not (is_number(value) and least <= float(value) <= LARGEST):  # type: ignore[arg-type]
+        raise ValueError(f"{name} must be a number from {least:g} to {LARGEST:g}, not {value!r}")
 
 
 def check_tokens(name: str, tokens: Sequence[object], vocab: int) -> None:
