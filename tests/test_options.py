@@ -61,7 +61,7 @@ def test_options_are_told_once() -> None:
 
 
 def test_a_token_ends_the_answer(llm: LLM) -> None:
-    """As end-of-sequence does: it is no output."""
+    """It is no output, as end-of-sequence is none."""
     (free,) = llm.generate(QUESTION)
     at = 9
     (cut,) = llm.generate(QUESTION, stop_ids=np.array([free.ids[at]]).tolist())
@@ -97,6 +97,15 @@ def test_an_answer_has_its_least_length(
     (long,) = llm.generate(QUESTION, method=method, max_tokens=64, min_tokens=60)
     assert len(short.ids) < 60 <= len(long.ids)
     assert not llm.eos & set(long.ids)
+
+
+def test_stop_ids_do_not_count_within_the_least_length(llm: LLM) -> None:
+    """They are tokens of the answer there, whose text is that without them."""
+    (free,) = llm.generate(QUESTION, min_tokens=12)
+    end = free.ids[9]
+    (on,) = llm.generate(QUESTION, min_tokens=12, stop_ids=[end])
+    later = next((at for at, token in enumerate(free.ids) if token == end and at >= 12), None)
+    assert on.ids == free.ids[:later] and end in on.ids and len(on.ids) >= 12
 
 
 @pytest.mark.parametrize("method", LOSSLESS, ids=repr)

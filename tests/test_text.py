@@ -346,6 +346,33 @@ def test_tokens_behind_a_stop_string_are_not_taken(text: Text) -> None:
     assert detokenizer.ids == ids[:5]
 
 
+@given(
+    answer=texts,
+    stop=st.sampled_from(["a", "b1", "\u00e9", "\u4e2d", "\U0001f600"]),
+    data=st.data(),
+)
+def test_a_stop_string_begins_behind_the_least_tokens(
+    text: Text, answer: str, stop: str, data: st.DataObject
+) -> None:
+    """A character that belongs to one of them in part is not behind them; a byte is a token."""
+    least = data.draw(st.integers(0, len(answer.encode()) + 2))
+    ends = [len(answer[: n + 1].encode()) for n in range(len(answer))]
+    begin = next((n for n, end in enumerate([0, *ends]) if end >= least), len(answer))
+    at = answer.find(stop, begin)
+    detokenizer = Detokenizer(text, (stop,), least)
+    ids = bytes_of(text, answer.encode())
+    sent = ""
+    for token in ids:
+        detokenizer.push([token])
+        sent += detokenizer.take()
+    sent += detokenizer.take(final=True)
+    assert sent == detokenizer.text == (answer if at < 0 else answer[:at])
+    assert detokenizer.stopped == (at >= 0)
+    assert len(detokenizer.ids) == (
+        len(ids) if at < 0 else len(answer[:at].encode() + stop.encode())
+    )
+
+
 def test_held_text_comes_at_the_end(text: Text) -> None:
     """An unfinished stop string, or an unfinished character."""
     for answer, held in (("ab#", "#"), ("ab", "\ufffd")):

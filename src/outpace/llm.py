@@ -205,13 +205,15 @@ class LLM:
         if max_tokens is None:
             length = min(runner.config.max_length for runner in pairing.runners.values())
             max_tokens = max(min(DEFAULT_MAX_TOKENS, length - method.slots(len(ids), 0)), 1)
-        answer = Answer(Detokenizer(self.text, chosen.stop), streams, told, layout)
+        answer = Answer(
+            Detokenizer(self.text, chosen.stop, chosen.min_tokens), streams, told, layout
+        )
 
         def listen(request: Request) -> None:
             if answer.push(request):
                 self.engine.cancel(answer.job)
 
-        ends = chosen.ends(self.eos, pairing.vocab)
+        ends, stop_ids = chosen.ends(self.eos, pairing.vocab, self.text.silent)
         processors: list[Processor] = [*chosen.processors(method, len(ids), ends, pairing.vocab)]
         if layout is None:
             slots = range(len(ids), len(ids) + int(max_tokens))
@@ -226,6 +228,8 @@ class LLM:
             max_tokens=int(max_tokens),
             sampling=chosen.sampling(self.usual(method)),
             eos=ends if layout is None else frozenset(),
+            stop_ids=stop_ids,
+            min_tokens=int(chosen.min_tokens),
             logprobs=chosen.logprobs,
             processors=tuple(processors),
             constraint=constraint,

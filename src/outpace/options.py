@@ -16,11 +16,8 @@ from outpace.decoding import CAUSAL_KINDS, Constraint, Processor, Sampling
 from outpace.decoding.processor import Bias, NotBefore, Penalties
 from outpace.decoding.sampling import is_number, is_whole
 from outpace.methods import METHODS, Method
-from outpace.methods.method import at_least_one, check_type
+from outpace.methods.method import LARGEST, at_least_one, check_type
 from outpace.methods.options import Named, method_of
-
-MOST = 1e4
-"""What penalties and biases lie within, so that logits stay numbers."""
 
 
 class Options(TypedDict, total=False):
@@ -30,9 +27,11 @@ class Options(TypedDict, total=False):
     256 at most unless given; sampling options (`temperature`, `top_p`, `top_k`, `min_p`) default to
     those of the method, and else of the model's family.
 
-    `stop` ends the text before any of these strings, and the tokens `stop_ids` end it as
-    end-of-sequence does. `ignore_eos` goes on behind end-of-sequence, which then is a token of the
-    answer. Neither end-of-sequence nor a token of `stop_ids` comes before `min_tokens` tokens.
+    `stop` ends the text before any of these strings, and `stop_ids` end it before any of these
+    tokens. Neither changes what comes before: the answer is the beginning of the one without them.
+    `ignore_eos` goes on after end-of-sequence, which then is a token of the answer. Among the first
+    `min_tokens` tokens end-of-sequence is not generated, and stop ids and stop strings that begin
+    there do not end the answer.
 
     `logit_bias` is added to the logits of tokens. `presence_penalty` and `frequency_penalty` are
     subtracted from those of tokens that the answer has, once and once for each time;
@@ -121,12 +120,12 @@ class Chosen:
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}"
             )
         for name in ("presence_penalty", "frequency_penalty"):
-            check_within(name, getattr(self, name), -MOST)
-        check_within("repetition_penalty", self.repetition_penalty, 1 / MOST)
+            check_within(name, getattr(self, name), -LARGEST)
+        check_within("repetition_penalty", self.repetition_penalty, 1 / LARGEST)
         if not isinstance(self.logit_bias, Mapping):
             raise ValueError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}")
         for token, bias in self.logit_bias.items():
-            check_within(f"logit_bias of token {token!r}", bias, -MOST)
+            check_within(f"logit_bias of token {token!r}", bias, -LARGEST)
         if not isinstance(self.template, Mapping):
             raise ValueError(f"template must map names to values, not {self.template!r}")
         self.check_rule()
@@ -159,19 +158,36 @@ class Chosen:
         chosen = {name: value for name, value in given.items() if value is not None}
         return Sampling(seed=self.seed, **{**usual, **chosen})
 
-    def ends(self, eos: frozenset[int], vocab: int) -> frozenset[int]:
-        """Tokens that end the answer, where `eos` are those of the model."""
+    def ends(
+        self, eos: frozenset[int], vocab: int, silent: Set[int]
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        """End-of-sequence of the answer, and the tokens that end it wherever they come.
+
+        `eos` are those of the model, `silent` tokens that have no text. A constrained answer must
+        end: where a model has no `eos`, its stop ids take their place. Raises `ValueError` for an
+        invalid token, and for one that would cut a constrained answer.
+        """
         given: Any = self.stop_ids
         if isinstance(given, ndarray | Tensor):
             given = given.tolist()
         listed = list(given) if isinstance(given, Sequence | Set) else [given]
         check_tokens("stop_ids", listed, vocab)
-        return frozenset(map(int, listed)) | (frozenset() if self.ignore_eos else eos)
+        stops = frozenset(map(int, listed))
+        if self.rule is None:
+            return frozenset() if self.ignore_eos else eos, stops
+        if not eos:
+            return stops, frozenset()
+        if spoken := sorted(stops - eos - silent):
+            raise ValueError(
+                f"stop_ids would break the {self.rule[0]} of an answer, which may contain token "
+                f"{spoken[0]}: give special tokens only, or one of the two"
+            )
+        return eos, stops
 
     def processors(
         self, method: Method, begin: int, ends: frozenset[int], vocab: int
     ) -> Iterator[Processor]:
-        """What changes logits of an answer that begins at slot `begin` and `ends` so.
+        """What changes logits of an answer that begins at slot `begin`, whose model `ends` it so.
 
         Raises `ValueError` for what the method cannot do, and for tokens that are none.
         """
@@ -245,9 +261,9 @@ def check_options(options: Options) -> None:
 
 
 def check_within(name: str, value: object, least: float) -> None:
-    """Raise `ValueError` for what is no number from `least` to `MOST`."""
-    if not (is_number(value) and least <= float(value) <= MOST):  # type: ignore[arg-type]
-        raise ValueError(f"{name} must be a number from {least:g} to {MOST:g}, not {value!r}")
+    """Raise `ValueError` for what is no number from `least` to `LARGEST`."""
+    if not (is_number(value) and least <= float(value) <= LARGEST):  # type: ignore[arg-type]
+        raise ValueError(f"{name} must be a number from {least:g} to {LARGEST:g}, not {value!r}")
 
 
 def check_tokens(name: str, tokens: Sequence[object], vocab: int) -> None:

@@ -23,7 +23,7 @@ class Output:
     Attributes:
         text: the answer, without end-of-sequence and cut at a stop string.
         ids: its tokens.
-        finish_reason: `stop` (end-of-sequence or stop string), `length` or `cancelled`.
+        finish_reason: `stop` (end-of-sequence, stop id or stop string), `length` or `cancelled`.
         steps: every forward pass, of every model.
         prompt_tokens: length of the prompt.
         seconds: from the first forward to the last.

@@ -196,9 +196,12 @@ UNFINISHED = 3
 
 
 class Detokenizer:
-    """Text of a growing list of tokens, whole characters at a time, cut at a stop string."""
+    """Text of a growing list of tokens, whole characters at a time, cut at a stop string.
 
-    def __init__(self, text: Text, stop: str | Sequence[str] = ()) -> None:
+    A stop string that begins within the first `min_tokens` tokens does not count.
+    """
+
+    def __init__(self, text: Text, stop: str | Sequence[str] = (), min_tokens: int = 0) -> None:
         self.speech = text
         self.decode = text.decode
         self.silent = text.silent
@@ -211,6 +214,9 @@ class Detokenizer:
         self.sent = 0
         self.spoken: list[int] = []  # tokens that have text
         self.done = 0  # how many of them are in the text
+        self.min_tokens = min_tokens
+        self.early = 0  # how many of them are among the first `min_tokens` tokens
+        self.begin = 0  # where stop strings may begin
 
     def push(self, ids: Sequence[int]) -> bool:
         """Take new tokens; True once a stop string has come."""
@@ -220,6 +226,7 @@ class Detokenizer:
             self.ids.append(token)
             if token not in self.silent:
                 self.spoken.append(token)
+                self.early += len(self.ids) <= self.min_tokens
                 if self.stop:  # otherwise decoded when asked for
                     self.extend()
         return self.stopped
@@ -235,14 +242,19 @@ class Detokenizer:
             # where they do, what they finish is another text.
             late = len(self.spoken) - end >= UNFINISHED and whole.startswith(after)
             if final or late or not after.endswith(UNKNOWN):
-                self.done = end
-                self.append(after[len(before) :])
+                early, self.done = self.done < self.early, end
+                self.append(after[len(before) :], early)
                 break
 
-    def append(self, piece: str) -> None:
-        """Take new text, and cut it at a stop string that it completes."""
+    def append(self, piece: str, early: bool) -> None:
+        """Take new text, and cut it at a stop string that it completes.
+
+        In text of the first `min_tokens` tokens, which is `early`, none can begin.
+        """
         begin, self.text = len(self.text), self.text + piece
-        found = (self.text.find(mark, max(begin - len(mark) + 1, 0)) for mark in self.stop)
+        if early:
+            self.begin = len(self.text)
+        found = (self.text.find(mark, max(begin - len(mark) + 1, self.begin)) for mark in self.stop)
         if ends := [at for at in found if at >= 0]:
             self.text, self.stopped = self.text[: min(ends)], True
 
@@ -252,7 +264,8 @@ class Detokenizer:
             self.extend(final=final)
         end = len(self.text)
         if not (final or self.stopped):
-            end -= max((overlap(self.text, mark) for mark in self.stop), default=0)
+            late = self.text[self.begin :]
+            end -= max((overlap(late, mark) for mark in self.stop), default=0)
         piece, self.sent = self.text[self.sent : end], max(end, self.sent)
         return piece
 

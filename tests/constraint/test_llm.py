@@ -301,9 +301,10 @@ BAD: list[tuple[Any, str]] = [
     ({"regex": "a", "stop": "b"}, "^stop would break the regex"),
     ({"regex": "a", "ignore_eos": True}, "^ignore_eos would break the regex"),
     ({"choices": ["a"], "min_tokens": 3}, "^min_tokens would break the choices"),
+    ({"regex": "a", "stop_ids": [65]}, "^stop_ids would break the regex .* may contain token 65"),
 ]
 BAD_FOR_CANVASES: list[tuple[Any, str]] = [
-    *BAD[:-5],
+    *BAD[:-6],
     ({"schema": doubling(14)}, "^schema: it is too large: it has more than 20000 values"),
     (
         {"schema": {"type": "object", "properties": {str(n): {} for n in range(5000)}}},
@@ -357,6 +358,34 @@ def test_repeats_of_nothing_are_nothing() -> None:
     began = time.process_time()
     (output,) = llm("tiny-ar").generate(QUESTION, regex="(?:){999999999}x(?:){2,999999999}")
     assert output.text == "x" and time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(("name", "method"), [CASES[0], ("tiny-dream", FastDLLM(block=16))])
+def test_special_stop_ids_change_no_constrained_answer(name: str, method: Method) -> None:
+    """They have no text, so they stand in none; an end-of-sequence among them is what it was."""
+    model = llm(name)
+    special = sorted(model.text.silent - {model.config.mask_id})
+    assert not model.eos >= set(special)
+    for rule in RULES:
+        common: Options = {"method": method, "max_tokens": 80, **rule}
+        (free,) = model.generate(QUESTION, **common)
+        (same,) = model.generate(QUESTION, stop_ids=special, **common)
+        assert (same.ids, same.text, same.finish_reason) == (free.ids, free.text, "stop")
+
+
+def test_stop_ids_end_constrained_answers_of_a_model_without_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing else can end them."""
+    model = llm("tiny-ar")
+    (end,) = model.eos
+    common: Options = {"max_tokens": 80, **RULES[1]}
+    (free,) = model.generate(QUESTION, **common)
+    monkeypatch.setattr(model, "eos", frozenset())
+    (same,) = model.generate(QUESTION, stop_ids=[end], **common)
+    assert (same.ids, same.finish_reason) == (free.ids, "stop")
+    with pytest.raises(ValueError, match="^regex: an answer needs an end-of-sequence"):
+        model.generate(QUESTION, **common)
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_paper_coupling_checks_with_the_noise_of_the_proposal() -> None:
     [
         ({"ratio": -0.1}, "ratio must lie between 0 and 1, not -0.1"),
         ({"ratio": 1.1}, "ratio must lie between 0 and 1, not 1.1"),
-        ({"ratio": float("nan")}, "ratio must lie between 0 and 1, not nan"),
+        ({"ratio": float("nan")}, "ratio must be a number of at most 10000, not nan"),
         ({"window": 0}, "window must be at least 1, not 0"),
         ({"lookahead": 0}, "lookahead must be at least 1, not 0"),
         ({"coupling": "none"}, "coupling must be 'gumbel' or 'argmax', not 'none'"),

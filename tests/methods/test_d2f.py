@@ -244,7 +244,7 @@ def test_where_the_last_row_says_nothing_it_is_not_turned(
         ({"block": 0}, "block must be at least 1, not 0"),
         ({"add": -0.1}, "add must lie between 0 and 1, not -0.1"),
         ({"activate": 1.5}, "activate must lie between 0 and 1, not 1.5"),
-        ({"confidence": float("nan")}, "confidence must lie between 0 and 1, not nan"),
+        ({"confidence": float("nan")}, "confidence must be a number of .* not nan"),
         ({"order": "best"}, "order must be 'confidence' or 'margin' or 'entropy', not 'best'"),
     ],
 )

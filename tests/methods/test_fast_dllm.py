@@ -184,7 +184,7 @@ def test_confidence_is_what_the_family_makes_it() -> None:
     [
         ({"threshold": 0.0}, "threshold must lie above 0 and be at most 1, not 0.0"),
         ({"threshold": 1.1}, "threshold must lie above 0 and be at most 1, not 1.1"),
-        ({"threshold": float("nan")}, "threshold must lie above 0 and be at most 1, not nan"),
+        ({"threshold": float("nan")}, "threshold must be a number .* or None, not nan"),
         ({"factor": 0.0}, "factor must be a positive number, not 0.0"),
         ({"budget": -0.1}, "budget must be 0 or more, not -0.1"),
         ({"factor": 1.0, "budget": 1.0}, "factor and budget are two rules for the same choice"),
@@ -202,24 +202,6 @@ def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> N
 def engine() -> Engine:
     """A model whose rows predict the next slot."""
     return engine_of(("model", diffusion_model(seed=1)), slots=2048)
-
-
-@pytest.mark.parametrize(
-    ("options", "max_tokens", "message"),
-    [
-        ({"block": 33}, 32, "block=33 is larger than the canvas of max_tokens=32; 32 is the"),
-        ({"block": 8, "canvas": True}, 30, "max_tokens=30 is no whole .* of 8: use 24 or 32"),
-        ({"canvas": True}, 40, "max_tokens=40 is no whole number of blocks of 32: use 32 or 64"),
-    ],
-)
-def test_requests_that_do_not_fit_are_refused(
-    engine: Engine, options: dict, max_tokens: int, message: str
-) -> None:
-    """Before any work, with what would fit."""
-    runners = {"target": runner(engine, "model")}
-    with pytest.raises(ValueError, match=message):
-        enter(engine, FastDLLM(**options), [1, 2], runners=runners, max_tokens=max_tokens)
-    assert not engine.queue
 
 
 @pytest.mark.parametrize("block", [4, 24])
@@ -245,7 +227,7 @@ def test_every_forward_fills_and_the_canvas_ends(
     cache = data.draw(st.sampled_from([None, "prefix", "dual"]))
     rule = data.draw(st.sampled_from([{}, {"threshold": None}, {"factor": 1.0}]))
     seq, count = sequence(max_tokens, shift=shift), 0
-    decoding, answer = FastDLLM(cache=cache, block=min(block, max_tokens), **rule).decode(seq), None
+    decoding, answer = FastDLLM(cache=cache, block=block, **rule).decode(seq), None
     while seq.finish_reason is None:
         try:
             forward = next(decoding) if answer is None else decoding.send(answer)

@@ -6,12 +6,28 @@ import warnings
 from dataclasses import fields, replace
 from time import perf_counter
 
+import numpy as np
 import pytest
 
-from helpers import finish, pages_in_use
+from helpers import finish, pages_in_use, tokens
 from outpace.decoding import Sampling
-from outpace.methods import APD, METHODS, Diffusion, Method
-from workload import KINDS, Request, alone, new_engine
+from outpace.decoding.target import Order
+from outpace.methods import (
+    APD,
+    D2F,
+    METHODS,
+    BlockDiffusion,
+    DFlash,
+    Diffusion,
+    Eagle,
+    FastDLLM,
+    LeftToRight,
+    Method,
+    Speculative,
+    WeDLM,
+)
+from outpace.methods.options import options_of
+from workload import KINDS, Request, alone, new_engine, result
 
 ODD = (None, "x", "", float("nan"), float("inf"), -float("inf"), -1, 0, 1, 2, 10**30, 10**400)
 ODD += (0.0, 0.5, 1.0, 1.5, 1e-320, 1e308, [], {}, (), True, False, b"x", object(), 2j)
@@ -23,6 +39,17 @@ CASES = [
     pytest.param(FIRST[kind], option.name, id=f"{name}-{option.name}")
     for name, kind in METHODS.items()
     for option in fields(kind)
+]
+
+LOOSE = [
+    Speculative(draft="near", tokens=4, verify="fly", fly_window=1),
+    DFlash(draft="features", tokens=3, verify="fly", fly_window=1),
+    Eagle(draft="states", width=1, depth=3, verify="fly", fly_window=2),
+]
+TYPED = [case for case in CASES if case.values[1] != "fly_entropy"]
+TYPED += [pytest.param(method, "fly_entropy", id=type(method).__name__) for method in LOOSE]
+FLOATS = [
+    case for case in TYPED if options_of(type(case.values[0]))[str(case.values[1])].kind is float
 ]
 
 
@@ -57,6 +84,69 @@ def ends(request: Request) -> None:
     assert pages_in_use(engine) == 0
 
 
+HUGE = (1e5, 1e30, 3e38, 1e308, float("inf"), -float("inf"), float("nan"), 10**30, 10**400, True)
+HUGE += (
+    np.float32(3e38),
+    np.float64("nan"),
+    np.float64("inf"),
+    np.bool_(True),
+    np.longdouble(1e30),
+)
+
+
+NUMPY: dict[type, tuple[type[np.generic], ...]] = {
+    int: (np.int64, np.int32, np.uint8),
+    float: (np.float64, np.float32, np.float16),
+    str: (np.str_,),
+    bool: (),
+}
+
+
+@pytest.mark.parametrize(("method", "name"), TYPED)
+def test_values_of_numpy_are_plain_ones(method: Method, name: str) -> None:
+    """Converted when the method is made, so that its repr and all it computes are the same."""
+    value = getattr(method, name)
+    if value is None:
+        option = options_of(type(method))[name]
+        value = {int: 1, float: 0.5, str: [*option.words, ""][0]}[option.kind]
+    for kind in NUMPY.get(type(value), ()):
+        given = kind(value)
+        plain = type(value)(given)  # of a float in float16, another number
+        changed = replace(method, **{name: given})
+        assert type(getattr(changed, name)) is type(value)
+        assert changed == replace(method, **{name: plain})
+        assert repr(changed) == repr(replace(method, **{name: plain}))
+    if type(value) in (int, bool):
+        for wrong in (np.float64(value), np.array([value]), np.bool_(True)):
+            with pytest.raises(ValueError, match=f"^{name} must be "):
+                replace(method, **{name: wrong})
+
+
+@pytest.mark.parametrize(("method", "name"), FLOATS)
+def test_numbers_beyond_bounds_are_refused_when_a_method_is_made(method: Method, name: str) -> None:
+    """By name: none is finite only for Python, none overflows where logits are multiplied."""
+    for value in HUGE:
+        with pytest.raises(ValueError, match=f"^{name} must be a number of at most 10000"):
+            replace(method, **{name: value})
+
+
+@pytest.mark.parametrize(("method", "name"), FLOATS)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_largest_and_least_numbers_work(method: Method, name: str, temperature: float) -> None:
+    """Where an option takes them at all."""
+    accepted = 0
+    for value in (10_000, 1e4, 1.0, 1e-30, 1e-45, 5e-324, 0.0, np.float32(0.5)):
+        try:
+            changed = replace(method, **{name: value})
+        except ValueError as error:
+            assert name in str(error)
+            continue
+        assert type(getattr(changed, name)) is float
+        ends(Request(method=changed, max_tokens=8, sampling=Sampling(temperature=temperature)))
+        accepted += 1
+    assert accepted
+
+
 @pytest.mark.parametrize("ratio", [0, 1])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_whole_ratios_are_ratios(ratio: int, temperature: float) -> None:
@@ -69,14 +159,15 @@ def test_whole_ratios_are_ratios(ratio: int, temperature: float) -> None:
     assert whole == number and len(whole[0]) > 2
 
 
-@pytest.mark.parametrize("steps", [10**9, 2**31, 10**30])
-def test_a_schedule_that_never_ends_is_refused(steps: int) -> None:
-    """Before anything is made of it."""
-    began = perf_counter()
-    with pytest.raises(ValueError, match=f"steps={steps} are too many for max_tokens=8: give 128"):
-        Request(method=Diffusion(steps=steps), max_tokens=8).submit(new_engine())
-    assert perf_counter() - began < 1
-    assert len(alone(Request(method=Diffusion(steps=128), max_tokens=8))[2]) <= 128
+@pytest.mark.parametrize("steps", [129, 10**9, 2**31, 10**30])
+@pytest.mark.parametrize("order", ["entropy", "origin"])
+def test_a_schedule_ends(steps: int, order: Order) -> None:
+    """It has 16 steps per token at most."""
+    finest, finer = (
+        alone(Request(method=Diffusion(steps=each, order=order, eps=1e-3), max_tokens=8))
+        for each in (128, steps)
+    )
+    assert finest == finer and len(finest[0]) > 2
 
 
 BAD = [
@@ -92,3 +183,45 @@ def test_sampling_that_means_nothing_is_refused(given: dict) -> None:
     """Naming the option."""
     with pytest.raises(ValueError, match=next(iter(given))):
         Sampling(**given)
+
+
+BLOCKS: list[Method] = [
+    *(BlockDiffusion(block=4, canvas=canvas, threshold=0.4) for canvas in (False, True)),
+    BlockDiffusion(block=4, part=3, steps=2, threshold=None),
+    BlockDiffusion(),
+    D2F(block=6, confidence=0.6),
+    D2F(),
+    *(DFlash(draft=draft, block=4, tokens=3) for draft in ("features", "added")),
+    *(
+        Diffusion(block=6, canvas=canvas, steps=steps)
+        for canvas in (False, True)
+        for steps in (None, 5)
+    ),
+    *(FastDLLM(block=6, cache=cache) for cache in (None, "prefix", "dual")),
+    FastDLLM(block=6, canvas=True, threshold=0.4),
+    FastDLLM(factor=1.0),
+    WeDLM(window=6, block=True, entropy=2.0),
+    WeDLM(window=6, verify=True),
+    LeftToRight(tokens=3, lookahead=6),
+    APD(verifier="causal", lookahead=6, window=4),
+    Speculative(draft="near", tokens=5),
+    Eagle(draft="states", width=1, depth=4),
+    Eagle(draft="states", width=2, depth=3, nodes=8),
+]
+"""Every method with a block, or with something that may be longer than an answer."""
+
+
+@pytest.mark.parametrize("method", BLOCKS, ids=repr)
+def test_an_answer_may_be_of_any_length(method: Method) -> None:
+    """Shorter than a block, or of some blocks and a part of one; together as alone."""
+    lengths = range(1, 2 * 6 + 2)
+    engine = new_engine()
+    on = "blocks" if isinstance(method, BlockDiffusion) else None
+    asked = [Request(method=method, max_tokens=length, on=on) for length in lengths]
+    jobs = [request.submit(engine) for request in asked]
+    finish(engine)
+    for length, request, job in zip(lengths, asked, jobs, strict=True):
+        assert job.error is None, (length, job.error)
+        assert result(job) == alone(request)
+        reason = job.request.finish_reason
+        assert reason == "stop" or (reason == "length" and len(tokens(job)) == length)

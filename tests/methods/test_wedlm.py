@@ -200,7 +200,7 @@ def test_a_wrong_guess_is_replaced_and_the_rest_forgotten() -> None:
     [
         ({"window": 0}, "window must be at least 1, not 0"),
         ({"entropy": -0.1}, "entropy must be 0 or a positive number, not -0.1"),
-        ({"entropy": float("nan")}, "entropy must be 0 or a positive number, not nan"),
+        ({"entropy": float("nan")}, "entropy must be a number .* or None, not nan"),
         ({"penalty": -1.0}, "penalty must be 0 or a positive number, not -1.0"),
         ({"confidence": 0.0}, "confidence must lie above 0 and be at most 1, not 0.0"),
         ({"confidence": 1.1}, "confidence must lie above 0 and be at most 1, not 1.1"),

@@ -48,6 +48,10 @@ class Request:
     """Prompt, committed tokens, limits and trace of what a user asks for.
 
     Attributes:
+        eos: end-of-sequence of the model, which a method may look for anywhere in a canvas.
+        stop_ids: tokens that end the answer when they are committed. Methods must not use them, so
+            that the tokens before one are the same without it.
+        min_tokens: a token of `stop_ids` is a token of the answer among the first `min_tokens`.
         target: what it may know of the model that answers.
         logprobs: whether the log-probability of each token is wanted; they come to `scores`.
         processors: what changes the logits of its rows before they are read.
@@ -67,6 +71,8 @@ class Request:
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     eos: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
     target: Target = Target()
     logprobs: bool = False
     processors: tuple[Processor, ...] = ()
@@ -109,7 +115,9 @@ class Request:
         return [self.given.get(slot, mask) for slot in slots]
 
     def commit(self, tokens: Iterable[int], logprobs: Iterable[float] | None = None) -> bool:
-        """Make tokens output, up to an end-of-sequence or the limit; False once it has ended.
+        """Make tokens output, up to an end-of-sequence, a stop id or the limit.
+
+        Returns False once the request has ended.
 
         Tokens that are given behind them become output as well. `logprobs` has an entry for each
         token, and may have more. Raises `ValueError` for tokens that are no part of an answer as it
@@ -119,7 +127,7 @@ class Request:
         for token, score in zip(tokens, scores, strict=False):
             if self.finish_reason is not None:
                 break
-            if token in self.eos:
+            if self.is_end(token):
                 self.finish_reason = "stop"
                 break
             self.append(token, score)
@@ -130,6 +138,12 @@ class Request:
         if self.finish_reason is not None:
             self.account()
         return self.finish_reason is None
+
+    def is_end(self, token: int) -> bool:
+        """Whether the next token of the answer ends it, and is no part of it."""
+        if token in self.eos:
+            return True
+        return token in self.stop_ids and len(self.ids) >= len(self.prompt) + self.min_tokens
 
     def append(self, token: int, score: float | None) -> None:
         """Make a token output."""
@@ -167,7 +181,7 @@ class Request:
     def account(self) -> None:
         """Tell the pace what the present cycle has brought.
 
-        An end-of-sequence is no output, but a token that was kept.
+        An end-of-sequence or a stop id is no output, but a token that was kept.
         """
         if self.pace is not None and self.dialled is not None:
             kept = len(self.ids) - self.since + (self.finish_reason == "stop")

@@ -11,9 +11,10 @@ import numpy as np
 from outpace.decoding import FULL, Canvas, Decoding, Forward, Kind, Prediction, Request, Sample
 from outpace.decoding.canvas import blocks
 from outpace.decoding.forward import FloatArray, IntArray
-from outpace.decoding.order import above, best, perturbed, rank, schedule, uniforms
+from outpace.decoding.order import above, best, even, perturbed, rank, schedule, uniforms
+from outpace.decoding.sampling import COLDEST
 from outpace.decoding.target import Order, Rank
-from outpace.methods.method import Among, Method, at_least_one, check_blocks, nearest
+from outpace.methods.method import Among, Method, at_least_one
 from outpace.methods.moved import Moved
 
 Ends = Literal["free", "last", "never"]
@@ -58,25 +59,15 @@ class Diffusion(Method):
         at_least_one(steps=self.steps, block=self.block)
         if self.eps is not None and not 0 <= self.eps < 1:
             raise ValueError(f"eps must be at least 0 and below 1, not {self.eps}")
-        for name in ("order_temperature", "guidance"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be 0 or positive, not {getattr(self, name)}")
+        if self.order_temperature and self.order_temperature < COLDEST:
+            raise ValueError(
+                f"order_temperature must be 0 or at least {COLDEST:g}, not {self.order_temperature}"
+            )
+        if self.guidance < 0:
+            raise ValueError(f"guidance must be 0 or positive, not {self.guidance}")
 
     def check(self, request: Request) -> None:
         """Raise `ValueError` for a request that these options do not fit."""
-        check_blocks(request, self.size(request), whole=self.canvas)
-        most = FINEST * request.max_tokens
-        if self.steps is not None and self.steps > most:
-            raise ValueError(
-                f"steps={self.steps} are too many for max_tokens={request.max_tokens}: "
-                f"give {most} at most"
-            )
-        count = len(blocks(0, request.max_tokens, self.size(request)))
-        if self.steps is not None and self.steps % count:
-            raise ValueError(
-                f"{count} blocks of {self.size(request)} tokens cannot share steps={self.steps} "
-                f"equally: use {nearest(self.steps, count)}"
-            )
         if self.guidance and not request.target.null_prompt:
             raise ValueError(
                 f"guidance={self.guidance} needs a model that was trained to answer a prompt of "
@@ -84,8 +75,8 @@ class Diffusion(Method):
             )
 
     def size(self, request: Request) -> int:
-        """Tokens of a block."""
-        return self.block or min(request.target.block or request.max_tokens, request.max_tokens)
+        """Tokens of a block; the last one of an answer may have fewer."""
+        return self.block or request.target.block or request.max_tokens
 
     @property
     def sequential(self) -> bool:
@@ -115,9 +106,10 @@ class Diffusion(Method):
         """Edges of the block of each step, how many holes it fills, and its share of those left."""
         edges = blocks(len(request), request.limit, self.size(request))
         eps = request.target.eps if self.eps is None else self.eps
-        for begin, end in edges:
+        given = even(min(self.steps or 0, FINEST * request.max_tokens), len(edges))
+        for (begin, end), most in zip(edges, given, strict=True):
             holes = len(canvas.within(begin, end))
-            steps = self.steps // len(edges) if self.steps else holes
+            steps = max(most, 1) if self.steps else holes
             for count, share in schedule(holes, steps, eps) if holes else ():
                 yield begin, end, count, share
 

@@ -15,7 +15,6 @@ from outpace.methods.method import (
     Method,
     Within,
     at_least_one,
-    check_blocks,
     check_budget,
 )
 
@@ -52,19 +51,15 @@ class FastDLLM(Method):
         at_least_one(block=self.block)
         if self.threshold is not None and not 0 < self.threshold <= 1:
             raise ValueError(f"threshold must lie above 0 and be at most 1, not {self.threshold}")
-        if self.factor is not None and not 0 < self.factor < float("inf"):
+        if self.factor is not None and self.factor <= 0:
             raise ValueError(f"factor must be a positive number, not {self.factor}")
         check_budget(self.budget)
         if self.factor is not None and self.budget is not None:
             raise ValueError("factor and budget are two rules for the same choice; give one")
 
-    def check(self, request: Request) -> None:
-        """Raise `ValueError` for a block that the request does not fit."""
-        check_blocks(request, self.size(request), whole=self.canvas)
-
     def size(self, request: Request) -> int:
-        """Tokens of a block."""
-        return self.block or min(request.target.block or BLOCK, request.max_tokens)
+        """Tokens of a block; the last one of an answer may have fewer."""
+        return self.block or request.target.block or BLOCK
 
     @property
     def sequential(self) -> bool:

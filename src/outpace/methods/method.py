@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from outpace.decoding import CAUSAL_KINDS, Decoding, Dial, Kind, Request, Target, Verify
-from outpace.decoding.sampling import HOTTEST, is_number, is_whole
+from outpace.decoding.sampling import is_number, is_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +28,11 @@ class Method(ABC):
     usual: ClassVar[Mapping[str, float]] = {}
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for an option that is none of what its annotation says."""
+        """Convert options to plain Python types; `ValueError` for one of another type."""
         hints = get_type_hints(type(self))
         for option in fields(self):
-            check_type(option.name, getattr(self, option.name), hints[option.name])
+            value = check_type(option.name, getattr(self, option.name), hints[option.name])
+            object.__setattr__(self, option.name, value)
 
     @abstractmethod
     def decode(self, request: Request) -> Decoding:
@@ -105,40 +105,44 @@ def check_least(least: int | None, **most: int | None) -> None:
         raise ValueError(f"least must be 1 to {name}={value}, not {least}: give both as numbers")
 
 
-def is_real(value: object) -> bool:
-    """Whether float32 can hold it; what is infinite or no number is left to the method."""
-    if isinstance(value, float) and not isfinite(value):
-        return True
-    return is_number(value) and abs(cast(float, value)) < HOTTEST
+LARGEST = 1e4
+"""Largest float option: more changes nothing, and logits times 1e30 would overflow float32."""
+
+
+def is_moderate(value: object) -> bool:
+    """Whether this is a number within `LARGEST`."""
+    return is_number(value) and abs(cast(float, value)) <= LARGEST
 
 
 PLAIN: dict[object, tuple[str, Callable[[Any], bool]]] = {
     bool: ("True or False", lambda value: isinstance(value, bool)),
     int: ("a whole number", is_whole),
-    float: (f"a number below {HOTTEST:g}", is_real),
+    float: (f"a number of at most {LARGEST:g}", is_moderate),
     str: ("a name", lambda value: isinstance(value, str | Path)),
     NoneType: ("None", lambda value: value is None),
 }
-"""Types of options in words, and whether a value is one; others are not looked at."""
+"""Types of options in words, and whether a value can be converted to one."""
 
 
-def check_type(name: str, value: object, kind: Any) -> None:
-    """Raise `ValueError` for an option that is neither of a plain type nor a word of its own."""
+def check_type(name: str, value: object, kind: Any) -> Any:
+    """Return an option as the plain type of its annotation; other types are returned unchecked.
+
+    Raises `ValueError` for a value that is neither of a plain type nor an allowed word.
+    """
     parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     words: list[str] = []
     for part in parts:
         if get_origin(part) is Literal:
-            listed = get_args(part)
-            fits = isinstance(value, str) and value in listed
-            words += map(repr, listed)
+            if isinstance(value, str) and value in get_args(part):
+                return str(value)
+            words += map(repr, get_args(part))
         elif part in PLAIN:
-            what, check = PLAIN[part]
-            fits = check(value)
+            what, fits = PLAIN[part]
+            if fits(value):
+                return None if value is None else part(value)
             words.append(what)
         else:
-            return
-        if fits:
-            return
+            return value
     raise ValueError(f"{name} must be {' or '.join(words)}, not {value!r}")
 
 
@@ -157,8 +161,8 @@ def fraction(**options: float) -> None:
 
 
 def check_budget(budget: float | None) -> None:
-    """Raise `ValueError` for a budget of entropy that is negative or no number."""
-    if budget is not None and not budget >= 0:
+    """Raise `ValueError` for a budget of entropy that is negative."""
+    if budget is not None and budget < 0:
         raise ValueError(f"budget must be 0 or more, not {budget}")
 
 
@@ -173,23 +177,3 @@ def own_block(request: Request, block: int | None) -> int:
         "the model does not say how long its blocks are (block_size in config.json): give block "
         "the length that it was trained with, such as 4"
     )
-
-
-def check_blocks(request: Request, block: int, *, whole: bool) -> None:
-    """Raise `ValueError` for a block that does not fit, or not a `whole` number of times."""
-    if block > request.max_tokens:
-        raise ValueError(
-            f"block={block} is larger than the canvas of max_tokens={request.max_tokens}; "
-            f"{request.max_tokens} is the largest that fits"
-        )
-    if whole and request.max_tokens % block:
-        raise ValueError(
-            f"max_tokens={request.max_tokens} is no whole number of blocks of {block}: "
-            f"use {nearest(request.max_tokens, block)}"
-        )
-
-
-def nearest(value: int, factor: int) -> str:
-    """The multiples of a factor next to a value, in words."""
-    below = value - value % factor
-    return f"{below} or {below + factor}" if below else f"{factor}"

@@ -61,7 +61,7 @@ class WeDLM(Method):
         super().__post_init__()
         at_least_one(window=self.window)
         for name, value in {"entropy": self.entropy, "penalty": self.penalty}.items():
-            if value is not None and not 0 <= value < float("inf"):
+            if value is not None and value < 0:
                 raise ValueError(f"{name} must be 0 or a positive number, not {value}")
         if self.confidence is not None and not 0 < self.confidence <= 1:
             raise ValueError(f"confidence must lie above 0 and be at most 1, not {self.confidence}")

@@ -1,0 +1,225 @@
+"""Stop ids and stop strings: every answer is the beginning of the one without them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import enter, finish, runner, tokens
+from outpace import LLM
+from outpace.decoding import Sampling
+from outpace.decoding.processor import NotBefore
+from outpace.engine.engine import Engine
+from outpace.engine.job import Job
+from outpace.methods import (
+    APD,
+    D2F,
+    Autoregressive,
+    BlockDiffusion,
+    DFlash,
+    Diffusion,
+    Eagle,
+    FastDLLM,
+    LeftToRight,
+    Method,
+    Speculative,
+    WeDLM,
+)
+from outpace.output import Output
+from workload import EOS, KINDS, LONG, Request, new_engine, requests
+
+QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
+MAX_TOKENS = 40
+
+ZOO: dict[str, list[Method]] = {
+    "tiny-ar": [
+        Autoregressive(),
+        Speculative(draft="tiny-aux", tokens=3),
+        Speculative(draft="tiny-aux"),
+        DFlash(draft="tiny-dflash", tokens=4),
+        Eagle(draft="tiny-eagle", width=1, depth=3),
+        Eagle(draft="tiny-eagle", width=3, depth=3, nodes=12),
+    ],
+    "tiny-wedlm": [WeDLM(), WeDLM(verify=True), WeDLM(eager=False), WeDLM(block=True, clip=True)],
+    "tiny-dream": [
+        LeftToRight(tokens=2, window=8, lookahead=16),
+        APD(verifier="tiny-aux", window=8, lookahead=16),
+        Diffusion(),
+        Diffusion(block=8, steps=12, canvas=True),
+        Diffusion(order="origin", block=16),
+        FastDLLM(block=8),
+    ],
+    "tiny-llada": [
+        Diffusion(),
+        Diffusion(block=8, ends="last"),
+        FastDLLM(),
+        FastDLLM(cache="prefix", block=8),
+        FastDLLM(cache=None, factor=1.0, block=16),
+        FastDLLM(budget=0.5),
+    ],
+    "tiny-d2f": [D2F(block=8), D2F(block=8, canvas=True)],
+    "tiny-block": [BlockDiffusion(), BlockDiffusion(steps=2, canvas=True), D2F()],
+}
+"""Every method on a model that it suits."""
+
+
+def submit(
+    engine: Engine, request: Request, stop_ids: frozenset[int] = frozenset(), least: int = 0
+) -> Job:
+    """Queue a request that stops at any of these tokens behind its first `least` ones."""
+    return enter(
+        engine,
+        request.method,
+        request.prompt,
+        runners={role: runner(engine, name) for role, name in request.roles.items()},
+        max_tokens=request.max_tokens,
+        sampling=request.sampling,
+        eos=EOS,
+        stop_ids=stop_ids,
+        min_tokens=least,
+        processors=(NotBefore(EOS, len(request.prompt) + least),) if least else (),
+    )
+
+
+def run(*asked: tuple[Any, ...], **limits: Any) -> list[Job]:
+    """Run requests together in an engine of their own."""
+    engine = new_engine(**limits)
+    jobs = [submit(engine, *each) for each in asked]
+    finish(engine)
+    assert all(job.error is None for job in jobs), [job.error for job in jobs]
+    return jobs
+
+
+def cut(free: Job, stop_ids: frozenset[int], least: int = 0) -> tuple[list[int], str | None]:
+    """The reference: tokens before the first stop id behind `least` tokens, and the reason."""
+    output = tokens(free)
+    for place, token in enumerate(output):
+        if place >= least and token in stop_ids:
+            return output[:place], "stop"
+    return output, free.request.finish_reason
+
+
+def found(job: Job) -> tuple[list[int], str | None]:
+    """Tokens of a request, and why it ended."""
+    return tokens(job), job.request.finish_reason
+
+
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("number", "method"), list(enumerate(KINDS)), ids=repr)
+def test_each_token_of_an_answer_ends_it_there(
+    number: int, method: Method, temperature: float
+) -> None:
+    """All of them in one batch: 200 cases over all methods at each temperature."""
+    request = Request(
+        method=method,
+        prompt=LONG[: 9 + 7 * (number % 5)],
+        max_tokens=20,
+        sampling=Sampling(temperature=temperature, seed=number),
+    )
+    (free,) = run((request,))
+    stops = [frozenset([token]) for token in dict.fromkeys(tokens(free))]
+    assert stops
+    for stop, job in zip(stops, run(*((request, stop) for stop in stops)), strict=True):
+        assert found(job) == cut(free, stop)
+
+
+@pytest.mark.parametrize("pace", ["off", "auto"])
+@given(requests, st.frozensets(st.integers(0, 23), max_size=3), st.integers(0, 12))
+@settings(max_examples=12)
+def test_stop_ids_of_any_request(
+    pace: str, request: Request, stops: frozenset[int], least: int
+) -> None:
+    """Of any method with any options, also behind a least length and under a pace."""
+    free, job = (run((request, stop, least), pace=pace)[0] for stop in (frozenset(), stops))
+    assert found(job) == cut(free, stops, least)
+
+
+@pytest.mark.slow
+@given(requests, st.frozensets(st.integers(0, 23), min_size=1, max_size=3), st.integers(0, 12))
+@settings(max_examples=150)
+def test_stop_ids_of_many_requests(request: Request, stops: frozenset[int], least: int) -> None:
+    """The same, many times; alone and beside the request that goes on."""
+    (free,) = run((request, frozenset(), least))
+    job, other, _ = run((request, stops, least), (request, frozenset(), least), (request,))
+    (lone,) = run((request, stops, least))
+    assert found(other) == found(free)
+    assert found(job) == found(lone) == cut(free, stops, least)
+
+
+@cache
+def llm(name: str) -> LLM:
+    """A model of the zoo."""
+    return LLM(name)
+
+
+def strings(text: str) -> list[str]:
+    """Parts of an answer: within a token, of several, from its beginning, middle and end."""
+    places = {0, 1, len(text) // 3, len(text) // 2, max(len(text) - 4, 0)}
+    return sorted({text[at : at + size] for at in places for size in (1, 2, 5)} - {""})
+
+
+def stopped(model: LLM, free: Output, least: int, stop: str) -> str:
+    """The reference: text before the first stop string that begins behind `least` tokens."""
+    begin = len(model.text.decode(free.ids[:least]))
+    at = free.text.find(stop, begin)
+    return free.text if at < 0 else free.text[:at]
+
+
+def check_zoo(name: str, method: Method, temperature: float, least: int, share: int = 1) -> int:
+    """Compare answers with stops, alone and batched, with the free one; how many there are.
+
+    Only every `share`-th stop is tried.
+    """
+    model = llm(name)
+    common: dict[str, Any] = {
+        "method": method,
+        "max_tokens": MAX_TOKENS,
+        "temperature": temperature,
+        "seed": 1,
+        "min_tokens": least,
+    }
+    (free,) = model.generate(QUESTION, **common)
+    assert len(free.ids) > 4
+    listed: list[dict[str, Any]] = [{"stop": each} for each in strings(free.text)]
+    listed += [{"stop_ids": [each]} for each in sorted(set(free.ids[least:]))[:8]]
+    stops = listed[::share]
+    together = dict(model.serve((QUESTION, common | each) for each in stops))
+    for number, each in enumerate(stops):
+        output = together[number]
+        assert output.ids == free.ids[: len(output.ids)], (each, free.ids, output.ids)
+        if "stop" in each:
+            assert output.text == stopped(model, free, least, each["stop"]), each
+        else:
+            assert len(output.ids) == free.ids.index(each["stop_ids"][0], least)
+        assert output.finish_reason == "stop" or output.text == free.text
+        if number % 4 == 0:
+            (alone,) = model.generate(QUESTION, **common | each)
+            assert (alone.ids, alone.text) == (output.ids, output.text)
+    return len(stops)
+
+
+CASES = [(name, method) for name, methods in ZOO.items() for method in methods]
+
+
+def test_stops_of_fast_dllm() -> None:
+    """Where a stop id in the canvas was taken for end-of-sequence."""
+    assert check_zoo("tiny-llada", FastDLLM(block=8), 0.0, 0, share=2) > 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "method"), CASES, ids=repr)
+def test_some_stops_of_every_method(name: str, method: Method) -> None:
+    """Strings and ids behind a least length."""
+    assert check_zoo(name, method, 0.9, 5, share=5) > 2
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("least", [0, 6])
+@pytest.mark.parametrize(("name", "method"), CASES, ids=repr)
+def test_stops_of_every_method(name: str, method: Method, least: int) -> None:
+    """Strings and ids from anywhere in the answer, without and with a least length."""
+    assert sum(check_zoo(name, method, temperature, least) for temperature in (0.0, 0.9)) > 16
