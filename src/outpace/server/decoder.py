@@ -12,7 +12,13 @@ from outpace.text import Prompt
 
 
 class Decoder(Protocol):
-    """One model, and those who wait for it."""
+    """One model, and those who wait for it.
+
+    Attributes:
+        most: requests that may be in hand.
+    """
+
+    most: int
 
     @property
     def running(self) -> int:

@@ -57,6 +57,7 @@ class Exchange:
         self.prompts = prompts_of(asked, self.model.characters, self.model.entry.max_tokens)
         seed = service.random.getrandbits(32) if asked.seed is None else asked.seed
         self.seeds = [seed + i for _ in self.prompts for i in range(asked.n or 1)]
+        check_count(asked, len(self.seeds), self.model.engine.most)
         self.reply = Reply(
             model=self.model,
             number=service.random.getrandbits(96),
@@ -310,6 +311,14 @@ def result_of(fault: Fault | None) -> str:
     if fault is None:
         return "answered"
     return "gone" if isinstance(fault, Gone) else "error" if fault.status == 500 else "refused"
+
+
+def check_count(asked: Asked, choices: int, most: int) -> None:
+    """Raise `Fault` for more choices than a model ever takes at a time: they could never start."""
+    if choices > most:
+        field = "prompt" if isinstance(asked, CompletionRequest) else "n"
+        message = f"{choices} choices, counting n for each prompt; this model takes at most {most}"
+        raise Fault(400, f"{field}: {message}", param=field)
 
 
 def prompts_of(asked: Asked, most: int | None, limit: int | None) -> Sequence[tuple[Any, Any]]:
