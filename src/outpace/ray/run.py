@@ -14,7 +14,8 @@ from ray.exceptions import RayError
 
 from outpace.ray.cluster import Share, check_count, join, share
 from outpace.ray.replicas import application, at_a_time
-from outpace.server.run import bound, log_address
+from outpace.server.logs import log_address
+from outpace.server.run import bound
 from outpace.server.settings import Config
 
 log = logging.getLogger("outpace.server")

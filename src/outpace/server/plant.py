@@ -7,11 +7,9 @@ another. Prompts have become token ids before they get here.
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import select
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -34,6 +32,7 @@ from outpace.engine.runner import Usage
 from outpace.llm import LLM
 from outpace.output import Answer, Event
 from outpace.server.channel import Inbox, get, put
+from outpace.server.logs import start_log
 from outpace.server.models import load_all
 from outpace.server.settings import Entry
 from outpace.worker import LONGEST, SHARE, WorkerDied, in_turns
@@ -57,6 +56,7 @@ class Order:
 
     models: Mapping[str, Entry]
     small: bool
+    verbose: bool = False
 
 
 Engines = dict[str, tuple[int, list[Usage]]]
@@ -280,8 +280,8 @@ def main(descriptor: int) -> None:
     """Load what the other process wants, and decode for it until it ends."""
     Thread(target=watch, daemon=True).start()
     own = socket.socket(fileno=descriptor)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     order: Order = get(own)
+    start_log(verbose=order.verbose)
     if order.small:
         torch.set_num_threads(1)  # before layouts are tried
     try:

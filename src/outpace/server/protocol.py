@@ -164,7 +164,7 @@ class Protocol(HttpToolsProtocol):
         """Refuse what is no HTTP, or what was not read to its end."""
         self.refuse(Fault(400, msg))
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """Answer what was asked where the client sends nothing more; True keeps the way to it."""
         self.open = [cycle for cycle in self.open if not cycle.response_complete]
         if not self.open or self.open[-1].more_body:
