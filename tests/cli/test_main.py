@@ -718,7 +718,7 @@ def test_a_file_of_prompts_ends_with_count_and_speed(outpace, tmp_path, monkeypa
 def test_help_does_not_contradict_itself(outpace):
     """A default is told once."""
     for words, says in (
-        (("generate",), "256, or what fits"),
+        (("generate",), "what fits; 256 for diffusion"),
         (("race",), "[default: 128]"),
         (("evaluate",), "by protocol"),
     ):

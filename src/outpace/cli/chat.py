@@ -53,7 +53,7 @@ def chat(
     /help shows how. Ctrl-C ends an answer, a second one or Ctrl-D the conversation. Without a
     terminal every line of standard input is a message.
     """
-    llm = loading.open(model, method)
+    llm = loading.open(model, method, max_sequences=1)  # an answer may have all the memory
     if llm.text.tokenizer is None or llm.text.tokenizer.chat_template is None:
         raise ValueError(f"{llm.name} has no chat template: use outpace generate")
     options = choice.options() | ending.options() | dressing.options()
