@@ -200,13 +200,14 @@ class LLM:
         told: Callable[[], None] | None = None,
         wait: bool = True,
         requests: int = CONCURRENT,
+        limit: int | None = None,
         **options: Unpack[Options],
     ) -> Answer:
         """A request that is ready to be submitted. Raises `ValueError` for bad input.
 
         `streams` and `told` are those of an `Answer`. Only a cloze needs no prompt. Unless it shall
-        `wait`, a constraint that was not read yet is an `Unread`. So many `requests` share the
-        cache where no `max_tokens` is given.
+        `wait`, a constraint that was not read yet is an `Unread`. Without `max_tokens` so many
+        `requests` share the cache, and an answer has at most `limit` tokens.
         """
         chosen = Chosen.of(options)
         method = self.method if chosen.method is None else chosen.method
@@ -214,8 +215,8 @@ class LLM:
         pairing = self.pair(method)
         max_tokens = chosen.max_tokens if layout is None else layout.size
         if max_tokens is None:
-            share = min(requests, self.engine.max_sequences)
-            max_tokens = pairing.default_max_tokens(method, len(ids), share, chosen.min_tokens)
+            share, least = min(requests, self.engine.max_sequences), chosen.min_tokens
+            max_tokens = pairing.default_max_tokens(method, len(ids), share, least, limit)
         answer = Answer(Detokenizer(self.text, chosen.stop), streams, told, layout)
 
         def listen(request: Request) -> None:

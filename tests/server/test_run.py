@@ -48,10 +48,13 @@ LONG = chat(max_tokens=400, ignore_eos=True, model="tiny-ar")
 
 
 def test_log_names_models_and_address(zoo: Process) -> None:
-    """A line each, beside those of what was chosen for this processor."""
-    told = [line for line in zoo.log if not line.startswith(("torch.", "attention on "))]
-    assert len(told) == len(settings.zoo()) + 1
-    assert told[0].startswith("tiny-ar: ")
+    """First the address, then what is loaded, what there is, and that it listens."""
+    names = [*settings.zoo()]
+    first, *lines, last = zoo.log[: 2 * len(names) + 2]
+    assert re.fullmatch(rf"outpace \S+, {zoo.url}: loading {len(names)} models\n", first)
+    assert lines[: len(names)] == [f"loading {name}\n" for name in names]
+    assert [line.partition(":")[0] for line in lines[len(names) :]] == names
+    assert last == f"listening on {zoo.url}; open it in a browser for the playground\n"
     assert httpx2.get(f"{zoo.url}/ready").status_code == 200
 
 
@@ -389,6 +392,16 @@ def test_second_signal_ends_at_once(zoo: Process) -> None:
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 ADDRESS = "http://127.0.0.1:8000"
+
+
+def test_log_tells_what_was_chosen_where_it_is_wanted() -> None:
+    """After the address, in the process that loads; and the operator's bound gets there."""
+    with serving("tiny-aux", "--verbose", "--max-tokens", "5") as process:
+        assert process.log[0].startswith("outpace ")
+        assert any(line.startswith(("torch.", "attention on ")) for line in process.log)
+        asked = {"model": "tiny-aux", "prompt": "x", "ignore_eos": True}
+        answer = httpx2.post(f"{process.url}/v1/completions", json=asked, timeout=30).json()
+        assert answer["usage"]["completion_tokens"] == 5
 
 
 def test_documented_requests_are_answered(zoo: Process) -> None:

@@ -55,6 +55,9 @@ def serve(
         list[str] | None, Option(help="name=path of a model that requests may name for a role.")
     ] = None,
     config: Annotated[Path | None, Option(help="TOML file of the server and its models.")] = None,
+    max_tokens: Annotated[
+        int | None, Option(help="Most tokens of any answer.", show_default="what fits")
+    ] = None,
     serving: Serving = SERVING,
     replicas: Annotated[
         int | None, Option(help="Processes that share the requests, on Ray; one for each GPU.")
@@ -76,10 +79,13 @@ def serve(
     named = given.named_models(model, models or ())
     if config is not None and named:
         raise ValueError("give models on the command line or in --config, not both")
-    if not named and (method or further or loading != LOADING):
-        raise ValueError("--method, --further and how to load are said of a model: name one")
+    if not named and (method or further or max_tokens is not None or loading != LOADING):
+        raise ValueError(
+            "--method, --further, --max-tokens and how to load are for a model: name one"
+        )
+    values = {"max_tokens": max_tokens, **vars(loading)}
     entries = {
-        name: given.entry(path, method, dict(map(pair, further or ())), vars(loading))
+        name: given.entry(path, method, dict(map(pair, further or ())), values)
         for name, path in named.items()
     }
     whole = given.merged(config, entries, serving.settings())
@@ -88,9 +94,9 @@ def serve(
     if replicas is not None:
         raise Exit(replicated(whole, replicas, max_replicas))
     with bound(whole.server) as own:
+        small = are_small(whole.models)
         host, port = own.getsockname()[:2]
         log_start(host, port, len(whole.models))
-        small = are_small(whole.models)
         if any(entry.tensor_parallel > 1 for entry in whole.models.values()):
             if small:
                 torch.set_num_threads(1)  # before layouts are tried
@@ -99,7 +105,7 @@ def serve(
 
 
 def check_system() -> None:
-    """Raise `ValueError` on Windows, where processes take neither signals nor sockets so."""
+    """Raise `ValueError` on Windows, which lacks the signals that end a server in order."""
     if not hasattr(signal, "pthread_sigmask"):
         raise ValueError("outpace serve needs Linux or macOS: on Windows, run it in WSL")
 
@@ -115,13 +121,13 @@ def replicated(config: Config, replicas: int, most: int | None) -> int:
 
 def are_small(models: Mapping[str, Entry]) -> bool:
     """Whether all models decode fastest on one thread; `ValueError` that names what is none."""
+    small = True
     for name, entry in models.items():
         try:
-            if not one_thread(entry.path, entry.device):
-                return False
+            small &= one_thread(entry.path, entry.device)
         except ValueError as error:
             raise ValueError(f"model {name}: {error}") from error
-    return True
+    return small
 
 
 def pair(text: str) -> tuple[str, str]:

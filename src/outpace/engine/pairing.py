@@ -89,14 +89,19 @@ class Pairing:
         )
 
     def default_max_tokens(
-        self, method: Method, prompt: int, requests: int, min_tokens: int = 0
+        self,
+        method: Method,
+        prompt: int,
+        requests: int,
+        min_tokens: int = 0,
+        limit: int | None = None,
     ) -> int:
         """Return the `max_tokens` of a request that sets none, after `prompt` tokens.
 
         It is what the context has left, at most an equal share of the cache for each of `requests`,
         so that all of them run together; but not below `CANVAS` where that much fits. The canvas of
         a diffusion model is part of its input, and so is fixed: `CANVAS`, or what fits. It is never
-        below `min_tokens`.
+        above `limit`, nor below `min_tokens`.
         """
         own = method.slots(prompt, 0)
         least = own + CANVAS
@@ -106,6 +111,8 @@ class Pairing:
             limits += [runner.config.max_length, len(runner.cache), max(share, least)]
         if self.runners["target"].config.kind is Kind.DIFFUSION:
             limits.append(least)
+        if limit is not None:
+            limits.append(own + limit)
         return max(min(limits) - own, int(min_tokens), 1)
 
     def check(self, method: Method, request: Request) -> None:

@@ -22,7 +22,7 @@ def name_of(model: str | Path) -> str:
         return str(model)
     path = Path(os.path.abspath(model))
     if path.parent.name == "snapshots" and path.parents[1].name.startswith(HUB):
-        return path.parents[1].name.removeprefix(HUB).replace("--", "/")
+        return path.parents[1].name.removeprefix(HUB).replace("--", "/", 1)
     name = path.stem if path.suffix.lower() == GGUF and not path.is_dir() else path.name
     return "".join(each if each.isprintable() else "_" for each in name) or "model"
 

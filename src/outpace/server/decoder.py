@@ -38,6 +38,7 @@ class Decoder(Protocol):
         *,
         streams: bool = False,
         watched: bool = False,
+        limit: int | None = None,
         **options: Unpack[Options],
     ) -> Coming:
         """Queue a prompt, as `AsyncLLM` does."""

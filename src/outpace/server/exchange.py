@@ -89,12 +89,11 @@ class Exchange:
         else:
             options |= {"max_tokens": asked.max_tokens, "raw": True}
             options["logprobs"] = asked.logprobs is not None
-        limit = self.model.entry.max_tokens
-        if limit is not None and options["max_tokens"] is None:
-            options["max_tokens"] = None if self.extension.fill else limit
-        elif limit is not None and options["max_tokens"] > limit:
-            name = self.field("max_tokens")
-            raise Fault(400, f"{name}: at most {limit} here", param=name)
+        limit = options["limit"] = self.model.entry.max_tokens
+        for option in ("max_tokens", "min_tokens"):
+            if limit is not None and (options[option] or 0) > limit:
+                name = self.field(option)
+                raise Fault(400, f"{name}: at most {limit} here", param=name)
         return {name: value for name, value in options.items() if value is not None}
 
     @asynccontextmanager
