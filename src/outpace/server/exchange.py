@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Send
@@ -37,6 +38,9 @@ SAME = (
 """Fields that are options under the same name."""
 
 RETRY = {"Retry-After": "1"}
+
+FEW = 16
+"""Choices that are submitted at a time where each may wait until its constraint is read."""
 
 
 class Exchange:
@@ -108,15 +112,17 @@ class Exchange:
         result = "error"
         try:
             each = len(self.seeds) // len(self.prompts)
-            submit = self.model.engine.submit
+            submit = partial(self.model.engine.submit, **options)
+            submits = [
+                partial(submit, prompt, cloze=cloze, seed=seed)
+                for number, (prompt, cloze) in enumerate(self.prompts)
+                for seed in self.seeds[number * each :][:each]
+            ]
+            some = FEW if self.rule or self.extension.fill else len(submits)
             with self.guarded():
-                self.answers = await self.admitted(
-                    [
-                        submit(prompt, cloze=cloze, seed=seed, **options)
-                        for number, (prompt, cloze) in enumerate(self.prompts)
-                        for seed in self.seeds[number * each :][:each]
-                    ]
-                )
+                for begin in range(0, len(submits), some):
+                    part = [submit() for submit in submits[begin : begin + some]]
+                    self.answers += await self.admitted(part)
             yield
             result = result_of(self.fault)
         except Fault as fault:

@@ -284,7 +284,7 @@ def named_models(model: str | None, others: Iterable[str]) -> dict[str, str]:
     named: dict[str, str] = {}
     for text in others:
         name, equals, path = text.partition("=")
-        if not equals:
+        if not equals or os.path.exists(text):
             unnamed.append(text)
         elif not (name and path):
             raise ValueError(f"--model {text!r} names no model; write name=path, or a path")
