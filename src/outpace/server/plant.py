@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -264,21 +263,8 @@ class Plant:
         self.spoke = time.monotonic()
 
 
-def ended() -> None:
-    """End, since nobody waits any more."""
-    os._exit(0)
-
-
-def watch() -> None:
-    """End with the other process, which holds the other end of standard input, whatever happens."""
-    while os.read(0, 1):
-        pass
-    ended()
-
-
 def main(descriptor: int) -> None:
     """Load what the other process wants, and decode for it until it ends."""
-    Thread(target=watch, daemon=True).start()
     own = socket.socket(fileno=descriptor)
     order: Order = get(own)
     start_log(verbose=order.verbose)
@@ -295,4 +281,4 @@ def main(descriptor: int) -> None:
     try:
         Plant({name: llm for name, (llm, _) in models.items()}, own).run()
     except (ConnectionError, EOFError):
-        ended()
+        os._exit(0)  # since nobody waits any more
