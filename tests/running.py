@@ -42,11 +42,18 @@ class Process:
         assert used
         return sum(float(line.rpartition(" ")[2]) for line in used)
 
-    def raw(self, data: bytes, wait: float = 20) -> bytes:
-        """What comes back for some bytes, until the server hangs up."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=wait) as own:
+    def raw(self, data: bytes, *, piece: int = 2**20, half: bool = False) -> bytes:
+        """What comes back for some bytes, sent in pieces, until the server hangs up.
+
+        With `half` it is told that no more bytes come.
+        """
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as own:
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with suppress(ConnectionError):  # it may hang up before it has read all
-                own.sendall(data)
+                for begin in range(0, len(data), piece):
+                    own.sendall(data[begin : begin + piece])
+                if half:
+                    own.shutdown(socket.SHUT_WR)
             answer = b""
             with suppress(ConnectionError):
                 while piece := own.recv(2**16):

@@ -190,17 +190,19 @@ class AsyncLLM:
         *,
         streams: bool = False,
         watched: bool = False,
+        limit: int | None = None,
         **options: Unpack[Options],
     ) -> AsyncAnswer:
         """Queue a prompt.
 
         `streams` asks for events on the way, and `watched` for one after every forward, with the
-        canvas. Raises `ValueError` for bad input, `QueueFull` and `Draining`.
+        canvas. Without `max_tokens` an answer has at most `limit` tokens. Raises `ValueError` for
+        bad input, `QueueFull` and `Draining`.
         """
         self.check()
         answer = AsyncAnswer(self, streams or watched)
         told = partial(self.tell, answer)
-        prepare = partial(self.llm.prepare, prompt, told=told, **options)
+        prepare = partial(self.llm.prepare, prompt, told=told, limit=limit, **options)
         self.coming += 1
         try:
             answer.answer = await self.prepared(answer.loop, prepare)

@@ -21,7 +21,7 @@ from outpace.engine.cache import cache_bytes, cache_slots, check_gib
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.fuse import check as check_compile
 from outpace.engine.graphs import recorder
-from outpace.engine.pairing import Pairing, check_models, named, native
+from outpace.engine.pairing import CONCURRENT, Pairing, check_models, named, native
 from outpace.engine.runner import Runner
 from outpace.engine.team import Team
 from outpace.layout import Layout
@@ -47,7 +47,7 @@ from outpace.output import Answer, Output
 from outpace.stream import Stream
 from outpace.text import Detokenizer, Prompt, Text, as_many
 
-DEFAULT_MAX_TOKENS, MOST_ANSWERS = 256, 2**16
+MOST_ANSWERS = 2**16
 
 
 class LLM:
@@ -190,12 +190,15 @@ class LLM:
         streams: bool = False,
         told: Callable[[], None] | None = None,
         wait: bool = True,
+        requests: int = CONCURRENT,
+        limit: int | None = None,
         **options: Unpack[Options],
     ) -> Answer:
         """A request that is ready to be submitted. Raises `ValueError` for bad input.
 
         `streams` and `told` are those of an `Answer`. Only a cloze needs no prompt. Unless it shall
-        `wait`, a constraint that was not read yet is an `Unread`.
+        `wait`, a constraint that was not read yet is an `Unread`. Without `max_tokens` so many
+        `requests` share the cache, and an answer has at most `limit` tokens.
         """
         chosen = Chosen.of(options)
         method = self.method if chosen.method is None else chosen.method
@@ -203,8 +206,8 @@ class LLM:
         pairing = self.pair(method)
         max_tokens = chosen.max_tokens if layout is None else layout.size
         if max_tokens is None:
-            length = min(runner.config.max_length for runner in pairing.runners.values())
-            max_tokens = max(min(DEFAULT_MAX_TOKENS, length - method.slots(len(ids), 0)), 1)
+            share, least = min(requests, self.engine.max_sequences), chosen.min_tokens
+            max_tokens = pairing.default_max_tokens(method, len(ids), share, least, limit)
         answer = Answer(
             Detokenizer(self.text, chosen.stop, chosen.min_tokens), streams, told, layout
         )
@@ -251,9 +254,11 @@ class LLM:
         layout = Layout.of(chosen.cloze, self.text, front, self.eos)
         return layout.prompt, layout
 
-    def submit(self, prompt: Prompt | None, **options: Unpack[Options]) -> Answer:
-        """Queue a prompt; `driver.step()` moves it on. Raises `ValueError` for bad input."""
-        answer = self.prepare(prompt, **options)
+    def submit(
+        self, prompt: Prompt | None, *, requests: int = CONCURRENT, **options: Unpack[Options]
+    ) -> Answer:
+        """Queue a prompt; `driver.step()` moves it on. Takes and raises as `prepare`."""
+        answer = self.prepare(prompt, requests=requests, **options)
         self.driver.submit(answer.job)
         return answer
 
@@ -267,19 +272,21 @@ class LLM:
         """
         if not (batch is None or is_whole(batch) and batch >= 1):
             raise ValueError(f"batch must be a whole number from 1 on, not {batch!r}")
-        return self.answers(requests, batch)
+        if batch is None:
+            batch = len(requests := list(requests))
+        return self.answers(requests, max(int(batch), 1))
 
     def answers(
-        self, requests: Iterable[tuple[Prompt | None, Options]], batch: int | None
+        self, requests: Iterable[tuple[Prompt | None, Options]], batch: int
     ) -> Iterator[tuple[int, Output]]:
         """The one loop that drives the engine for many requests."""
         waiting: dict[int, Answer] = {}
         coming = enumerate(requests)
         try:
             while True:
-                while (batch is None or len(waiting) < batch) and (entry := next(coming, None)):
+                while len(waiting) < batch and (entry := next(coming, None)):
                     number, (prompt, options) = entry
-                    waiting[number] = self.submit(prompt, **options)
+                    waiting[number] = self.submit(prompt, requests=batch, **options)
                 if not waiting:
                     return
                 self.driver.step()

@@ -23,9 +23,10 @@ from outpace.methods.options import Named, method_of
 class Options(TypedDict, total=False):
     """What a request may choose.
 
-    `method` replaces that of the `LLM`: a `Method`, its name, or `(name, options)`. `max_tokens` is
-    256 at most unless given; sampling options (`temperature`, `top_p`, `top_k`, `min_p`) default to
-    those of the method, and else of the model's family.
+    `method` replaces that of the `LLM`: a `Method`, its name, or `(name, options)`. Without
+    `max_tokens` an answer may take what the context has left, at most an equal share of the cache
+    for each request of a call; that of a diffusion model has 256. Sampling options (`temperature`,
+    `top_p`, `top_k`, `min_p`) default to those of the method, and else of the model's family.
 
     `stop` ends the text before any of these strings, and `stop_ids` end it before any of these
     tokens. Neither changes what comes before: the answer is the beginning of the one without them.

@@ -679,7 +679,7 @@ def test_a_template_has_its_variables(outpace, tmp_path):
     )
     llm = Loading().open(str(folder), None)
     assert status == 0, err
-    rows = len(llm.text.marked("systembeuserhi3x"))
+    rows = len(llm.text.plain("systembeuserhi3x"))
     assert re.search(rf"target\s+{rows} ", out)
 
 
@@ -718,7 +718,7 @@ def test_a_file_of_prompts_ends_with_count_and_speed(outpace, tmp_path, monkeypa
 def test_help_does_not_contradict_itself(outpace):
     """A default is told once."""
     for words, says in (
-        (("generate",), "256, or what fits"),
+        (("generate",), "what fits; 256 for diffusion"),
         (("race",), "[default: 128]"),
         (("evaluate",), "by protocol"),
     ):
@@ -780,6 +780,8 @@ def test_the_command_line_is_frozen(outpace):
             "--config",
             "--method",
             "--further",
+            "--max-tokens",
+            "--verbose",
             "--host",
             "--port",
             "--max-waiting",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -35,7 +36,6 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "named"),
     [
         (["nowhere"], "nowhere"),
-        (["--model", "tiny-ar"], "name=path"),
         (["--model", "=tiny-ar"], "name=path"),
         (["tiny-ar", "--further", "x"], "name=path"),
         (["--method", "d2f"], "name one"),
@@ -48,7 +48,10 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
         (["tiny-ar", "--method", "dflash", "--draft", "nowhere"], "nowhere"),
         (["tiny-ar", "--method", "d2f"], "d2f"),
         (["tiny-dflash"], "tiny-dflash"),
-        (["tiny-ar", "--model", "tiny-ar=tiny-aux"], "twice"),
+        (["--model", "tiny-ar="], "name=path"),
+        (["--model", "a=tiny-ar", "--model", "a=tiny-aux"], "twice: a"),
+        (["--max-tokens", "5"], "name one"),
+        (["tiny-ar", "--max-tokens", "0"], "max_tokens"),
         (["--host", "0.0.0.0"], "--insecure"),
         (["--host", "not an address"], "not an address"),
         (["--port", "70000"], "port"),
@@ -68,6 +71,14 @@ def test_bad_input_is_one_line(
 ) -> None:
     """Which names it."""
     assert named in refused([*words, *(["--port", "0"] if "--port" not in words else [])], capsys)
+
+
+def test_windows_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is imported or loaded."""
+    monkeypatch.delattr(signal, "pthread_sigmask")
+    assert "needs Linux or macOS" in refused(["tiny-ar"], capsys)
 
 
 def test_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,13 +120,13 @@ def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         return 3
 
     monkeypatch.setattr(module, "run", run)
-    words = "--method apd --verifier tiny-aux --ratio 0.5 --port 0 --max-waiting 5"
+    words = "--method apd --verifier tiny-aux --ratio 0.5 --port 0 --max-waiting 5 --max-tokens 50"
     with pytest.raises(SystemExit) as ended:
         main(["serve", "tiny-dream", *words.split(), "--drain-seconds", "1.5", "--api-key", "k"])
     assert ended.value.code == 3
     (service,) = served
     model = service.models["tiny-dream"]
-    assert model.method == "apd"
+    assert (model.method, model.entry.max_tokens) == ("apd", 50)
     assert model.choice(None).settings["ratio"].default == 0.5
     assert (service.settings.max_waiting, service.settings.drain_seconds) == (5, 1.5)
     assert service.settings.key() == b"k"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,12 +15,23 @@ from helpers import (
     causal_model,
     diffusion_model,
     feature_draft,
+    masked_model,
     pages_in_use,
     save_tokenizer,
 )
 from outpace import LLM, Output
-from outpace.engine.pairing import Pairing
-from outpace.methods import APD, Autoregressive, DFlash, LeftToRight, Method, Speculative
+from outpace.decoding import Decoding, Request
+from outpace.engine.pairing import CANVAS, CONCURRENT, Pairing
+from outpace.methods import (
+    APD,
+    D2F,
+    Autoregressive,
+    DFlash,
+    LeftToRight,
+    Method,
+    Speculative,
+    WeDLM,
+)
 from outpace.models.load import save_model
 from outpace.text import Text
 
@@ -210,3 +222,108 @@ def test_what_is_refused_leaves_nothing_loaded(
             llm.generate([1, 2], method=method(folders))
         assert (llm.runners, llm.engine.runners, llm.pairings) == (runners, engine, pairings)
     assert ids(said(llm, PROMPTS)) == expected
+
+
+# The default of max_tokens.
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Models of 1,024 and more positions."""
+    root = tmp_path_factory.mktemp("long")
+    changes: dict[str, Any] = {"vocab_size": SMALL, "max_position_embeddings": 1024}
+    models = {
+        "causal": causal_model(seed=1, eos_token_id=None, **changes),
+        "short": causal_model(seed=2, **{**changes, "max_position_embeddings": 700}),
+        "masked": masked_model(seed=1, mask_token_id=SMALL - 1, **changes),
+        "diffusion": diffusion_model(seed=1, mask_token_id=SMALL - 1, **changes),
+    }
+    for name, model in models.items():
+        save_model(model, root / name, dtype=torch.float32)
+    return {path.name: str(path) for path in root.iterdir()}
+
+
+def of_slots(model: str, slots: int, method: Method | None = None, **options: Any) -> LLM:
+    """A model whose cache has so many slots."""
+    slot = LLM(model, method, cache_gib=0.001).target.cache.memory.nbytes
+    slot //= len(LLM(model, method, cache_gib=0.001).target.cache)
+    llm = LLM(model, method, cache_gib=(slots + 0.5) * slot / 2**30, **options)
+    assert len(llm.target.cache) == slots
+    return llm
+
+
+def default(llm: LLM, prompt: int = 24, **options: Any) -> int:
+    """`max_tokens` of a request that sets none."""
+    return llm.prepare([1] * prompt, **options).job.request.max_tokens
+
+
+def test_default_answer_fills_the_context(long: dict[str, str]) -> None:
+    """Of one request, in all models of its method; it ends there with no end-of-sequence."""
+    llm = of_slots(long["causal"], 4096)
+    assert default(llm, requests=1) == 1000
+    draft = Speculative(draft=long["short"])
+    assert default(llm, requests=1, method=draft) == 700 - 24
+    (output,) = LLM(long["causal"], max_length=300).generate([1] * 24)
+    assert (len(output.ids), output.finish_reason) == (276, "length")
+
+
+def test_default_answers_share_the_cache(long: dict[str, str]) -> None:
+    """All prompts of a call run at once, whatever memory there is, and none is refused."""
+    llm = of_slots(long["causal"], 4096)
+    assert default(llm) == max(4096 // CONCURRENT, 24 + CANVAS) - 24
+    assert default(llm, requests=4) == 1000
+    assert default(llm, requests=7) == 36 * 16 - 24  # 36 of 256 pages
+    assert default(llm, requests=8) == 512 - 24
+    llm.generate([[1] * 24] * 8, method=Watching(llm=llm))
+    assert Watching.most == 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watching(Autoregressive):
+    """Counts the requests that run beside it."""
+
+    llm: Any
+    most: ClassVar[int] = 0
+
+    def decode(self, request: Request) -> Decoding:
+        """Decode as ever."""
+        Watching.most = max(Watching.most, len(self.llm.engine.running))
+        request.finish_reason = "cancelled"
+        yield from ()
+
+
+def test_default_leaves_room_for_all_that_an_operator_allows(long: dict[str, str]) -> None:
+    """`max_sequences` bounds the requests that share a cache."""
+    assert default(of_slots(long["causal"], 2048, max_sequences=2)) == 1000
+    assert default(of_slots(long["causal"], 2048, max_sequences=4)) == 512 - 24
+
+
+@pytest.mark.parametrize("slots", [512, 128, 48])
+def test_default_fits_into_a_small_cache(long: dict[str, str], slots: int) -> None:
+    """However many requests there are; a prompt alone that is too long is refused."""
+    llm = of_slots(long["causal"], slots)
+    assert default(llm, requests=64) == min(slots - 24, CANVAS)
+    with pytest.raises(ValueError, match=f"need {slots + 1} slots, but .* has {slots}: shorten"):
+        default(llm, slots)
+
+
+@pytest.mark.parametrize("method", [LeftToRight(), D2F(block=8)], ids=repr)
+def test_default_canvas_of_a_diffusion_model_is_fixed(long: dict[str, str], method: Method) -> None:
+    """Its length changes the text, so neither company nor memory does."""
+    llm = of_slots(long["diffusion"], 8192, method)
+    assert {default(llm, requests=n) for n in (1, 7, 64)} == {CANVAS}
+    assert default(llm, 1000) == 24
+
+
+def test_default_leaves_room_for_slots_of_the_method(long: dict[str, str]) -> None:
+    """A window that opens after the last token needs some."""
+    method = WeDLM(window=16)
+    llm = of_slots(long["masked"], 4096, method)
+    answer = default(llm, requests=1)
+    assert method.slots(24, answer) == 1024
+
+
+def test_default_reaches_min_tokens(long: dict[str, str]) -> None:
+    """An end that may not come before is not cut off before."""
+    llm = of_slots(long["diffusion"], 8192)
+    assert default(llm, min_tokens=300) == 300

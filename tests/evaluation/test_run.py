@@ -61,6 +61,8 @@ def test_a_report_is_json() -> None:
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert summary["tokens_per_forward_error"] is None
     assert json.dumps(Report(task="", model="", method="", batch=1).summary(), allow_nan=False)
+    placed = Report(task="", model="/a/b/x.gguf + /c/lora", method="", batch=1)
+    assert placed.summary()["model"] == "x + lora"
 
 
 def test_batches_change_nothing_but_the_time() -> None:

@@ -363,6 +363,23 @@ def test_constraints_that_wait_are_bounded(
     assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        completion(["a"] * 64, guided_regex="[q-w]{2}", max_tokens=4),
+        completion(
+            [f"a {{{{1:[{chr(n)}]}}}}" for n in range(ord("A"), ord("A") + 26)] * 2,
+            model="tiny-dream",
+            outpace={"fill": True},
+        ),
+    ],
+    ids=["regex", "holes"],
+)
+def test_as_many_choices_as_fit_may_have_new_constraints(client: TestClient, body: Any) -> None:
+    """Their own number refuses no request where nobody else asks."""
+    assert len(ask(client, body)["choices"]) == len(body["prompt"])
+
+
 def test_client_that_goes_while_its_constraint_is_read_leaves_nothing(service: Service) -> None:
     """The next one is read."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +28,7 @@ FIELDS: dict[str, list[Any]] = {
     "max_tokens": [0, -1, 10**9, 1.5, "5", [], 513],
     "max_completion_tokens": [0, 2**62, "x", 513],
     "min_tokens": [-1, 10**9, "x"],
-    "temperature": [-1, 1e9, float("nan"), float("inf"), "0", True, []],
+    "temperature": [-1, 2.01, 9, 1e9, float("nan"), float("inf"), "0", True, []],
     "top_p": [0, -0.1, 1.1, float("nan"), "1"],
     "top_k": [0, -1, 2**40, 1.5],
     "min_p": [-0.1, 1.1, float("inf")],
@@ -52,12 +53,17 @@ FIELDS: dict[str, list[Any]] = {
     "guided_regex": [5, [], {}, ["a"]],
     "guided_choice": [[], "yes", {}, ["x"] * 4097],
     "guided_grammar": [5, {}],
-    "tools": [[], [{"type": "function"}]],
-    "tool_choice": ["auto", "none"],
-    "functions": [[]],
-    "function_call": ["auto"],
+    "tools": [
+        [{"type": "function"}],
+        [{"type": "function", "function": {"name": "x" * 999}}] * 9,
+        {},
+    ],
+    "tool_choice": ["auto", "required", {"type": "function", "function": {"name": "x"}}, []],
+    "parallel_tool_calls": ["x", 1],
+    "functions": [[{"name": "x"}], "x"],
+    "function_call": ["auto", {"name": "x"}],
     "audio": [{}],
-    "modalities": [["text"]],
+    "modalities": [["audio"], ["text", "audio"], "text"],
     "prediction": [{}],
     "reasoning_effort": ["high"],
     "verbosity": ["low"],
@@ -119,6 +125,8 @@ INSIDE: list[tuple[str, dict[str, Any]]] = [
     ("prompt", completion([10**6])),
     ("prompt.0", completion([-1])),
     ("prompt.0", completion([1.5])),
+    ("prompt.1", completion(["a", 5])),
+    ("prompt.1", completion([[5], "a"])),
     ("prompt", completion("")),
     ("max_tokens", chat(max_tokens=1, max_completion_tokens=1)),
     ("guided_choice.1", chat(guided_choice=["a", 5])),
@@ -161,8 +169,87 @@ def test_path_leads_to_what_is_wrong(client: TestClient, param: str, body: dict[
 
 @pytest.mark.parametrize("field", ["tools", "tool_choice", "functions", "audio", "prediction"])
 def test_what_is_to_come_says_so(client: TestClient, field: str) -> None:
-    """A client learns that it did nothing wrong."""
-    assert "not supported yet" in refused(client, chat(**{field: FIELDS[field][0]}))["message"]
+    """A client learns that it did nothing wrong, and what to do; its value is not repeated."""
+    for value in FIELDS[field]:
+        message = refused(client, chat(**{field: value}))["message"]
+        assert re.fullmatch(rf"{field}: .*not supported yet; leave the field out", message)
+        assert len(message) < 80
+
+
+CALL = {"id": "x", "type": "function", "function": {"name": "y", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("param", "message"),
+    [
+        ("messages.1.role", {"role": "tool", "content": "x", "tool_call_id": "y"}),
+        ("messages.1.role", {"role": "tool", "content": None, "tool_call_id": "y"}),
+        ("messages.1.role", {"role": "function", "content": "x", "name": "y"}),
+        ("messages.1.tool_calls", {"role": "assistant", "content": None, "tool_calls": [CALL]}),
+        ("messages.1.tool_calls", {"role": "assistant", "tool_calls": [CALL] * 9}),
+        ("messages.1.function_call", {"role": "assistant", "content": None, "function_call": CALL}),
+    ],
+)
+def test_calls_of_tools_in_messages_are_named(client: TestClient, param: str, message: Any) -> None:
+    """And nothing else that is wrong only because of them."""
+    messages = [{"role": "user", "content": "x"}, message, {"role": "user", "content": "y"}]
+    error = refused(client, chat() | {"messages": messages})
+    assert error["param"] == param
+    assert "calling tools is not supported yet; leave" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []},
+        {"tools": None, "tool_choice": None, "parallel_tool_calls": None},
+        {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
+        {"tool_choice": "none"},
+        {"functions": [], "function_call": "none"},
+        {"modalities": ["text"]},
+    ],
+)
+def test_fields_that_ask_for_nothing_are_taken(client: TestClient, fields: dict[str, Any]) -> None:
+    """The answer is the one without them."""
+    usual = {"seed": 1, "max_tokens": 8, "temperature": 2}
+    wanted, answer = ask(client, chat(**usual)), ask(client, chat(**usual, **fields))
+    assert answer["choices"] == wanted["choices"]
+
+
+def test_messages_of_the_assistant_come_back(client: TestClient) -> None:
+    """As OpenAI's clients send them."""
+    sent = {"role": "assistant", "content": "12", "tool_calls": [], "refusal": None, "audio": None}
+    messages = [{"role": "user", "content": "x"}, sent, {"role": "user", "content": "y"}]
+    assert ask(client, chat(max_tokens=2) | {"messages": messages})
+
+
+@pytest.mark.parametrize("prompt", [["a"] * 65, [[5]] * 65, ["a"] * 2000])
+def test_limit_of_prompts_is_named(client: TestClient, prompt: Any) -> None:
+    """Whatever their type."""
+    message = refused(client, completion(prompt))["message"]
+    assert message == f"prompt: must have at most 64 entries, not {len(prompt)}"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [(completion(["a"] * 12), "prompt"), (completion(["a"] * 2, n=6), "prompt"), (chat(n=8), "n")],
+)
+def test_more_choices_than_ever_fit_are_refused(
+    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch, body: Any, param: str
+) -> None:
+    """Since to come again later would not help; as many as fit are answered."""
+    engine = service.models["tiny-aux"].engine
+    count = (body.get("n") or 1) * (len(body["prompt"]) if "prompt" in body else 1)
+    asked = body | {"model": "tiny-aux", "max_tokens": 1}
+    monkeypatch.setattr(engine, "most", count - 1)
+    error = refused(client, asked)
+    assert error["param"] == param
+    assert error["message"] == (
+        f"{param}: {count} choices, counting n for each prompt; "
+        f"this model takes at most {count - 1}"
+    )
+    monkeypatch.setattr(engine, "most", count)
+    assert len(ask(client, asked)["choices"]) == count
 
 
 @pytest.mark.parametrize(

@@ -48,10 +48,13 @@ LONG = chat(max_tokens=400, ignore_eos=True, model="tiny-ar")
 
 
 def test_log_names_models_and_address(zoo: Process) -> None:
-    """A line each, beside those of what was chosen for this processor."""
-    told = [line for line in zoo.log if not line.startswith(("torch.", "attention on "))]
-    assert len(told) == len(settings.zoo()) + 1
-    assert told[0].startswith("tiny-ar: ")
+    """First the address, then what is loaded, what there is, and that it listens."""
+    names = [*settings.zoo()]
+    first, *lines, last = zoo.log[: 2 * len(names) + 2]
+    assert re.fullmatch(rf"outpace \S+, {zoo.url}: loading {len(names)} models\n", first)
+    assert lines[: len(names)] == [f"loading {name}\n" for name in names]
+    assert [line.partition(":")[0] for line in lines[len(names) :]] == names
+    assert last == f"listening on {zoo.url}; open it in a browser for the playground\n"
     assert httpx2.get(f"{zoo.url}/ready").status_code == 200
 
 
@@ -85,6 +88,26 @@ def test_client_that_goes_frees_its_pages(zoo: Process, stream: bool) -> None:
     assert ended(zoo) < 2
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("wait", [0.0, 0.3])
+def test_client_that_closes_its_socket_has_gone(zoo: Process, stream: bool, wait: float) -> None:
+    """Though the server hears no more than of one that only sends nothing more."""
+    before = counted(zoo, "gone")
+    asked = LONG | {"stream": stream, "n": 8, "max_tokens": 450}
+    with socket.create_connection(("127.0.0.1", zoo.port)) as own:
+        own.sendall(posting(asked, "chat/completions"))
+        time.sleep(wait)
+    assert ended(zoo) < 2
+    assert counted(zoo, "gone") == before + 1
+
+
+def counted(process: Process, result: str) -> float:
+    """Requests that ended so."""
+    lines = httpx2.get(f"{process.url}/metrics").text.splitlines()
+    own = (line for line in lines if line.startswith("outpace_requests_total{"))
+    return sum(float(line.rpartition(" ")[2]) for line in own if f'result="{result}"' in line)
+
+
 def test_client_that_asks_twice_at_once_and_goes_frees_all(zoo: Process) -> None:
     """The first answer is given up as well, though the second question has come."""
     asked = {"model": "tiny-ar", "prompt": QUESTION, "max_tokens": 400, "ignore_eos": True, "n": 8}
@@ -110,20 +133,74 @@ def test_many_that_go_leave_nothing(zoo: Process) -> None:
     ended(zoo, 20)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"GET / HTTP/1.1\r\nx: " + b"y" * (4 * HEADERS) + b"\r\n\r\n",
-        b"GET /" + b"y" * (4 * HEADERS) + b" HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * HEADERS + b"\r\n",
-        b"GET / HTTP/1.1\r\nx: " + b"y" * 2**20,
-    ],
-)
-def test_large_headers_are_refused(zoo: Process, data: bytes) -> None:
-    """Also those that never end."""
-    answer = zoo.raw(data)
-    assert answer.startswith(b"HTTP/1.1 431 ") or not answer
+LARGE = {
+    "one": lambda size: b"x: " + b"y" * (size - 5) + b"\r\n",
+    "many": lambda size: b"x: y\r\n" * (size // 6),
+    "address": lambda size: b"",
+}
+"""Headers of some bytes."""
+
+
+@pytest.mark.parametrize("shape", LARGE)
+@pytest.mark.parametrize("piece", [2**20, 40_000, 5000])
+def test_headers_have_one_bound(zoo: Process, shape: str, piece: int) -> None:
+    """Whatever they are made of, and in whatever pieces they come."""
+    for size in (1000, HEADERS - 100, HEADERS + 100, 130_000, 2**20):
+        path = b"/health?" + b"y" * (size if shape == "address" else 0)
+        head = b"GET %s HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n" % path
+        answer = zoo.raw(head + LARGE[shape](size - 50) + b"\r\n", piece=piece)
+        status = b"431" if size > HEADERS else b"200"
+        assert answer.startswith(b"HTTP/1.1 %s " % status) or (not answer and size == 2**20)
     assert httpx2.get(f"{zoo.url}/health").status_code == 200
+
+
+def test_headers_that_never_end_are_refused(zoo: Process) -> None:
+    """Also behind another request, and after a body."""
+    first = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    answer = zoo.raw(b"GET / HTTP/1.1\r\nx: " + b"y" * 2**20, piece=2**16)
+    assert answer.startswith(b"HTTP/1.1 431 ") or not answer
+    answer = zoo.raw(first + b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * HEADERS, piece=2**16)
+    assert answer.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 431 "))
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    answer = zoo.raw(head + b"0\r\n" + b"x: y\r\n" * HEADERS, piece=2**16)
+    assert answer.startswith(b"HTTP/1.1 431 ") or not answer
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_sends_nothing_more_gets_its_answer(
+    zoo: Process, version: bytes, stream: bool
+) -> None:
+    """It may close its own direction and still read; the answer is the one that others get."""
+    body = chat(seed=3, stream=stream)
+    url = f"{zoo.url}/v1/chat/completions"
+    wanted = told(httpx2.post(url, json=body, timeout=30).content, stream)
+    data = posting(body, "chat/completions").replace(b"HTTP/1.1", b"HTTP/" + version)
+    answer = zoo.raw(data, half=True)
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ") and b"connection: close" in head
+    if stream:
+        lines = rest.split(b"\r\n")
+        rest = b"".join(lines[1::2])
+        assert [int(size, 16) for size in lines[:-1:2]] == [*map(len, lines[1::2])]
+    assert told(rest, stream) == wanted
+
+
+def told(body: bytes, stream: bool) -> str:
+    """The text of an answer."""
+    if stream:
+        return said(body.decode().replace(":\n\n", ""))
+    return json.loads(body)["choices"][0]["message"]["content"]
+
+
+def test_client_that_sends_nothing_more_gets_refusals_and_all_answers(zoo: Process) -> None:
+    """Of several requests at once, in their order; half a request is none."""
+    get = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    asked = posting(chat(max_tokens=3), "chat/completions")
+    answer = zoo.raw(asked + get + posting({"model": "x", "prompt": "y"}), half=True)
+    assert re.findall(rb"HTTP/1.1 (\d+) ", answer) == [b"200", b"200", b"404"]
+    assert zoo.raw(b"", half=True) == zoo.raw(asked[:-1], half=True) == b""
+    ended(zoo)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +208,8 @@ def test_large_headers_are_refused(zoo: Process, data: bytes) -> None:
 )
 def test_what_is_no_http_is_refused(zoo: Process, data: bytes) -> None:
     """And hung up on."""
-    assert zoo.raw(data + b"\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    answer = zoo.raw(data + b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ") and b'"type": "invalid_request_error"' in answer
 
 
 def test_chunked_body_is_counted(zoo: Process) -> None:
@@ -314,6 +392,16 @@ def test_second_signal_ends_at_once(zoo: Process) -> None:
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 ADDRESS = "http://127.0.0.1:8000"
+
+
+def test_log_tells_what_was_chosen_where_it_is_wanted() -> None:
+    """After the address, in the process that loads; and the operator's bound gets there."""
+    with serving("tiny-aux", "--verbose", "--max-tokens", "5") as process:
+        assert process.log[0].startswith("outpace ")
+        assert any(line.startswith(("torch.", "attention on ")) for line in process.log)
+        asked = {"model": "tiny-aux", "prompt": "x", "ignore_eos": True}
+        answer = httpx2.post(f"{process.url}/v1/completions", json=asked, timeout=30).json()
+        assert answer["usage"]["completion_tokens"] == 5
 
 
 def test_documented_requests_are_answered(zoo: Process) -> None:

@@ -12,6 +12,7 @@ from outpace.benchmark.side import Side, Turn
 from outpace.evaluation.metrics import models, percentile
 from outpace.evaluation.report import Report
 from outpace.evaluation.samples import SCHEMA, digest
+from outpace.models.name import short_title
 
 Clock = Literal["cpu", "wall"]
 Figures = dict[str, Any]
@@ -75,7 +76,7 @@ def cost(side: Side, rounds: int) -> Figures:
     turns = side.turns[:rounds]
     return {
         "schema": SCHEMA,
-        "model": side.entry.model,
+        "model": short_title(side.entry.model),
         "method": repr(side.entry.method),
         "batch": side.load.batch,
         "problems": sum(len(turn.outputs) for turn in turns),

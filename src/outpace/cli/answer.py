@@ -94,7 +94,7 @@ def generate(
         return answer_lines(spread.open(loading, model, method), input, output, batch, options)
     if spread != SPREAD:
         raise ValueError("--ray and --replicas go with --input and --output")
-    llm = loading.open(model, method)
+    llm = loading.open(model, method, max_sequences=min(n, 256))
     question = None if text is None else dressing.prompt(llm, text, raw=raw)
     if cloze is not None:
         filled = llm.fill(cloze, prompt=question, **options)

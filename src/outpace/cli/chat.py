@@ -55,7 +55,7 @@ def chat(
     """
     options = choice.options() | ending.options() | dressing.options()
     check_options(options)
-    llm = loading.open(model, method)
+    llm = loading.open(model, method, max_sequences=1)  # an answer may have all the memory
     if llm.text.tokenizer is None or llm.text.tokenizer.chat_template is None:
         raise ValueError(f"{llm.name} has no chat template: use outpace generate")
     first = dressing.messages(llm)

@@ -34,7 +34,8 @@ ModelName = Annotated[
     str, Argument(help="Folder, GGUF file, hub name, or model of the zoo.", autocompletion=like)
 ]
 MaxTokens = Annotated[
-    int | None, Option(help="Most tokens of an answer.", show_default="256, or what fits")
+    int | None,
+    Option(help="Most tokens of an answer.", show_default="what fits; 256 for diffusion"),
 ]
 Temperature = Annotated[
     float | None, Option(help="0 is greedy.", show_default="by method or family")
@@ -283,12 +284,12 @@ class Loading:
     compile: Compile = False
     pace: Pace = "off"
 
-    def open(self, model: str, method: Named | None, *, prefix_cache: bool = True) -> LLM:
-        """A model ready to decode."""
+    def open(self, model: str, method: Named | None, **options: Any) -> LLM:
+        """A model ready to decode, with further `options` of an `LLM`."""
         with waiting(f"loading {model}") as say, told(partial(loaded, say)):
             if one_thread(model, self.device):
                 torch.set_num_threads(1)  # before layouts are tried
-            return LLM(model, method, prefix_cache=prefix_cache, **asdict(self))
+            return LLM(model, method, **options, **asdict(self))
 
     def check(self, pairs: Iterable[tuple[str, Named | None]]) -> None:
         """Raise `ValueError` for a method that does not decode its model; nothing is loaded."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import sys
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,9 @@ class Serving:
     max_waiting: Annotated[int | None, Option(help="Requests that wait for a model.")] = None
     drain_seconds: Annotated[float | None, Option(help="Time of requests after SIGTERM.")] = None
     step_seconds: Annotated[float | None, Option(help="Longest step of the engine.")] = None
+    verbose: Annotated[
+        bool, Option("--verbose", help="Log also what was chosen for this processor.")
+    ] = False
 
     def settings(self) -> dict[str, Any]:
         """Those that were given, as a file has them."""
@@ -42,15 +44,20 @@ SERVING = Serving()
 
 
 def serve(
-    model: Annotated[str | None, Argument(help="Folder, hub name, or model of the zoo.")] = None,
+    model: Annotated[
+        str | None, Argument(help="Folder, GGUF file, hub name, or model of the zoo.")
+    ] = None,
     method: Method | None = None,
     models: Annotated[
-        list[str] | None, Option("--model", help="name=path, once for each model.")
+        list[str] | None, Option("--model", help="name=path or path, once for each model.")
     ] = None,
     further: Annotated[
         list[str] | None, Option(help="name=path of a model that requests may name for a role.")
     ] = None,
     config: Annotated[Path | None, Option(help="TOML file of the server and its models.")] = None,
+    max_tokens: Annotated[
+        int | None, Option(help="Most tokens of any answer.", show_default="what fits")
+    ] = None,
     serving: Serving = SERVING,
     replicas: Annotated[
         int | None, Option(help="Processes that share the requests, on Ray; one for each GPU.")
@@ -59,8 +66,10 @@ def serve(
     loading: Loading = LOADING,
 ) -> None:
     """Serve models over HTTP, as OpenAI's clients ask; without any, those of the zoo."""
+    check_system()
     try:
         from outpace.server import settings as given
+        from outpace.server.logs import log_start, start_log
         from outpace.server.models import check_all
         from outpace.server.run import bound, run
         from outpace.server.service import Service
@@ -68,31 +77,39 @@ def serve(
         raise ValueError(f"{error}; serving needs: pip install 'outpace[serve]'") from error
     if max_replicas is not None and replicas is None:
         raise ValueError("--max-replicas goes with --replicas")
-    named = [] if model is None else [(given.name_of(model), model)]
-    named += map(pair, models or ())
+    named = given.named_models(model, models or ())
     if config is not None and named:
         raise ValueError("give models on the command line or in --config, not both")
-    if not named and (method or further or loading != LOADING):
-        raise ValueError("--method, --further and how to load are said of a model: name one")
-    if len(dict(named)) < len(named):
-        raise ValueError(f"a name was given twice: {', '.join(name for name, _ in named)}")
+    if not named and (method or further or max_tokens is not None or loading != LOADING):
+        raise ValueError(
+            "--method, --further, --max-tokens and loading flags are of a model: name one"
+        )
+    values = {"max_tokens": max_tokens, **vars(loading)}
     entries = {
-        name: given.entry(path, method, dict(map(pair, further or ())), vars(loading))
-        for name, path in named
+        name: given.entry(path, method, dict(map(pair, further or ())), values)
+        for name, path in named.items()
     }
     whole = given.merged(config, entries, serving.settings())
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    start_log(verbose=whole.server.verbose)
     whole.check()
     check_all(whole.models)
     if replicas is not None:
         raise Exit(replicated(whole, replicas, max_replicas))
     with bound(whole.server) as own:
         small = are_small(whole.models)
+        host, port = own.getsockname()[:2]
+        log_start(host, port, len(whole.models))
         if any(entry.tensor_parallel > 1 for entry in whole.models.values()):
             if small:
                 torch.set_num_threads(1)  # before layouts are tried
             raise Exit(run(Service.load(whole), own))  # torchrun has made its processes already
         raise Exit(run(Service.apart(whole, small=small), own))
+
+
+def check_system() -> None:
+    """Raise `ValueError` on Windows, which lacks the signals that end a server in order."""
+    if not hasattr(signal, "pthread_sigmask"):
+        raise ValueError("outpace serve needs Linux or macOS: on Windows, run it in WSL")
 
 
 def replicated(config: Config, replicas: int, most: int | None) -> int:
@@ -106,13 +123,13 @@ def replicated(config: Config, replicas: int, most: int | None) -> int:
 
 def are_small(models: Mapping[str, Entry]) -> bool:
     """Whether all models decode fastest on one thread; `ValueError` that names what is none."""
+    small = True
     for name, entry in models.items():
         try:
-            if not one_thread(entry.path, entry.device):
-                return False
+            small &= one_thread(entry.path, entry.device)
         except ValueError as error:
             raise ValueError(f"model {name}: {error}") from error
-    return True
+    return small
 
 
 def pair(text: str) -> tuple[str, str]:

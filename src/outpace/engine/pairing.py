@@ -18,6 +18,7 @@ from outpace.decoding import (
 )
 from outpace.decoding.processor import Shortened
 from outpace.decoding.target import plural, singular
+from outpace.engine.cache import PAGE
 from outpace.engine.runner import Runner
 from outpace.methods import METHODS, Method
 from outpace.methods.options import Named, method_of
@@ -26,6 +27,12 @@ from outpace.models.extending import fitted
 from outpace.models.families import FAMILIES
 from outpace.models.known import AUTO, draft_for
 from outpace.models.load import load_config, target_config
+
+CANVAS = 256
+"""Default `max_tokens` of diffusion models, and the least default of all others, if it fits."""
+
+CONCURRENT = 16
+"""Requests that are to share the memory of a cache where their number is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,6 +97,33 @@ class Pairing:
             given=given or {},
             cloze=given is not None,
         )
+
+    def default_max_tokens(
+        self,
+        method: Method,
+        prompt: int,
+        requests: int,
+        min_tokens: int = 0,
+        limit: int | None = None,
+    ) -> int:
+        """Return the `max_tokens` of a request that sets none, after `prompt` tokens.
+
+        It is what the context has left, at most an equal share of the cache for each of `requests`,
+        so that all of them run together; but not below `CANVAS` where that much fits. The canvas of
+        a diffusion model is part of its input, and so is fixed: `CANVAS`, or what fits. It is never
+        above `limit`, nor below `min_tokens`.
+        """
+        own = method.slots(prompt, 0)
+        least = own + CANVAS
+        limits: list[int] = []
+        for runner in self.runners.values():
+            share = runner.cache.num_pages // requests * PAGE
+            limits += [runner.config.max_length, len(runner.cache), max(share, least)]
+        if self.runners["target"].config.kind is Kind.DIFFUSION:
+            limits.append(least)
+        if limit is not None:
+            limits.append(own + limit)
+        return max(min(limits) - own, int(min_tokens), 1)
 
     def check(self, method: Method, request: Request) -> None:
         """Raise `ValueError` for a request that these models could never serve."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from outpace.evaluation import metrics
 from outpace.evaluation.samples import SCHEMA
+from outpace.models.name import short_title
 from outpace.output import Output
 
 
@@ -81,7 +82,7 @@ class Report:
             "task": self.task,
             "protocol": self.protocol,
             "questions": self.questions,
-            "model": self.model,
+            "model": short_title(self.model),
             "method": self.method,
             "batch": self.batch,
             "problems": len(self.outputs),

@@ -17,6 +17,7 @@ from starlette.types import Message, Scope
 from outpace.ray.front import Front
 from outpace.ray.router import Router
 from outpace.server.app import build
+from outpace.server.logs import start_log
 from outpace.server.service import Service
 from outpace.server.settings import Config
 
@@ -33,7 +34,7 @@ class Replica:
     """A whole server without its socket, decoding on so many `threads`; all if None."""
 
     def __init__(self, config: Config, threads: int | None) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        start_log(verbose=config.server.verbose)
         if threads is not None:
             torch.set_num_threads(threads)  # before layouts are tried
         self.name: str = serve.get_replica_context().replica_id.unique_id

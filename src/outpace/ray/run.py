@@ -14,7 +14,8 @@ from ray.exceptions import RayError
 
 from outpace.ray.cluster import Share, check_count, join, share
 from outpace.ray.replicas import application, at_a_time
-from outpace.server.run import bound, log_address
+from outpace.server.logs import log_address, log_start
+from outpace.server.run import bound
 from outpace.server.settings import Config
 
 log = logging.getLogger("outpace.server")
@@ -34,6 +35,7 @@ def run(config: Config, replicas: int, most: int | None, *, small: bool) -> int:
     settings = config.server
     check(config, replicas, most)
     ended = Event()
+    log_start(settings.host, settings.port, len(config.models))
     join()
     try:
         devices = {entry.device for entry in config.models.values()}

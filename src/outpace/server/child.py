@@ -24,7 +24,14 @@ from outpace.worker import WorkerDied
 SILENCE = 10
 """Signs of life that may fail to come before the silence counts as a step that does not end."""
 
-CODE = "import sys; sys.path[:] = {path!r}; from outpace.server.plant import main; main({number})"
+CODE = """
+import sys
+sys.path[:] = {path!r}
+from outpace.server.parent import follow
+follow()
+from outpace.server.plant import main
+main({number})
+"""
 """What the process runs. It finds modules where this one does, and nowhere else."""
 
 

@@ -12,7 +12,13 @@ from outpace.text import Prompt
 
 
 class Decoder(Protocol):
-    """One model, and those who wait for it."""
+    """One model, and those who wait for it.
+
+    Attributes:
+        most: requests that may be in hand.
+    """
+
+    most: int
 
     @property
     def running(self) -> int:
@@ -32,6 +38,7 @@ class Decoder(Protocol):
         *,
         streams: bool = False,
         watched: bool = False,
+        limit: int | None = None,
         **options: Unpack[Options],
     ) -> Coming:
         """Queue a prompt, as `AsyncLLM` does."""

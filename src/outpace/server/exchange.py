@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Send
@@ -38,6 +39,9 @@ SAME = (
 
 RETRY = {"Retry-After": "1"}
 
+FEW = 16
+"""Choices that are submitted at a time where each may wait until its constraint is read."""
+
 
 class Exchange:
     """One request in hand. Raises `Fault` for what it may not ask."""
@@ -57,6 +61,7 @@ class Exchange:
         self.prompts = prompts_of(asked, self.model.characters, self.model.entry.max_tokens)
         seed = service.random.getrandbits(32) if asked.seed is None else asked.seed
         self.seeds = [seed + i for _ in self.prompts for i in range(asked.n or 1)]
+        check_count(asked, len(self.seeds), self.model.engine.most)
         self.reply = Reply(
             model=self.model,
             number=service.random.getrandbits(96),
@@ -88,12 +93,11 @@ class Exchange:
         else:
             options |= {"max_tokens": asked.max_tokens, "raw": True}
             options["logprobs"] = asked.logprobs is not None
-        limit = self.model.entry.max_tokens
-        if limit is not None and options["max_tokens"] is None:
-            options["max_tokens"] = None if self.extension.fill else limit
-        elif limit is not None and options["max_tokens"] > limit:
-            name = self.field("max_tokens")
-            raise Fault(400, f"{name}: at most {limit} here", param=name)
+        limit = options["limit"] = self.model.entry.max_tokens
+        for option in ("max_tokens", "min_tokens"):
+            if limit is not None and (options[option] or 0) > limit:
+                name = self.field(option)
+                raise Fault(400, f"{name}: at most {limit} here", param=name)
         return {name: value for name, value in options.items() if value is not None}
 
     @asynccontextmanager
@@ -108,15 +112,17 @@ class Exchange:
         result = "error"
         try:
             each = len(self.seeds) // len(self.prompts)
-            submit = self.model.engine.submit
+            submit = partial(self.model.engine.submit, **options)
+            submits = [
+                partial(submit, prompt, cloze=cloze, seed=seed)
+                for number, (prompt, cloze) in enumerate(self.prompts)
+                for seed in self.seeds[number * each :][:each]
+            ]
+            some = FEW if self.rule or self.extension.fill else len(submits)
             with self.guarded():
-                self.answers = await self.admitted(
-                    [
-                        submit(prompt, cloze=cloze, seed=seed, **options)
-                        for number, (prompt, cloze) in enumerate(self.prompts)
-                        for seed in self.seeds[number * each :][:each]
-                    ]
-                )
+                for begin in range(0, len(submits), some):
+                    part = [submit() for submit in submits[begin : begin + some]]
+                    self.answers += await self.admitted(part)
             yield
             result = result_of(self.fault)
         except Fault as fault:
@@ -310,6 +316,14 @@ def result_of(fault: Fault | None) -> str:
     if fault is None:
         return "answered"
     return "gone" if isinstance(fault, Gone) else "error" if fault.status == 500 else "refused"
+
+
+def check_count(asked: Asked, choices: int, most: int) -> None:
+    """Raise `Fault` for more choices than a model ever takes at a time: they could never start."""
+    if choices > most:
+        field = "prompt" if isinstance(asked, CompletionRequest) else "n"
+        message = f"{choices} choices, counting n for each prompt; this model takes at most {most}"
+        raise Fault(400, f"{field}: {message}", param=field)
 
 
 def prompts_of(asked: Asked, most: int | None, limit: int | None) -> Sequence[tuple[Any, Any]]:

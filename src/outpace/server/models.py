@@ -17,6 +17,7 @@ from outpace.models.load import load_config, target_config
 from outpace.server.decoder import Decoder
 from outpace.server.fault import Fault
 from outpace.server.fields import fields_of
+from outpace.server.logs import log_loading
 from outpace.server.settings import Entry, name_in
 from outpace.text import Text
 
@@ -170,14 +171,11 @@ class Model(Known):
         return self.methods[name]
 
     def public(self, message: str) -> str:
-        """A message without the places where models are."""
-        names = {path: name for name, path in self.entry.further.items()}
-        for path, name in {
-            self.place: self.name,
-            self.entry.path: self.name,
-            **names,
-        }.items():
-            message = message.replace(path, name)
+        """A message with names in place of the paths of models."""
+        further = {path: name for name, path in self.entry.further.items()}
+        names = further | dict.fromkeys((self.place, self.entry.path), self.name)
+        for path in sorted(names, key=len, reverse=True):  # since one may begin like another
+            message = message.replace(path, names[path])
         return message
 
     def described(self, created: int) -> dict[str, Any]:
@@ -222,7 +220,11 @@ def load(name: str, entry: Entry) -> tuple[LLM, Known]:
 def load_all(entries: Mapping[str, Entry]) -> dict[str, tuple[LLM, Known]]:
     """Load all models; `ValueError` as `load`, before any of them is loaded where one can tell."""
     check_all(entries)
-    return {name: load(name, entry) for name, entry in entries.items()}
+    loaded = {}
+    for name, entry in entries.items():
+        with log_loading(name, entry.path):
+            loaded[name] = load(name, entry)
+    return loaded
 
 
 def check_all(entries: Mapping[str, Entry]) -> None:

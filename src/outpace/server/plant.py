@@ -7,11 +7,9 @@ another. Prompts have become token ids before they get here.
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import select
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -19,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +31,7 @@ from outpace.engine.runner import Usage
 from outpace.llm import LLM
 from outpace.output import Answer, Event
 from outpace.server.channel import Inbox, get, put
+from outpace.server.logs import start_log
 from outpace.server.models import load_all
 from outpace.server.settings import Entry
 from outpace.worker import LONGEST, SHARE, WorkerDied, in_turns
@@ -57,6 +55,7 @@ class Order:
 
     models: Mapping[str, Entry]
     small: bool
+    verbose: bool = False
 
 
 Engines = dict[str, tuple[int, list[Usage]]]
@@ -264,24 +263,11 @@ class Plant:
         self.spoke = time.monotonic()
 
 
-def ended() -> None:
-    """End, since nobody waits any more."""
-    os._exit(0)
-
-
-def watch() -> None:
-    """End with the other process, which holds the other end of standard input, whatever happens."""
-    while os.read(0, 1):
-        pass
-    ended()
-
-
 def main(descriptor: int) -> None:
     """Load what the other process wants, and decode for it until it ends."""
-    Thread(target=watch, daemon=True).start()
     own = socket.socket(fileno=descriptor)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     order: Order = get(own)
+    start_log(verbose=order.verbose)
     if order.small:
         torch.set_num_threads(1)  # before layouts are tried
     try:
@@ -295,4 +281,4 @@ def main(descriptor: int) -> None:
     try:
         Plant({name: llm for name, (llm, _) in models.items()}, own).run()
     except (ConnectionError, EOFError):
-        ended()
+        os._exit(0)  # since nobody waits any more

@@ -15,6 +15,7 @@ import uvicorn
 
 from outpace.server.app import build
 from outpace.server.fault import Fault
+from outpace.server.logs import log_address
 from outpace.server.protocol import Protocol
 from outpace.server.service import Service
 from outpace.server.settings import Settings
@@ -41,11 +42,6 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for own in sockets or ():
             log_address(*own.getsockname()[:2])
-
-
-def log_address(host: str, port: int) -> None:
-    """Say where a server listens."""
-    log.info("listening on http://%s:%s", f"[{host}]" if ":" in host else host, port)
 
 
 def bound(settings: Settings) -> socket.socket:

@@ -6,7 +6,7 @@ import re
 from reprlib import repr as brief
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
 
 from outpace.server.bounds import Name, Note, Strict, Text
 from outpace.server.constrained import Constrained
@@ -20,6 +20,7 @@ Token = Annotated[int, Field(ge=0, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Plain = Annotated[str, Field(max_length=256)] | int | float | bool | None
 Tokens = Annotated[list[Token], Field(fail_fast=True, min_length=1, max_length=MOST_TOKENS)]
+Empty = Annotated[list[None], Field(max_length=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
@@ -49,7 +50,7 @@ class Asked(Constrained):
     n: Annotated[int, Field(ge=1, le=CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     min_p: Share | None = None
@@ -101,10 +102,10 @@ class Message(Strict):
 
     # Clients send the messages of the assistant back as they came.
     refusal: None = None
-    tool_calls: None = None
+    tool_calls: Empty | None = None
     function_call: None = None
     audio: None = None
-    annotations: Annotated[list[None], Field(max_length=0)] | None = None
+    annotations: Empty | None = None
 
     @property
     def text(self) -> str:
@@ -136,13 +137,13 @@ class ChatRequest(Asked):
     prompt_cache_key: Note | None = None
     parallel_tool_calls: bool | None = None
 
-    # Not supported yet.
-    tools: None = None
-    tool_choice: None = None
-    functions: None = None
-    function_call: None = None
+    # Not supported yet, except for values that ask for nothing.
+    tools: Empty | None = None
+    tool_choice: Literal["none"] | None = None
+    functions: Empty | None = None
+    function_call: Literal["none"] | None = None
     audio: None = None
-    modalities: None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     prediction: None = None
     reasoning_effort: None = None
     verbosity: None = None
@@ -156,15 +157,32 @@ class ChatRequest(Asked):
         return self
 
 
+def kind_of_prompt(prompt: object) -> str | None:
+    """Return the tag of the type of `Prompts` that errors are to be about."""
+    if not isinstance(prompt, list):
+        return "str" if isinstance(prompt, str) else None
+    first = prompt[0] if prompt else None
+    return "list[str]" if isinstance(first, str) else "list" if isinstance(first, list) else "int"
+
+
+Several = Field(fail_fast=True, min_length=1, max_length=MOST_CHOICES)
+Prompts = Annotated[
+    Annotated[Text, Tag("str")]
+    | Annotated[Tokens, Tag("int")]
+    | Annotated[list[Text], Several, Tag("list[str]")]
+    | Annotated[list[Tokens], Several, Tag("list")],
+    Discriminator(
+        kind_of_prompt,
+        custom_error_type="prompt_type",
+        custom_error_message=f"Input should be text, token ids, or up to {MOST_CHOICES} of either",
+    ),
+]
+
+
 class CompletionRequest(Asked):
     """Text, or several texts, to be continued as they stand."""
 
-    prompt: (
-        Text
-        | Tokens
-        | Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MOST_CHOICES)]
-        | Annotated[list[Tokens], Field(fail_fast=True, min_length=1, max_length=MOST_CHOICES)]
-    )
+    prompt: Prompts
     logprobs: Literal[0] | None = None
     best_of: Annotated[int, Field(ge=1, le=CHOICES)] | None = None
     echo: Literal[False] | None = None
@@ -186,12 +204,17 @@ class CompletionRequest(Asked):
         return [self.prompt] if one else list(self.prompt)
 
 
-REFUSED = {
-    *("tools", "tool_choice", "functions", "function_call", "tool_calls"),
-    *("audio", "modalities", "prediction", "reasoning_effort", "verbosity", "suffix", "echo"),
-    *("best_of", "web_search_options", "top_logprobs", "refusal"),
+TOOLS = "calling tools is not supported yet"
+NOT_YET = {
+    "not supported yet": (
+        *("audio", "prediction", "reasoning_effort", "verbosity", "suffix", "echo", "best_of"),
+        *("web_search_options", "top_logprobs", "refusal"),
+    ),
+    TOOLS: ("tools", "tool_choice", "tool_calls", "functions", "function_call"),
+    "only text is supported": ("modalities",),
 }
-"""Fields of OpenAI's whose values are refused as not supported yet."""
+REFUSED = {name: reason for reason, names in NOT_YET.items() for name in names}
+"""Fields of OpenAI's of which some values are refused, and the refusal."""
 
 Request = TypeVar("Request", bound=BaseModel)
 TAG = re.compile(r"str|int|float|bool|none|\[key\]|(list|dict|constrained-|function-|literal).*")
@@ -225,17 +248,20 @@ def parse(kind: type[Request], body: bytes) -> Request:
 
 
 def fault(error: ValidationError) -> Fault:
-    """The first thing that is wrong, said of the deepest field where several types are allowed."""
-    errors = error.errors(include_url=False, include_context=False)
+    """The first thing that is wrong, said of the deepest field where several types are allowed.
+
+    What is not supported goes first: other fields may be wrong only because of it.
+    """
+    errors = error.errors(include_url=False)
     first = errors[0]
     if first["type"] == "json_invalid":
         return Fault(400, f"the body is no JSON that can be read: {first['msg']}")
     alike = [each for each in errors if each["loc"][:1] == first["loc"][:1]]
-    place = max(map(path, alike), key=len)
+    place = max(map(path, alike), key=lambda place: (unsupported(place) is not None, len(place)))
     alike = [each for each in alike if path(each) == place]
     # Where one of the types fits, only what else is wrong with it is of interest.
     worst = [each for each in alike if not each["type"].endswith("_type")] or alike
-    message = " or ".join(dict.fromkeys(each["msg"] for each in worst))
+    message = " or ".join(dict.fromkeys(map(message_of, worst)))
     if (
         not place and first["type"] == "value_error"
     ):  # said by a check of the whole request, which names the field itself
@@ -243,10 +269,27 @@ def fault(error: ValidationError) -> Fault:
         return Fault(400, f"{name}: {message}", param=name)
     if not place:
         return Fault(400, "the body must be an object of JSON")
-    if place[0] in REFUSED:
-        place = place[:1]
+    if (end := unsupported(place)) is not None:
+        place = place[: end + 1]
     param = ".".join(map(str, place))
     return Fault(400, f"{param}: {describe(place, worst[0], message)}", param=param)
+
+
+def unsupported(place: tuple[str | int, ...]) -> int | None:
+    """Where on a path a field is of which some values are refused; None where none is."""
+    depth = 2 if place[:1] == ("messages",) else 0
+    step = place[depth] if len(place) > depth else None
+    return depth if step in REFUSED or (depth and step == "role") else None
+
+
+def message_of(error: Any) -> str:
+    """The words of pydantic, but for the length of a list."""
+    bounds = {"too_long": "at most {max_length}", "too_short": "at least {min_length}"}
+    if (bound := bounds.get(error["type"])) is None:
+        return str(error["msg"])
+    count = error["ctx"]["actual_length"]
+    found = "more" if count is None else count  # pydantic does not count the fields of an object
+    return f"must have {bound.format(**error['ctx'])} entries, not {found}"
 
 
 def describe(place: tuple[str | int, ...], error: Any, message: str) -> str:
@@ -255,9 +298,15 @@ def describe(place: tuple[str | int, ...], error: Any, message: str) -> str:
         return "unknown field"
     if error["type"] == "missing":
         return "is needed"
-    if place[-1] in REFUSED or place[-1] in ("type", "role"):
+    if unsupported(place) is not None and place[-1] in REFUSED:
+        return f"{REFUSED[str(place[-1])]}; leave the field out"
+    if place[-1] == "role" and error["input"] in ("tool", "function"):
+        return f"{error['input']!r}: {TOOLS}; leave such messages out"
+    if place[-1] == "type":
         return f"{brief(error['input'])} is not supported yet"
     plain = message.removeprefix("Value error, ").replace("Input should", "must")
+    if error["type"] in ("too_long", "too_short"):
+        return plain
     return f"{plain}, not {brief(error['input'])}"
 
 

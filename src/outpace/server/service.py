@@ -66,7 +66,8 @@ class Service:
         So HTTP does not hold the engine up. Where they are `small`, one thread decodes. Raises
         as `load`.
         """
-        child = Child(Order(models=config.models, small=small), config.server.max_waiting)
+        order = Order(models=config.models, small=small, verbose=config.server.verbose)
+        child = Child(order, config.server.max_waiting)
         return cls(child.models, child, config.server)
 
     def model(self, name: str) -> Model:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import reprlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
 from outpace.engine.pairing import named as models_of
 from outpace.methods import METHODS, Method
+from outpace.models.name import distinct_name, name_of
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
@@ -43,6 +45,12 @@ def limit(given: object) -> object:
     raise ValueError("must be a list of its least and most, or of words")
 
 
+def located(model: str) -> str:
+    """A path in full, so that it is found in a message; a name of the hub or the zoo unchanged."""
+    return os.path.abspath(model) if os.path.exists(model) else model
+
+
+Located = Annotated[str, AfterValidator(located)]
 Value = Annotated[str | int | float | bool, PlainValidator(value)]
 Limit = Annotated[list[float] | list[str], PlainValidator(limit)]
 
@@ -67,6 +75,7 @@ class Settings(Strict):
             what is written to it.
         drain_seconds: time that requests in hand have once the server is told to end.
         step_seconds: a step of the engine that takes longer ends the process.
+        verbose: whether to log also what was chosen for this processor.
     """
 
     host: str = "127.0.0.1"
@@ -78,6 +87,7 @@ class Settings(Strict):
     read_seconds: Seconds = 30.0
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 30.0
     step_seconds: Annotated[float, Field(ge=1, le=86400)] = 60.0
+    verbose: bool = False
 
     def key(self) -> bytes | None:
         """The key that clients must send; `ValueError` for a file without one."""
@@ -121,11 +131,11 @@ class Entry(Strict):
         max_tokens: most tokens of an answer that a request may ask for.
     """
 
-    path: str
+    path: Located
     method: str | None = None
     options: Mapping[str, Value] = {}
     methods: list[str] | None = None
-    further: Mapping[str, str] = {}
+    further: Mapping[str, Located] = {}
     limits: Mapping[str, Limit] = {}
     max_tokens: Positive | None = None
     adapter: str | None = None
@@ -237,11 +247,6 @@ def zoo() -> dict[str, Entry]:
     }
 
 
-def name_of(path: str) -> str:
-    """The name of a model that was given by its path alone: of a folder, the last part."""
-    return Path(path).resolve().name if Path(path).is_dir() else path
-
-
 def entry(
     path: str, method: Method | None, further: Mapping[str, str], loading: Mapping[str, Any]
 ) -> Entry:
@@ -250,12 +255,46 @@ def entry(
     if method is not None:
         roles = models_of(method, path)
         options = {f.name: getattr(method, f.name) for f in fields(method)}
-        named = {role: name_of(name) for role, name in roles.items()}
+        named = named_roles(roles, further)
         options = {k: v for k, v in (options | named).items() if v is not None}
         # The names that the method gives come first: they are what its roles are by default.
         values["further"] = {named[role]: name for role, name in roles.items()} | values["further"]
         values |= {"method": name_in(METHODS, type(method)), "options": options}
     return checked(Entry, values, path)
+
+
+def named_roles(roles: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
+    """Name the model of each role: as in `further`, or as its file, told apart by a number."""
+    places = dict(further)
+    named = {}
+    for role, path in roles.items():
+        same = (name for name, place in places.items() if place == path)
+        named[role] = next(same, None) or distinct_name(name_of(path), places)
+        places[named[role]] = path
+    return named
+
+
+def named_models(model: str | None, others: Iterable[str]) -> dict[str, str]:
+    """Name the models of a command line: `others` by `name=path`, or by a path alone.
+
+    Raises `ValueError` for a name that was given twice.
+    """
+    unnamed = [] if model is None else [model]
+    named: dict[str, str] = {}
+    for text in others:
+        name, equals, path = text.partition("=")
+        if not equals or os.path.exists(text):
+            unnamed.append(text)
+        elif not (name and path):
+            raise ValueError(f"--model {text!r} names no model; write name=path, or a path")
+        elif name in named:
+            raise ValueError(f"a name was given twice: {name}")
+        else:
+            named[name] = path
+    models: dict[str, str] = {}
+    for path in unnamed:
+        models[distinct_name(name_of(path), {*named, *models})] = path
+    return models | named
 
 
 def name_in(registry: Mapping[str, type[Method]], kind: type[Method]) -> str:

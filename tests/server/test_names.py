@@ -1,0 +1,142 @@
+"""Models are named by their files, and nothing that a client sees holds a path."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from asking import QUESTION, chat, completion, route
+from outpace.methods import APD, Speculative
+from outpace.models.load import ZOO
+from outpace.server.app import build
+from outpace.server.service import Service
+from outpace.server.settings import Config, entry, named_models
+
+SECRET = "very-secret"
+
+
+def test_command_line_names_models(tmp_path: Path) -> None:
+    """By their files; a number tells apart those that are alike, and a name that is given wins."""
+    paths = [tmp_path / place / "model.gguf" for place in "abc"]
+    for path in paths:
+        path.parent.mkdir()
+        path.touch()
+    first, second, third = map(str, paths)
+    assert named_models(None, []) == {}
+    assert named_models("tiny-ar", []) == {"tiny-ar": "tiny-ar"}
+    assert named_models(first, [f"big={third}", second]) == {
+        "model": first,
+        "model-2": second,
+        "big": third,
+    }
+    assert named_models(first, [f"model={third}"]) == {"model-2": first, "model": third}
+    (tmp_path / "x=y").mkdir()
+    assert named_models(None, [f"{tmp_path}/x=y"]) == {"x=y": f"{tmp_path}/x=y"}
+    with pytest.raises(ValueError, match="twice: x"):
+        named_models(first, [f"x={second}", f"x={third}"])
+    for text in ("=x", "x=", "="):
+        with pytest.raises(ValueError, match="name=path"):
+            named_models(None, [text])
+
+
+def test_models_of_a_method_are_told_apart(tmp_path: Path) -> None:
+    """From each other, and from those that requests may name."""
+    for place in "ab":
+        (tmp_path / place / "small").mkdir(parents=True)
+    mine, other = (str(tmp_path / place / "small") for place in "ab")
+    made = entry("tiny-ar", Speculative(draft=mine), {"small": other}, {})
+    assert made.options["draft"] == "small-2"
+    assert made.further == {"small-2": mine, "small": other}
+    made = entry("tiny-ar", Speculative(draft=mine), {"quick": mine}, {})
+    assert made.options["draft"] == "quick"
+    assert made.further == {"quick": mine}
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient, Service]]:
+    """A server whose models lie in folders that nobody is to know; one holds the other's path."""
+    place = tmp_path_factory.mktemp(SECRET)
+    for name, target in {"own": "tiny-dream", "own-2": "tiny-aux"}.items():
+        shutil.copytree(ZOO / target, place / name)
+        for path in (ZOO / "vocabulary").iterdir():
+            shutil.copy(path, place / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        apd = APD(verifier=str(place / "own-2"))
+        entries = {
+            "own": entry("own", apd, {}, {"cache_gib": 0.05}),
+            "here": entry("./own-2", None, {}, {"cache_gib": 0.05}),
+        }
+        service = Service.load(Config(models=entries))
+    with TestClient(build(service), "http://localhost", raise_server_exceptions=False) as client:
+        yield client, service
+
+
+WRONG: list[dict[str, Any]] = [
+    completion([10**6]),
+    completion([5] * 600),
+    completion(""),
+    completion("word " * 600),
+    completion(["a"] * 65),
+    completion(max_tokens=600),
+    completion(stop_token_ids=[2**30]),
+    completion(logit_bias={"999999999": 1}),
+    completion(guided_grammar='start: "a"'),
+    completion(presence_penalty=1),
+    completion(guided_regex="(((("),
+    completion("{{8", outpace={"fill": True}),
+    completion("{{900}}", outpace={"fill": True}),
+    completion("a {{8:(}}", outpace={"fill": True}),
+    completion(outpace={"method": "nothing"}),
+    completion(outpace={"method": "apd", "options": {"verifier": "nothing"}}),
+    completion(outpace={"method": "apd", "options": {"verifier": 5}}),
+    completion(outpace={"method": "apd", "options": {"window": 0}}),
+    completion(outpace={"method": "d2f", "options": {"block": 1000}}),
+    completion(outpace={"method": "diffusion", "options": {"steps": 8000}}),
+    chat(chat_template_kwargs={"nothing": 1}),
+    chat(outpace={"fill": True}),
+    {**chat(), "messages": [{"role": "assistant", "content": "x"}] * 2},
+]
+"""Requests that are refused, most of them by the model."""
+
+
+def test_no_client_sees_a_path(hidden: tuple[TestClient, Service]) -> None:
+    """In no answer, refusal, list, document or metric."""
+    client, service = hidden
+    seen = []
+    for model in service.models:
+        for body in WRONG:
+            asked = {"max_tokens": 4} | body | {"model": model}
+            seen.append(client.post(route(asked), content=json.dumps(asked)))
+        for stream in (False, True):
+            for more in ({}, {"trace": True}):
+                asked = chat(QUESTION, max_tokens=8, stream=stream, outpace=more)
+                seen.append(client.post(route(asked), json=asked | {"model": model}))
+                assert seen[-1].status_code == 200
+    for path in ("/", "/v1/models", "/v1/models/own", "/v1/models/x", "/openapi.json", "/metrics"):
+        seen.append(client.get(path))
+    assert sum(response.status_code == 400 for response in seen) > 1.5 * len(WRONG)
+    for response in seen:
+        assert SECRET not in response.text and str(ZOO) not in response.text, response.text
+    assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["own", "here"]
+    listed = client.get("/v1/models/own").json()["outpace"]["methods"]["apd"]["options"]
+    assert next(each for each in listed if each["name"] == "verifier")["choices"] == ["own-2"]
+
+
+def test_names_stand_where_paths_would(hidden: tuple[TestClient, Service]) -> None:
+    """Also where one path begins like another one, and where it was given as a relative one."""
+    client, service = hidden
+    asked = completion([10**6]) | {"model": "here"}
+    message = client.post(route(asked), json=asked).json()["error"]["message"]
+    assert "outside the vocabulary of here" in message
+    model = service.models["own"]
+    place = Path(model.entry.path)
+    assert place.is_absolute()
+    told = model.public(f"{place} and {place}-2: at least one. Or none")
+    assert told == "own and own-2: at least one. Or none"
