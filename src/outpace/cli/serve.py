@@ -81,9 +81,7 @@ def serve(
     if config is not None and named:
         raise ValueError("give models on the command line or in --config, not both")
     if not named and (method or further or max_tokens is not None or loading != LOADING):
-        raise ValueError(
-            "--method, --further, --max-tokens and loading flags are of a model: name one"
-        )
+        raise ValueError("--method, --further, --max-tokens and loading flags need a model")
     values = {"max_tokens": max_tokens, **vars(loading)}
     entries = {
         name: given.entry(path, method, dict(map(pair, further or ())), values)
