@@ -163,6 +163,33 @@ def test_what_is_not_seen_may_be_anything(value: float) -> None:
     assert torch.equal(attend(side.ours, side.spans, side.q), before)
 
 
+@needs_loop
+def test_what_the_loop_cannot_read_is_refused() -> None:
+    """By name, before it is read; views that it can read give what copies give."""
+    side = Side((8, 2, 64), torch.float32, [(9, 2, "full")], 80)
+    for name, q, sinks in (
+        ("q", side.q[:1], None),
+        ("q", side.q[:, :6], None),
+        ("q", side.q[..., :32], None),
+        ("q", side.q.bfloat16(), None),
+        ("q", side.q.to("meta"), None),
+        ("sinks", side.q, torch.ones(7)),
+        ("sinks", side.q, torch.ones(8, 1)),
+        ("sinks", side.q, torch.ones(8, device="meta")),
+    ):
+        with pytest.raises(ValueError, match=f"^{name}: "):
+            attend(side.ours, side.spans, q, 0, sinks)
+    sinks = torch.randn(16)[::2]
+    found = attend(
+        side.ours, side.spans, side.q.transpose(0, 1).contiguous().transpose(0, 1), 0, sinks
+    )
+    assert torch.equal(found, attend(side.ours, side.spans, side.q.clone(), 0, sinks.clone()))
+    keys = torch.zeros(32, 2, 64)
+    for other in (keys.bfloat16(), keys[:16], keys.transpose(0, 1).contiguous().transpose(0, 1)):
+        with pytest.raises(ValueError, match="one shape, layout and dtype"):
+            Compiled(Dense([keys, other], [keys, keys], 4))
+
+
 def choose(name: str, dtype: torch.dtype = torch.float32, dim: int = 64, page: int = PAGE):
     """A back end over a small cache."""
     keys = [torch.zeros(64, 2, dim, dtype=dtype)]

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from helpers import MASK, engine_of, feeds, finish, pages_in_use, runner, tokens
+from outpace import LLM
+from outpace.attention import compiled
 from outpace.decoding import Forward, Sample, Sampling, sampling
 from outpace.decoding.fused import read_rows
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
 from outpace.methods import Method
+from outpace.models import tiles
 from outpace.models.transformer import Stack
 from workload import KINDS, new_models
 from workload import Request as Asked
@@ -146,3 +149,19 @@ def test_logits_are_near_those_of_float32(name: str, dtype: torch.dtype) -> None
         found.append(out.logits[out.logits > -1e29])
     error = (found[0] - found[1]).norm() / found[1].norm()
     assert 0 < error < (0.06 if dtype == torch.bfloat16 else 0.01)
+
+
+@pytest.mark.skipif(
+    not tiles.usable(torch.float32) or compiled.missing(torch.device("cpu")) is not None,
+    reason="this machine has no compiled loops",
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_log_probabilities_have_the_same_bits_in_any_company(dtype: str) -> None:
+    """Of a model whose matrices are all small, alone and among requests of other lengths."""
+    llm = LLM("tiny-aux", dtype=dtype, prefix_cache=False)
+    prompts = [list(range(3, 3 + count)) for count in (2, 5, 17, 60, 3, 9)]
+    chosen: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "logprobs": True}
+    together = llm.generate(prompts, ignore_eos=True, **chosen)
+    alone = [llm.generate([prompt], ignore_eos=True, **chosen)[0] for prompt in prompts]
+    assert [each.ids for each in together] == [each.ids for each in alone]
+    assert [each.logprobs for each in together] == [each.logprobs for each in alone]

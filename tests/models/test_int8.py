@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from helpers import published, random_model, whole
-from outpace.models import int8, layouts, tiles
+from outpace.models import layouts, quickest, tiles
 from outpace.models.int8 import (
     Int8Embedding,
     Int8Linear,
@@ -71,7 +71,7 @@ def each(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """One layout of matrices, where this machine has it."""
     if not has(request.param, torch.int8):
         pytest.skip(f"this machine has no {request.param} of 8 bits")
-    monkeypatch.setattr(int8, "layouts", lambda codes: (request.param,))
+    monkeypatch.setattr(quickest, "layouts", lambda codes: (request.param,))
     name: str = request.param
     return name
 
@@ -86,9 +86,43 @@ def test_layouts_give_the_same_bits(each: str, shape: tuple[int, int], rows: int
     x = torch.randn(rows, shape[1]) * 10 ** torch.randn(rows, 1)
     own, scales = of_rows(x)
     exact = ((own.double() - 128) @ codes.double().T).float() * scale * scales
-    matrix = LAYOUTS[each](codes)
-    assert torch.equal(layouts.product(x, matrix, None, scale), exact)
-    assert torch.equal(layouts.product(x, matrix, bias, scale), exact + bias)
+    before = codes.clone()
+    for layout in (each, "rows"):
+        matrix = LAYOUTS[layout](codes)
+        assert torch.equal(layouts.product(x, matrix, None, scale), exact)
+        assert torch.equal(layouts.product(x, matrix, bias, scale), exact + bias)
+    assert torch.equal(codes, before)
+
+
+def test_the_longest_sums_are_right(each: str) -> None:
+    """Of the largest codes of either sign; one more unit of inputs is refused by name."""
+    longest = tiles.LONGEST // 4 * 4
+    codes = torch.full((16, longest), -128, dtype=torch.int8)
+    codes[1::2] = 127
+    x = torch.tensor([[1.0], [-1.0]]).expand(2, longest)
+    found = layouts.product(x, LAYOUTS[each](codes), None, torch.ones(16))
+    exact = (x.double() * LEVELS) @ codes.double().T
+    torch.testing.assert_close(found.double(), exact / LEVELS, rtol=1e-6, atol=0)
+    assert exact.abs().max() < 2**31 <= exact.abs().max() + 4 * 128 * LEVELS
+    longer = torch.ones(16, longest + 4, dtype=torch.int8)
+    layer = Int8Linear(longest + 4, 16, bias=False, device="meta")
+    with pytest.raises(ValueError, match=f"quantize: .* {longest + 4} inputs.*{tiles.LONGEST}"):
+        layer.hold(longer, torch.ones(16))
+    with pytest.raises(ValueError, match=f"weight: sums of 8 bits hold {tiles.LONGEST} inputs"):
+        tiles.laid(longer)
+
+
+@pytest.mark.skipif(not has("tiles", torch.int8), reason="this machine has no tiles of 8 bits")
+def test_sizes_that_no_quick_layout_takes_are_multiplied_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where oneDNN cuts sums of 8 bits, 37 outputs fill no tiles."""
+    monkeypatch.setattr(layouts, "has", lambda name, dtype: name == "tiles")
+    layer, x = linear(out=37, bias=True), torch.randn(3, 96)
+    own = quantised(layer)
+    assert own.matrix.dtype == torch.int8 and not own.matrix.is_mkldnn
+    torch.testing.assert_close(own(x), literal(x, layer) + layer.bias, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(own.dense(), layer.weight, rtol=0, atol=0.001)
 
 
 @needs_products
@@ -133,7 +167,7 @@ def test_what_is_no_number_stays_in_its_row(each: str, value: float) -> None:
     x[1, 5] = value
     found = layer(x)
     assert torch.equal(found[:1], alone)
-    assert not found[1].isfinite().any() and found[2].isfinite().all()
+    assert found[1].isnan().all() and found[2].isfinite().all()
 
 
 @needs_products
@@ -176,7 +210,7 @@ def test_an_embedding_and_its_head_are_one_matrix() -> None:
 def test_a_large_embedding_lies_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are looked up in the tiles of its head, and are the same."""
     monkeypatch.setattr(tiles, "LARGE", 64 * 32)
-    monkeypatch.setattr(int8, "layouts", lambda codes: ("tiles",))
+    monkeypatch.setattr(quickest, "layouts", lambda codes: ("tiles",))
     for tokens in (64, 48):
         own = Embedding(tokens, 32).requires_grad_(False)
         quantise(own, torch.float32)

@@ -12,6 +12,8 @@
 #include <immintrin.h>
 #include <omp.h>
 
+#include "../models/half.h"
+
 #define WITHIN __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
 #define INLINE WITHIN static inline __attribute__((always_inline))
 
@@ -51,16 +53,6 @@ INLINE __m512 load(const struct pass *pass, const char *at, long index) {
     if (!pass->half) return _mm512_loadu_ps((const float *)at + index);
     __m256i half = _mm256_loadu_si256((const __m256i *)((const uint16_t *)at + index));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-}
-
-/* Numbers of bfloat16, rounded to even; what is no number stays none. */
-INLINE __m256i halved(__m512 x) {
-    __m512i bits = _mm512_castps_si512(x);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    __mmask16 none = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    up = _mm512_mask_or_epi32(up, none, bits, _mm512_set1_epi32(0x400000));
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
 }
 
 /* Two to the power of numbers that are 0 at most: a polynomial of what lies behind the point. */

@@ -19,6 +19,7 @@ from outpace.attention.dense import Dense
 from outpace.attention.plan import Numbers, seen_by, tables, unknown
 from outpace.models.compiled import library, threads
 from outpace.models.config import Sight
+from outpace.models.tiles import check_vector, describe
 from outpace.models.transformer import Attend
 
 ROWS = 16
@@ -72,6 +73,10 @@ class Compiled:
     def __init__(self, dense: Dense) -> None:
         self.keys, self.values, self.sights = dense.keys, dense.values, dense.sights
         _, self.kv_heads, self.size = dense.keys[0].shape
+        if len({(t.shape, t.stride(), t.dtype) for t in (*self.keys, *self.values)}) > 1:
+            raise ValueError("keys and values of all layers must have one shape, layout and dtype")
+        if self.keys[0].stride(-1) != 1:
+            raise ValueError("numbers of a key must lie side by side")
         self.heads = self.kv_heads * dense.sharing
         self.kinds = list(dict.fromkeys(self.sights))
 
@@ -113,18 +118,20 @@ class Compiled:
                 n: part.data_ptr() for n, part in zip(names, numbers.split(rows), strict=False)
             }
             passes[sight] = Pass(**common, **parts)
-        loaded = library()
+        loaded, wanted = library(), (rows, self.heads, self.size)
         assert loaded is not None
 
         def attend(
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
+            if q.shape != wanted or q.dtype != keys.dtype or not q.is_cpu:
+                raise ValueError(f"q: {wanted} of {keys.dtype} are needed, not {describe(q)}")
             keys.index_copy_(0, batch.write, k)
             values.index_copy_(0, batch.write, v)
             q = q if q.stride(-1) == 1 else q.contiguous()
             own, out = passes[self.sights[layer]], torch.empty(q.shape, dtype=q.dtype)
-            sinks = None if sinks is None else sinks.float()
+            sinks = None if sinks is None else check_vector("sinks", sinks.float(), self.heads)
             own.q, own.q_row, own.q_head = q.data_ptr(), q.stride(0), q.stride(1)
             own.keys, own.values, own.out = keys.data_ptr(), values.data_ptr(), out.data_ptr()
             own.sinks = None if sinks is None else sinks.data_ptr()

@@ -3,8 +3,7 @@
 Which layout of a matrix is fast depends on its size, on the processor, and on the rows that a
 product has: one where a causal model decodes a single sequence, more where it verifies drafts or
 has company, dozens where a diffusion model shows its masks. So it is tried (`models/quickest.py`).
-Where there are no tiles, a matrix of middling size may be kept in two layouts. The other modules
-lose the machinery of hooks, whose calls cost as much as a small product.
+The other modules lose the machinery of hooks, whose calls cost as much as a small product.
 
 Modules are not replaced but change their class, so that every parameter stays where it is, under
 its name; `undo` gives them their own class back.
@@ -22,56 +21,44 @@ from outpace.engine.fuse import FusedBlock
 from outpace.models import tiles
 from outpace.models.experts import PreciseRouter
 from outpace.models.int8 import is_quantised
-from outpace.models.layouts import LAYOUTS, by_column, dense, has, is_tiled, layouts, product
+from outpace.models.layouts import LAYOUTS, by_column, dense, has, is_tiled, product
 from outpace.models.norm import DIRECT as NORMS
 from outpace.models.norm import DirectNorm
-from outpace.models.quickest import ROWS, quickest
+from outpace.models.quickest import quickest
 from outpace.models.transformer import MLP, Attention, Block, Embedding, Stack, Transformer
-
-SMALL = 2**15
-"""Elements below which a product costs less than its call, so that nothing is tried."""
-
-LARGE = 2**18
-"""Elements from which on one row has no layout of its own, which would double the memory."""
 
 PIECE = 256
 """Rows that an MLP takes at a time: what lies between its matrices stays in the cache."""
 
 
 class FixedLinear(nn.Linear):
-    """A linear layer for inference, whose weight lies as is quickest on this machine.
+    """A linear layer for inference, whose weight lies as is quickest on this machine."""
 
-    In float32 and without tiles a single row may go to a copy of its own.
-    """
-
-    one: Tensor
-    more: Tensor
+    matrix: Tensor
     added: Tensor | None
 
-    def lay_out(self) -> None:
-        """Store the weight anew."""
+    def lay_out(self, layout: str | None = None) -> None:
+        """Store the weight anew, in the quickest layout or in another one."""
         weight = self.weight.detach()
-        one, more = choose(weight)
-        self.more = LAYOUTS[more](weight)
-        self.one = self.more if one == more else LAYOUTS[one](weight)
+        self.matrix = LAYOUTS[layout or quickest(weight)](weight)
         added = None if self.bias is None else self.bias.detach()
-        self.added = added.float() if added is not None and is_tiled(self.more) else added
-        self.weight = nn.Parameter(self.more, requires_grad=False)
+        self.added = added.float() if added is not None and is_tiled(self.matrix) else added
+        self.weight = nn.Parameter(self.matrix, requires_grad=False)
 
     def undo(self) -> None:
         """Store the weight row by row again."""
-        self.weight = nn.Parameter(dense(self.more), requires_grad=False)
-        del self.one, self.more, self.added
+        self.weight = nn.Parameter(dense(self.matrix), requires_grad=False)
+        del self.matrix, self.added
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map rows `x [T, in]`."""
-        return product(x, self.one if x.shape[0] == 1 else self.more, self.added)
+        return product(x, self.matrix, self.added)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = dense(self.more)
+        destination[f"{prefix}weight"] = dense(self.matrix)
 
 
 class FixedRouter(PreciseRouter, FixedLinear):
@@ -79,11 +66,11 @@ class FixedRouter(PreciseRouter, FixedLinear):
 
     dtype: torch.dtype
 
-    def lay_out(self) -> None:
+    def lay_out(self, layout: str | None = None) -> None:
         """Store the weight anew, in float32."""
         self.dtype = self.weight.dtype
         self.weight = nn.Parameter(self.weight.detach().float(), requires_grad=False)
-        FixedLinear.lay_out(self)
+        FixedLinear.lay_out(self, layout)
 
     def undo(self) -> None:
         """Store the weight row by row again, in its own dtype."""
@@ -118,24 +105,6 @@ class TiledEmbedding(Embedding):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         destination[f"{prefix}weight"] = dense(self.weight)
-
-
-def choose(weight: Tensor) -> tuple[str, str]:
-    """Names of the layouts for a single row and for more.
-
-    Roundings of a layout are its own. There is one for any number of rows, so that a row's numbers
-    do not change with its company, but for float32 without tiles, where roundings are fine.
-    """
-    exact, size = weight.dtype == torch.float32, weight.numel()
-    if size < SMALL:
-        usual = "columns" if exact else "rows"
-        return usual, usual
-    best = layouts(weight)
-    if not exact or size >= LARGE or best[0] == "tiles":
-        every = quickest(weight, best[:2])
-        return every, every
-    one = quickest(weight, ("columns", "blocks"), ROWS[:1])
-    return one, quickest(weight, ("blocks", "columns"), ROWS[1:])
 
 
 class DirectLinear(nn.Linear):
@@ -178,10 +147,9 @@ class OwnHead(Transformer):
         weight = self.embedding.weight.detach()
         head = FixedLinear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         head.weight = nn.Parameter(weight, requires_grad=False)
-        if weight.dtype == torch.float32 and weight.nbytes >= tiles.LARGE:
-            head.one, head.more, head.added = weight, weight, None
-        else:
-            head.lay_out()
+        # A large one in float32 that does not lie in tiles is not worth the memory of its copy.
+        large = weight.dtype == torch.float32 and weight.nbytes >= tiles.LARGE
+        head.lay_out("rows" if large else None)
         self.own = (head,)
 
     def undo(self) -> None:
@@ -229,9 +197,9 @@ def lay_out(model: Stack) -> None:
 def lay_out_head(model: Transformer, fast: bool) -> None:
     """The layout of an embedding that is the head as well."""
     weight = model.embedding.weight
-    if weight.numel() < SMALL or type(model.embedding) is not Embedding:  # one of its slices
+    if type(model.embedding) is not Embedding:  # a slice of one
         return
-    if fast and weight.nbytes >= tiles.LARGE and choose(weight)[1] == "tiles":
+    if fast and weight.nbytes >= tiles.LARGE and quickest(weight) == "tiles":
         become(model.embedding, TiledEmbedding)
     elif fast:
         become(model, OwnHead)

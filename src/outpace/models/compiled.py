@@ -32,9 +32,8 @@ def library() -> CDLL | None:
     loaded.outpace_has_tiles.argtypes = [c_int]
     loaded.outpace_product.argtypes = [
         *(c_int, c_void_p, c_long, c_long, c_void_p, c_long),
-        *(c_void_p, c_void_p, c_void_p, c_void_p, c_int),
+        *(c_void_p, c_void_p, c_void_p, c_int),
     ]
-    loaded.outpace_product.restype = None
     loaded.outpace_attend.argtypes = [c_void_p]
     loaded.outpace_attend.restype = None
     return loaded

@@ -19,9 +19,9 @@ from outpace.models.layouts import (
     LEVELS,
     NOUGHT,
     TINY,
+    dense,
     has,
     is_tiled,
-    layouts,
     of_codes,
     product,
 )
@@ -66,8 +66,16 @@ class Int8Linear(nn.Linear):
     added: Tensor | None
 
     def hold(self, codes: Tensor, scale: Tensor) -> None:
-        """Take a matrix that is quantised already."""
-        self.matrix, self.scale = LAYOUTS[quickest(codes, layouts(codes))](codes), scale
+        """Take a matrix that is quantised already.
+
+        Raises `ValueError` for one whose sums may exceed 32 bits.
+        """
+        if codes.shape[1] > tiles.LONGEST:
+            raise ValueError(
+                f"quantize: a matrix has {codes.shape[1]} inputs, and sums of 8 bits hold at most "
+                f"{tiles.LONGEST}; leave quantize out"
+            )
+        self.matrix, self.scale = LAYOUTS[quickest(codes)](codes), scale
         self.added = None if self.bias is None else self.bias.detach().float()
         self.weight = nn.Parameter(self.matrix, requires_grad=False)
 
@@ -81,8 +89,8 @@ class Int8Linear(nn.Linear):
 
     def dense(self) -> Tensor:
         """The matrix `f32[out, in]` that rows are multiplied by."""
-        if is_tiled(self.matrix):
-            return tiles.plain(self.matrix) * self.scale[:, None]
+        if not self.matrix.is_mkldnn:
+            return dense(self.matrix) * self.scale[:, None]
         units = torch.full((self.in_features,) * 2, NOUGHT, dtype=torch.uint8)
         units.fill_diagonal_(NOUGHT + 1)
         return of_codes(units, self.matrix, self.scale).T.contiguous()

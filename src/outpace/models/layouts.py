@@ -44,7 +44,6 @@ def blocked(weight: Tensor) -> Tensor:
 
 LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "rows": Tensor.contiguous,
-    "columns": by_column,
     "blocks": blocked,
     "tiles": tiles.laid,
 }
@@ -74,7 +73,7 @@ def product(
         return tiles.product(x, weight, bias, scale)
     if scale is not None:
         codes, own = of_rows(x)
-        whole = of_codes(codes, weight, scale).mul_(own)
+        whole = (of_codes if weight.is_mkldnn else of_plain)(codes, weight, scale).mul_(own)
         return whole if bias is None else whole.add_(bias)
     # In float32 oneDNN is the quicker library row by row as well: twice as quick on an AMD EPYC.
     by_row = weight.dtype == torch.float32 and weight.is_contiguous()
@@ -91,12 +90,16 @@ def product(
 def of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Codes `u8[T, n]` of rows `x [T, n]`, and the scale `f32[T, 1]` of each.
 
-    A row that holds no finite number has a scale that is none either.
+    The scale of a row with an infinity or NaN is NaN.
     """
     x = x.float()
     scale = x.abs().amax(-1, keepdim=True).clamp_(min=TINY).div_(LEVELS)
+    bad = scale.isfinite().logical_not_()
+    if bad.any():  # what becomes of NaN as a whole number is not defined
+        x, scale = x.masked_fill(bad, 0), scale.masked_fill_(bad, 1)
     # Straight to 8 bits is slower than by a type that processors convert to.
-    return (x / scale).add_(NOUGHT + 0.5).to(torch.int32).to(torch.uint8), scale
+    codes = (x / scale).add_(NOUGHT + 0.5).to(torch.int32).to(torch.uint8)
+    return codes, scale.masked_fill_(bad, torch.nan)
 
 
 def of_codes(codes: Tensor, blocks: Tensor, scale: Tensor) -> Tensor:
@@ -106,6 +109,15 @@ def of_codes(codes: Tensor, blocks: Tensor, scale: Tensor) -> Tensor:
         *(1.0, 0, torch.float32, "none", [], ""),
     )
     return whole
+
+
+def of_plain(codes: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """The same with a matrix `i8[out, in]` row by row: slow, and exact on any machine.
+
+    That is for sizes that no quick layout of a machine takes.
+    """
+    whole = (codes.double() - NOUGHT) @ weight.double().T
+    return whole.float().mul_(scale)
 
 
 @cache
@@ -119,9 +131,12 @@ def has(layout: str, dtype: torch.dtype) -> bool:
     """Whether this machine has a layout of matrices of a dtype, and multiplies rightly.
 
     That is tried, on the largest sums where there are 8 bits: processors without VNNI cut them.
-    Why not is a line of the log.
+    Why not is a line of the log. bfloat16 has no blocks: with AVX512 tiles are as fast or faster
+    for any number of rows, and with AMX a row in blocks depends on how many are beside it.
     """
     if layout == "tiles" and not tiles.usable(dtype):
+        return False
+    if layout == "blocks" and dtype == torch.bfloat16:
         return False
     try:
         if right(LAYOUTS[layout], dtype):
@@ -147,7 +162,6 @@ def right(lay: Callable[[Tensor], Tensor], dtype: torch.dtype) -> bool:
 
 
 def layouts(weight: Tensor) -> tuple[str, ...]:
-    """Layouts that a matrix `[out, in]` can have for any number of rows, the usual one first."""
-    usual = ("blocks",) if weight.dtype == torch.int8 else ("blocks", "rows")
-    fitting = ("tiles", *usual) if tiles.fits(weight) else usual
-    return tuple(name for name in fitting if name == "rows" or has(name, weight.dtype))
+    """Quick layouts that a matrix `[out, in]` can have, the usual one first; maybe none."""
+    names = ("tiles", "blocks") if tiles.fits(weight) else ("blocks",)
+    return tuple(name for name in names if has(name, weight.dtype))

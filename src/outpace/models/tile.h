@@ -2,48 +2,55 @@
 
 enum { OF(SEGMENT) = 256 }; /* units that are added up by themselves, for smaller roundings */
 
-/* Rows `first` to `first + rows` with tile `number`; `x` has their units side by side. */
+/* Rows `first` to `first + rows` with `some` tiles from `number` on; `x` has their units side by side. */
 WITHIN static inline __attribute__((always_inline)) void OF(tile)(
-    const struct job *job, const int32_t *x, long first, const int rows, long number) {
-    const char *tile = job->tiles + 64 * number * job->units;
-    const long output = WIDTH * number;
+    const struct job *job, const int32_t *x, long first, const int rows, long number, const int some) {
+    const long units = job->units, output = WIDTH * number, bytes = 64 * units;
+    const char *tiles = job->tiles + number * bytes;
     SUM sums[ROWS], totals[ROWS];
 #pragma GCC unroll 16
-    for (int row = 0; row < rows; row++) totals[row] = NONE;
-    for (long begin = 0; begin < job->units; begin += OF(SEGMENT)) {
-        const long left = job->units - begin, end = begin + (left < OF(SEGMENT) ? left : OF(SEGMENT));
+    for (int one = 0; one < some * rows; one++) totals[one] = NONE;
+    for (long begin = 0; begin < units; begin += OF(SEGMENT)) {
+        const long left = units - begin, end = begin + (left < OF(SEGMENT) ? left : OF(SEGMENT));
 #pragma GCC unroll 16
-        for (int row = 0; row < rows; row++) sums[row] = NONE;
+        for (int one = 0; one < some * rows; one++) sums[one] = NONE;
         for (long unit = begin; unit < end; unit++) {
-            const __m512i own = _mm512_loadu_si512(tile + 64 * unit);
-            if (rows > 4) _mm_prefetch(tile + 64 * unit + AHEAD, _MM_HINT_T0);
+#pragma GCC unroll 4
+            for (int tile = 0; tile < some; tile++) {
+                const char *place = tiles + tile * bytes + 64 * unit;
+                const __m512i own = _mm512_loadu_si512(place);
+                if (rows > 4) _mm_prefetch(place + AHEAD, _MM_HINT_T0);
 #pragma GCC unroll 16
-            for (int row = 0; row < rows; row++)
-                sums[row] = DOT(sums[row], own, _mm512_set1_epi32(x[unit * rows + row]));
+                for (int row = 0; row < rows; row++)
+                    sums[tile * rows + row] = DOT(sums[tile * rows + row], own, x, unit * rows + row);
+            }
         }
 #pragma GCC unroll 16
-        for (int row = 0; row < rows; row++) totals[row] = PLUS(totals[row], sums[row]);
+        for (int one = 0; one < some * rows; one++) totals[one] = PLUS(totals[one], sums[one]);
     }
 /* One by one: unrolled, this takes registers that GCC 12 then lacks for the tile of 12 rows or more. */
 #pragma GCC unroll 1
-    for (int row = 0; row < rows; row++) {
-        __m512 found = FINISHED(job, totals[row], first + row, output);
-        if (job->bias) found = _mm512_add_ps(found, _mm512_loadu_ps(job->bias + output));
-        STORE(job->out, (first + row) * job->outputs + output, found);
+    for (int one = 0; one < some * rows; one++) {
+        const long row = first + one % rows, at = output + WIDTH * (one / rows);
+        __m512 found = FINISHED(job, totals[one], row, at);
+        if (job->bias) found = _mm512_add_ps(found, _mm512_loadu_ps(job->bias + at));
+        STORE(job->out, row * job->outputs + at, found);
     }
 }
 
-#define FOR(count)                                                                              \
+#define FOR(count, some)                                                                        \
     case count:                                                                                 \
-        for (; from < to; from++) OF(tile)(job, x, first, count, from);                         \
+        for (; from + some <= to; from += some) OF(tile)(job, x, first, count, from, some);     \
+        for (; from < to; from++) OF(tile)(job, x, first, count, from, 1);                      \
         break;
 
-/* The same with tiles `from` to `to`: a loop for each number of rows. */
+/* The same with tiles `from` to `to`: a loop for each number of rows. One of few rows takes several
+   tiles at a time, since each sum waits for its last product. */
 WITHIN static void OF(few)(const struct job *job, const int32_t *x, long first, long rows, long from,
                            long to) {
     switch (rows) {
-        FOR(1) FOR(2) FOR(3) FOR(4) FOR(5) FOR(6) FOR(7) FOR(8)
-        FOR(9) FOR(10) FOR(11) FOR(12) FOR(13) FOR(14) FOR(15) FOR(16)
+        FOR(1, 4) FOR(2, 4) FOR(3, 2) FOR(4, 2) FOR(5, 1) FOR(6, 1) FOR(7, 1) FOR(8, 1)
+        FOR(9, 1) FOR(10, 1) FOR(11, 1) FOR(12, 1) FOR(13, 1) FOR(14, 1) FOR(15, 1) FOR(16, 1)
     }
 }
 
@@ -52,7 +59,7 @@ static void OF(tiles)(const struct job *job, const int32_t *x, long first, long 
     const long step = rows > ROWS ? 1 : to - from;
     for (long number = from; number < to; number += step)
         for (long row = 0; row < rows; row += ROWS)
-            OF(few)(job, x + row * job->units, first + row, rows - row < ROWS ? rows - row : ROWS,
+            OF(few)(job, x + row * job->words, first + row, rows - row < ROWS ? rows - row : ROWS,
                     number, number + step);
 }
 

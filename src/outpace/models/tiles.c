@@ -8,14 +8,17 @@
    the rows beside it nor on the number of threads. */
 
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum kind { F32, BF16, I8 };
+enum kind { F32, BF16, I8, WIDE }; /* the last one is bfloat16 as well, multiplied in float32 */
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include <immintrin.h>
 #include <omp.h>
+
+#include "half.h"
 
 enum {
     WIDTH = 16,  /* outputs of a tile */
@@ -27,6 +30,7 @@ enum {
 
 struct job {
     long units, outputs;
+    long words; /* of four bytes in a row that is laid out */
     const char *tiles;
     const float *scale, *bias; /* of each output; the bias may be missing */
     void *out;
@@ -44,7 +48,8 @@ struct job {
 #define SUM __m512
 #define NONE _mm512_setzero_ps()
 #define PLUS(a, b) _mm512_add_ps(a, b)
-#define DOT(sum, tile, row) _mm512_fmadd_ps(_mm512_castsi512_ps(tile), _mm512_castsi512_ps(row), sum)
+#define DOT(sum, tile, x, at) \
+    _mm512_fmadd_ps(_mm512_castsi512_ps(tile), _mm512_castsi512_ps(_mm512_set1_epi32((x)[at])), sum)
 #define FINISHED(job, sum, row, at) (sum)
 #define STORE(out, at, found) _mm512_storeu_ps((float *)(out) + (at), found)
 #include "tile.h"
@@ -54,10 +59,27 @@ struct job {
 #define SUM __m512
 #define NONE _mm512_setzero_ps()
 #define PLUS(a, b) _mm512_add_ps(a, b)
-#define DOT(sum, tile, row) _mm512_dpbf16_ps(sum, (__m512bh)(tile), (__m512bh)(row))
+#define DOT(sum, tile, x, at) \
+    _mm512_dpbf16_ps(sum, (__m512bh)(tile), (__m512bh)_mm512_set1_epi32((x)[at]))
 #define FINISHED(job, sum, row, at) (sum)
 #define STORE(out, at, found) \
     _mm256_storeu_si256((__m256i *)((uint16_t *)(out) + (at)), (__m256i)_mm512_cvtneps_pbh(found))
+#include "tile.h"
+
+/* A number of bfloat16 is the upper half of one of float32; of a row both of a unit lie side by side. */
+#define KIND wide
+#define TARGET "avx512f,avx512bw,avx512vl"
+#define SUM __m512
+#define NONE _mm512_setzero_ps()
+#define PLUS(a, b) _mm512_add_ps(a, b)
+#define DOT(sum, tile, x, at)                                                                     \
+    _mm512_fmadd_ps(                                                                              \
+        _mm512_castsi512_ps(_mm512_and_si512(tile, _mm512_set1_epi32(~0xffff))),                  \
+        _mm512_castsi512_ps(_mm512_set1_epi32((x)[2 * (at) + 1])),                                \
+        _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(tile, 16)),                         \
+                        _mm512_castsi512_ps(_mm512_set1_epi32((x)[2 * (at)])), sum))
+#define FINISHED(job, sum, row, at) (sum)
+#define STORE(out, at, found) _mm256_storeu_si256((__m256i *)((uint16_t *)(out) + (at)), halved(found))
 #include "tile.h"
 
 /* Codes of a matrix lie 128 higher, since one side of these products has no sign. */
@@ -66,7 +88,7 @@ struct job {
 #define SUM __m512i
 #define NONE _mm512_setzero_si512()
 #define PLUS(a, b) _mm512_add_epi32(a, b)
-#define DOT(sum, tile, row) _mm512_dpbusd_epi32(sum, tile, row)
+#define DOT(sum, tile, x, at) _mm512_dpbusd_epi32(sum, tile, _mm512_set1_epi32((x)[at]))
 #define FINISHED(job, sum, row, at)                                                              \
     _mm512_mul_ps(                                                                               \
         _mm512_mul_ps(                                                                           \
@@ -81,8 +103,18 @@ static void lay(const char *row, long units, int32_t *to, long stride) {
     for (long unit = 0; unit < units; unit++) memcpy(to + unit * stride, row + 4 * unit, 4);
 }
 
-/* The same of a row of float32 in codes of 8 bits with a scale of its own. What is no number has the
-   largest bits, and so becomes the scale. */
+/* The same of a row of bfloat16, in float32. */
+static void widen(const char *row, long units, int32_t *to, long stride) {
+    for (long unit = 0; unit < units; unit++) {
+        uint32_t both;
+        memcpy(&both, row + 4 * unit, 4);
+        const uint32_t wide[2] = {both << 16, both & 0xffff0000};
+        memcpy(to + 2 * unit * stride, wide, 8);
+    }
+}
+
+/* The same of a row of float32 in codes of 8 bits with a scale of its own, and 128 times their sum. The
+   scale of a row with an infinity or NaN is NaN, so that all that becomes of it is. */
 __attribute__((target("avx512f,avx512bw,avx512vl"))) static void quantise(
     const float *row, long units, int32_t *to, long stride, float *scale, int32_t *sum) {
     const __m512i unsigned_ = _mm512_set1_epi32(INT32_MAX);
@@ -94,6 +126,12 @@ __attribute__((target("avx512f,avx512bw,avx512vl"))) static void quantise(
         most = _mm512_max_epi32(most, _mm512_and_si512(bits, unsigned_));
     }
     int32_t bits = _mm512_reduce_max_epi32(most);
+    if (bits >= 0x7f800000) { /* infinity; above it is NaN */
+        for (long unit = 0; unit < units; unit++) to[unit * stride] = 0;
+        *scale = __builtin_nanf("");
+        *sum = 0;
+        return;
+    }
     memcpy(&largest, &bits, 4);
     *scale = (largest < 1e-30f ? 1e-30f : largest) / 127;
     const __m512 step = _mm512_set1_ps(*scale), half = _mm512_set1_ps(128.5f);
@@ -118,16 +156,19 @@ int outpace_has_tiles(int kind) {
         !__builtin_cpu_supports("avx512vl"))
         return 0;
     if (kind == BF16) return __builtin_cpu_supports("avx512bf16") != 0;
-    return kind == F32 || __builtin_cpu_supports("avx512vnni") != 0;
+    return kind != I8 || __builtin_cpu_supports("avx512vnni") != 0;
 }
 
 /* Multiply `rows` of `units` by a matrix with `outputs`, a multiple of 16. Rows and what comes out are
-   float32, or bfloat16 where the kind is. `scratch` has space for two numbers of each row, and for the
-   units of as many as are laid out at a time. */
-void outpace_product(int kind, const char *x, long rows, long units, const char *tiles,
-                     long outputs, const float *scale, const float *bias, void *out, int32_t *scratch, int threads) {
+   float32, or bfloat16 where the kind is. Gives 0 where there is no memory for a copy of the rows that
+   are laid out at a time. */
+int outpace_product(int kind, const char *x, long rows, long units, const char *tiles, long outputs,
+                    const float *scale, const float *bias, void *out, int threads) {
+    const long words = kind == WIDE ? 2 * units : units;
+    int32_t *scratch = malloc(sizeof(int32_t) * (2 * rows + words * (rows < DEPTH ? rows : DEPTH) + 1));
+    if (!scratch) return 0;
     int32_t *laid = scratch + 2 * rows;
-    const struct job job = {units, outputs, tiles, scale, bias, out, (float *)scratch, scratch + rows};
+    const struct job job = {units, outputs, words, tiles, scale, bias, out, (float *)scratch, scratch + rows};
     const long row_bytes = (kind == I8 ? 16 : 4) * units;
 #pragma omp parallel num_threads(threads)
     {
@@ -143,25 +184,32 @@ void outpace_product(int kind, const char *x, long rows, long units, const char 
                 const long group = row / ROWS * ROWS;
                 const long stride = count - group < ROWS ? count - group : ROWS;
                 const char *own = x + (begin + row) * row_bytes;
-                int32_t *place = laid + group * units + row - group;
+                int32_t *place = laid + group * words + (row - group) * (words / units);
                 if (kind == I8)
                     quantise((const float *)own, units, place, stride, job.row_scale + begin + row,
                              job.row_sum + begin + row);
+                else if (kind == WIDE)
+                    widen(own, units, place, stride);
                 else
                     lay(own, units, place, stride);
             }
             if (kind == F32) tiles_f32(&job, laid, begin, count, from, to);
             if (kind == BF16) tiles_bf16(&job, laid, begin, count, from, to);
+            if (kind == WIDE) tiles_wide(&job, laid, begin, count, from, to);
             if (kind == I8) tiles_i8(&job, laid, begin, count, from, to);
         }
     }
+    free(scratch);
+    return 1;
 }
 
 #else
 
 int outpace_has_tiles(int kind) { return 0; }
 
-void outpace_product(int kind, const char *x, long rows, long units, const char *tiles,
-                     long outputs, const float *scale, const float *bias, void *out, int32_t *scratch, int threads) {}
+int outpace_product(int kind, const char *x, long rows, long units, const char *tiles, long outputs,
+                    const float *scale, const float *bias, void *out, int threads) {
+    return 0;
+}
 
 #endif

@@ -1,0 +1,45 @@
+"""Prints which layouts of float matrices are chosen here, once their rows were found invariant.
+
+The argument is "tiles" or "none"; the latter leaves tiles out. oneDNN reads `ONEDNN_MAX_CPU_ISA`
+once, so each value of it needs a process.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from outpace.models import tiles
+from outpace.models.layouts import LAYOUTS, layouts, product
+from outpace.models.quickest import is_batch_invariant, quickest
+
+SHAPES = ((37, 64), (192, 192), (1152, 896), (896, 4864), (512, 2048))
+
+
+def check(weight: torch.Tensor, name: str) -> bool:
+    """Whether all numbers of rows give the bits of the whole."""
+    matrix, x = LAYOUTS[name](weight), torch.randn(300, weight.shape[1]).to(weight.dtype)
+    whole = product(x, matrix)
+    return all(
+        torch.equal(product(x[rows], matrix), whole[rows])
+        for count in (*range(1, 12), 15, 16, 17, 31, 33, 63, 66, 130, 257)
+        for rows in (slice(count), slice(-count, None))
+    )
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    if sys.argv[1] == "none":
+        tiles.loop = lambda dtype: None  # type: ignore[assignment]
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for dtype in (torch.float32, torch.bfloat16):
+            for shape in SHAPES:
+                weight = torch.randn(shape).to(dtype)
+                name = quickest(weight)
+                assert name == "rows" or check(weight, name), (name, dtype, shape, threads)
+                for other in layouts(weight):
+                    if not is_batch_invariant(other, shape, dtype, threads):
+                        assert not check(weight, other), "the trial left out an invariant layout"
+                print(name, dtype, *shape, threads)

@@ -1,0 +1,133 @@
+"""Runs both compiled loops, built with sanitizers, over all that they are allowed to be given.
+
+Its argument is the library. A fault ends the process with a report; what comes out is compared with
+PyTorch in double precision. The last line is how many products and passes were run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import product as combinations
+from types import SimpleNamespace
+
+import torch
+
+from outpace.attention import compiled as attention
+from outpace.attention.compiled import Compiled
+from outpace.attention.dense import Dense
+from outpace.decoding.tree import Tree
+from outpace.models import compiled, tiles
+from outpace.models.config import Sight
+from outpace.models.layouts import of_rows
+from spans import FAR, TREE, attend, random, spans_of
+
+ROWS = (0, *range(1, 19), 32, 33, 127, 128, 129, 257)
+SIZES = ((16, 4), (16, 8), (48, 20), (80, 512), (112, 1032), (16, 4100))
+MIXED = [
+    (60, 1, "causal"),
+    (9, 16, "full"),
+    (0, 5, (2, 3)),
+    (3, 4, 40),
+    (68, 10, TREE),
+    (83, 3, FAR),
+    (0, 33, "causal"),
+    (130, 3, "causal"),
+]
+DEEP = [(20, 64, Tree(20, tuple(2 ** min(row, 63) - 1 for row in range(64)))), (0, 1, "causal")]
+SIGHTS = [Sight(), Sight(window=1), Sight(window=3, causal=True), Sight(window=1000, causal=False)]
+
+
+def products() -> Iterator[None]:
+    """Each loop with every size, number of rows and threads, with a bias and without."""
+    library = compiled.library()
+    assert library is not None
+    for kind, dtype in enumerate((torch.float32, torch.bfloat16, torch.int8, torch.bfloat16)):
+        if not library.outpace_has_tiles(kind):
+            continue
+        tiles.loop = lambda _, kind=kind: kind  # type: ignore[assignment]
+        for (outputs, inputs), rows in combinations(SIZES, ROWS):
+            one(dtype, outputs, inputs, rows)
+            yield
+    if library.outpace_has_tiles(2):
+        tiles.loop = lambda _: 2  # type: ignore[assignment]
+        one(torch.int8, 16, tiles.LONGEST // 4 * 4, 2)
+        odd_rows()
+        yield
+
+
+def one(dtype: torch.dtype, outputs: int, inputs: int, rows: int) -> None:
+    """Multiply, with threads and bias as the numbers of rows go."""
+    weight, x = 16 * random(outputs, inputs), random(rows, inputs, seed=1)
+    bias = random(outputs, seed=2) if rows % 2 else None
+    tiles.threads = lambda work: 1 + rows % 3  # type: ignore[assignment]
+    laid = tiles.laid(weight.to(dtype))
+    assert torch.equal(tiles.plain(laid), weight.to(dtype))
+    if dtype == torch.int8:
+        codes, scale = of_rows(x)
+        found = tiles.product(x, laid, bias, torch.ones(outputs)).double()
+        exact = (codes.double() - 128) @ weight.to(dtype).double().T * scale
+    else:
+        found = tiles.product(x.to(dtype), laid, bias).double()
+        exact = x.to(dtype).double() @ weight.to(dtype).double().T
+    exact = exact if bias is None else exact + bias
+    within = 2**-7 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(found, exact, rtol=within, atol=1e-2)
+
+
+def odd_rows() -> None:
+    """Rows whose numbers are none, or as large or small as float32 has them."""
+    laid, scale = tiles.laid(torch.full((16, 12), -128, dtype=torch.int8)), torch.ones(16)
+    largest = torch.finfo(torch.float32).max
+    for value in (torch.inf, -torch.inf, torch.nan, -torch.nan, largest, -largest, 1e-45, 0.0):
+        for count in (1, 2, 12):
+            x = torch.zeros(3, 12)
+            x[1, -count:] = value
+            found = tiles.product(x, laid, None, scale)
+            assert found[1].isnan().all() == (not abs(value) < torch.inf)
+            assert not found[[0, 2]].any()
+
+
+def passes() -> Iterator[None]:
+    """All sizes of heads, ways to share them, patterns, sights, sinks, dtypes and threads."""
+    shapes = [*((2, 1, size) for size in range(16, 257, 16)), (20, 1, 64), (14, 2, 64), (6, 6, 32)]
+    for number, (shape, dtype, asked) in enumerate(
+        combinations(shapes, (torch.float32, torch.bfloat16), (MIXED, MIXED[::-1], DEEP))
+    ):
+        for sinks in (None, random(shape[0], seed=4).to(dtype)):
+            attention.threads = lambda work, number=number: 1 + number % 4  # type: ignore
+            look(shape, dtype, asked, sinks)
+            yield
+    for rows, start in combinations((1, 2, 15, 16, 17, 31, 33), (0, 1, 15, 16, 300)):
+        look((4, 2, 32), torch.float32, [(start, rows, "causal")], None)
+        yield
+
+
+def look(
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    asked: list[tuple[int, int, object]],
+    sinks: torch.Tensor | None,
+) -> None:
+    """Attend in a layer of each sight; pages are scattered, and the last one ends the memory."""
+    heads, kv_heads, size = shape
+    most = max(start + rows for start, rows, _ in asked)
+    most = max([most, *(pattern for *_, pattern in asked if isinstance(pattern, int))])
+    spans = spans_of(asked, most)
+    memory = random(2, len(asked) * -(-most // 16) * 16, kv_heads, size).to(dtype)
+    q = random(spans[-1].rows.stop, heads, size, seed=1).to(dtype)
+    layers = [memory[0].clone()] * len(SIGHTS), [memory[1].clone()] * len(SIGHTS)
+    ours = Compiled(Dense(*layers, heads, SIGHTS))
+    exact = Dense(*([each.double() for each in kind] for kind in layers), heads, SIGHTS)
+    for layer in range(len(SIGHTS)):
+        found = attend(ours, spans, q, layer, sinks)
+        own = None if sinks is None else sinks.double()
+        wanted = attend(exact, spans, q.double(), layer, own)
+        within = 2**-7 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(found.double(), wanted, rtol=within, atol=within)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    compiled.find_spec = lambda _: SimpleNamespace(origin=sys.argv[1])  # type: ignore[assignment]
+    print(sum(1 for _ in products()), sum(1 for _ in passes()))
