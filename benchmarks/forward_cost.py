@@ -100,7 +100,7 @@ def decode_seconds(llm: LLM, ids: list[int], tokens: int, profiler: profile | No
 def recorded() -> Iterator[None]:
     """Let the profiler see compiled products and attention, which are no operators of PyTorch."""
     loaded = library()
-    names = ("outpace_product", "outpace_attend") if loaded else ()
+    names = ("outpace_multiply", "outpace_attend") if loaded else ()
     before = {name: getattr(loaded, name) for name in names}
 
     def told(name: str) -> Callable[..., None]:

@@ -30,7 +30,7 @@ def library() -> CDLL | None:
         return None
     loaded = CDLL(spec.origin)
     loaded.outpace_has_tiles.argtypes = [c_int]
-    loaded.outpace_product.argtypes = [
+    loaded.outpace_multiply.argtypes = [
         *(c_int, c_void_p, c_long, c_long, c_void_p, c_long),
         *(c_void_p, c_void_p, c_void_p, c_int),
     ]

@@ -162,7 +162,7 @@ int outpace_has_tiles(int kind) {
 /* Multiply `rows` of `units` by a matrix with `outputs`, a multiple of 16. Rows and what comes out are
    float32, or bfloat16 where the kind is. Gives 0 where there is no memory for a copy of the rows that
    are laid out at a time. */
-int outpace_product(int kind, const char *x, long rows, long units, const char *tiles, long outputs,
+int outpace_multiply(int kind, const char *x, long rows, long units, const char *tiles, long outputs,
                     const float *scale, const float *bias, void *out, int threads) {
     const long words = kind == WIDE ? 2 * units : units;
     int32_t *scratch = malloc(sizeof(int32_t) * (2 * rows + words * (rows < DEPTH ? rows : DEPTH) + 1));
@@ -207,7 +207,7 @@ int outpace_product(int kind, const char *x, long rows, long units, const char *
 
 int outpace_has_tiles(int kind) { return 0; }
 
-int outpace_product(int kind, const char *x, long rows, long units, const char *tiles, long outputs,
+int outpace_multiply(int kind, const char *x, long rows, long units, const char *tiles, long outputs,
                     const float *scale, const float *bias, void *out, int threads) {
     return 0;
 }

@@ -131,7 +131,7 @@ def product(
     x, out = x.contiguous(), torch.empty(*leading, outputs, dtype=x.dtype)
     bias = bias if bias is None else check_vector("bias", bias, outputs)
     scale = scale if scale is None else check_vector("scale", scale, outputs)
-    done = loaded.outpace_product(
+    done = loaded.outpace_multiply(
         kind,
         x.data_ptr(),
         count,
