@@ -51,10 +51,10 @@ def test_log_names_models_and_address(zoo: Process) -> None:
     """First the address, then what is loaded, what there is, and that it listens."""
     names = [*settings.zoo()]
     first, *lines, last = zoo.log[: 2 * len(names) + 2]
-    assert re.fullmatch(rf"outpace \S+, {zoo.url}: loading {len(names)} models\n", first)
+    assert re.fullmatch(rf"outpace \S+ at {zoo.url} loads {len(names)} models\n", first)
     assert lines[: len(names)] == [f"loading {name}\n" for name in names]
     assert [line.partition(":")[0] for line in lines[len(names) :]] == names
-    assert last == f"listening on {zoo.url}; open it in a browser for the playground\n"
+    assert last == f"listening on {zoo.url} (the playground, in a browser)\n"
     assert httpx2.get(f"{zoo.url}/ready").status_code == 200
 
 

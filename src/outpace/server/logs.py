@@ -13,8 +13,8 @@ from outpace.version import __version__
 
 log = logging.getLogger("outpace.server")
 
-EVERY = 5.0
-"""Seconds between lines about how much of a model is loaded."""
+EVERY, LARGE = 5.0, 2**28
+"""Seconds between lines on how much of a model is loaded, and bytes from which on there are any."""
 
 
 def start_log(*, verbose: bool) -> None:
@@ -32,12 +32,12 @@ def url(host: str, port: int) -> str:
 def log_start(host: str, port: int, models: int) -> None:
     """Log where a server will listen once it has loaded so many models."""
     some = "1 model" if models == 1 else f"{models} models"
-    log.info("outpace %s, %s: loading %s", __version__, url(host, port), some)
+    log.info("outpace %s at %s loads %s", __version__, url(host, port), some)
 
 
 def log_address(host: str, port: int) -> None:
     """Log where a server listens."""
-    log.info("listening on %s; open it in a browser for the playground", url(host, port))
+    log.info("listening on %s (the playground, in a browser)", url(host, port))
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def log_loading(name: str, place: str) -> Iterator[None]:
 
     def note(done: int, total: int) -> None:
         nonlocal last
-        if time.monotonic() > last + EVERY:
+        if total >= LARGE and time.monotonic() > last + EVERY:
             last = time.monotonic()
             log.info("loading %s, %.1f of %.1f GiB", name, done / 2**30, total / 2**30)
 
