@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import jsonschema
 import pytest
 
 from constrained import CASES, llm
-from outpace.methods import Method
+from outpace.methods import Diffusion, Method
+from outpace.options import Options
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 SUITE = json.loads((Path(__file__).parent / "schemas.json").read_text())["schemas"]
@@ -88,20 +90,25 @@ def shortest(name: str, text: str) -> int:
     return model.compiler.read(rule, False, vocabulary, ends, 1000).shortest
 
 
+def fitting(method: Method, room: int) -> tuple[Method, int]:
+    """A method and a room that go together: whole blocks on a canvas, each of as many steps."""
+    size = getattr(method, "block", None)
+    if not isinstance(size, int) or isinstance(size, bool):
+        return method, room
+    if getattr(method, "canvas", False):  # slots that are no whole block stay empty
+        room -= room % size
+    if isinstance(method, Diffusion):
+        method = replace(method, steps=2 * -(-room // size))
+    return method, room
+
+
 def check_length(name: str, method: Method, temperature: float, schemas: list[Any]) -> None:
     """Every answer ends by itself, and is valid."""
-    rooms = [2 * shortest(name, json.dumps(schema)) + 40 for schema in schemas]
-    size = getattr(method, "block", None)
-    if getattr(method, "canvas", False) and isinstance(size, int):  # what is no block stays empty
-        rooms = [room - room % size for room in rooms]
-    requests = [
-        (
-            QUESTION,
-            {"schema": schema, "max_tokens": room, "temperature": temperature, "seed": number},
-        )
-        for number, (schema, room) in enumerate(zip(schemas, rooms, strict=True))
-    ]
-    asked = ((prompt, {**options, "method": method}) for prompt, options in requests)
+    asked: list[tuple[str, Options]] = []
+    for number, schema in enumerate(schemas):
+        fitted, room = fitting(method, 2 * shortest(name, json.dumps(schema)) + 40)
+        options: Options = {"schema": schema, "method": fitted, "max_tokens": room}
+        asked.append((QUESTION, {**options, "temperature": temperature, "seed": number}))
     answered = 0
     for number, output in llm(name).serve(asked, batch=16):
         assert output.finish_reason == "stop", (schemas[number], output.text)

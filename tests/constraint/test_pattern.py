@@ -154,6 +154,7 @@ def test_what_an_automaton_of_a_schema_accepts_is_valid(schema: Any) -> None:
         ({"type": "number", "not": {"type": "integer"}}, "not at # is"),
         ({"items": {"uniqueItems": True}}, "uniqueItems at #/items is"),
         ({"properties": {"a": {"multipleOf": 0.01}}}, "multipleOf 0.01 at #/properties/a is"),
+        ({"allOf": [{"multipleOf": 97}, {"multipleOf": 101}]}, "multipleOf 101 at #/allOf/1 is"),
         ({"minimum": 1e-30}, "minimum 1e-30 at # is"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf at # is"),
         ({"oneOf": [{"minimum": 0}, {"minLength": 1}]}, "oneOf at # is"),

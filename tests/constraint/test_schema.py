@@ -278,6 +278,7 @@ def test_a_loose_reading_is_that_of_either(pattern: str) -> None:
         ({"enum": [1, True, "1"], "const": True}, {"true"}),
         ({"enum": [1, 2.0, 3.5], "type": "integer", "minimum": 2}, {"2.0"}),
         ({"enum": ["a", "ab", "abc"], "maxLength": 2, "not": {"const": "a"}}, {'"ab"'}),
+        ({"const": "\u0000", "minLength": 1}, {'"\\u0000"'}),
         ({"type": ["null", "boolean"], "not": {"enum": [False]}}, {"null", "true"}),
     ],
 )

@@ -12,7 +12,7 @@ import numpy as np
 from outpace.constraint.algebra import intersection, minimal
 from outpace.constraint.dfa import Dfa, determined
 from outpace.constraint.integers import NOTHING, digits_of, integers, naturals
-from outpace.constraint.pattern import TooLarge, net_of
+from outpace.constraint.pattern import net_of
 
 Bound = tuple[Decimal, bool]
 """A number, and whether it is excluded itself."""
@@ -20,9 +20,6 @@ Bound = tuple[Decimal, bool]
 PRECISION = 15
 """Digits of a number with a fraction: as many as a double tells apart, so that a reader who rounds
 finds it on the same side of a bound."""
-
-MOST_REMAINDERS = 5_000
-"""States of an automaton of multiples."""
 
 NATURAL = "(?:0|[1-9][0-9]*)"
 NONZERO = "[0-9]*[1-9][0-9]*"
@@ -42,10 +39,7 @@ def whole(low: int | None, high: int | None, steps: tuple[Decimal, ...] = ()) ->
 
 @lru_cache(256)
 def decimals(low: Bound | None, high: Bound | None, steps: tuple[Decimal, ...] = ()) -> Dfa:
-    """The automaton of decimal numbers between two bounds that are multiples of all `steps`.
-
-    Raises `TooLarge` for steps with too many remainders.
-    """
+    """The automaton of decimal numbers between two bounds that are multiples of all `steps`."""
     bounds = [bound[0] for bound in (low, high) if bound is not None]
     dfa = minimal(read(form(bounds) + ("" if bounds or steps else EXPONENT)))
     if low is not None:
@@ -141,15 +135,18 @@ def less(rest: str, strict: bool) -> str:
     return f"(?:{below}{NOTHING if strict else f'{digit}0*'})"
 
 
+def remainders_of(steps: tuple[Decimal, ...]) -> tuple[int, int]:
+    """Digits after the point that multiples of all `steps` need, and their common multiple."""
+    places = max(max(0, -int(step.as_tuple().exponent)) for step in steps)
+    return places, lcm(*(int(step.scaleb(places)) for step in steps))
+
+
 def multiples(steps: tuple[Decimal, ...]) -> Dfa:
     """The automaton of decimal numbers that are multiples of all `steps`, by their remainders.
 
     A fraction has as many digits as those of the steps at most.
     """
-    places = max(max(0, -int(step.as_tuple().exponent)) for step in steps)
-    size = lcm(*(int(step.scaleb(places)) for step in steps))
-    if size * (places + 2) > MOST_REMAINDERS:
-        raise TooLarge(f"it is too large: multipleOf has more than {MOST_REMAINDERS} remainders")
+    places, size = remainders_of(steps)
     table = np.full((2 + size * (places + 2), 256), -1, dtype=np.int32)
     digits = slice(ord("0"), ord("9") + 1)
     table[0, ord("-")] = 1

@@ -61,6 +61,7 @@ INSTEAD = {
     "any other format": "use pattern",
     "pattern with look-around, back-references, \\b, flags": "write each case, as in [aA] for (?i)",
     "multipleOf with a fraction other than halves, quarters …": "use an integer of smaller units",
+    "multipleOf above 5000, or of several together": "use larger units",
     "bounds with more than 20 zeros after the point": "use a rounder number",
     "uniqueItems of more than 6 values": "use an object with a property for each, or maxItems: 1",
     "minProperties that takes two names without properties": "use properties and required",

@@ -7,13 +7,16 @@ from fractions import Fraction
 from math import ceil, floor
 
 from outpace.constraint.algebra import difference
-from outpace.constraint.decimals import Bound, decimals, equal_to, whole
+from outpace.constraint.decimals import Bound, decimals, equal_to, remainders_of, whole
 from outpace.constraint.keywords import need, refuse
 from outpace.constraint.pieces import Leaf, Piece
 from outpace.constraint.rules import Case, Schema, excluded
 
 DECIMALS = 20
 """Most zeros between the point and the first digit of a bound."""
+
+MOST_REMAINDERS = 5_000
+"""Of a step, times the digits after its point: states of an automaton."""
 
 FINEST = 1024
 """Largest denominator of a step, a power of two: a reader divides by such a step exactly."""
@@ -85,7 +88,7 @@ def exact(value: float) -> Decimal:
 def multiples_of(case: Case) -> tuple[Decimal, ...]:
     """The steps of which a number is a multiple. Raises `Unsupported` for a fraction that a double
     does not hold, as a reader that divides by it finds that 0.07 is no multiple of 0.01."""
-    found = set()
+    found = set[Decimal]()
     for schema in case:
         if "multipleOf" not in schema.value:
             continue
@@ -99,4 +102,7 @@ def multiples_of(case: Case) -> tuple[Decimal, ...]:
                 "multipleOf with a fraction other than halves, quarters …",
             )
         found.add(exact(step))
+        places, size = remainders_of(tuple(found))
+        if size * (places + 1) > MOST_REMAINDERS:
+            refuse(f"multipleOf {step}", schema.at, "multipleOf above 5000, or of several together")
     return tuple(sorted(found))

@@ -9,7 +9,6 @@ from functools import cache
 from math import inf
 from typing import Any
 
-from outpace.constraint.algebra import accepted
 from outpace.constraint.dfa import Dfa
 from outpace.constraint.keywords import KEYWORDS, need, refuse
 from outpace.constraint.members import Distinct
@@ -41,7 +40,7 @@ from outpace.constraint.rules import (
     listed,
     same,
 )
-from outpace.constraint.strings import string
+from outpace.constraint.strings import string, string_fits
 
 DEPTH = 2
 """Arrays and objects within one another where a schema leaves open what a value is."""
@@ -116,9 +115,7 @@ class Writer:
             case None | bool():
                 return True
             case str():
-                text = json.dumps(value, ensure_ascii=False).encode()
-                words = {word for schema in case for word in schema.value}
-                return not words & KEYWORDS["string"] or accepted(dfa_of(string(case)), text)
+                return string_fits(value, case)
             case int() | float():
                 return number_fits(value, case)
         kind = "array" if isinstance(value, list) else "object"

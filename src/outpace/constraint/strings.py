@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import reduce
 
-from outpace.constraint.algebra import difference, intersection
+from outpace.constraint.algebra import accepted, difference, intersection
 from outpace.constraint.decimals import read
 from outpace.constraint.dfa import Dfa
 from outpace.constraint.ecma import LETTER, searched
@@ -51,10 +51,7 @@ def string(case: Case, counted: int | None = None) -> Piece:
     least, most = counts(case, "Length")
     if most is not None and most < least:
         return NOTHING
-    found = [
-        *(read(FORMATS[name]) for schema in case for name in formats(schema)),
-        *(pattern(schema) for schema in case if "pattern" in schema.value),
-    ]
+    found = forms(case)
     out = [value for schema in case for value in excluded(schema)[1] if isinstance(value, str)]
     if not (found or out):
         if counted is not None and most is not None and most > counted:
@@ -64,6 +61,22 @@ def string(case: Case, counted: int | None = None) -> Piece:
         found.append(read(f"{LETTER}{{{least},{'' if most is None else most}}}"))
     dfa = reduce(intersection, found)
     return quoted(Leaf(difference(dfa, Dfa.among(map(written, out))) if out else dfa))
+
+
+def forms(case: Case) -> list[Dfa]:
+    """The automata of the formats and patterns of a case."""
+    return [
+        *(read(FORMATS[name]) for schema in case for name in formats(schema)),
+        *(pattern(schema) for schema in case if "pattern" in schema.value),
+    ]
+
+
+def string_fits(value: str, case: Case) -> bool:
+    """Whether a listed string is as the keywords of a case want it."""
+    least, most = counts(case, "Length")
+    return least <= len(value) <= (len(value) if most is None else most) and all(
+        accepted(dfa, written(value).encode()) for dfa in forms(case)
+    )
 
 
 def quoted(part: Piece) -> Piece:
