@@ -10,7 +10,7 @@ import pytest
 from outpace.constraint.automaton import NEVER, Automaton
 from outpace.constraint.dfa import Dfa
 from outpace.constraint.reach import Sets
-from outpace.constraint.schema import pattern_of
+from outpace.constraint.schema import schema_dfa
 from outpace.constraint.vocabulary import Vocabulary
 
 EOS = 7
@@ -24,7 +24,7 @@ SCHEMA = {
     "required": ["name"],
 }
 DFAS = {
-    "schema": Dfa.of(pattern_of(SCHEMA), marked=True),
+    "schema": schema_dfa(SCHEMA),
     "words": Dfa.of(r"(\\w+\\s?){1,4}"),
     "choices": Dfa.among(["red", "read", "reader", "\u00e9t\u00e9", ""]),
     "numbers": Dfa.of("-?[0-9]{1,3}(,[0-9]{3})*"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import product
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 from outpace.constraint.charset import SURROGATES, utf8, without
 from outpace.constraint.dfa import Dfa
 from outpace.constraint.integers import integers
+from outpace.constraint.keywords import INSTEAD
 from outpace.constraint.pattern import TooLarge, Unsupported
-from outpace.constraint.schema import pattern_of
+from outpace.constraint.schema import schema_dfa
 
 LETTERS = "abßKk\u212a\\ é1_x,S\n\U0001f600"
 PATTERNS = (
@@ -134,7 +136,7 @@ SCHEMAS: tuple[Any, ...] = (
 def test_what_an_automaton_of_a_schema_accepts_is_valid(schema: Any) -> None:
     """JSON that the schema accepts, formats included."""
     rng, found = Random(0), 0
-    dfa = Dfa.of(pattern_of(schema), marked=True)
+    dfa = schema_dfa(schema)
     formats = jsonschema.Draft202012Validator.FORMAT_CHECKER
     check = jsonschema.Draft202012Validator(schema, format_checker=formats)
     for _ in range(60):
@@ -147,30 +149,69 @@ def test_what_an_automaton_of_a_schema_accepts_is_valid(schema: Any) -> None:
 @pytest.mark.parametrize(
     ("schema", "what"),
     [
-        ({"not": {}}, "not at # is"),
+        ({"not": {"minLength": 1}}, "not at # is"),
+        ({"type": "object", "not": {"enum": [{"a": 1}]}}, "not at # is"),
+        ({"type": "number", "not": {"type": "integer"}}, "not at # is"),
         ({"items": {"uniqueItems": True}}, "uniqueItems at #/items is"),
-        ({"properties": {"a": {"multipleOf": 2}}}, "multipleOf at #/properties/a is"),
-        ({"allOf": [{}, {}]}, "allOf of several schemas at # is"),
+        ({"properties": {"a": {"multipleOf": 0.01}}}, "multipleOf 0.01 at #/properties/a is"),
+        ({"allOf": [{"multipleOf": 97}, {"multipleOf": 101}]}, "multipleOf 101 at #/allOf/1 is"),
+        ({"minimum": 1e-30}, "minimum 1e-30 at # is"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf at # is"),
+        ({"oneOf": [{"minimum": 0}, {"minLength": 1}]}, "oneOf at # is"),
         ({"$ref": "http://x"}, "$ref to 'http://x' at # is"),
         ({"items": {"$ref": "#a"}}, "$ref to '#a' at #/items is"),
-        ({"$ref": "#/a", "type": "null"}, "type at # is not supported beside $ref"),
-        ({"type": "string", "format": "hostname"}, "format 'hostname' at # is"),
-        ({"type": "string", "pattern": "a", "minLength": 2}, "pattern beside other bounds at # is"),
-        ({"type": "string", "pattern": r"(a)\1"}, "a back-reference is"),
-        ({"type": "number", "maximum": 2}, "maximum at # is"),
+        ({"type": "string", "format": "regex"}, "format 'regex' at # is"),
+        ({"type": "string", "pattern": r"(a)\1"}, "pattern '(a)\\\\1' at #: a back-reference is"),
+        ({"pattern": "(?i)^abc$"}, "pattern '(?i)^abc$' at #: a flag such as (?i) is not"),
+        ({"pattern": "a(?i:b)"}, "pattern 'a(?i:b)' at #: a flag such as (?i) is not"),
+        ({"pattern": r"a\Z"}, "pattern 'a\\\\Z' at #: \\Z is not one of ECMA 262's"),
+        ({"pattern": "a{,2}"}, "pattern 'a{,2}' at #: {,n} is not one of ECMA 262's"),
         (
-            {"prefixItems": [{}], "items": {"type": "null"}},
-            "prefixItems beside other items at # is",
+            {"patternProperties": {"(?=a)": {}}},
+            "pattern '(?=a)' at #/patternProperties: look-around",
         ),
-        ({"type": "object", "minProperties": 1}, "minProperties at # is"),
+        ({"minProperties": 2}, "minProperties at # is"),
+        ({"enum": [[1]], "minItems": 1}, "minItems beside a listed array at # is"),
+        ({"patternProperties": {c: {} for c in "abcde"}}, "patternProperties at # is"),
     ],
     ids=str,
 )
 def test_keywords_that_are_not_followed_are_named(schema: Any, what: str) -> None:
-    """With their place."""
-    with pytest.raises(Unsupported, match=re.escape(what)):
-        Dfa.of(pattern_of(schema), marked=True)
+    """With their place, in one line."""
+    with pytest.raises(Unsupported, match=re.escape(what)) as caught:
+        schema_dfa(schema)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [*INSTEAD, "x-guidance", "minimun"])
+@pytest.mark.parametrize(
+    ("inside", "at"),
+    [
+        (lambda schema: schema, "#"),
+        (lambda schema: {"anyOf": [{"type": "null"}, schema]}, "#/anyOf/1"),
+        (lambda schema: {"properties": {"a": {"items": schema}}}, "#/properties/a/items"),
+        (lambda schema: {"$ref": "#/$defs/x", "$defs": {"x": schema}}, "#/$defs/x"),
+        (lambda schema: {"patternProperties": {"a": schema}}, "#/patternProperties/a"),
+        (lambda schema: {"additionalProperties": schema}, "#/additionalProperties"),
+        (lambda schema: {"allOf": [{"propertyNames": schema}]}, "#/allOf/0/propertyNames"),
+        (lambda schema: {"prefixItems": [{}, schema]}, "#/prefixItems/1"),
+    ],
+    ids=["root", "branch", "property", "definition", "pattern", "others", "names", "item"],
+)
+def test_other_keywords_are_refused_by_name(name: str, inside: Any, at: str) -> None:
+    """Known ones and unknown ones, wherever they stand."""
+    with pytest.raises(Unsupported, match=f"^{re.escape(f'{name} at {at} is not supported: ')}"):
+        schema_dfa(inside({name: {}}))
+
+
+def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
+    """What is not supported, and what to write instead."""
+    page = (Path(__file__).parents[2] / "docs" / "constraints.md").read_text()
+    (table,) = re.findall(r"\| not supported \| instead \|\n\|---\|---\|\n((?:\|.*\n)+)", page)
+    rows = [re.split(r" ?(?<!\\)\| ?", line) for line in table.replace("`", "").splitlines()]
+    assert [tuple(row[1:3]) for row in rows] == [
+        (what, instead.replace("|", r"\|")) for what, instead in INSTEAD.items()
+    ]
 
 
 def test_variants_without_end_are_too_large() -> None:
@@ -178,8 +219,8 @@ def test_variants_without_end_are_too_large() -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(6):
         schema = {"type": "object", "properties": dict.fromkeys("abcdefgh", schema)}
-    with pytest.raises(TooLarge, match="has too many"):
-        pattern_of(schema)
+    with pytest.raises(TooLarge, match="has more than 20000 values"):
+        schema_dfa(schema)
 
 
 def test_a_tree_of_texts_has_no_others() -> None:
@@ -196,5 +237,5 @@ def test_sets_that_a_later_python_may_read_otherwise_are_read(
     """As this one reads them, without a word."""
     assert Dfa.of("[[a]b]").accepts.any()
     schema = {"type": "string", "pattern": "[a||b]"}
-    assert Dfa.of(pattern_of(schema), marked=True).accepts.any()
+    assert schema_dfa(schema).accepts.any()
     assert not recwarn.list

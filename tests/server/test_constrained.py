@@ -203,7 +203,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     (AT, formatted(deep(80)) | DREAM),
     (AT, formatted(deep(150))),
     (AT, formatted({"pattern": SLOW, "type": "string"}, strict=True) | DREAM),
-    (AT, formatted({"type": "number", "multipleOf": 5}) | DREAM),
+    (AT, formatted({"type": "number", "multipleOf": 0.01}) | DREAM),
     (AT, formatted({"oneOf": [{}, {}]}) | DREAM),
     ("response_format.type", {"response_format": {"type": "json_object"}, "max_tokens": 1}),
     ("guided_json", {"guided_json": {"type": "teapot"}}),

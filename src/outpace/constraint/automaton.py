@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outpace.constraint.dfa import Dfa, Flags, Table
+from outpace.constraint.dfa import Dfa, Flags, Ids, Table
 from outpace.constraint.pattern import TooLarge
-from outpace.constraint.vocabulary import Ids, Spans, Vocabulary
+from outpace.constraint.vocabulary import Spans, Vocabulary
 from outpace.decoding.noise import mix
 
 HOLE = -1

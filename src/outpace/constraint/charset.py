@@ -10,6 +10,9 @@ from typing import Any
 Span = tuple[int, int]
 """First and last of some neighbours: of characters, or of bytes."""
 
+Way = tuple[Span, ...]
+"""Spans of bytes, one after the other."""
+
 LENGTHS = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
 """Last character of one byte, of two, of three and of four."""
 
@@ -29,6 +32,8 @@ def matched(node: Any, flags: int) -> list[Span]:
     """
     if alone(node, flags):
         spans = [(node[1], node[1])]
+    elif ranged(node, flags):
+        spans = [(part, part) if kind is _constants.LITERAL else part for kind, part in node[1]]
     else:
         state = _parser.State()
         state.flags, state.str = flags, ""
@@ -44,6 +49,16 @@ def alone(node: Any, flags: int) -> bool:
     return node[0] is _constants.LITERAL and not flags & _constants.SRE_FLAG_IGNORECASE
 
 
+def ranged(node: Any, flags: int) -> bool:
+    """Whether a node matches what it names by character and range, whatever their case."""
+    named = (_constants.LITERAL, _constants.RANGE)
+    return (
+        node[0] is _constants.IN
+        and all(kind in named for kind, _ in node[1])
+        and not flags & _constants.SRE_FLAG_IGNORECASE
+    )
+
+
 def without(spans: Iterable[Span], hole: Span) -> Iterator[Span]:
     """What is left of spans outside of another."""
     for low, high in spans:
@@ -53,7 +68,18 @@ def without(spans: Iterable[Span], hole: Span) -> Iterator[Span]:
             yield max(low, hole[1] + 1), high
 
 
-def utf8(low: int, high: int) -> Iterator[tuple[Span, ...]]:
+def common(one: Iterable[Span], other: Iterable[Span]) -> list[Span]:
+    """Characters that lie in spans of both."""
+    rest = list(other)
+    return [
+        (max(low, first), min(high, last))
+        for low, high in one
+        for first, last in rest
+        if max(low, first) <= min(high, last)
+    ]
+
+
+def utf8(low: int, high: int) -> Iterator[Way]:
     """Characters `low` to `high` as sequences of spans of bytes."""
     for last in LENGTHS:
         if low <= last < high:

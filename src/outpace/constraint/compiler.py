@@ -12,11 +12,12 @@ from typing import Any
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.constraint.automaton import NEVER, Automaton
+from outpace.constraint.counted import Counted, has_large_counts
 from outpace.constraint.dfa import Dfa
 from outpace.constraint.grammar import Grammar
 from outpace.constraint.pattern import LONGEST, Room, TooLarge, Unsupported
 from outpace.constraint.regular import Language
-from outpace.constraint.schema import pattern_of
+from outpace.constraint.schema import schema_dfa
 from outpace.constraint.vocabulary import Vocabulary, bytes_of
 from outpace.constraint.whole import Padded, Whole
 from outpace.decoding import Constraint
@@ -38,6 +39,10 @@ MEMORY = 60_000_000
 """Entries of the tables of all automata that are kept."""
 
 
+Read = Language | Grammar | Counted
+"""A rule that was read: what makes the constraint of each request."""
+
+
 class Unread(Exception):
     """A constraint that was not read yet; `read` does so, and raises `ValueError` as ever."""
 
@@ -53,7 +58,7 @@ class Compiler:
         self.tokenizer = tokenizer
         self.mask_id = mask_id
         self.lock, self.reading = Lock(), Lock()
-        self.known: OrderedDict[object, Language | Grammar] = OrderedDict()
+        self.known: OrderedDict[object, Read] = OrderedDict()
         self.vocabularies: dict[int, Vocabulary] = {}
 
     def constraint(
@@ -79,9 +84,9 @@ class Compiler:
         if not wait and not self.knows(rule, sequential, size, ends):
             raise Unread(partial(self.read, rule, sequential, size, ends, limit - begin))
         read = self.read(rule, sequential, size, ends, limit - begin)
-        if isinstance(read, Language) and read.automaton.shortest > limit - begin:
+        if read.shortest > limit - begin:
             raise ValueError(
-                f"{name}: the shortest answer takes {read.automaton.shortest} tokens, "
+                f"{name}: the shortest answer takes {read.shortest} tokens, "
                 f"but max_tokens={limit - begin}"
             )
         if mask_id is None:
@@ -90,7 +95,7 @@ class Compiler:
 
     def read(
         self, rule: Rule, sequential: bool, size: int, ends: frozenset[int], room: int
-    ) -> Language | Grammar:
+    ) -> Read:
         """A rule for any request; what is known is not read again, nor does it wait for others.
 
         It may not be read, but refused at once, where `room` for so many tokens is plainly too
@@ -117,7 +122,7 @@ class Compiler:
         """Whether a rule was read already."""
         return (rule, sequential, size, ends) in self.known
 
-    def found(self, key: object) -> Language | Grammar | None:
+    def found(self, key: object) -> Read | None:
         """What is known, which now is the latest."""
         with self.lock:
             if key in self.known:
@@ -126,7 +131,7 @@ class Compiler:
 
     def compiled(
         self, rule: Rule, sequential: bool, size: int, ends: frozenset[int], room: int
-    ) -> Language | Grammar:
+    ) -> Read:
         """An automaton where there is one; else what methods that go from left to right follow."""
         if not ends:
             raise ValueError("an answer needs an end-of-sequence to end with")
@@ -141,27 +146,30 @@ class Compiler:
             raise Unsupported(f"a grammar is not supported {HERE}")
         if name == "grammar":
             return Grammar.of(name, source, self.tokenizer, size, ends)
+        make, vocabulary = WHOLE.get(name, Automaton), self.vocabulary(size)
         try:
-            make, vocabulary = WHOLE.get(name, Automaton), self.vocabulary(size)
-            dfa = bytewise(name, source, (room, vocabulary.longest))
-            automaton = make(dfa, vocabulary, ends)
-            if automaton.shortest == NEVER:
-                raise ValueError("no text of its tokens fulfils it")
-            return Language(automaton)
-        except (Unsupported, TooLarge) as error:
-            if name != "schema":
+            return language(
+                make, bytewise(name, source, (room, vocabulary.longest)), vocabulary, ends
+            )
+        except TooLarge as error:
+            if name != "schema" or not sequential:
                 raise
-            if not sequential:
-                raise type(error)(f"{error} {HERE}") from error
-            return self.instead(source, size, ends, error)
+            return self.counted(source, size, ends, error)
 
-    def instead(self, source: str, size: int, ends: frozenset[int], why: ValueError) -> Grammar:
-        """A schema that has no automaton as a grammar; where that fails too, both reasons."""
+    def counted(self, source: str, size: int, ends: frozenset[int], why: TooLarge) -> Counted:
+        """A schema whose upper counts are too large for an automaton.
+
+        Raises `why` again where its other parts are too large, too.
+        """
         assert self.tokenizer is not None
+        schema = json.loads(source)
+        if not has_large_counts(schema):
+            raise why
         try:
-            return Grammar.of("schema", source, self.tokenizer, size, ends)
-        except ValueError as error:
-            raise ValueError(f"{why}; nor by llguidance: {error}") from error
+            rest = language(Automaton, schema_dfa(schema, loose=True), self.vocabulary(size), ends)
+        except (TooLarge, RecursionError):
+            raise why from None
+        return Counted.of(rest, schema, self.tokenizer, size, ends)
 
     def vocabulary(self, size: int) -> Vocabulary:
         """The first `size` tokens as bytes; the mask is none."""
@@ -177,6 +185,16 @@ class Compiler:
 HERE = "by methods that fill holes in any order; one that commits from left to right may follow it"
 
 
+def language(
+    make: type[Automaton], dfa: Dfa, vocabulary: Vocabulary, ends: frozenset[int]
+) -> Language:
+    """An automaton over tokens. Raises `ValueError` where no tokens are text that it accepts."""
+    automaton = make(dfa, vocabulary, ends)
+    if automaton.shortest == NEVER:
+        raise ValueError("no text of its tokens fulfils it")
+    return Language(automaton)
+
+
 def bytewise(name: str, source: str, room: Room) -> Dfa:
     """A rule as an automaton over bytes."""
     match name:
@@ -187,7 +205,7 @@ def bytewise(name: str, source: str, room: Room) -> Dfa:
     try:
         schema = json.loads(source)
         check(schema)
-        return Dfa.of(pattern_of(schema), marked=True, room=room)
+        return schema_dfa(schema, room)
     except RecursionError as error:
         raise TooLarge("it is too large: it is nested too deeply") from error
 

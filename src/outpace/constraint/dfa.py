@@ -21,6 +21,7 @@ MANY = "it is too large: its automaton has too many states; simplify it or short
 
 Table = NDArray[np.int32]
 Flags = NDArray[np.bool_]
+Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,9 +37,9 @@ class Dfa:
     accepts: Flags
 
     @classmethod
-    def of(cls, pattern: str, *, marked: bool = False, room: Room = None) -> Dfa:
+    def of(cls, pattern: str, *, room: Room = None) -> Dfa:
         """That of a regular expression. Raises `ValueError` as `net_of`, and where it is empty."""
-        dfa = determined(net_of(pattern, marked=marked, room=room))
+        dfa = determined(net_of(pattern, room=room))
         if not len(dfa.table):
             raise ValueError("no text at all fulfils it")
         return dfa

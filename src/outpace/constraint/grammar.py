@@ -29,11 +29,18 @@ class Grammar:
 
     @classmethod
     def of(
-        cls, kind: str, source: str, tokenizer: Tokenizer, size: int, ends: frozenset[int]
+        cls,
+        kind: str,
+        source: str,
+        tokenizer: Tokenizer,
+        size: int,
+        ends: frozenset[int],
+        **options: Any,
     ) -> Grammar:
         """A Lark `grammar` or a JSON `schema` over the first `size` tokens.
 
-        Raises `ValueError` with what llguidance says where it cannot follow it.
+        `options` are those of llguidance's compiler of schemas. Raises `ValueError` with what
+        llguidance says where it cannot follow it.
         """
         try:
             from llguidance import LLMatcher
@@ -42,7 +49,10 @@ class Grammar:
             raise ValueError(INSTALL) from error
         read: dict[str, Callable[[str], str]] = {
             "grammar": LLMatcher.grammar_from_lark,
-            "schema": LLMatcher.grammar_from_json_schema,
+            "schema": lambda text: LLMatcher.grammar_from_json_schema(
+                text,
+                overrides=options,  # type: ignore[arg-type]
+            ),
         }
         tokens = from_tokenizer(tokenizer, n_vocab=size, eos_token=min(ends))  # type: ignore[arg-type]
         matcher = LLMatcher(tokens, read[kind](source), log_level=0)
@@ -57,6 +67,11 @@ class Grammar:
     def size(self) -> int:
         """What it counts for in a cache: next to nothing."""
         return 1
+
+    @property
+    def shortest(self) -> int:
+        """Tokens of the shortest answer at least: how many it takes is not known."""
+        return 0
 
     def constraint(self, *, begin: int, limit: int, mask_id: int, both: bool) -> Derived:
         """What holds one answer to it, which fills slots from `begin` on, without holes."""

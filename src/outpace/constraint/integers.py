@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+NOTHING = r"[^\s\S]"
+
+DIGITS = 20
+"""Most digits where no bound has as many: those of 64 bits."""
+
+
+def digits_of(*bounds: int | None) -> int:
+    """How many digits numbers within some bounds may have; one more than the bounds have."""
+    return max(DIGITS, *(len(str(abs(bound))) + 1 for bound in bounds if bound is not None), 0)
+
 
 def integers(low: int | None, high: int | None) -> str:
     """Decimal numbers from `low` to `high`, both included; None is no bound."""
@@ -11,7 +21,7 @@ def integers(low: int | None, high: int | None) -> str:
         parts += [f"-(?:{part})" for part in naturals(least, None if low is None else -low)]
     if high is None or high >= 0:
         parts += naturals(max(low or 0, 0), high)
-    return f"(?:{'|'.join(parts)})" if parts else r"[^\s\S]"
+    return f"(?:{'|'.join(parts)})" if parts else NOTHING
 
 
 def naturals(low: int, high: int | None) -> list[str]:

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.constraint.automaton import Automaton
-from outpace.constraint.dfa import Flags
+from outpace.constraint.dfa import Flags, Ids
 from outpace.constraint.reach import Moves
-from outpace.constraint.vocabulary import Ids
 from outpace.decoding.cut import Cut
 from outpace.decoding.sampling import Sample, noise_of
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from re import _compiler, _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
-from outpace.constraint.charset import Span, alone, matched, utf8, without
+from outpace.constraint.charset import Span, Way, alone, matched, utf8
 
 LONGEST = 100_000
 """Characters of an expression."""
@@ -37,14 +37,6 @@ UNSUPPORTED = {
 
 BEGINNINGS = (_constants.AT_BEGINNING, _constants.AT_BEGINNING_STRING)
 ENDINGS = (_constants.AT_END, _constants.AT_END_STRING)
-
-
-PLAIN = "(?u:{})"
-"""A group of a pattern that was made of a schema: a pattern of its own, with anchors at its edges,
-whose text needs no escapes in a JSON string."""
-
-ESCAPED = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F))
-"""Characters that such a text does not have."""
 
 
 class Unsupported(ValueError):
@@ -82,8 +74,8 @@ class Net:
         return len(self.edges) - 1
 
 
-def net_of(pattern: str, *, marked: bool = False, room: Room = None) -> Net:
-    """The net of what `re.fullmatch` of a pattern finds; `marked` ones have `PLAIN` groups.
+def net_of(pattern: str, *, room: Room = None) -> Net:
+    """The net of what `re.fullmatch` of a pattern finds.
 
     Raises `Unsupported` that names a construct, `TooLarge`, or `ValueError` where it is malformed
     or plainly takes more `room` than there is.
@@ -95,7 +87,7 @@ def net_of(pattern: str, *, marked: bool = False, room: Room = None) -> Net:
     try:
         tree = parsed(pattern)
         check_room(tree.getwidth()[0], room)
-        weaver = Weaver(tree.state.flags, marked)
+        weaver = Weaver(tree.state.flags)
         weaver.net.end = weaver.sequence(tree, 0, first=True, last=True)
     except (re.error, OverflowError) as error:
         raise ValueError(f"it is malformed: {error}") from error
@@ -129,10 +121,8 @@ class Weaver:
     """Turns a parsed pattern into a net; `first` and `last` say what may stand at an edge of it."""
 
     flags: int
-    marked: bool
-    plain: bool = False
     net: Net = field(default_factory=Net)
-    known: dict[str, list[tuple[Span, ...]]] = field(default_factory=dict)
+    known: dict[str, list[Way]] = field(default_factory=dict)
     looks: int = 0
 
     def sequence(self, nodes: Any, at: int, *, first: bool, last: bool) -> int:
@@ -155,12 +145,10 @@ class Weaver:
                 return self.repeat(least, most, inner, at)
             case "SUBPATTERN":
                 _, more, less, inner = value
-                before = self.flags, self.plain
+                before = self.flags
                 self.flags = _compiler._combine_flags(self.flags, more, less)
-                if self.marked and more & _constants.SRE_FLAG_UNICODE:
-                    self.plain = first = last = True
                 end = self.sequence(inner, at, first=first, last=last)
-                self.flags, self.plain = before
+                self.flags = before
                 return end
             case "AT" if (first and value in BEGINNINGS) or (last and value in ENDINGS):
                 return at
@@ -200,22 +188,23 @@ class Weaver:
 
     def characters(self, node: Any, at: int) -> int:
         """One character of those that a node matches."""
-        name = f"{self.flags} {self.plain} {node!r}"
+        name = f"{self.flags} {node!r}"
         if name not in self.known:
             self.looks += not alone(node, self.flags)
             if self.looks > MOST_SETS:
                 raise TooLarge(f"it is too large: more than {MOST_SETS} sets of characters")
-            spans = matched(node, self.flags)
-            for escaped in ESCAPED if self.plain else ():
-                spans = list(without(spans, escaped))
-            self.known[name] = [bytes_ for low, high in spans for bytes_ in utf8(low, high)]
+            self.known[name] = self.ways(node)
         end = self.net.state()
-        tails: dict[tuple[Span, ...], int] = {(): end}
+        tails: dict[Way, int] = {(): end}
         for head, *rest in self.known[name]:
             self.net.edges[at].append((head, self.tail(tuple(rest), tails)))
         return end
 
-    def tail(self, spans: tuple[Span, ...], tails: dict[tuple[Span, ...], int]) -> int:
+    def ways(self, node: Any) -> list[Way]:
+        """The bytes of the characters that a node matches."""
+        return [way for span in matched(node, self.flags) for way in utf8(*span)]
+
+    def tail(self, spans: Way, tails: dict[Way, int]) -> int:
         """A state from which these bytes lead to the end; the same for the same."""
         if spans not in tails:
             target = self.tail(spans[1:], tails)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from outpace.constraint.automaton import HOLE, Automaton
-from outpace.constraint.dfa import Flags
-from outpace.constraint.vocabulary import Ids
+from outpace.constraint.dfa import Flags, Ids
 
 MEMORY = 64 * 2**20
 """Bytes of sets and moves that are kept for each automaton."""

@@ -29,6 +29,11 @@ class Language:
         """What it counts for in a cache: entries of its tables."""
         return self.automaton.table.size + 8 * len(self.automaton.bundles)
 
+    @property
+    def shortest(self) -> int:
+        """Tokens of the shortest answer."""
+        return self.automaton.shortest
+
     def constraint(self, *, begin: int, limit: int, mask_id: int, both: bool) -> Regular:
         """What holds one answer to it, which fills slots from `begin` to `limit`."""
         if 0 <= mask_id < len(self.free) and self.automaton.classes[mask_id]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
-from outpace.constraint.dfa import Dfa, Table
+from outpace.constraint.dfa import Dfa, Ids, Table
 from outpace.constraint.pattern import TooLarge
 
 MOST_MOVES = 50_000_000
@@ -21,8 +21,6 @@ MOST_MOVES = 50_000_000
 
 COST = 2_000
 """What it takes to look at any."""
-
-Ids = NDArray[np.int64]
 
 Parts = dict[bytes, tuple[Ids, list[Ids], list[Ids]]]
 """Beginnings of tokens that do the same: which, the states that they may follow, and where they

@@ -1,0 +1,163 @@
+"""Numbers of JSON within bounds, as automata over how they are written."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from functools import lru_cache
+from itertools import pairwise
+from math import lcm
+
+import numpy as np
+
+from outpace.constraint.algebra import intersection, minimal
+from outpace.constraint.dfa import Dfa, determined
+from outpace.constraint.integers import NOTHING, digits_of, integers, naturals
+from outpace.constraint.pattern import net_of
+
+Bound = tuple[Decimal, bool]
+"""A number, and whether it is excluded itself."""
+
+PRECISION = 15
+"""Digits of a number with a fraction: as many as a double tells apart, so that a reader who rounds
+finds it on the same side of a bound."""
+
+NATURAL = "(?:0|[1-9][0-9]*)"
+NONZERO = "[0-9]*[1-9][0-9]*"
+FRACTION = r"(?:\.[0-9]+)?"
+EXPONENT = "(?:[eE][+-]?[0-9]{1,2})?"
+"""Written where there is no bound."""
+
+
+@lru_cache(256)
+def whole(low: int | None, high: int | None, steps: tuple[Decimal, ...] = ()) -> Dfa:
+    """The automaton of whole numbers from `low` to `high` that are multiples of all `steps`."""
+    if not steps:  # remainders and a count of digits are too many states together
+        most = 10 ** digits_of(low, high) - 1
+        low, high = -most if low is None else low, most if high is None else high
+    return stepped(read(integers(low, high)), steps)
+
+
+@lru_cache(256)
+def decimals(low: Bound | None, high: Bound | None, steps: tuple[Decimal, ...] = ()) -> Dfa:
+    """The automaton of decimal numbers between two bounds that are multiples of all `steps`."""
+    bounds = [bound[0] for bound in (low, high) if bound is not None]
+    dfa = minimal(read(form(bounds) + ("" if bounds or steps else EXPONENT)))
+    if low is not None:
+        dfa = intersection(dfa, read(at_least(*low)))
+    if high is not None:
+        dfa = intersection(dfa, read(at_most(*high)))
+    return stepped(dfa, steps)
+
+
+def equal_to(number: Decimal) -> Dfa:
+    """The automaton of all ways to write one number, without an exponent."""
+    if not number:
+        return read(r"-?0(?:\.0+)?")
+    return intersection(read(at_least(number, False)), read(at_most(number, False)))
+
+
+@lru_cache(256)
+def read(pattern: str) -> Dfa:
+    """The automaton of a regular expression; it may have no states."""
+    return determined(net_of(pattern))
+
+
+def stepped(dfa: Dfa, steps: tuple[Decimal, ...]) -> Dfa:
+    """What an automaton of numbers accepts of the multiples of all `steps`."""
+    return minimal(intersection(dfa, multiples(steps)) if steps else dfa)
+
+
+def form(bounds: list[Decimal]) -> str:
+    """How numbers are written that may lie between some bounds."""
+    digits = digits_of(*map(int, bounds))
+    zeros = max([0, *(-bound.adjusted() for bound in bounds if bound)])
+    parts = [f"(?:0|[1-9][0-9]{{0,{digits - 1}}})", rf"0\.0{{0,{zeros}}}[0-9]{{1,{PRECISION}}}"]
+    for front in range(1, PRECISION):
+        parts.append(rf"[1-9][0-9]{{{front - 1}}}\.[0-9]{{1,{PRECISION - front}}}")
+    return f"-?(?:{'|'.join(parts)})"
+
+
+def at_least(bound: Decimal, strict: bool) -> str:
+    """Numbers from a bound on, or if `strict` above it; none of them is a zero with a sign."""
+    if bound < 0:
+        return f"{NATURAL}{FRACTION}|-(?:{under(-bound, strict)})"
+    return over(bound, strict)
+
+
+def at_most(bound: Decimal, strict: bool) -> str:
+    """Numbers up to a bound, or if `strict` below it."""
+    if bound <= 0:
+        more = "" if strict or bound else r"|-?0(?:\.0+)?"
+        return f"-(?:{over(-bound, strict)}){more}"
+    return f"-(?:{NATURAL}{FRACTION})|{under(bound, strict)}"
+
+
+def over(bound: Decimal, strict: bool) -> str:
+    """Numbers without a sign from a bound on, or if `strict` above it."""
+    front, rest = split(bound)
+    equal = rf"\.{NONZERO}" if strict else FRACTION
+    same = rf"\.{more(rest, strict)}" if rest else equal
+    return f"(?:{'|'.join(naturals(front + 1, None))}){FRACTION}|{front}{same}"
+
+
+def under(bound: Decimal, strict: bool) -> str:
+    """Numbers without a sign up to a bound, or if `strict` below it."""
+    front, rest = split(bound)
+    parts = [f"(?:{'|'.join(naturals(0, front - 1))}){FRACTION}"] if front else []
+    if rest:
+        parts.append(rf"{front}(?:\.{less(rest, strict)})?")
+    elif not strict:
+        parts.append(rf"{front}(?:\.0+)?")
+    return "|".join(parts) or NOTHING
+
+
+def split(number: Decimal) -> tuple[int, str]:
+    """The whole part of a number, and the digits of its fraction without zeros at its end."""
+    front, _, rest = f"{number:f}".partition(".")
+    return int(front), rest.rstrip("0")
+
+
+def more(rest: str, strict: bool) -> str:
+    """Digits of a fraction that are as much as those of another, or if `strict` more."""
+    if not rest:
+        return NONZERO if strict else "[0-9]*"
+    digit = int(rest[0])
+    above = f"[{digit + 1}-9][0-9]*|" if digit < 9 else ""
+    return f"(?:{above}{digit}{more(rest[1:], strict)})"
+
+
+def less(rest: str, strict: bool) -> str:
+    """Digits of a fraction, at least one, that are as much as those of another, or less."""
+    digit = int(rest[0])
+    below = f"[0-{digit - 1}][0-9]*|" if digit else ""
+    if len(rest) > 1:
+        return f"(?:{below}{digit}(?:{less(rest[1:], strict)})?)"
+    return f"(?:{below}{NOTHING if strict else f'{digit}0*'})"
+
+
+def remainders_of(steps: tuple[Decimal, ...]) -> tuple[int, int]:
+    """Digits after the point that multiples of all `steps` need, and their common multiple."""
+    places = max(max(0, -int(step.as_tuple().exponent)) for step in steps)
+    return places, lcm(*(int(step.scaleb(places)) for step in steps))
+
+
+def multiples(steps: tuple[Decimal, ...]) -> Dfa:
+    """The automaton of decimal numbers that are multiples of all `steps`, by their remainders.
+
+    A fraction has as many digits as those of the steps at most.
+    """
+    places, size = remainders_of(steps)
+    table = np.full((2 + size * (places + 2), 256), -1, dtype=np.int32)
+    digits = slice(ord("0"), ord("9") + 1)
+    table[0, ord("-")] = 1
+    table[:2, digits] = 2 + np.arange(10) % size
+    remainders = np.arange(size)
+    after = (10 * remainders[:, None] + np.arange(10)) % size
+    whole, *fractions = (2 + size * layer + remainders for layer in range(places + 2))
+    table[whole, digits] = whole[0] + after
+    table[whole, ord(".")] = fractions[0]
+    for own, longer in pairwise(fractions):
+        table[own, digits] = longer[0] + after
+    left = [places, *range(places, -1, -1)]
+    accepts = [remainders * 10**count % size == 0 for count in left]
+    return minimal(Dfa(table, np.concatenate([np.zeros(2, dtype=bool), *accepts])))

@@ -1,0 +1,82 @@
+"""The keywords of JSON schemas: which are followed, which are not, and what to write instead."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from outpace.constraint.pattern import Unsupported
+
+NOTES = {
+    *("$schema", "$id", "$comment", "$defs", "definitions", "$anchor", "title", "description"),
+    *("default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
+    *("contentEncoding", "contentMediaType", "contentSchema"),
+}
+"""Keywords that do not restrict which values are valid."""
+
+JOINS = ("$ref", "allOf", "anyOf", "oneOf")
+"""Keywords that apply other schemas to the same value."""
+
+KEYWORDS: dict[str, set[str]] = {
+    "string": {"minLength", "maxLength", "pattern", "format"},
+    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "boolean": set(),
+    "null": set(),
+    "array": {"items", "prefixItems", "minItems", "maxItems", "uniqueItems"},
+    "object": {
+        *("properties", "required", "additionalProperties", "patternProperties"),
+        *("minProperties", "maxProperties", "dependentRequired", "propertyNames"),
+    },
+}
+"""Keywords that are followed, by the type of the value."""
+
+SUPPORTED = {"type", "enum", "const", "not", *JOINS}.union(*KEYWORDS.values())
+
+CASES = "use anyOf with a schema for each case"
+FIRST = "use prefixItems for items that must be there"
+PARTS = "use $ref to a part of the schema (#/…)"
+VALUES = "list the values that are allowed"
+
+INSTEAD = {
+    "if": CASES,
+    "then": CASES,
+    "else": CASES,
+    "dependentSchemas": CASES,
+    "dependencies": "use dependentRequired",
+    "contains": FIRST,
+    "minContains": FIRST,
+    "maxContains": FIRST,
+    "additionalItems": "use items beside prefixItems",
+    "unevaluatedItems": "use items: false",
+    "unevaluatedProperties": "use additionalProperties: false",
+    "$dynamicRef": PARTS,
+    "$dynamicAnchor": PARTS,
+    "$recursiveRef": PARTS,
+    "nullable": "add null to type",
+    "any other keyword": "leave it out",
+    "$ref to another document": PARTS,
+    "oneOf of schemas that a value may fulfil at once": "use anyOf, or a required const in each",
+    "not of other than type, enum, const": VALUES,
+    "enum or const of arrays or objects beside their keywords": VALUES,
+    "any other format": "use pattern",
+    "pattern with look-around, back-references, \\b, flags": "write each case, as in [aA] for (?i)",
+    "multipleOf with a fraction other than halves, quarters …": "use an integer of smaller units",
+    "multipleOf above 5000, or of several together": "use larger units",
+    "bounds with more than 20 zeros after the point": "use a rounder number",
+    "uniqueItems of more than 6 values": "use an object with a property for each, or maxItems: 1",
+    "minProperties that takes two names without properties": "use properties and required",
+    "patternProperties with more than 4 patterns": "join them with |",
+}
+"""What is not supported, and what to write instead."""
+
+
+def refuse(what: str, at: str, kind: str | None = None) -> NoReturn:
+    """Raise `Unsupported` for something at a place, of a `kind` in the table."""
+    raise Unsupported(f"{what} at {at} is not supported: {INSTEAD[kind or what]}")
+
+
+def need(value: Any, kind: Any, what: str) -> Any:
+    """A value of a type; `ValueError` that names what should be one."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"{what} must not be {value!r}")
+    return value
