@@ -213,10 +213,9 @@ POISON = 22
 def poisoned(value: float) -> Engine:
     """An engine whose causal model computes nothing of one token."""
     model = causal_model(seed=1)
-    engine = engine_of(("causal", model), slots=64 * PAGE)
     model.embedding.weight[POISON, 3] = value
-    model.unembedding.weight[POISON] = 0  # nobody says it
-    return engine
+    model.unembedding.weight[POISON] = 0  # never generated
+    return engine_of(("causal", model), slots=64 * PAGE)
 
 
 def ask(engine: Engine, prompt: Sequence[int], count: int = 12, seed: int = 0) -> Job:

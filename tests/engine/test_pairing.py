@@ -178,14 +178,14 @@ def test_a_pairing_is_made_once_and_then_looked_up(
     import outpace.llm as module
 
     calls: list[str] = []
-    for name in ("load_config", "load_model", "load_draft", "load_tokenizer", "check_kinds"):
+    for name in ("load_config", "load_model", "load_draft", "load_tokenizer", "check_models"):
         counted(monkeypatch, module, name, calls)
     for owner, name in ((Text, "agrees"), (Pairing, "of")):
         counted(monkeypatch, owner, name, calls)
     llm = LLM(folders[target], cache_gib=0.01)
     llm.generate([1, 2], method=method(folders), max_tokens=4)
     assert calls.count("agrees") == isinstance(method(folders), Speculative | APD)
-    assert {"load_model", "check_kinds", "of"} <= set(calls)
+    assert {"load_model", "check_models", "of"} <= set(calls)
     calls.clear()
     runners = list(llm.engine.runners)
     for tokens in (1, 2):
