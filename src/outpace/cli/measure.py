@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from outpace.answers import Answering
 from outpace.cli.asking import ASKING, Asking
-from outpace.cli.draw import bars, console, report_table, show_pieces
+from outpace.cli.draw import bars, console, report_table, show_cut, show_pieces
 from outpace.cli.flags import (
     ENDING,
     LOADING,
@@ -34,7 +34,7 @@ from outpace.cli.spread import SPREAD, Spread
 from outpace.cli.tasks import Tasks, show
 from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
-from outpace.evaluation.run import evaluate, judged, questions_of
+from outpace.evaluation.run import evaluate, fitted, judged, questions_of
 from outpace.llm import LLM
 from outpace.methods import Method
 from outpace.methods.method import at_least_one
@@ -85,6 +85,7 @@ def race(
         reports = compete(racers, prompt, limit, options)
         console.print()
         console.print(report_table(reports, scored=prompt is None))
+        show_cut([report.summary() for _, report in reports])
         if prompt is None:
             told = f"{limit} held-out story problems (not GSM8K), one at a time"
             console.print(told, style="dim")
@@ -220,6 +221,7 @@ def evaluate_command(
                 samples=samples,
             )
             show(results)
+            show_cut([report.summary()])
             write_json(file, [report], harness=results)
         return
     if harness != HARNESS:
@@ -229,9 +231,13 @@ def evaluate_command(
     with replaced(json_path) as file, replaced(beside(json_path)) as answers:
         cached = not no_prefix_cache
         by = spread.open(loading, model, options["method"], prefix_cache=cached)
+        options = asked.options(asked_for | Options(method=by.method))
+        if isinstance(by, LLM) and "max_tokens" not in asked_for:
+            options = fitted(by, questions, options)
         named = {"task": asked.task, "protocol": asking.protocol}
         report = run(by, questions, named, batch, options, samples)
         console.print(report_table([(entry_of(by.name, by.method), report)], scored=True))
+        show_cut([report.summary()])
         write_json(file, [report])
         if answers is not None:
             lines = (json.dumps(line, default=str) for line in judged(questions, report))
