@@ -32,6 +32,7 @@ from outpace.cli.options import entry_of, parse_method, split_entry
 from outpace.cli.output import replaced
 from outpace.cli.spread import SPREAD, Spread
 from outpace.cli.tasks import Tasks, show
+from outpace.evaluation.protocol import Setting
 from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
 from outpace.evaluation.run import evaluate, fitted, judged, questions_of
@@ -231,17 +232,28 @@ def evaluate_command(
     with replaced(json_path) as file, replaced(beside(json_path)) as answers:
         cached = not no_prefix_cache
         by = spread.open(loading, model, options["method"], prefix_cache=cached)
-        options = asked.options(asked_for | Options(method=by.method))
-        if isinstance(by, LLM) and "max_tokens" not in asked_for:
-            options = fitted(by, questions, options)
+        options = settled(by, asked, questions, asked_for)
         named = {"task": asked.task, "protocol": asking.protocol}
         report = run(by, questions, named, batch, options, samples)
         console.print(report_table([(entry_of(by.name, by.method), report)], scored=True))
         show_cut([report.summary()])
         write_json(file, [report])
-        if answers is not None:
-            lines = (json.dumps(line, default=str) for line in judged(questions, report))
-            answers.write_text("".join(f"{line}\n" for line in lines))
+        write_answers(answers, questions, report)
+
+
+def write_answers(path: Path | None, questions: list[Question], report: Report) -> None:
+    """Write each question with its answer, where there is a file for them."""
+    if path is not None:
+        lines = (json.dumps(line, default=str) for line in judged(questions, report))
+        path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def settled(by: Answering, asked: Setting, questions: list[Question], given: Options) -> Options:
+    """Options of all requests, once the method is known; lengths of a protocol fit the context."""
+    options = asked.options(given | Options(method=by.method))
+    if isinstance(by, LLM) and "max_tokens" not in given:
+        options = fitted(by, questions, options)
+    return options
 
 
 def beside(path: Path | None) -> Path | None:
