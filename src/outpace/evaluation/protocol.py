@@ -187,7 +187,7 @@ def settings(protocol: str) -> list[Setting]:
     if not path.is_file():
         raise ValueError(f"unknown protocol {protocol!r}; known are {', '.join(PROTOCOLS)}")
     try:
-        return list(read(tomllib.loads(path.read_text())))
+        return list(read(tomllib.loads(path.read_text("utf-8"))))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no protocol: {error}") from error
 
