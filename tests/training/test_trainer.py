@@ -102,7 +102,7 @@ def test_an_export_loads_with_its_tokenizer(tmp_path: Path) -> None:
     [
         ({"batch": 3, "accumulation": 2}, "does not divide"),
         ({"rate": 1.0}, "unknown options rate; known are steps"),
-        ({"steps": 0}, "steps must be at least 1"),
+        ({"steps": 0}, "steps must be a whole number from 1"),
         ({"precision": "fp8"}, "choose no or bf16"),
     ],
 )
