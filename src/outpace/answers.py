@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 from outpace.jsonl import Record, parse, read_records
+from outpace.lock import lock_file
 from outpace.methods import Method
 from outpace.options import Options, seeded
 from outpace.output import Output
@@ -150,7 +150,7 @@ def appended(path: Path) -> Iterator[FileIO]:
     # Without a buffer, nothing of a line that found no room is written later.
     with path.open("a+b", buffering=0) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(file)
         except BlockingIOError as error:
             raise ValueError(f"another run writes to {path}; give another output") from error
         yield file

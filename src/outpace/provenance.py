@@ -34,7 +34,7 @@ def provenance(secret: str | None = None) -> dict[str, Any]:
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "load": [round(load, 2) for load in os.getloadavg()],
+        "load": [round(load, 2) for load in loads()],
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
@@ -53,6 +53,14 @@ def revision() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
+
+
+def loads() -> tuple[float, ...]:
+    """Processes that ran or waited over 1, 5 and 15 minutes; none where the system counts none."""
+    try:
+        return os.getloadavg()
+    except (AttributeError, OSError):  # Windows
+        return ()
 
 
 def processor() -> str:

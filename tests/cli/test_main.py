@@ -219,6 +219,28 @@ def test_report_compares_runs(outpace, tmp_path):
         assert file.read(4) == b"\x89PNG"
 
 
+def test_cut_answers_are_counted(outpace, tmp_path):
+    """Below the table and in JSON, by all commands that judge; what ends by itself is not named."""
+    path, whole = tmp_path / "cut.json", tmp_path / "whole.json"
+    status, out, _ = outpace(
+        *("evaluate", "tiny-aux", "--limit", "3", "--max-tokens", "8", "--json", str(path))
+    )
+    said = "3 of 3 answers were cut at 8 tokens, and judged as they are: raise --max-tokens"
+    assert status == 0 and said in " ".join(out.split())
+    (result,) = json.loads(path.read_text())["results"]
+    assert (result["unfinished"], result["cut_at"]) == (3, 8)
+    status, out, _ = outpace("evaluate", "tiny-aux", "--limit", "3", "--json", str(whole))
+    assert status == 0 and "cut" not in out
+    (result,) = json.loads(whole.read_text())["results"]
+    assert (result["unfinished"], result["cut_at"]) == (0, None)
+    out = " ".join(outpace("report", str(whole), str(path))[1].split())
+    assert f"run 2: {said}" in out and "run 1: " not in out
+    path.write_text(path.read_text().replace('"cut_at": 8', '"cut_at": "x"'))
+    assert "has cut_at 'x', which must be a number or null" in outpace("report", str(path))[2]
+    race = ("race", "--limit", "1", "--entry", "tiny-aux autoregressive", "--max-tokens", "8")
+    assert "1 of 1 answers were cut at 8 tokens, and judged" in " ".join(outpace(*race)[1].split())
+
+
 def test_reports_of_another_schema_are_refused(outpace, tmp_path):
     path = tmp_path / "old.json"
     path.write_text(json.dumps({"provenance": {}, "results": [{"task": "story"}]}))

@@ -248,3 +248,23 @@ def test_a_template_names_fields_and_nothing_else() -> None:
     """Braces of mathematics stay."""
     asked = Setting(task="gsm8k", template="{question} \\boxed{} {0}", score="strict")
     assert asked.prompt({"question": "1 {answer}"}, []) == "1 {answer} \\boxed{} {0}"
+
+
+@pytest.mark.parametrize("task", ["gsm8k", "math500", "humaneval", "mbpp", "mtbench"])
+def test_answers_of_published_tasks_have_room(task: str) -> None:
+    """A model that reasons ends by itself; a diffusion model decodes a canvas of fixed length."""
+    asked = setting(task)
+    assert asked.options({})["max_tokens"] == asked.max_tokens >= 1024
+    for method in (LeftToRight(), D2F()):
+        assert asked.options({"method": method})["max_tokens"] == asked.canvas in (256, 512)
+    assert asked.options({"method": WeDLM()})["max_tokens"] == asked.max_tokens
+    assert asked.options({"method": D2F(), "max_tokens": 7})["max_tokens"] == 7
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "canvas"])
+def test_lengths_are_positive(tmp_path: Path, field: str) -> None:
+    """A file that says otherwise is no protocol."""
+    path = tmp_path / "mine.toml"
+    path.write_text(f'[tasks.gsm8k]\ntemplate = "{{question}}"\n{field} = 0\n')
+    with pytest.raises(ValueError, match=f"mine.toml is no protocol: {field} must be at least 1"):
+        settings(str(path))

@@ -13,8 +13,9 @@ from outpace import LLM, Output
 from outpace.decoding import Step
 from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
-from outpace.evaluation.run import evaluate, questions_of
+from outpace.evaluation.run import evaluate, fitted, questions_of
 from outpace.evaluation.samples import kept
+from outpace.methods import WeDLM
 
 
 def output(tokens: int, forwards: int) -> Output:
@@ -203,3 +204,15 @@ def test_bad_tasks_are_refused(task: str, limit: int, says: str) -> None:
     """With what is known."""
     with pytest.raises(ValueError, match=says):
         questions_of(task, limit)
+
+
+def test_lengths_of_a_protocol_are_cut_to_the_context() -> None:
+    """By the longest prompt and what the method needs besides; what fits stays."""
+    llm = LLM("tiny-wedlm", max_length=300)
+    questions = questions_of("story", 6)
+    longest = max(len(llm.text.encode(question.prompt)) for question in questions)
+    method = WeDLM(window=16)
+    for asked, wanted in ((96, 96), (1024, 300 - method.slots(longest, 0))):
+        options = fitted(llm, questions, {"max_tokens": asked, "method": method})
+        assert options["max_tokens"] == wanted
+        assert len(evaluate(llm, questions[:1], **options).outputs) == 1

@@ -247,3 +247,20 @@ def test_filters_of_both_machines_are_whole() -> None:
         for at, each in enumerate(code):
             assert at + 1 + max(each[2], each[3]) < len(code) or each is code[-1]
         assert json.dumps(list(code[-1])) == json.dumps([6, 0, 0, 0, 1, 0, 5, 0])
+
+
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        ("a\\nb\\r\\tc", "Exception: a b c"),
+        ("\\ud800", "Exception: \\ud800"),
+        ("\\x1b[2J\\x00", "Exception: \\x1b[2J\\x00"),
+        ("\\u2028x", "Exception: x"),
+        ("\\ud800" * 300, "Exception: " + "\\ud800" * 31 + "\\ud"),
+    ],
+)
+def test_a_reason_is_one_line_that_can_be_printed(raised: str, says: str) -> None:
+    """Whatever a program raises."""
+    reason = run(f"raise Exception('{raised}')").reason
+    assert reason == says and len(reason) <= sandbox.REASON
+    assert reason.encode().decode().isprintable()

@@ -154,12 +154,12 @@ def test_it_takes_what_it_must_know_from_the_model() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block": 0}, "block must be at least 1, not 0"),
-        ({"least": 0.0}, "least must lie between 0 and 1, not 0"),
+        ({"block": 0}, "block must be a whole number from 1 to 2147483647, not 0"),
+        ({"least": 0.0}, "least must be a number above 0 and below 1, not 0"),
         ({"weighting": "even"}, "weighting must be inverse or uniform, not 'even'"),
         ({"complement": True}, "set weighting to uniform"),
-        ({"ahead": -1.0}, "ahead must not be negative, not -1"),
-        ({"mark_weight": float("nan")}, "mark_weight must not be negative, not nan"),
+        ({"ahead": -1.0}, "ahead must be a number from 0 to 1000000, not -1"),
+        ({"mark_weight": float("nan")}, "mark_weight must be a number from 0 to 1000000, not nan"),
     ],
 )
 def test_bad_options_are_refused(options: dict, message: str) -> None:

@@ -178,11 +178,11 @@ def test_shift_and_mask_come_from_the_model() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block": 0}, "block must be at least 1, not 0"),
+        ({"block": 0}, "block must be a whole number from 1 to 2147483647, not 0"),
         ({"noise": (0.0, 0.7)}, "noise takes two shares above 0"),
         ({"noise": (0.7, 0.2)}, r"not \(0\.7, 0\.2\)"),
-        ({"hard": 1.5}, r"hard is a share between 0 and 1, not 1\.5"),
-        ({"easy": -0.5}, "easy is a share"),
+        ({"hard": 1.5}, r"hard must be a number from 0 to 1, not 1\.5"),
+        ({"easy": -0.5}, "easy must be a number from 0 to 1, not -0.5"),
         ({"canvas": (5, 3)}, "smallest and a largest"),
         ({"unroll": 2, "monotone": False}, "monotone is for random noise"),
         ({"reverse": True, "hard": 0.5}, r"set hard to 0, not 0\.5"),

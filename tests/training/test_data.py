@@ -202,11 +202,11 @@ def test_malformed_lines_are_named(tmp_path: Path, record: object, message: str)
         ({"path": ("story:train", "absent.jsonl")}, "no data at"),
         ({"path": ()}, "turns are one count"),
         ({"path": "story:train", "turns": (1, 2)}, "turns are one count"),
-        ({"path": ("story:train", "table:train"), "turns": (1, 0)}, "turns are one count"),
+        ({"path": ("story:train", "table:train"), "turns": (1, 0)}, "turns must be a list, each"),
         ({"path": "a.jsonl", "drills": 0.5}, "drills belong"),
         ({"path": "a.jsonl", "plain": True}, "as plain does"),
         ({"path": "story:train", "end": "1 + 1"}, "name one token"),
-        ({"path": "story:train", "drills": 2.0}, "share"),
+        ({"path": "story:train", "drills": 2.0}, "drills must be a number from 0 to 1"),
         ({"path": "story:train", "mark": "("}, "no regular expression"),
     ],
 )

@@ -439,9 +439,9 @@ def test_a_batch_without_two_tokens_in_a_row_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"anchors": 0}, "anchors must be at least 1, not 0"),
-        ({"gamma": -1.0}, "gamma must not be negative, not -1.0"),
-        ({"alpha": 1.5}, "alpha is a share between 0 and 1, not 1.5"),
+        ({"anchors": 0}, "anchors must be a whole number from 1 to 2147483647, not 0"),
+        ({"gamma": -1.0}, "gamma must be a number from 0 to 1000000, not -1.0"),
+        ({"alpha": 1.5}, "alpha must be a number from 0 to 1, not 1.5"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

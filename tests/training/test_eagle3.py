@@ -132,8 +132,8 @@ def test_texts_without_a_third_token_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokens": 0}, "tokens must be at least 1, not 0"),
-        ({"discount": 1.5}, "discount is a share between 0 and 1, not 1.5"),
+        ({"tokens": 0}, "tokens must be a whole number from 1 to 2147483647, not 0"),
+        ({"discount": 1.5}, "discount must be a number from 0 to 1, not 1.5"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

@@ -96,7 +96,7 @@ def test_a_good_model_is_found_to_be_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, "every must be at least 1"),
+        ({"every": 0}, "every must be a whole number from 1"),
         ({"decode": 7}, "decode 7 of 6 examples"),
         ({"decode": 1, "max_tokens": 10**6}, "max_tokens 1000000 do not fit behind a prompt of"),
         ({"path": "story:train"}, "held out is 'story:train', which is trained on"),

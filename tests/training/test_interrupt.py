@@ -1,4 +1,4 @@
-"""Ctrl-C between steps: once it is noted, twice it interrupts."""
+"""Signals between steps: once they are noted, twice they end the run."""
 
 from __future__ import annotations
 
@@ -9,51 +9,62 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from outpace.training import interrupt
-from outpace.training.interrupt import held
+from outpace.training.interrupt import USUAL, ended, held
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+each = pytest.mark.parametrize("number", SIGNALS)
 
 
 @pytest.fixture(autouse=True)
 def usual() -> Iterator[None]:
-    """Python's own handler, whatever a launcher of processes has left in another test."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Python's own handlers, whatever a launcher of processes has left in another test."""
+    before = [signal.signal(number, USUAL[number]) for number in SIGNALS]
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
 
 
-def press() -> None:
-    """Ctrl-C."""
-    signal.raise_signal(signal.SIGINT)
+def handlers() -> list[object]:
+    """What is called for each signal."""
+    return [signal.getsignal(number) for number in SIGNALS]
 
 
-def test_the_first_is_noted_and_the_second_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+@each
+def test_the_first_is_noted_and_the_second_ends(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Unless both come together, as those of a terminal and of a launcher do."""
     said: list[str] = []
-    with held(said.append) as pressed:
-        assert not pressed()
-        press()
-        press()
-        assert pressed() and len(said) == 1
+    before = handlers()
+    with held(said.append) as signalled:
+        assert signalled() == 0
+        signal.raise_signal(number)
+        for other in SIGNALS:
+            signal.raise_signal(other)
+        assert signalled() == number and len(said) == 1
         monkeypatch.setattr(interrupt, "AGAIN", 0.0)
-        with pytest.raises(KeyboardInterrupt):
-            press()
-    with pytest.raises(KeyboardInterrupt):
-        press()
+        with pytest.raises(type(ended(number))) as raised:
+            signal.raise_signal(number)
+    assert handlers() == before
+    assert number == signal.SIGINT or raised.value.code == 128 + number
 
 
-def test_who_ignores_interrupts_still_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As behind `nohup`; and a thread cannot take them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with held() as pressed:
-            press()
-            assert not pressed()
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+@each
+def test_who_ignores_a_signal_still_does(number: signal.Signals) -> None:
+    """As behind `nohup`; and a thread cannot take any."""
+    signal.signal(number, signal.SIG_IGN)
+    with held() as signalled:
+        signal.raise_signal(number)
+        assert not signalled()
+    assert signal.getsignal(number) is signal.SIG_IGN
+    signal.signal(number, USUAL[number])
 
-    def elsewhere() -> bool:
-        with held() as pressed:
-            return pressed()
+    def elsewhere() -> int:
+        with held() as signalled:
+            return signalled()
 
+    before = handlers()
     with ThreadPoolExecutor(1) as pool:
         assert not pool.submit(elsewhere).result()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert handlers() == before

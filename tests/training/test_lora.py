@@ -80,7 +80,7 @@ def test_dropout_is_for_training_alone() -> None:
     [
         ({"rank": 0}, "rank must be a whole number from 1 to 65536, not 0"),
         ({"rank": 10**30}, "rank must be a whole number from 1 to 65536, not 1000"),
-        ({"dropout": 1.0}, r"dropout is a share below 1, not 1\.0"),
+        ({"dropout": 1.0}, r"dropout must be a number at least 0 and below 1, not 1\.0"),
     ],
 )
 def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:

@@ -201,11 +201,11 @@ def test_shift_and_mask_come_from_the_model() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"suffix": 1.5}, "suffix is a share"),
+        ({"suffix": 1.5}, "suffix must be a number from 0 to 1"),
         ({"suffix": 0.7, "causal": 0.7}, "must not exceed 1"),
         ({"canvas": (5, 3)}, "smallest and a largest"),
         ({"least": 0.0}, "least"),
-        ({"anchors": 0}, "anchors must be positive"),
+        ({"anchors": 0}, "anchors must be a whole number from 1"),
     ],
 )
 def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:

@@ -78,8 +78,8 @@ def test_parts_are_filled_longest_first() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokens": 0}, "tokens must be at least 1, not 0"),
-        ({"tokens": 10**30}, "tokens must be at most 67108864, not 10"),
+        ({"tokens": 0}, "tokens must be a whole number from 1 to 67108864, not 0"),
+        ({"tokens": 10**30}, "tokens must be a whole number from 1 to 67108864"),
         ({"tokens": 500, "epochs": 2.0}, "epochs 2.0 .* give steps instead"),
         ({"tokens": 1199}, "tokens 1199 may leave nothing .* raise tokens to 1200"),
         ({"batch": 11, "balance": True}, "batch 11 leaves nothing to some of 4 processes"),

@@ -60,7 +60,7 @@ def test_overrides_are_dotted_or_bare(recipe: Path) -> None:
         ),
         ("other.lr=1", "other; known are model, data, optim, train, adapter, held_out, objective,"),
         ("train.steps.more=1", "is no section"),
-        ("optim.lr=-1", "must be positive"),
+        ("optim.lr=-1", "lr must be a number above 0 and at most 100, not -1"),
     ],
 )
 def test_unknown_keys_are_refused(recipe: Path, override: str, message: str) -> None:
@@ -131,20 +131,23 @@ OBJECTIVES = {"canvas": "mdlm", "divergence": "dflash", "block": "wedlm", "weigh
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("steps=1.5", r"\[train\]: steps must be a whole number, not 1.5"),
-        ("steps=true", "steps must be a whole number, not True"),
-        ("steps=ten", "steps must be a whole number, not 'ten'"),
+        ("steps=1.5", r"\[train\]: steps must be a whole number from 1 to 2147483647, not 1.5"),
+        ("steps=true", "steps must be a whole number from 1 to 2147483647, not True"),
+        ("steps=ten", "steps must be a whole number from 1 to 2147483647, not 'ten'"),
         ("recompute=1", "recompute must be true or false, not 1"),
-        ("optim.lr=nan", r"\[optim\]: lr must be a number, not nan"),
-        ("optim.lr=inf", "lr must be a number, not inf"),
-        ("optim.lr=fast", "lr must be a number, not 'fast'"),
-        ("optim.betas=0.9", "betas must be a list of 2, each of it a number"),
+        ("optim.lr=nan", r"\[optim\]: lr must be a number above 0 and at most 100, not nan"),
+        ("optim.lr=inf", "lr must be a number above 0 and at most 100, not inf"),
+        ("optim.lr=fast", "lr must be a number above 0 and at most 100, not 'fast'"),
+        (
+            "optim.betas=0.9",
+            "betas must be a list of 2, each of it a number at least 0 and b",
+        ),
         ("optim.betas=[0.9]", "betas must be a list of 2"),
         ("optim.betas=[0.9, true]", "betas must be a list of 2"),
         ("data.path=[1]", "path must be a text or a list, each of it a text"),
         ("data.turns=[1.0]", "turns must be a list, each of it a whole number"),
         ("data.plain=yes", "plain must be true or false"),
-        ("data.longest=1e3", "longest must be a whole number, not 1000.0"),
+        ("data.longest=1e3", "longest must be a whole number from 2 to 2147483647, not 1000.0"),
         ("model.config=5", "config must be a table, not 5"),
         ("model.init=5", "init must be a text, not 5"),
         ("model.dtype=float16", "dtype must be float32 or bfloat16"),
@@ -154,12 +157,15 @@ OBJECTIVES = {"canvas": "mdlm", "divergence": "dflash", "block": "wedlm", "weigh
         ("prompt_weight=nan", r"\[objective\]: prompt_weight must be a number"),
         ("canvas=[1, 2, 3]", r"canvas must be a list of 2, each of it a whole number"),
         ("divergence=1", "divergence must be true or false"),
-        ("block=[1.5]", "block must be a whole number or a list, each of it a whole number"),
+        (
+            "block=[1.5]",
+            r"block must be a whole number from 1 to \d+ or a list, each of it a w",
+        ),
         ("weighting=own", "weighting must be normalised or inverse or uniform"),
         ("held_out.every=1", r"\[held_out\] needs path"),
         ("out=5", "out must be the name of a folder, not 5"),
         ("objective.name=[1]", r"objective \[1\] is unknown"),
-        ("seed=-1", "seed must not be negative"),
+        ("seed=-1", "seed must be a whole number from 0 to 9223372036854775807, not -1"),
         ("tracker=paper", "tracker 'paper' is unknown; choose tensorboard, trackio, wandb"),
     ],
 )
@@ -185,7 +191,9 @@ def test_a_missing_section_is_named(recipe: Path) -> None:
 
 def test_options_in_python_are_looked_at_too(tmp_path: Path) -> None:
     """By the same rule."""
-    with pytest.raises(ValueError, match="Loop: steps must be a whole number, not 1.5"):
+    with pytest.raises(
+        ValueError, match=r"Loop: steps must be a whole number from 1 to \d+, not 1.5"
+    ):
         trainer(tmp_path, steps=1.5)
-    with pytest.raises(ValueError, match="Optim: lr must be a number, not 'fast'"):
+    with pytest.raises(ValueError, match="Optim: lr must be a number above 0 .*, not 'fast'"):
         Trainer("tiny-aux", SFT(), data="story:train", out=tmp_path, lr="fast")

@@ -102,7 +102,7 @@ def test_an_export_loads_with_its_tokenizer(tmp_path: Path) -> None:
     [
         ({"batch": 3, "accumulation": 2}, "does not divide"),
         ({"rate": 1.0}, "unknown options rate; known are steps"),
-        ({"steps": 0}, "steps must be at least 1"),
+        ({"steps": 0}, "steps must be a whole number from 1"),
         ({"precision": "fp8"}, "choose no or bf16"),
     ],
 )
@@ -160,8 +160,8 @@ def moments(out: Path) -> dict[str, float]:
     return {name: float(t.norm()) for name, t in tensors.items() if name.endswith(kept)}
 
 
-def interrupted_run(tmp_path: Path, *more: str) -> tuple[int, str]:
-    """Status and output of a training that gets Ctrl-C after its third step."""
+def interrupted_run(tmp_path: Path, number: signal.Signals, *more: str) -> tuple[int, str]:
+    """Status and output of a training that gets a signal after its third step."""
     (tmp_path / "recipe.toml").write_text(RECIPE)
     words = ("train", str(tmp_path / "recipe.toml"), f"out={tmp_path / 'out'}", *more)
     process = subprocess.Popen(
@@ -174,17 +174,23 @@ def interrupted_run(tmp_path: Path, *more: str) -> tuple[int, str]:
     while not (path.exists() and len(path.read_text().splitlines()) >= 3):
         assert process.poll() is None
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     said, _ = process.communicate(timeout=120)
     return process.returncode, said
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--processes", "2")], ids=["one", "two"])
-def test_ctrl_c_ends_a_run_after_a_checkpoint(tmp_path: Path, more: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("number", "last"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
+)
+def test_a_signal_ends_a_run_after_a_checkpoint(
+    tmp_path: Path, number: signal.Signals, last: str, more: tuple[str, ...]
+) -> None:
     """It says where, and the same command goes on."""
-    status, said = interrupted_run(tmp_path, "steps=5000", "save_every=5000", *more)
-    assert status == 130 and said.endswith("outpace: interrupted\n") and "Traceback" not in said
+    status, said = interrupted_run(tmp_path, number, "steps=5000", "save_every=5000", *more)
+    assert status == 128 + number and said.endswith(f"outpace: {last}\n")
+    assert "Traceback" not in said
     (kept,) = checkpoints(tmp_path / "out" / "checkpoints")
     step = int(kept.name.removeprefix("step-"))
     assert f"stopped after step {step}; the same command goes on from" in said

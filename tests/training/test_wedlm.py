@@ -201,13 +201,13 @@ def test_mask_and_length_come_from_the_model() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block": 0}, "block is a length from 1 on"),
-        ({"block": (4, 0)}, "block is a length from 1 on"),
+        ({"block": 0}, "block must be"),
+        ({"block": (4, 0)}, "block must be"),
         ({"block": ()}, "block is a length from 1 on"),
-        ({"ends": -1}, "ends must not be negative"),
-        ({"ar_weight": -0.5}, "ar_weight must not be negative"),
+        ({"ends": -1}, "ends must be a whole number from 0"),
+        ({"ar_weight": -0.5}, "ar_weight must be a number from 0"),
         ({"ratios": (0.5, 0.2)}, "lower and an upper share"),
-        ({"ratios": (0.5, 1.2)}, "lower and an upper share"),
+        ({"ratios": (0.5, 1.2)}, "ratios must be"),
         ({"weighting": "none"}, "normalised, inverse or uniform"),
     ],
 )

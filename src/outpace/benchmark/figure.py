@@ -159,7 +159,8 @@ def figures(paper: str) -> list[Figure]:
         raise ValueError(f"unknown paper {paper!r}; known are {', '.join(PAPERS)}")
     path = FOLDER / f"{paper}.toml"
     return [
-        read(paper, name, table, path) for name, table in tomllib.loads(path.read_text()).items()
+        read(paper, name, table, path)
+        for name, table in tomllib.loads(path.read_text("utf-8")).items()
     ]
 
 

@@ -23,7 +23,7 @@ SPREAD = 0.02
 
 def shape_of(name: str) -> dict[str, Any]:
     """`config.json` of a shape by its name, or of a file; `ValueError` for an unknown one."""
-    known: dict[str, dict[str, Any]] = tomllib.loads(SHAPES.read_text())
+    known: dict[str, dict[str, Any]] = tomllib.loads(SHAPES.read_text("utf-8"))
     if name in known:
         return known[name]
     if not Path(name).is_file():

@@ -16,7 +16,7 @@ TABLE = Path(__file__).parent / "trained.toml"
 
 def words_of(name: str) -> str:
     """What `outpace train` is told for a model's name; `ValueError` for an unknown one."""
-    known: dict[str, str] = tomllib.loads(TABLE.read_text())
+    known: dict[str, str] = tomllib.loads(TABLE.read_text("utf-8"))
     plain = name.removeprefix(TRAINED)
     if plain not in known:
         raise ValueError(f"nothing trains {plain!r}; known are {', '.join(known)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rich.live import Live
@@ -74,7 +75,8 @@ def lines() -> Iterator[str]:
     check_input()
     typed = sys.stdin.isatty()
     if typed:
-        import readline  # noqa: F401  # `input` edits lines with it
+        with suppress(ImportError):  # Windows has its own
+            import readline  # noqa: F401  # `input` edits lines with it
     while True:
         try:
             yield input("> " if typed else "")

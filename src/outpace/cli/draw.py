@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -176,3 +177,15 @@ def report_table(reports: Iterable[tuple[str, Report]], *, scored: bool) -> Tabl
             str(report.tokens),
         )
     return table
+
+
+def show_cut(results: Sequence[Mapping[str, Any]]) -> None:
+    """Print which results, as they are written to JSON, have answers that `max_tokens` has cut."""
+    for number, result in enumerate(results, 1):
+        if count := result.get("unfinished"):
+            run = f"run {number}: " if len(results) > 1 else ""
+            at = result.get("cut_at")
+            length = "" if at is None else f" at {at} tokens"
+            text = f"{run}{count} of {result['problems']} answers were cut{length}"
+            effect = "" if result["accuracy"] is None else ", and judged as they are"
+            console.print(f"{text}{effect}: raise --max-tokens", style="bold", soft_wrap=True)

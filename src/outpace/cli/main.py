@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-FAILED, INTERRUPTED = 1, 130
-"""Exit statuses: of what no other words would have saved, and of Ctrl-C."""
+FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
+"""Exit statuses: of what no other words would have saved, of Ctrl-C, and of SIGTERM."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -29,6 +29,10 @@ def main(args: Sequence[str] | None = None) -> None:
         print(end="", flush=True)
     except KeyboardInterrupt:
         status = INTERRUPTED
+    except SystemExit as ended:
+        if ended.code == TERMINATED:
+            fail("terminated", TERMINATED)
+        raise
     except (ValueError, OSError) as error:
         fail(f"{'standard output: ' if is_full() else ''}{error}")
     finally:

@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from outpace.answers import Answering
 from outpace.cli.asking import ASKING, Asking
-from outpace.cli.draw import bars, console, report_table, show_pieces
+from outpace.cli.draw import bars, console, report_table, show_cut, show_pieces
 from outpace.cli.flags import (
     ENDING,
     LOADING,
@@ -32,9 +32,10 @@ from outpace.cli.options import entry_of, parse_method, split_entry
 from outpace.cli.output import replaced
 from outpace.cli.spread import SPREAD, Spread
 from outpace.cli.tasks import Tasks, show
+from outpace.evaluation.protocol import Setting
 from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
-from outpace.evaluation.run import evaluate, judged, questions_of
+from outpace.evaluation.run import evaluate, fitted, judged, questions_of
 from outpace.llm import LLM
 from outpace.methods import Method
 from outpace.methods.method import at_least_one
@@ -86,6 +87,7 @@ def race(
         reports = compete(racers, prompt, limit, options)
         console.print()
         console.print(report_table(reports, scored=prompt is None))
+        show_cut([report.summary() for _, report in reports])
         if prompt is None:
             told = f"{limit} held-out story problems (not GSM8K), one at a time"
             console.print(told, style="dim")
@@ -222,6 +224,7 @@ def evaluate_command(
                 samples=samples,
             )
             show(results)
+            show_cut([report.summary()])
             write_json(file, [report], harness=results)
         return
     if harness != HARNESS:
@@ -231,13 +234,28 @@ def evaluate_command(
     with replaced(json_path) as file, replaced(beside(json_path)) as answers:
         cached = not no_prefix_cache
         by = spread.open(loading, model, options["method"], prefix_cache=cached)
+        options = settled(by, asked, questions, asked_for)
         named = {"task": asked.task, "protocol": asking.protocol}
         report = run(by, questions, named, batch, options, samples)
         console.print(report_table([(entry_of(by.name, by.method), report)], scored=True))
+        show_cut([report.summary()])
         write_json(file, [report])
-        if answers is not None:
-            lines = (json.dumps(line, default=str) for line in judged(questions, report))
-            answers.write_text("".join(f"{line}\n" for line in lines))
+        write_answers(answers, questions, report)
+
+
+def write_answers(path: Path | None, questions: list[Question], report: Report) -> None:
+    """Write each question with its answer, where there is a file for them."""
+    if path is not None:
+        lines = (json.dumps(line, default=str) for line in judged(questions, report))
+        path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def settled(by: Answering, asked: Setting, questions: list[Question], given: Options) -> Options:
+    """Options of all requests, once the method is known; lengths of a protocol fit the context."""
+    options = asked.options(given | Options(method=by.method))
+    if isinstance(by, LLM) and "max_tokens" not in given:
+        options = fitted(by, questions, options)
+    return options
 
 
 def beside(path: Path | None) -> Path | None:

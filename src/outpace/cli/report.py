@@ -9,7 +9,7 @@ from typing import Annotated
 from rich.table import Table
 from typer import Argument, Option
 
-from outpace.cli.draw import console
+from outpace.cli.draw import console, show_cut
 from outpace.cli.output import replaced
 from outpace.evaluation.compare import Result, areas, differences, fronts, named, read_results
 
@@ -32,6 +32,7 @@ def report(
         for number, result in enumerate(results, 1):
             console.print(f"{number}  {result['task']}: {named(result)}")
         console.print(results_table(results))
+        show_cut(results)
         if len(results) > 1:
             console.print(differences_table(results))
         for kind, area in areas(results).items():

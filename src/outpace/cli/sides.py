@@ -20,7 +20,7 @@ from outpace.benchmark.side import Load, Side, alternate, check_rounds
 from outpace.benchmark.summary import Figures, summaries
 from outpace.cli.asking import ASKING, Asking
 from outpace.cli.benchmark import numbers
-from outpace.cli.draw import bars, console
+from outpace.cli.draw import bars, console, show_cut
 from outpace.cli.flags import LOADING, JsonPath, Limit, Loading, Seed, Temperature
 from outpace.cli.options import parse_entries
 from outpace.cli.output import replaced
@@ -114,6 +114,8 @@ def benchmark_methods(
         found = summaries(sides, rounds)
         list_names(found)
         console.print(costs_table(found) if random else results_table(found))
+        if not (random or loads.ignore_eos):
+            show_cut(found)
         if file is not None:
             told = {"rounds": rounds, "interrupted": interrupted, "counted": COUNTED}
             written = {"provenance": provenance(), **told, key_of(random): found}

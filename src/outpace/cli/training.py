@@ -21,7 +21,7 @@ def train_command(
 ) -> None:
     """Train what a recipe says; a run that was stopped goes on from its last checkpoint.
 
-    Ctrl-C ends it after the step that runs, with a checkpoint; a second one ends it at once.
+    Ctrl-C and SIGTERM end it after the step that runs, with a checkpoint; a second one at once.
     """
     if not plan:
         train(recipe, overrides or [], processes)

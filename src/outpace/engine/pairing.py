@@ -113,17 +113,21 @@ class Pairing:
         a diffusion model is part of its input, and so is fixed: `CANVAS`, or what fits. It is never
         above `limit`, nor below `min_tokens`.
         """
+        room = self.room(method, prompt)
         own = method.slots(prompt, 0)
-        least = own + CANVAS
-        limits: list[int] = []
         for runner in self.runners.values():
-            share = runner.cache.num_pages // requests * PAGE
-            limits += [runner.config.max_length, len(runner.cache), max(share, least)]
+            share = runner.cache.num_pages // requests * PAGE - own
+            room = min(room, max(share, CANVAS))
         if self.runners["target"].config.kind is Kind.DIFFUSION:
-            limits.append(least)
+            room = min(room, CANVAS)
         if limit is not None:
-            limits.append(own + limit)
-        return max(min(limits) - own, int(min_tokens), 1)
+            room = min(room, limit)
+        return max(room, int(min_tokens), 1)
+
+    def room(self, method: Method, prompt: int) -> int:
+        """Tokens that fit after a prompt into the context and the cache of every model."""
+        limits = [min(each.config.max_length, len(each.cache)) for each in self.runners.values()]
+        return min(limits) - method.slots(prompt, 0)
 
     def check(self, method: Method, request: Request) -> None:
         """Raise `ValueError` for a request that these models could never serve."""

@@ -71,8 +71,10 @@ DRAWN: dict[str, tuple[Fits, str]] = {
     "tokens_per_cpu_second": (is_number, "a number"),
     "tokens_per_cpu_second_error": (maybe(is_number), "a number or null"),
     **dict.fromkeys(("line", "setting"), (is_text, "a text")),
+    "unfinished": (is_number, "a number"),
+    "cut_at": (maybe(is_number), "a number or null"),
 }
-"""Others that pictures have where they are given."""
+"""Others that are shown where they are given."""
 
 
 def check(result: Any) -> None:

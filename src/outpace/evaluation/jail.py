@@ -11,7 +11,6 @@ import ctypes
 import json
 import os
 import platform
-import resource
 import signal
 import struct
 import sys
@@ -109,6 +108,8 @@ def close_in() -> None:
 
 def limit(seconds: float, memory: int) -> None:
     """Limits of this process: processor time, memory in bytes, no bytes of files, no dumps."""
+    import resource  # not on Windows, where this file is imported and never run
+
     for what, most in (
         (resource.RLIMIT_CPU, int(seconds) + 1),
         (resource.RLIMIT_AS, memory),

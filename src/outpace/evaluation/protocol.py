@@ -9,11 +9,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from outpace.decoding import Kind
 from outpace.evaluation.question import Question
 from outpace.evaluation.scoring import NEEDED, SCORERS
 from outpace.evaluation.tasks import TASKS
 from outpace.jsonl import Record
 from outpace.methods import Method
+from outpace.methods.method import at_least_one
 from outpace.methods.options import make_method
 from outpace.options import Options
 from outpace.text import Prompt
@@ -43,6 +45,7 @@ class Setting:
         stop: strings that end an answer.
         score: the rule that judges.
         max_tokens, temperature, top_p: of the answers.
+        canvas: `max_tokens` of diffusion models, which decode all of it, where theirs is another.
         method: name and options of the method.
         published: figures and their place in the paper, percent and seconds.
     """
@@ -63,9 +66,10 @@ class Setting:
     raw: bool = False
     stop: Sequence[str] = ()
     score: str = "exact"
-    max_tokens: int = 128
+    max_tokens: int = 1024
     temperature: float | None = None
     top_p: float | None = None
+    canvas: int | None = None
     method: Mapping[str, Any] | None = None
     published: Sequence[Mapping[str, Any]] = ()
 
@@ -79,6 +83,7 @@ class Setting:
             raise ValueError(f"unknown task {self.task!r}; known are {', '.join(TASKS)}")
         if self.shots < 0 or self.shots and self.template and self.shot is None:
             raise ValueError(f"shots={self.shots} of {self.task} need a text as shot")
+        at_least_one(max_tokens=self.max_tokens, canvas=self.canvas)
 
     def decoder(self) -> Method | None:
         """The method of the published numbers; None where there is none."""
@@ -92,6 +97,9 @@ class Setting:
         chosen = {name: value for name, value in given.items() if value is not None}
         own = {name: getattr(self, name) for name in ("max_tokens", "temperature", "top_p")}
         usual = Options(stop=tuple(self.stop), raw=self.raw, method=self.decoder())
+        method = chosen.get("method", usual["method"])
+        if self.canvas and isinstance(method, Method) and Kind.DIFFUSION in method.decodes:
+            own["max_tokens"] = self.canvas
         return {**own, **usual, **chosen}  # type: ignore[typeddict-item]
 
     def questions(self, path: str | None, limit: int, shots: str | None) -> list[Question]:
@@ -179,7 +187,7 @@ def settings(protocol: str) -> list[Setting]:
     if not path.is_file():
         raise ValueError(f"unknown protocol {protocol!r}; known are {', '.join(PROTOCOLS)}")
     try:
-        return list(read(tomllib.loads(path.read_text())))
+        return list(read(tomllib.loads(path.read_text("utf-8"))))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no protocol: {error}") from error
 

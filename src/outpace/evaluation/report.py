@@ -75,6 +75,11 @@ class Report:
         """All output tokens over the wall time of the run."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
+    @property
+    def cut(self) -> list[int]:
+        """Tokens of each answer that did not end by itself."""
+        return [len(each.ids) for each in self.outputs if each.finish_reason == "length"]
+
     def summary(self) -> dict[str, Any]:
         """The figures as they are written to JSON; `samples` has a column for each of a few."""
         return {
@@ -89,7 +94,8 @@ class Report:
             **self.accuracies(),
             **self.speeds(),
             **self.acceptance(),
-            "unfinished": sum(output.finish_reason == "length" for output in self.outputs),
+            "unfinished": len(self.cut),
+            "cut_at": max(self.cut, default=None),
             "seconds": round(self.seconds, 2),
             "samples": {
                 "right": self.verdicts,

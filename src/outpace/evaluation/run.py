@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -77,6 +78,19 @@ def evaluate(
     pairs = zip(questions, report.outputs, strict=True)
     report.verdicts = [question.right(output.text) for question, output in pairs]
     return report
+
+
+def fitted(llm: LLM, questions: Sequence[Question], options: Options) -> Options:
+    """Options with no more `max_tokens` than fit after the longest prompt.
+
+    Raises `ValueError` for a prompt that cannot be encoded.
+    """
+    chosen = Chosen.of(options)
+    method = chosen.method or llm.method
+    encode = partial(llm.text.encode, raw=chosen.raw, template=chosen.template)
+    longest = max(len(encode(question.prompt)) for question in questions)
+    room = max(llm.pair(method).room(method, longest), 1)
+    return {**options, "max_tokens": min(options["max_tokens"] or room, room)}
 
 
 def judged(questions: Sequence[Question], report: Report) -> Iterator[Record]:

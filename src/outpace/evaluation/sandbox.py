@@ -16,6 +16,9 @@ JAIL = Path(__file__).with_name("jail.py")
 LONGEST = 65536
 """Bytes that are read of a verdict; a process that writes more waits until its time is up."""
 
+REASON = 200
+"""Characters of a reason."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -114,5 +117,11 @@ def judged(written: bytes, token: str, status: int) -> Verdict:
     if not isinstance(said, dict) or said.get("token") != token:
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
         return Verdict(False, f"ended {how} before its end")
-    raised = said["raised"]
-    return Verdict(raised is None, raised or "")
+    raised = said.get("raised", "no verdict")
+    return Verdict(raised is None, "" if raised is None else one_line(str(raised)))
+
+
+def one_line(text: str) -> str:
+    """A text in one line of at most `REASON` characters, all of which can be printed."""
+    shown = (c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+    return "".join(shown)[:REASON]

@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jinja2 import TemplateError
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.models.config import ModelConfig
+from outpace.training.kinds import MOST_COUNT, Bounds, Count, Share, check_bounds
 from outpace.training.sources import STORY, Conversation, source
 from outpace.zoo import story
 
@@ -62,18 +63,17 @@ class Data:
 
     path: str | tuple[str, ...]
     fields: tuple[str, str] | None = None
-    turns: tuple[int, ...] | None = None
-    drills: float = 0.0
+    turns: tuple[Count, ...] | None = None
+    drills: Share = 0.0
     plain: bool = False
     template: Mapping[str, Any] = field(default_factory=dict)
     mark: str | None = None
     end: str | None = None
-    longest: int = 4096
+    longest: Annotated[int, Bounds(2, MOST_COUNT)] = 4096
     features: str | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.drills <= 1:
-            raise ValueError(f"drills is a share between 0 and 1, not {self.drills}")
+        check_bounds(self)
         if (self.drills or self.plain) and not any(path.startswith(STORY) for path in self.paths):
             raise ValueError(
                 f"drills belong to {STORY}train, as plain does; {self.path!r} has neither"
@@ -84,8 +84,6 @@ class Data:
             re.compile(self.mark or "")
         except re.error as error:
             raise ValueError(f"mark {self.mark!r} is no regular expression: {error}") from error
-        if self.longest < 2:
-            raise ValueError(f"longest must leave room for two tokens, not {self.longest}")
         if self.features is not None and not self.features.strip():
             raise ValueError("features must be the name of a folder, not empty")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
+
+from outpace.lock import lock_file
 
 LOCK = ".lock"
 
@@ -33,7 +34,7 @@ def alone(out: Path) -> Iterator[None]:
         lock = (out / LOCK).open("w")
     with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(lock)
         except BlockingIOError as error:
             raise ValueError(
                 f"another process is training in {out}; wait for it, or give another out"

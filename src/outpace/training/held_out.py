@@ -19,6 +19,7 @@ from outpace.evaluation.scoring import SCORERS
 from outpace.evaluation.scoring.numbers import final
 from outpace.training.data import Data, Examples
 from outpace.training.decoder import Decoder
+from outpace.training.kinds import Count, Whole, check_bounds
 from outpace.training.objective import Objective
 from outpace.training.rows import pack
 from outpace.training.sources import PROBLEMS, STORY
@@ -51,17 +52,15 @@ class HeldOut:
 
     path: str | tuple[str, ...]
     fields: tuple[str, str] | None = None
-    every: int = 200
-    examples: int = 64
-    decode: int = 0
-    max_tokens: int = 128
+    every: Count = 200
+    examples: Count = 64
+    decode: Whole = 0
+    max_tokens: Count = 128
     judge: Literal["exact", "number"] = "exact"
     method: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, least in {"every": 1, "examples": 1, "decode": 0, "max_tokens": 1}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        check_bounds(self)
         if self.method and "name" not in self.method:
             raise ValueError(f"method needs a name beside {', '.join(self.method)}")
         if self.decode > self.examples:

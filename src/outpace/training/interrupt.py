@@ -1,4 +1,4 @@
-"""Ctrl-C between the steps of a run instead of within one."""
+"""Ctrl-C and SIGTERM between the steps of a run instead of within one."""
 
 from __future__ import annotations
 
@@ -10,31 +10,46 @@ from threading import current_thread, main_thread
 from typing import Any
 
 AGAIN = 1.0
-"""Seconds within which two interrupts are one: a launcher may send its own to a process as well."""
+"""Seconds within which two signals are one: a launcher may send its own to a process as well."""
+
+USUAL: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
+"""Signals that end a run, and their handlers where nobody has set others."""
 
 
 @contextmanager
-def held(say: Callable[[str], None] = print) -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed meanwhile; a second one interrupts at once.
+def held(say: Callable[[str], None] = print) -> Iterator[Callable[[], int]]:
+    """Whether a signal that ends the run came meanwhile: its number, else 0; a second one ends it.
 
-    It stays as it was where interrupts are ignored, as behind `nohup`, and outside the main thread.
+    Signals that are ignored, as behind `nohup`, or handled by others stay so; all of them do
+    outside the main thread.
     """
-    pressed: float | None = None
+    noted, since = 0, 0.0
 
     def note(number: int, frame: Any) -> None:
-        nonlocal pressed
-        if pressed is None:
-            pressed = time.monotonic()
-            say("stops after this step; Ctrl-C again stops at once, without a checkpoint")
-        elif time.monotonic() - pressed > AGAIN:
-            raise KeyboardInterrupt
+        nonlocal noted, since
+        if not noted:
+            noted, since = number, time.monotonic()
+            again = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+            say(f"stops after this step; {again} again stops at once, without a checkpoint")
+        elif time.monotonic() - since > AGAIN:
+            raise ended(number)
 
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not usual or current_thread() is not main_thread():
-        yield lambda: False
-        return
-    signal.signal(signal.SIGINT, note)
+    mine = {number: usual for number, usual in USUAL.items() if signal.getsignal(number) is usual}
+    if current_thread() is not main_thread():
+        mine = {}
+    for number in mine:
+        signal.signal(number, note)
     try:
-        yield lambda: pressed is not None
+        yield lambda: noted
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, usual in mine.items():
+            signal.signal(number, usual)
+
+
+def ended(number: int) -> BaseException:
+    """What ends a process that a signal stopped: `KeyboardInterrupt`, or its status."""
+    stops = number in (0, signal.SIGINT)
+    return KeyboardInterrupt() if stops else SystemExit(128 + number)

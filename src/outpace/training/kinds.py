@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from outpace.decoding.sampling import is_number, is_whole
 
 PLAIN: dict[object, str] = {
     bool: "true or false",
@@ -20,12 +23,65 @@ LARGE = 1e30
 """Beyond every number of a recipe; what is infinite or no number is not below it."""
 
 
+MOST_COUNT, MOST_SEED = 2**31 - 1, 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a number lies within, beside its annotation; `above` and `below` leave a bound out."""
+
+    low: float
+    high: float
+    above: bool = False
+    below: bool = False
+
+    def hold(self, value: Any) -> bool:
+        """Whether a number lies within."""
+        low = self.low < value if self.above else self.low <= value
+        return bool(low and (value < self.high if self.below else value <= self.high))
+
+    def __str__(self) -> str:
+        if not (self.above or self.below):
+            return f"from {self.low} to {self.high}"
+        low = f"{'above' if self.above else 'at least'} {self.low}"
+        return f"{low} and {'below' if self.below else 'at most'} {self.high}"
+
+
+Count = Annotated[int, Bounds(1, MOST_COUNT)]
+Whole = Annotated[int, Bounds(0, MOST_COUNT)]
+Seed = Annotated[int, Bounds(0, MOST_SEED)]
+TokenId = Annotated[int, Bounds(0, 2**24 - 1)]
+Share = Annotated[float, Bounds(0, 1)]
+Part = Annotated[float, Bounds(0, 1, above=True, below=True)]
+Weight = Annotated[float, Bounds(0, 10**6)]
+Positive = Annotated[float, Bounds(0, 10**6, above=True)]
+
+
+def hints_of(kind: type[Any]) -> dict[str, Any]:
+    """Annotations of a dataclass, with the bounds beside them."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def check_bounds(settings: Any) -> None:
+    """Raise `ValueError` for a field of a dataclass that lies outside the bounds beside it."""
+    hints = hints_of(type(settings))
+    bounded = {name: hint for name, hint in hints.items() if has_bounds(hint)}
+    for name, hint in bounded.items():
+        if not fits(value := getattr(settings, name), hint):
+            raise ValueError(f"{name} must be {described(hint)}, not {reprlib.repr(value)}")
+
+
+def has_bounds(hint: Any) -> bool:
+    """Whether an annotation has bounds, or one within it."""
+    return get_origin(hint) is Annotated or any(map(has_bounds, get_args(hint)))
+
+
 def check_values(where: str, kind: type[Any], values: Mapping[str, Any]) -> None:
     """Raise `ValueError` for a value that is none of what its field may be.
 
     A list stands for a tuple; a number must be finite, and may be whole where any may stand.
     """
-    hints = get_type_hints(kind)
+    hints = hints_of(kind)
     for name, value in values.items():
         if not fits(value, hints[name]):
             raise ValueError(
@@ -36,6 +92,8 @@ def check_values(where: str, kind: type[Any], values: Mapping[str, Any]) -> None
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value is what an annotation says."""
     parts, of = get_args(hint), get_origin(hint)
+    if of is Annotated:
+        return fits(value, parts[0]) and all(bounds.hold(value) for bounds in parts[1:])
     if of in (Union, UnionType):
         return any(fits(value, part) for part in parts)
     if of is Literal:
@@ -46,7 +104,9 @@ def fits(value: Any, hint: Any) -> bool:
         kinds = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
         return len(value) == len(kinds) and all(map(fits, value, kinds))
     if hint is float:
-        return type(value) in (int, float) and -LARGE < value < LARGE
+        return is_number(value) and -LARGE < value < LARGE
+    if hint is int:
+        return is_whole(value)
     if hint in PLAIN:
         return type(value) is hint
     return isinstance(value, of or hint)
@@ -55,6 +115,8 @@ def fits(value: Any, hint: Any) -> bool:
 def described(hint: Any) -> str:
     """An annotation in words."""
     parts, of = get_args(hint), get_origin(hint)
+    if of is Annotated:
+        return f"{described(parts[0])} {parts[1]}"
     if of in (Union, UnionType):
         return " or ".join(described(part) for part in parts if part is not NoneType)
     if of is Literal:

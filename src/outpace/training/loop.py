@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Annotated, Self
 
 from outpace.training import trackers
+from outpace.training.kinds import Bounds, Count, Positive, Seed, check_bounds
 
 MOST, MOST_TOKENS = 2**16, 2**26
 """Examples of an update, and tokens of one."""
@@ -36,39 +37,29 @@ class Loop:
         tracker: where the log goes as well: `tensorboard`, `trackio` or `wandb`.
     """
 
-    steps: int = 1000
-    epochs: float | None = None
-    batch: int = 32
-    tokens: int | None = None
+    steps: Count = 1000
+    epochs: Positive | None = None
+    batch: Annotated[int, Bounds(1, MOST)] = 32
+    tokens: Annotated[int, Bounds(1, MOST_TOKENS)] | None = None
     balance: bool = False
-    accumulation: int = 1
-    seed: int = 0
+    accumulation: Annotated[int, Bounds(1, MOST)] = 1
+    seed: Seed = 0
     precision: str = "no"
-    log_every: int = 20
-    save_every: int = 200
+    log_every: Count = 20
+    save_every: Count = 200
     recompute: bool = False
     shard: bool = False
     tracker: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "tokens", "accumulation", "log_every", "save_every"):
-            if (given := getattr(self, name)) is not None and given < 1:
-                raise ValueError(f"{name} must be at least 1, not {given}")
-        if self.tokens is not None and self.tokens > MOST_TOKENS:
-            raise ValueError(f"tokens must be at most {MOST_TOKENS}, not {self.tokens}")
+        check_bounds(self)
         if self.tokens is not None and self.epochs is not None:
             raise ValueError(
                 f"epochs {self.epochs} are as many steps as the lengths of examples make of tokens "
                 f"{self.tokens}; give steps instead"
             )
-        if self.batch > MOST:
-            raise ValueError(f"batch must be at most {MOST} examples, not {self.batch}")
-        if self.epochs is not None and not 0 < self.epochs < math.inf:
-            raise ValueError(f"epochs must be a number above 0, not {self.epochs}")
         if self.precision not in ("no", "bf16"):
             raise ValueError(f"precision {self.precision!r} is unknown; choose no or bf16")
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative, not {self.seed}")
         trackers.check(self.tracker)
 
     def over(self, examples: int | None) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from outpace.models.adapter import LowRank
 from outpace.models.families import FAMILIES
 from outpace.models.families.family import part_sizes
 from outpace.models.transformer import Stack
+from outpace.training.kinds import Bounds, Positive, check_bounds
 
 MOST = 2**16
 """More than any rank that would still be low."""
@@ -30,16 +32,13 @@ class LoRA:
         targets: published names of matrices, such as `q_proj`; all of attention by default.
     """
 
-    rank: int = 32
-    alpha: float = 32.0
-    dropout: float = 0.0
+    rank: Annotated[int, Bounds(1, MOST)] = 32
+    alpha: Positive = 32.0
+    dropout: Annotated[float, Bounds(0, 1, below=True)] = 0.0
     targets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rank <= MOST:
-            raise ValueError(f"rank must be a whole number from 1 to {MOST}, not {self.rank}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is a share below 1, not {self.dropout}")
+        check_bounds(self)
 
     def chooses(self, path: str, published: str) -> bool:
         """Whether it adapts a published weight, which is in the module at `path`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
@@ -95,20 +94,6 @@ class Objective:
     def loss(self, models: Models, rows: Rows) -> Loss:
         """Weighted cross-entropy of the scored rows."""
         return cross_entropy(models.trained, hidden_states(models.trained, rows), rows)
-
-
-def check_shares(**options: float) -> None:
-    """Raise `ValueError` for options that are no share."""
-    for name, value in options.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} is a share between 0 and 1, not {value}")
-
-
-def check_weights(**options: float) -> None:
-    """Raise `ValueError` for weights and counts that are negative or no number."""
-    for name, value in options.items():
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name} must not be negative, not {value}; give a number from 0 on")
 
 
 def scored(rows: Rows) -> Tensor:

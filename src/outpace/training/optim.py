@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
+
+from outpace.training.kinds import Bounds, Share, Weight, Whole, check_bounds
+
+Inertia = Annotated[float, Bounds(0, 1, below=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,27 +32,22 @@ class Optim:
     """
 
     optimizer: str = "adamw"
-    lr: float = 3e-4
-    warmup: int = 50
-    decay: float = 0.35
+    lr: Annotated[float, Bounds(0, 100, above=True)] = 3e-4
+    warmup: Whole = 50
+    decay: Share = 0.35
     schedule: str = "linear"
-    least: float = 0.0
-    weight_decay: float = 0.02
-    betas: tuple[float, float] = (0.9, 0.98)
-    momentum: float = 0.95
-    clip: float = 1.0
+    least: Share = 0.0
+    weight_decay: Annotated[float, Bounds(0, 100)] = 0.02
+    betas: tuple[Inertia, Inertia] = (0.9, 0.98)
+    momentum: Inertia = 0.95
+    clip: Weight = 1.0
 
     def __post_init__(self) -> None:
         if self.optimizer not in ("adamw", "muon"):
             raise ValueError(f"optimizer {self.optimizer!r} is unknown; choose adamw or muon")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay is a share between 0 and 1, not {self.decay}")
         if self.schedule not in ("linear", "cosine"):
             raise ValueError(f"schedule {self.schedule!r} is unknown; choose linear or cosine")
-        if not 0 <= self.least <= 1:
-            raise ValueError(f"least is a share between 0 and 1, not {self.least}")
-        if self.lr <= 0 or self.warmup < 0:
-            raise ValueError(f"lr {self.lr} must be positive and warmup {self.warmup} not negative")
+        check_bounds(self)
 
     def build(self, model: nn.Module) -> list[Optimizer]:
         """Optimizers over the trainable parameters of a model."""

@@ -27,6 +27,7 @@ from outpace.training import weights
 from outpace.training.data import Data
 from outpace.training.folder import alone
 from outpace.training.held_out import HeldOut
+from outpace.training.interrupt import ended
 from outpace.training.kinds import check_values
 from outpace.training.loop import Loop
 from outpace.training.lora import LoRA
@@ -191,9 +192,7 @@ def launch(path: str | Path, overrides: Sequence[str], processes: int) -> None:
     try:
         started("-m", "outpace.training.recipe", str(path), *overrides)
     except SignalException as error:
-        if error.sigval is not signal.SIGINT:
-            raise
-        raise KeyboardInterrupt from error
+        raise ended(error.sigval) from error
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise ValueError(

@@ -140,7 +140,7 @@ class Trainer:
         size = sum(parameter.numel() for parameter in self.model.parameters())
         trackers.begin(self.accelerator, self.out, self.settings, begun.step)
         recorded = Report(self.out, self.accelerator, begun, steps, self.settings, size)
-        with recorded as log, interrupt.held(say) as pressed:
+        with recorded as log, interrupt.held(say) as signalled:
             if not begun.step:
                 self.look(0, steps, log)
             for step in range(begun.step, steps):
@@ -148,13 +148,13 @@ class Trainer:
                 if (step + 1) % self.loop.log_every == 0 or step + 1 == steps:
                     log.write(step + 1, self.optim.rate(step, steps))
                 self.look(step + 1, steps, log)
-                stopped = self.anywhere(pressed())
+                stopped = self.anywhere(signalled() != 0)
                 if stopped or (step + 1) % self.loop.save_every == 0 or step + 1 == steps:
                     learnt = self.portions.begin(step + 1)
                     self.save(folder, checkpoint.Progress(step + 1, log.pending(), learnt))
                 if stopped and step + 1 < steps:
                     say(f"stopped after step {step + 1}; the same command goes on from {folder}")
-                    raise KeyboardInterrupt
+                    raise interrupt.ended(signalled())
         return log.loss
 
     def save(self, folder: Path, progress: checkpoint.Progress) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ from numpy.random import Generator
 from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
+from outpace.training.kinds import Bounds, Count, Part, TokenId, Weight, check_bounds
 from outpace.training.noise import padded
-from outpace.training.objective import Objective, check_weights
+from outpace.training.objective import Objective
 from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join
 
 Weighting = Literal["inverse", "uniform"]
@@ -44,26 +45,22 @@ class BlockDiffusion(Objective):
 
     method: ClassVar[str | None] = "block_diffusion"
 
-    block: int | None = None
-    least: float = 1e-3
+    block: Count | None = None
+    least: Part = 1e-3
     weighting: Weighting = "inverse"
     complement: bool = False
-    ahead: float = 1.0
-    end_weight: float = 1.0
-    mark_weight: float = 1.0
-    shift: int | None = None
-    mask_id: int | None = None
+    ahead: Weight = 1.0
+    end_weight: Weight = 1.0
+    mark_weight: Weight = 1.0
+    shift: Annotated[int, Bounds(0, 1)] | None = None
+    mask_id: TokenId | None = None
 
     def __post_init__(self) -> None:
-        if self.block is not None and self.block < 1:
-            raise ValueError(f"block must be at least 1, not {self.block}")
-        if not 0 < self.least < 1:
-            raise ValueError(f"least must lie between 0 and 1, not {self.least}")
+        check_bounds(self)
         if self.weighting not in ("inverse", "uniform"):
             raise ValueError(f"weighting must be inverse or uniform, not {self.weighting!r}")
         if self.complement and self.weighting != "uniform":
             raise ValueError("complement is for masks that count alike: set weighting to uniform")
-        check_weights(ahead=self.ahead, end_weight=self.end_weight, mark_weight=self.mark_weight)
 
     def bind(self, config: ModelConfig) -> Self:
         """Take block, shift and mask from the model, which must be a block diffusion model."""

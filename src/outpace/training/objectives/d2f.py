@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from outpace.decoding.blocks import CONFIDENCE, SIZE
 from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
+from outpace.training.kinds import Bounds, Count, Share, TokenId, Weight, Whole, check_bounds
 from outpace.training.noise import Response, check_canvas, holes, padded
 from outpace.training.objective import (
     Loss,
@@ -23,8 +24,6 @@ from outpace.training.objective import (
     Objective,
     Targets,
     by_parts,
-    check_shares,
-    check_weights,
     cross_entropy,
     mean,
     scored,
@@ -69,27 +68,24 @@ class D2F(Objective):
 
     method: ClassVar[str | None] = "d2f"
 
-    block: int = SIZE
-    canvas: tuple[int, int] | None = None
-    noise: tuple[float, float] = (0.2, 0.7)
+    block: Count = SIZE
+    canvas: tuple[Count, Count] | None = None
+    noise: tuple[Share, Share] = (0.2, 0.7)
     monotone: bool = True
-    hard: float = 0.0
+    hard: Share = 0.0
     reverse: bool = False
-    easy: float = 0.0
-    unroll: int = 0
-    confidence: float = CONFIDENCE
+    easy: Share = 0.0
+    unroll: Whole = 0
+    confidence: Share = CONFIDENCE
     end_blocks: bool = True
-    mark_weight: float = 1.0
-    shift: int | None = None
-    mask_id: int | None = None
+    mark_weight: Weight = 1.0
+    shift: Annotated[int, Bounds(0, 1)] | None = None
+    mask_id: TokenId | None = None
 
     def __post_init__(self) -> None:
-        if self.block < 1:
-            raise ValueError(f"block must be at least 1, not {self.block}")
+        check_bounds(self)
         if not 0 < self.noise[0] <= self.noise[1] <= 1:
             raise ValueError(f"noise takes two shares above 0, the smaller first, not {self.noise}")
-        check_weights(unroll=self.unroll, mark_weight=self.mark_weight)
-        check_shares(hard=self.hard, easy=self.easy, confidence=self.confidence)
         if self.unroll and self.easy:
             raise ValueError("easy is for random noise; unroll has none, so set one of them to 0")
         if self.unroll and not self.monotone:

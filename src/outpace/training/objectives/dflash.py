@@ -21,13 +21,12 @@ from outpace.models.config import ModelConfig, Sight
 from outpace.models.draft import AddingDraft, BlockDraft
 from outpace.models.transformer import Attend, Transformer
 from outpace.training.data import Example
+from outpace.training.kinds import Count, Share, TokenId, Weight, check_bounds
 from outpace.training.objective import (
     Loss,
     Models,
     Objective,
     by_parts,
-    check_shares,
-    check_weights,
 )
 from outpace.training.reading import Reading
 from outpace.training.rows import UNSCORED, Bools, Ints, Rows
@@ -86,22 +85,19 @@ class DFlash(Objective):
     roles: ClassVar[tuple[str, ...]] = ("target",)
     method: ClassVar[str | None] = "dflash"
 
-    anchors: int = 512
+    anchors: Count = 512
     fixed: bool = False
-    gamma: float | None = None
+    gamma: Weight | None = None
     dpace: bool = False
-    alpha: float = 0.5
+    alpha: Share = 0.5
     divergence: bool = False
     features: bool = True
-    block: int | None = None
-    mask_id: int | None = None
-    length: int | None = None
+    block: Count | None = None
+    mask_id: TokenId | None = None
+    length: Count | None = None
 
     def __post_init__(self) -> None:
-        if self.anchors < 1:
-            raise ValueError(f"anchors must be at least 1, not {self.anchors}")
-        check_weights(gamma=self.gamma or 0.0)
-        check_shares(alpha=self.alpha)
+        check_bounds(self)
 
     def bind(self, config: ModelConfig) -> Self:
         """Take block and mask from the draft; refuse what is none."""

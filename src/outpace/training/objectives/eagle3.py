@@ -18,7 +18,8 @@ from outpace.models.config import ModelConfig
 from outpace.models.extending import ExtendingDraft
 from outpace.models.transformer import Attend, Transformer
 from outpace.training.data import Example
-from outpace.training.objective import Loss, Models, Objective, by_parts, check_shares
+from outpace.training.kinds import Count, Share, check_bounds
+from outpace.training.objective import Loss, Models, Objective, by_parts
 from outpace.training.reading import Reading
 from outpace.training.rows import UNSCORED, Rows
 
@@ -41,14 +42,12 @@ class Eagle3(Objective):
     roles: ClassVar[tuple[str, ...]] = ("target",)
     method: ClassVar[str | None] = "eagle"
 
-    tokens: int = 7
-    discount: float = 0.8
-    length: int | None = None
+    tokens: Count = 7
+    discount: Share = 0.8
+    length: Count | None = None
 
     def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ValueError(f"tokens must be at least 1, not {self.tokens}")
-        check_shares(discount=self.discount)
+        check_bounds(self)
 
     @property
     def forwards(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
 import torch
@@ -18,8 +18,18 @@ from numpy.random import Generator
 from outpace.attention.ranges import full
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
+from outpace.training.kinds import (
+    Bounds,
+    Count,
+    Part,
+    Positive,
+    Share,
+    TokenId,
+    Weight,
+    check_bounds,
+)
 from outpace.training.noise import Response, check_canvas, holes, padded
-from outpace.training.objective import Objective, check_shares, check_weights
+from outpace.training.objective import Objective
 from outpace.training.objectives.sft import SFT
 from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join
 
@@ -59,42 +69,34 @@ class MDLM(Objective):
         mask_id: the token of a hole; taken from the model.
     """
 
-    canvas: tuple[int, int] | None = None
-    least: float = 1e-3
-    suffix: float = 0.0
-    anchored: float = 0.0
-    causal: float = 0.0
-    starts: float = 0.0
-    short: float = 0.5
-    shortest: int = 2
-    anchors: int = 6
-    longest: int = 16
-    scored: float = 0.0
-    peak: float = 2.5
-    floor: float = 0.15
-    decay: float = 4.0
-    suffix_weight: float = 1.0
-    end_weight: float = 1.0
-    mark_weight: float = 1.0
-    shift: int | None = None
-    mask_id: int | None = None
+    canvas: tuple[Count, Count] | None = None
+    least: Part = 1e-3
+    suffix: Share = 0.0
+    anchored: Share = 0.0
+    causal: Share = 0.0
+    starts: Share = 0.0
+    short: Share = 0.5
+    shortest: Count = 2
+    anchors: Count = 6
+    longest: Count = 16
+    scored: Share = 0.0
+    peak: Weight = 2.5
+    floor: Weight = 0.15
+    decay: Positive = 4.0
+    suffix_weight: Weight = 1.0
+    end_weight: Weight = 1.0
+    mark_weight: Weight = 1.0
+    shift: Annotated[int, Bounds(0, 1)] | None = None
+    mask_id: TokenId | None = None
 
     def __post_init__(self) -> None:
-        check_shares(suffix=self.suffix, anchored=self.anchored, causal=self.causal)
-        check_shares(starts=self.starts, short=self.short, scored=self.scored)
-        check_weights(suffix_weight=self.suffix_weight, end_weight=self.end_weight)
-        check_weights(peak=self.peak, floor=self.floor, mark_weight=self.mark_weight)
+        check_bounds(self)
         if self.suffix + self.anchored + self.causal > 1:
             raise ValueError(
                 f"suffix {self.suffix}, anchored {self.anchored} and causal {self.causal} are "
                 "shares of the same examples; together they must not exceed 1"
             )
-        if not 0 < self.least < 1:
-            raise ValueError(f"least must lie between 0 and 1, not {self.least}")
         check_canvas(self.canvas)
-        for name in ("shortest", "anchors", "longest", "decay"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
 
     def bind(self, config: ModelConfig) -> Self:
         """Take shift and mask token from the model."""

@@ -10,7 +10,8 @@ from numpy.random import Generator
 
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
-from outpace.training.objective import Objective, check_weights
+from outpace.training.kinds import Weight, check_bounds
+from outpace.training.objective import Objective
 from outpace.training.rows import Rows, next_tokens
 
 
@@ -23,11 +24,11 @@ class SFT(Objective):
         mark_weight: weight of marked response tokens (see `Data.mark`).
     """
 
-    prompt_weight: float = 0.0
-    mark_weight: float = 1.0
+    prompt_weight: Weight = 0.0
+    mark_weight: Weight = 1.0
 
     def __post_init__(self) -> None:
-        check_weights(prompt_weight=self.prompt_weight, mark_weight=self.mark_weight)
+        check_bounds(self)
 
     def bind(self, config: ModelConfig) -> Self:
         """Refuse a model whose rows score their own slot: a causal row would see its answer."""

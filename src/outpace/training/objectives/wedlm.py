@@ -17,7 +17,8 @@ from torch import Tensor
 from outpace.decoding.target import CAUSAL_KINDS
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
-from outpace.training.objective import Loss, Models, Objective, check_weights, cross_entropy
+from outpace.training.kinds import Count, Share, TokenId, Weight, Whole, check_bounds
+from outpace.training.objective import Loss, Models, Objective, cross_entropy
 from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join, next_tokens
 from outpace.training.sights import hidden_states
 
@@ -51,23 +52,22 @@ class WeDLM(Objective):
         length: positions that the model knows; taken from it.
     """
 
-    block: int | tuple[int, ...] = 32
+    block: Count | tuple[Count, ...] = 32
     per_block: bool = True
-    ratios: tuple[float, float] = (0.0, 1.0)
+    ratios: tuple[Share, Share] = (0.0, 1.0)
     weighting: Weighting = "normalised"
-    ar_weight: float = 1.0
-    ends: int = 0
+    ar_weight: Weight = 1.0
+    ends: Whole = 0
     aligned: bool = True
-    end_weight: float = 1.0
-    mark_weight: float = 1.0
-    mask_id: int | None = None
-    length: int | None = None
+    end_weight: Weight = 1.0
+    mark_weight: Weight = 1.0
+    mask_id: TokenId | None = None
+    length: Count | None = None
 
     def __post_init__(self) -> None:
-        if min(self.blocks, default=0) < 1:
-            raise ValueError(f"block is a length from 1 on, or several, not {self.block}")
-        check_weights(ar_weight=self.ar_weight, ends=self.ends)
-        check_weights(end_weight=self.end_weight, mark_weight=self.mark_weight)
+        check_bounds(self)
+        if not self.blocks:
+            raise ValueError("block is a length from 1 on, or several, not ()")
         low, high = self.ratios
         if not 0 <= low <= high <= 1:
             raise ValueError(f"ratios are a lower and an upper share of masks, not {self.ratios}")

@@ -1,0 +1,31 @@
+"""Locks on open files, which the system releases when their process ends."""
+
+from __future__ import annotations
+
+import os
+from typing import IO, Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+FAR = 2**31 - 2
+"""A byte that Windows locks instead of the whole file: what is locked there cannot be read."""
+
+
+def lock_file(file: IO[Any]) -> None:
+    """Lock an open file until it is closed. Raises `BlockingIOError` where another process has."""
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    import msvcrt
+
+    here = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+    os.lseek(file.fileno(), FAR, os.SEEK_SET)
+    try:
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    except OSError as error:
+        raise BlockingIOError(*error.args) from error
+    finally:
+        os.lseek(file.fileno(), here, os.SEEK_SET)
