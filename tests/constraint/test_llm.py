@@ -143,6 +143,19 @@ def test_a_grammar_is_not_followed_in_any_order() -> None:
         llm("tiny-dream").generate(QUESTION, grammar=LARK, method=D2F())
 
 
+@pytest.mark.parametrize("temperature", [0.0, 5.0])
+@pytest.mark.parametrize("schema", ["{ }", '{"type": "object", "maxProperties": 1}'])
+def test_a_schema_in_a_grammar_has_no_white_space_but_a_blank(
+    schema: str, temperature: float
+) -> None:
+    """Also where nothing else is probable."""
+    (output,) = llm("tiny-ar").generate(
+        QUESTION, grammar=f"start: %json {schema}", max_tokens=40, temperature=temperature, seed=2
+    )
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"?', '""', output.text)
+    assert output.text and not re.search(r"[\t\r\n]|(?<![,:]) ", bare)
+
+
 LONG: list[dict[str, Any]] = [
     {"type": "string", "minLength": 3, "maxLength": 9000},
     {

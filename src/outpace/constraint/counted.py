@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
-from outpace.constraint.grammar import Derived, Grammar
+from outpace.constraint.grammar import SPACES, Derived, Grammar
 from outpace.constraint.regular import Language, Regular
 from outpace.constraint.schema import LOOSE
 from outpace.decoding import Request
@@ -24,14 +24,6 @@ LISTED = ("anyOf", "allOf", "oneOf", "prefixItems")
 INNER = ("items", "additionalProperties")
 COUNTS = ("type", "$ref", "maxLength", "maxItems")
 """Keywords that matter for upper counts, by what they have."""
-
-OPTIONS: dict[str, Any] = {
-    "whitespace_flexible": False,
-    "item_separator": ", ?",
-    "key_separator": ": ?",
-    "coerce_one_of": True,
-}
-"""White space as an automaton of a schema has it; `oneOf` of schemas that exclude each other."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +42,10 @@ class Counted:
         Raises `ValueError` where llguidance cannot count.
         """
         source = json.dumps(counting(schema))
-        return cls(language, Grammar.of("schema", source, tokenizer, size, ends, **OPTIONS))
+        return cls(
+            language,
+            Grammar.of("schema", source, tokenizer, size, ends, **SPACES, coerce_one_of=True),
+        )
 
     @property
     def size(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +18,9 @@ from outpace.decoding import Request
 from outpace.decoding.joint import Fit
 from outpace.decoding.processor import NEVER
 from outpace.decoding.sampling import chooser
+
+SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""White space of JSON as answers by a schema have it: a blank at most after commas and colons."""
 
 INSTALL = "it needs llguidance: pip install 'outpace[constrain]'"
 
@@ -48,7 +53,7 @@ class Grammar:
         except ImportError as error:
             raise ValueError(INSTALL) from error
         read: dict[str, Callable[[str], str]] = {
-            "grammar": LLMatcher.grammar_from_lark,
+            "grammar": lambda text: LLMatcher.grammar_from_lark(spaced(text)),
             "schema": lambda text: LLMatcher.grammar_from_json_schema(
                 text,
                 overrides=options,  # type: ignore[arg-type]
@@ -152,6 +157,14 @@ class Derived:
             raise ValueError(f"the answer ends at slot {len(request)} before it is whole")
         if request.finish_reason == "length" and whole:
             request.finish_reason = "stop"
+
+
+def spaced(lark: str) -> str:
+    """A grammar whose schemas (`%json {…}`) bound white space, unless they say otherwise."""
+    options = json.dumps({"x-guidance": SPACES})[:-1]
+    return re.sub(
+        r"%json\s*\{(\s*\})?", lambda found: f"%json {options}{'}' if found[1] else ', '}", lark
+    )
 
 
 def first_line(text: str) -> str:
