@@ -143,7 +143,7 @@ def test_a_bad_line_is_named_before_any_work(
 def test_a_prompt_without_room_is_named(llm: LLM, tmp_path: Path) -> None:
     """By its line; the engine is left as it was."""
     source = write(tmp_path / "prompts", {"prompt": "x"}, {"prompt": "apples " * 400})
-    with pytest.raises(ValueError, match=r"prompts:2: .*slots"):
+    with pytest.raises(ValueError, match=r"prompts:2: .* is too long"):
         answer_file(llm, source, tmp_path / "out", max_tokens=8)
     assert not llm.engine.running and not llm.engine.queue
 

@@ -374,8 +374,11 @@ def test_models_and_methods_are_listed(outpace):
         (("generat",), "Did you mean 'generate'?"),
         (("race", "x", "--entry", "tiny-dream apd verifier=tiny-aux size=3"), "size"),
         (("train", "no-such.toml"), "no-such.toml"),
-        (("train", "tiny-ar", "--plan", "batch=99999999999"), "batch must be at most 65536"),
-        (("train", "tiny-ar", "steps=1.5"), "steps must be a whole number, not 1.5"),
+        (
+            ("train", "tiny-ar", "--plan", "batch=99999999999"),
+            "batch must be a whole number from 1 to 65536",
+        ),
+        (("train", "tiny-ar", "steps=1.5"), "steps must be a whole number from 1"),
         (("train", "tiny-ar", "--plan", "path=absent.jsonl"), "absent.jsonl"),
         (("recipes", "show", "no-such"), "no-such"),
         (("recipes", "show", sys.executable), "is no recipe, which is text"),

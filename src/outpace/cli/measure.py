@@ -215,14 +215,8 @@ def evaluate_command(
             raise ValueError("--tasks are asked here: leave --ray and --replicas out")
         with replaced(json_path) as file:
             llm = loading.open(model, method, prefix_cache=not no_prefix_cache)
-            results, report = harness.run(
-                llm,
-                options=asked_for,
-                batch=batch,
-                shots=asking.num_shots,
-                limit=limit,
-                samples=samples,
-            )
+            few: dict[str, Any] = {"shots": asking.num_shots, "limit": limit, "samples": samples}
+            results, report = harness.run(llm, options=asked_for, batch=batch, **few)
             show(results)
             show_cut([report.summary()])
             write_json(file, [report], harness=results)
