@@ -85,7 +85,7 @@ def test_conversations(name: str, data: st.DataObject) -> None:
     compare(name, data.draw(conversations(name)))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SHAPES)
 @given(data=st.data())
 @settings(max_examples=200)
