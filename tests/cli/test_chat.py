@@ -110,7 +110,7 @@ def test_a_race_answers_the_same_again(llm: LLM, capsys: pytest.CaptureFixture[s
     capsys.readouterr()
     talk.take("/race wedlm verify=true entropy=0.8")
     shown = capsys.readouterr().out
-    assert re.search(r"^WeDLM +wedlm verify=true entropy=0.8 *$", shown, re.MULTILINE)
+    assert re.search(r"^wedlm +wedlm verify=true entropy=0.8 *$", shown, re.MULTILINE)
     assert shown.count("####") == 2
     assert talk.said == said and isinstance(talk.method, WeDLM)
 
@@ -241,6 +241,47 @@ def test_a_conversation_at_a_terminal() -> None:
         assert "> " in behind or "> " in talk("", "> ")
         time.sleep(1)  # until it listens
         assert "outpace: interrupted" in talk("\x03", "interrupted")
+
+
+LONG = "x" * 6000
+"""More than a terminal keeps of a line in its canonical mode."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "paste",
+    [
+        f"\x1b[200~Explain:\n\tdef f(a):\n{LONG}\n\x1b[201~\r",
+        f"Explain:\n{LONG}\nreturn\r",
+    ],
+)
+def test_pasted_lines_are_one_message(paste: str) -> None:
+    """Also while the model loads; a command after them still is one."""
+    with terminal("chat", "tiny-aux") as talk:
+        talk("", "loading PyTorch")
+        for _ in range(2):
+            shown = talk(paste, "shorten one")  # there is no room for it
+            (size,) = re.findall(r"a prompt of (\d+) tokens", shown)
+            assert int(size) > 6000 and "tokens per forward" not in shown
+            time.sleep(1)  # until it listens
+        shown = talk("/help\r", "/race NAME")
+        assert "/help" in shown.partition("/method")[0]  # what is typed is seen
+        talk("/exit\r", "never")
+
+
+def test_an_answer_that_is_cut_says_by_what(chat: Run) -> None:
+    """By the flag, or by the context."""
+    _, out, _ = chat("tiny-aux", STORY, flags=("--max-tokens", "8"))
+    assert out.endswith("(length)\n(cut at 8 tokens: --max-tokens)\n")
+    _, out, _ = chat("tiny-aux", STORY, flags=("--max-length", "64", "--ignore-eos"))
+    assert re.search(r"\(cut at \d+ tokens: the context is full; /reset", out)
+
+
+def test_a_method_is_shown_as_it_is_typed(chat: Run) -> None:
+    """With the options that are not the default."""
+    lines = ("/method", "/method wedlm verify=true entropy=0.8", "/method")
+    _, out, _ = chat("tiny-wedlm", *lines)
+    assert out.splitlines()[::2] == ["wedlm", "wedlm entropy=0.8 verify=true"]
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from typer import BadParameter, Exit, Option, Typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from outpace.cli.keyboard import hold_typed
 from outpace.cli.main import FAILED, fail
 from outpace.cli.terminal import loading
 from outpace.version import __version__
@@ -48,6 +49,9 @@ BENCHMARKS = {
 
 GROUPS = {"recipes": "outpace.cli.training:recipes_group"}
 """Functions that make commands under one name."""
+
+CONVERSATIONS = ("chat",)
+"""Commands that read what is typed after they have loaded."""
 
 KINDS = {"int": "a whole number", "float": "a number"}
 """Types of values, in words; others stay as pydantic names them."""
@@ -83,6 +87,8 @@ class Deferred(TyperCommand):
     ) -> Any:
         """That of the command itself, with the flags of the method that `args` name."""
         completes = extra.get("resilient_parsing")
+        if self.name in CONVERSATIONS and not completes:
+            hold_typed()  # before PyTorch, which takes seconds
         with nullcontext() if completes else loading("loading PyTorch"):
             command = self.load(named(args))
         return command.make_context(info_name, args, parent, **extra)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from rich.live import Live
 from rich.table import Table
@@ -22,12 +22,17 @@ from outpace.cli.flags import (
     Ending,
     Loading,
     ModelName,
+    loaded,
 )
-from outpace.cli.options import parse_words
-from outpace.cli.terminal import check_input, errors
+from outpace.cli.keyboard import is_interactive, typed_messages
+from outpace.cli.options import parse_words, words_for
+from outpace.cli.terminal import check_input, errors, waiting
+from outpace.decoding.target import Kind
 from outpace.engine.job import DecodingError
+from outpace.engine.pairing import named as models_of
 from outpace.llm import LLM
 from outpace.methods import METHODS, Method
+from outpace.models.progress import told
 from outpace.options import Options, check_options
 from outpace.output import Output
 from outpace.stream import Stream
@@ -39,6 +44,8 @@ HELP = """\
 /reset                       forget what was said
 /help                        show this
 /exit                        end, as Ctrl-D does; Ctrl-C ends an answer"""
+
+COMMANDS = ("/method", "/race", "/reset", "/help", "/exit")
 
 
 def chat(
@@ -52,7 +59,7 @@ def chat(
     """A conversation in the terminal, coloured by forward pass; methods change as it goes on.
 
     /help shows how. Ctrl-C ends an answer, a second one or Ctrl-D the conversation. Without a
-    terminal every line of standard input is a message.
+    terminal every line of standard input is a message; at one, pasted lines are one message.
     """
     options = choice.options() | ending.options() | dressing.options()
     check_options(options)
@@ -71,21 +78,21 @@ def chat(
 
 
 def lines() -> Iterator[str]:
-    """What is typed, line by line, with a prompt and a history where there is a terminal."""
+    """Yield messages: what is typed at a prompt, or the lines of standard input."""
     check_input()
-    typed = sys.stdin.isatty()
-    if typed:
-        with suppress(ImportError):  # Windows has its own
-            import readline  # noqa: F401  # `input` edits lines with it
-    while True:
-        try:
-            yield input("> " if typed else "")
-        except EOFError:
-            if typed:
-                console.print()
-            return
-        except UnicodeDecodeError as error:
-            raise ValueError(f"standard input is not UTF-8: {error}") from error
+    try:
+        if is_interactive():
+            yield from typed_messages(is_command)
+            console.print()
+        else:
+            yield from (line.rstrip("\r\n") for line in iter(sys.stdin.readline, ""))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is not UTF-8: {error}") from error
+
+
+def is_command(line: str) -> bool:
+    """Whether a line is a command of the conversation."""
+    return line.strip().partition(" ")[0] in COMMANDS
 
 
 @dataclass(slots=True)
@@ -97,6 +104,7 @@ class Turn:
     method: Method
     text: Text = field(default_factory=Text)
     output: Output | None = None
+    hint: str = ""
 
     def run(self, llm: LLM, options: Options, show: Callable[[Text], None]) -> None:
         """Answer, and show each piece; Ctrl-C ends it, and what is there stays."""
@@ -108,6 +116,8 @@ class Turn:
             stream.close()
             self.follow(stream, show)
         self.output = stream.output
+        if self.output is not None and self.output.finish_reason == "length":
+            self.hint = f"\n(cut at {len(self.output.ids)} tokens: {remedy(llm, options)})"
 
     def follow(self, stream: Stream, show: Callable[[Text], None]) -> None:
         """Take what comes, to its end."""
@@ -118,7 +128,14 @@ class Turn:
     @property
     def figures(self) -> str:
         """How fast it was, as far as it is known."""
-        return "" if self.output is None else statistics(self.output)
+        return "" if self.output is None else statistics(self.output) + self.hint
+
+
+def remedy(llm: LLM, options: Options) -> str:
+    """What lengthens the answers that end early."""
+    if options.get("max_tokens") is not None or llm.config.kind is Kind.DIFFUSION:
+        return "--max-tokens"
+    return "the context is full; /reset, or a larger --max-length or --cache-gib"
 
 
 class Conversation:
@@ -129,13 +146,13 @@ class Conversation:
         self.first = first
         self.said = list(first)
         self.method = llm.method
-        self.title = type(llm.method).__name__
+        self.title = words_for(llm.method)
         self.last: Turn | None = None
 
     def take(self, line: str) -> bool:
         """Do what a line says; False where it ends the conversation."""
         word, _, rest = line.strip().partition(" ")
-        match word:
+        match word if "\n" not in line.strip() else None:
             case "":
                 pass
             case "/exit":
@@ -148,7 +165,7 @@ class Conversation:
                 self.choose(rest)
             case "/race":
                 self.race(rest)
-            case _ if word.startswith("/"):
+            case str() if word.startswith("/"):
                 raise ValueError(f"there is no {word}; /help shows what there is")
             case _:
                 self.answer(line)
@@ -174,14 +191,19 @@ class Conversation:
     def choose(self, words: str) -> None:
         """Decode by another method; without words, say what there is."""
         if words:
-            self.title, self.method = words, self.named(words)
+            self.method = self.named(words)
+            self.title = words_for(self.method)
             return
         known = [name for name, kind in METHODS.items() if self.llm.config.kind in kind.decodes]
-        console.print(f"{self.method}\nmethods of {self.llm.name}: {', '.join(known)}")
+        console.print(f"{self.title}\nmethods of {self.llm.name}: {', '.join(known)}")
 
     def named(self, words: str) -> Method:
-        """A method that decodes this model; `ValueError` for another."""
+        """Load a method that decodes this model; `ValueError` for another."""
         method = parse_words(words)
+        models = dict.fromkeys(models_of(method, self.llm.name).values())
+        if new := [name for name in models if name not in self.llm.runners]:
+            with waiting(f"loading {', '.join(new)}") as say, told(partial(loaded, say)):
+                self.llm.pair(method)
         self.llm.pair(method)
         return method
 

@@ -68,8 +68,13 @@ def flags_of(method: Method) -> list[str]:
 
 def entry_of(model: str, method: Method) -> str:
     """Model and method as `MODEL METHOD option=value …`, which `split_entry` takes."""
+    return f"{model} {words_for(method)}"
+
+
+def words_for(method: Method) -> str:
+    """Write a method as `NAME option=value …`, which `split_words` takes."""
     name, texts = texts_of(method)
-    return " ".join([model, name, *(f"{option}={text}" for option, text in texts.items())])
+    return " ".join([name, *(f"{option}={text}" for option, text in texts.items())])
 
 
 def requested_method(name: str, values: Mapping[str, str]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from outpace.cli.keyboard import held
 from outpace.cli.main import INTERRUPTED, fail
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
@@ -74,6 +75,7 @@ def loading(what: str) -> Iterator[None]:
         def end(*_: object) -> NoReturn:
             try:
                 shown.close()
+                held.close()
                 fail("interrupted", INTERRUPTED)
             finally:
                 os._exit(INTERRUPTED)
