@@ -32,7 +32,9 @@ from outpace.models.adapter import LowRank, save_adapter
 from outpace.models.extending import draft_of
 from outpace.models.families import FAMILIES
 from outpace.models.load import load_draft, load_model, load_tokenizer, save_model, translate
+from outpace.models.tokenizer_files import FIELDS
 from outpace.models.transformer import Transformer
+from outpace.text import Text
 
 IDS = [3, 1, 4, 1, 5]
 SECONDS = 5.0
@@ -260,6 +262,13 @@ def of_tokenizer(folder: Path) -> Iterator[Mutation]:
         for key in content:
             for value in ("x", 5, [], {"a": 1}):
                 yield file, f"{key}={value!r}", changed(file, (key,), value)
+    for key in FIELDS:
+        for value in (*WRONG[1:], {"default": 5}, [{"name": "default"}]):
+            yield (
+                "tokenizer_config.json",
+                f"{key}: {value!r}",
+                changed("tokenizer_config.json", (key,), value),
+            )
     yield (
         "tokenizer.json",
         "other vocabulary",
@@ -454,12 +463,20 @@ def test_adapters(tmp_path: Path) -> None:
     assert set(weights) == {"refused"}
 
 
+def use_tokenizer(folder: Path) -> None:
+    """Raise unless a tokenizer encodes and decodes."""
+    text = Text(str(folder), load_tokenizer(folder))
+    if text.tokenizer is not None:
+        text.decode([*text.encode("a <|im_end|>", raw=True), *text.encode("a <|im_end|>")])
+        assert text.size and text.eos is not None
+
+
 def test_tokenizers(tmp_path: Path) -> None:
     """Files of a tokenizer; what renders a prompt is looked at when one is rendered."""
     save_model(random_model(CONFIGS["dream"]), tmp_path / "sound")
     save_tokenizer(tmp_path / "sound")
     mutations = of_tokenizer(tmp_path / "sound")
-    found = tried(tmp_path / "sound", tmp_path, mutations, load_tokenizer)
+    found = tried(tmp_path / "sound", tmp_path, mutations, use_tokenizer)
     check(found, 80)
 
 

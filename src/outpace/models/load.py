@@ -32,6 +32,7 @@ from outpace.models.piece import slices
 from outpace.models.quantised import FIELD, scheme_of
 from outpace.models.save import save_model as save_model
 from outpace.models.split import Share, divide, once
+from outpace.models.tokenizer_files import check_fields, try_tokenizer
 from outpace.models.transformer import Stack, Transformer
 from outpace.models.weights import Weights
 
@@ -300,24 +301,21 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
     """
     folder = resolve(name)
     if is_gguf(folder):
-        return with_template(tokenizer_of(opened(folder)), folder)
+        with panics(str(folder)):
+            return with_template(tokenizer_of(opened(folder)), folder)
     home = tokenizer_folder(folder)
     # The plain classes never look for code of the repository, as AutoTokenizer would.
     here = [home / name for name in TOKENIZERS if (home / name).is_file()]
     if not here:
         return None
     for path in (here[0], *(home / name for name in PARTS if (home / name).is_file())):
-        read_json(path)
+        check_fields(read_json(path), path)
     try:
         with panics(str(here[0])):
             tokenizer = TOKENIZERS[here[0].name].from_pretrained(home)
-            tokenizer("a")  # Fields of other types are refused where they are first used.
     except Exception as error:  # the base class is what the tokenizers library raises
         raise ValueError(f"{here[0]} is no readable tokenizer: {line(error)}") from error
-    if not isinstance(tokenizer.chat_template, str | dict | None):
-        raise ValueError(
-            f"{home}: chat_template must be text, not {brief(tokenizer.chat_template)}"
-        )
+    try_tokenizer(tokenizer, here[0])
     return with_template(tokenizer, folder / CONFIG)
 
 
