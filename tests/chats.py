@@ -35,6 +35,8 @@ class Shape:
     cut: str = "bytes"
     rstrip: bool = False
     system: bool = True
+    like: str | None = None
+    """The shape that has the same merges."""
 
 
 TURNS = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
@@ -173,6 +175,8 @@ def spaced(text: str) -> str:
 def merges(name: str) -> BPE:
     """Pieces that reach over the borders of tokens."""
     shape = SHAPES[name]
+    if shape.like is not None:
+        return merges(shape.like)
     corpus = [*CORPUS, shape.template, " ".join((*shape.special, *shape.added))] * 9
     tokenizer = Tokenizer(BPE())
     if shape.cut == "bytes":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from chats import SHAPES, Shape, control, expected, tokenizer
 from helpers import save_tokenizer
 from outpace import LLM
+from outpace.codec import PRIVATE
 from outpace.models.fields import panics
 from outpace.models.load import load_tokenizer
 from outpace.text import Text
@@ -148,6 +150,103 @@ def test_a_template_that_looks_for_a_special_token_is_followed(
     messages = [{"role": "user", "content": "hi"}, {"role": "user", "content": "<b>"}]
     with pytest.raises(ValueError, match=r"messages\[1\] holds a special token"):
         text.chat(messages, {})
+
+
+WRITTEN = ("<a>", "<b>", "<c>")
+
+
+@pytest.mark.parametrize(
+    ("written", "content"),
+    [
+        ("'<a>' + m.content.split('<a>')[-1]", "drop<a>keep <b>"),
+        ("m.content.split('<b>')[0] + '<b>'", "keep<b>drop <a>"),
+        ("('<a>' if '<a><b>' in m.content else '') + m.content + '<b>'", "has <a><b> and <b>"),
+        ("'<a>' + m.content.replace('<a><b>', '')", "is <a><b><b>"),
+        ("'<a>' + m.content.replace(' ', '')", "be< b >come <b>"),
+        ("m.content + '<a>' + m.content", "twice<a>"),
+    ],
+)
+def test_tokens_of_the_template_stay_tokens_beside_what_it_drops(
+    written: str, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template may write a token where it took the same out of a text."""
+    template = f"{{%- for m in messages %}}{{{{- {written} }}}}{{%- endfor %}}"
+    name = f"drops {written}"
+    monkeypatch.setitem(SHAPES, name, Shape(template, WRITTEN))
+    messages = [{"role": "user", "content": content}]
+    ids = Text(name, tokenizer(name)).chat(messages, {})
+    assert ids == expected(name, messages)
+    own = [each for each in ids if each in Text(name, tokenizer(name)).silent]
+    assert own
+
+
+LITERALS = ["<t>", "</t>", "<s>", "</s>", "<|a|>", "<", "x", "|>", "<t>x", "a<"]
+PIECES = [*LITERALS, "<fim>", "y", " ", "\n", "s>", "</", "<|a", "t>"]
+
+
+def random_expression(draw: Random, depth: int = 0) -> str:
+    """What a template makes of a text: a part of it, another, or with words in it."""
+    word = draw.choice(LITERALS)
+    if depth > 2 or draw.random() < 0.1:
+        return "c"
+    inner = random_expression(draw, depth + 1)
+    other = random_expression(draw, depth + 1)
+    return draw.choice(
+        [
+            f"{inner}.strip()",
+            f"{inner}.split('{word}')[{draw.choice([0, -1])}]",
+            f"{inner}.replace('{word}', '{draw.choice(['', 'y', ' '])}')",
+            f"(({inner}) if '{word}' in c else ({other}))",
+            f"({inner} + '{word}' + {other})",
+        ]
+    )
+
+
+def random_template(draw: Random) -> str:
+    """A template that looks into texts, and writes tokens around what it makes of them."""
+    words = [draw.choice(["'<s>' + ", "'<|a|>' + ", "'<t>' + ", ""]) for _ in range(2)]
+    user, answer = (word + random_expression(draw) for word in words)
+    return (
+        "{%- for m in messages %}{%- set c = m.content %}{%- if m.role == 'user' %}"
+        f"{{{{- '<s>' + {user} + '</s>' }}}}{{%- else %}}{{{{- '<|a|>' + {answer} + '</s>' }}}}"
+        "{%- endif %}{%- endfor %}{{- '<|a|><t>' }}"
+    )
+
+
+@pytest.mark.slow
+def test_random_templates_never_give_a_wrong_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they cut inside tokens may be refused, by the message."""
+    draw = Random(0)
+    special, added = ("<s>", "</s>", "<|a|>"), ("<t>", "</t>", "<fim>")
+    monkeypatch.setitem(SHAPES, "any", Shape("<s><t>", special, added))
+    right = refused = 0
+    for number in range(60):
+        name = f"any {number}"
+        shape = Shape(random_template(draw), special, added, like="any")
+        monkeypatch.setitem(SHAPES, name, shape)
+        text = Text(name, tokenizer(name))
+        for _ in range(10):
+            roles = ["user", "assistant", "user"][: draw.randrange(1, 4)]
+            messages = [{"role": r, "content": "".join(draw.choices(PIECES, k=4))} for r in roles]
+            try:
+                found = text.chat(messages, {})
+            except ValueError as error:
+                assert re.match(r"messages\[\d\] holds a (part of a )?special token", str(error))
+                refused += 1
+            else:
+                assert found == expected(name, messages), (shape.template, messages)
+                right += 1
+    assert right > 3 * refused > 0
+
+
+def test_text_of_every_private_character_is_refused_or_right() -> None:
+    """They mark what a user wrote, and a text may hold them all."""
+    text = Text("nemo", tokenizer("nemo"))
+    every = "".join(map(chr, PRIVATE))
+    with pytest.raises(ValueError, match="messages.0. holds a special token"):
+        text.chat([{"role": "user", "content": every + "[INST]"}], {})
+    messages = [{"role": "user", "content": every[9:] + "[INST]"}]
+    assert text.chat(messages, {}) == expected("nemo", messages)
 
 
 def test_control_tokens_in_variables_and_roles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ FLOORS: dict[str, set[str]] = {
     "decoding": set(),
     "models": {"decoding"},
     "codec": {"models"},
-    "markers": set(),
+    "markers": {"codec"},
     "chat_template": {"codec", "markers"},
     "text": {"chat_template", "codec", "markers"},
     "version": set(),

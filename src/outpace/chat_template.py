@@ -7,7 +7,8 @@ In a message of the assistant only special tokens are hidden. Decoders write out
 
 The template is rendered once more with the first and last characters of control tokens replaced in
 the texts of the conversation. Where this gives the same prompt but for those characters, they show
-which of its tokens come from the conversation. These are then encoded as text.
+which of its tokens come from the conversation. These are then encoded as text. A template may also
+look for such a token, as gpt-oss does: then what it looks for stays, between marks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from jinja2 import Environment, TemplateError
 from jinja2.ext import LoopControlExtension
 from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import Const, Template, TemplateData
+from jinja2.nodes import Call, Const, Getattr, Template, TemplateData
 
 from outpace.codec import Codec, Span, checked_text, free_characters
 from outpace.markers import Authors, Markers, Message, Part, any_of
@@ -159,11 +160,12 @@ class ChatTemplate:
             return {}
         if (found := self.trace(parts, edged, text)) is not None:
             return found
-        holders = [part for part in edged if part.holds(self.hidden)] or edged
-        guilty = (part for part in holders if self.trace(parts, [part], text) is None)
+        holders = [part for part in edged if part.holds(self.hidden)]
+        suspects, what = (holders, "a") if holders else (edged, "a part of a")
+        guilty = (part for part in suspects if self.trace(parts, [part], text) is None)
         raise ValueError(
-            f"{next(guilty, holders[0]).name} holds a special token, and the chat template of "
-            f"{self.name} writes something else because of it: leave it out"
+            f"{next(guilty, suspects[0]).name} holds {what} special token, and the chat template "
+            f"of {self.name} writes something else because of it: leave it out"
         )
 
     def trace(self, parts: Sequence[Part], edged: Sequence[Part], text: str) -> Authors | None:
@@ -173,9 +175,9 @@ class ChatTemplate:
             try:
                 shown = [part.changed(markers.hide) if part in edged else part for part in parts]
                 rendered = self.render_parts(shown)
+                plain, authors = markers.read(rendered)
             except ValueError:  # the template looks at what is hidden
                 continue
-            plain, authors = markers.read(rendered)
             if plain == text:
                 return authors
             same |= self.hidden[False].findall(rendered) == self.hidden[False].findall(text)
@@ -185,11 +187,47 @@ class ChatTemplate:
     def markers(self, *known: str) -> Iterator[Markers]:
         """Ways to mark texts, the strictest first: by what of the template's strings stays."""
         free = free_characters(*known, *self.constants)
-        words = [word for word in self.constants if self.edges.search(word)]
-        harmless = {
-            own: [word for word in words if not pattern.search(word)]
-            for own, pattern in self.hidden.items()
-        }
+        plain, parts, single, several = self.words
         none: dict[bool, list[str]] = {True: [], False: []}
-        for kept in (none, harmless, {True: words, False: words}):
-            yield Markers(self.hidden, self.edges, kept, free)
+        yield Markers(self.hidden, self.edges, none, none, free)
+        yield Markers(self.hidden, self.edges, plain, none, free)
+        for groups in ((parts, single), (parts, single, several)):
+            fenced = {own: [word for group in groups for word in group[own]] for own in none}
+            for inner in (frozenset[str](), self.ends):
+                yield Markers(self.hidden, self.edges, plain, fenced, free, inner=inner)
+
+    @cached_property
+    def ends(self) -> frozenset[str]:
+        """What the template looks for where a text begins or ends."""
+        calls = chain.from_iterable(tree.find_all(Call) for tree in self.trees)
+        return frozenset(
+            word.value
+            for call in calls
+            if isinstance(call.node, Getattr) and call.node.attr in ("startswith", "endswith")
+            for given in call.args
+            for word in (given, *given.find_all(Const))
+            if isinstance(word, Const) and isinstance(word.value, str)
+        )
+
+    @cached_property
+    def words(self) -> tuple[dict[bool, list[str]], ...]:
+        """What the template may look for, as far as that may hold a control token.
+
+        Words that have nothing of one, that may be a part of one, that are one, and longer ones.
+        """
+        tokens = [*self.control.values()]
+        heads = {token[:end] for token in tokens for end in range(1, len(token))}
+        tails = {token[begin:] for token in tokens for begin in range(1, len(token))}
+
+        def group(word: str, own: bool) -> int:
+            if self.hidden[own].search(word):
+                return 2 if self.hidden[own].fullmatch(word) else 3
+            ends = range(1, len(word) + 1)
+            partial = any(word[-end:] in heads or word[:end] in tails for end in ends)
+            return int(partial or any(word in token and word != token for token in tokens))
+
+        words = [word for word in self.constants if self.edges.search(word)]
+        return tuple(
+            {own: [word for word in words if group(word, own) == number] for own in (True, False)}
+            for number in range(4)
+        )

@@ -21,10 +21,16 @@ PRIVATE = [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]
 
 
 def free_characters(*texts: Collection[str]) -> Iterator[str]:
-    """Private characters that occur in none of the texts; `ValueError` once there are no more."""
+    """Private characters that occur in none of the texts."""
     used = set[str]().union(*texts)
-    yield from (character for character in map(chr, PRIVATE) if character not in used)
-    raise ValueError("the text holds every private character of Unicode: leave some out")
+    return (character for character in map(chr, PRIVATE) if character not in used)
+
+
+def next_free(free: Iterator[str]) -> str:
+    """The next of free characters; `ValueError` once there are no more."""
+    if (found := next(free, None)) is None:
+        raise ValueError("the text holds every private character of Unicode: leave some out")
+    return found
 
 
 def checked_text(text: str) -> str:
@@ -92,7 +98,7 @@ class Codec:
 
         The spans are in order. All else is encoded as by a tokenizer without the hidden tokens.
         """
-        lead = next(free_characters(text))
+        lead = next_free(free_characters(text))
         if (renamed := self.renamed) is None or (renamed.lead, renamed.hidden) != (lead, hidden):
             renamed = self.renamed = Renamed(self.tokenizer, lead, hidden)
         parts, last = [], 0

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+from outpace.codec import next_free
 
 Message = dict[str, Any]
 Authors = dict[int, bool]
 """Whether the assistant wrote a character of a prompt, by its place; without the template's own."""
 Patterns = Mapping[bool, re.Pattern[str]]
 """What to look for in a text, by whether the assistant wrote it."""
+Words = Mapping[bool, Sequence[str]]
+"""The same, as words."""
 Change = Callable[[str, bool], str]
 """From a text, and whether the assistant wrote it, to another."""
 
@@ -80,11 +84,15 @@ class Part:
 
 
 class Mark(NamedTuple):
-    """What a mark stands for: a character, or the border before (1) or after (-1) a text."""
+    """What a mark stands for: a character, or the border before (1) or after (-1) a word.
+
+    A `lone` border has no other on the far side of its word.
+    """
 
     text: str
     own: bool
     side: int = 0
+    lone: bool = False
 
 
 class Markers:
@@ -93,40 +101,53 @@ class Markers:
     Args:
         hidden: control tokens in texts.
         edges: their first and last characters.
-        kept: words to leave as they are, since the template may look for them. Where one holds a
-            control token its borders are marked.
+        kept: words to leave as they are, since the template may look for them.
+        fenced: others of which the borders are marked, since they are control tokens or parts.
         free: characters that occur nowhere.
+        inner: fenced words that have one border where a text begins or ends with them, since the
+            template may look for that.
     """
 
     def __init__(
         self,
         hidden: Patterns,
         edges: re.Pattern[str],
-        kept: Mapping[bool, Sequence[str]],
+        kept: Words,
+        fenced: Words,
         free: Iterator[str],
+        *,
+        inner: Collection[str] = (),
     ) -> None:
-        self.hidden, self.edges, self.free = hidden, edges, free
-        self.fenced = {own: any_of([w for w in kept[own] if hidden[own].search(w)]) for own in kept}
+        self.hidden, self.edges, self.free, self.inner = hidden, edges, free, inner
+        # Of other words a template that looks for the words in them may leave a part.
+        words = {word for each in fenced.values() for word in each}
+        self.whole = {word for word in words if not any(each in word for each in words - {word})}
         self.known = {
             own: re.compile(
-                f"(?P<fenced>{self.fenced[own].pattern})|(?P<control>{hidden[own].pattern})"
+                f"(?P<fenced>{any_of(fenced[own]).pattern})|(?P<control>{pattern.pattern})"
                 f"|(?P<kept>{any_of(kept[own]).pattern})|{edges.pattern}"
             )
-            for own in kept
+            for own, pattern in hidden.items()
         }
         self.marks: dict[Mark, str] = {}
 
-    def mark(self, text: str, own: bool, side: int = 0) -> str:
-        """The character that stands for something."""
-        mark = Mark(text, own, side)
+    def mark(self, *what: Any) -> str:
+        """The character that stands for a `Mark` of these."""
+        mark = Mark(*what)
         if mark not in self.marks:
-            self.marks[mark] = next(self.free)
+            self.marks[mark] = next_free(self.free)
         return self.marks[mark]
+
+    def fence(self, word: str, own: bool, *, first: bool, last: bool) -> str:
+        """A word in its borders, or in one where it begins or ends a text."""
+        if first and last:
+            raise ValueError("the text is a word that the template looks for")
+        before = "" if first else self.mark(word, own, 1, last)
+        return before + word + ("" if last else self.mark(word, own, -1, first))
 
     def hide(self, text: str, own: bool) -> str:
         """A text with marks; `ValueError` where a control token cannot be hidden."""
-        # A template may look at how a text begins or ends, but for white space.
-        first, last = len(text) - len(text.lstrip()), len(text.rstrip())
+        begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
 
         def change(match: re.Match[str]) -> str:
             word = match.group()
@@ -134,19 +155,21 @@ class Markers:
                 return word
             if match.lastgroup != "fenced":
                 return self.edges.sub(lambda edge: self.mark(edge.group(), own), word)
-            before = "" if match.start() <= first else self.mark(word, own, 1)
-            after = "" if match.end() >= last else self.mark(word, own, -1)
-            if not before + after:
-                raise ValueError("the text is a word that the template looks for")
-            return before + word + after
+            inner = word in self.inner
+            first, last = match.start() <= begin, match.end() >= end
+            return self.fence(word, own, first=inner and first, last=inner and last)
 
         changed = self.known[own].sub(change, text)
-        if self.hidden[own].search(self.fenced[own].sub("\0", changed)):
+        bare = self.known[own].sub(lambda m: "\0" if m.lastgroup == "fenced" else change(m), text)
+        if self.hidden[own].search(bare):
             raise ValueError("a control token overlaps what the template looks for")
         return changed
 
     def read(self, rendered: str) -> tuple[str, Authors]:
-        """Rendered text without marks, and who wrote what is marked in it."""
+        """Rendered text without marks, and who wrote what is marked in it.
+
+        Raises `ValueError` where a part of a word may be left without a mark.
+        """
         meanings = {character: mark for mark, character in self.marks.items()}
         pattern = any_of([*meanings])
         authors: Authors = {}
@@ -160,8 +183,22 @@ class Markers:
         plain = pattern.sub(
             lambda match: "" if (mark := meanings[match.group()]).side else mark.text, rendered
         )
-        for place, (text, own, side) in borders:
-            begin = place if side > 0 else place - len(text)
-            if begin >= 0 and plain.startswith(text, begin):
-                authors |= dict.fromkeys(range(begin, begin + len(text)), own)
+        self.read_words(plain, borders, authors)
         return plain, authors
+
+    def read_words(self, plain: str, borders: Sequence[tuple[int, Mark]], authors: Authors) -> None:
+        """Add who wrote the words that stand between borders."""
+        known, torn = set(borders), []
+        for place, mark in borders:
+            size = len(mark.text)
+            begin = place if mark.side > 0 else place - size
+            far = place + mark.side * size, mark._replace(side=-mark.side)
+            # A template that drops a word leaves its borders, perhaps beside a word of its own.
+            if (mark.lone or far in known) and begin >= 0 and plain.startswith(mark.text, begin):
+                authors |= dict.fromkeys(range(begin, begin + size), mark.own)
+            elif mark.text not in self.whole:
+                torn.append((place, mark))
+        for place, mark in torn:
+            inside, end = (place, 0) if mark.side > 0 else (place - 1, -1)
+            if inside not in authors and plain[inside : inside + 1] == mark.text[end]:
+                raise ValueError("a part of a word may be left")
