@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.text import Text
 
 from outpace.cli.keyboard import held
-from outpace.cli.main import INTERRUPTED, fail
+from outpace.cli.main import INTERRUPTED, TERMINATED, fail
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 """Prompts and answers are shown as they are."""
@@ -32,9 +32,6 @@ console = Console(**PLAIN)
 
 errors = Console(stderr=True, **PLAIN)
 """For what is no result."""
-
-TERMINATED = 128 + signal.SIGTERM
-"""Exit status of what SIGTERM ended."""
 
 EVERY = 10.0
 """Seconds between lines about a wait, where no bar can be seen."""
@@ -91,7 +88,7 @@ def ended_by_sigterm() -> Iterator[None]:
     """SIGTERM ends the process as Ctrl-C does, so that what is half written is removed."""
 
     def end(*_: object) -> NoReturn:
-        fail("terminated", TERMINATED)
+        raise SystemExit(TERMINATED)  # `main` prints the line
 
     before = signal.signal(signal.SIGTERM, end)
     try:
