@@ -202,7 +202,8 @@ def test_two_processes_answer_like_one(tmp_path: Path) -> None:
     finally:
         for process in processes:
             process.kill()
-    assert "this process has a fault" in fault and processes[1].returncode == 1
-    assert "the processes of a split model end" in lost and processes[0].returncode == 1
+    # A thread of the group that still runs at the end may turn exit status 1 into an abort.
+    assert "this process has a fault" in fault and processes[1].returncode != 0
+    assert "the processes of a split model end" in lost and processes[0].returncode != 0
     assert time.monotonic() - began < SECONDS
     assert json.loads(out.read_text()) == expected
