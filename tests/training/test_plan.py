@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from outpace import recipes
 from outpace.models import weights
 from outpace.models.load import VOCABULARY, load_config, load_model
 from outpace.training.allocated import ACTIVATIONS, EXCHANGED
 from outpace.training.plan import Planner, plan, total
+from outpace.training.processor import describe_processor, product_rate
 from outpace.training.recipe import load
 from outpace.training.rehearsal import TRAINED
 from outpace.training.sources import PROBLEMS
@@ -226,11 +228,12 @@ def test_processes_share_the_work() -> None:
 
 
 def test_other_numbers_of_devices_are_planned() -> None:
-    """With portions of the same size; what a batch does not divide into is said."""
+    """With portions of the same size, and none where a device would have no example."""
     lines = dict(Planner(load("tiny-aux", ["batch=16", "accumulation=4"])).spread(1))
-    assert [*lines] == ["recompute = true", "on 1", "on 8", "on 32"]
+    assert [*lines] == ["recompute = true", "on 1", "on 8"]
     assert "accumulation 4" in lines["on 1"] and "accumulation 1" in lines["on 8"]
-    assert lines["on 32"].startswith("batch 16 does not divide into 32 processes")
+    odd = dict(Planner(load("tiny-aux", ["batch=12"])).spread(1))
+    assert odd["on 8"] == "this batch cannot be shared; --processes 8 names what to change"
 
 
 @pytest.mark.exhaustive
@@ -242,7 +245,17 @@ def test_steps_of_tokens_are_planned() -> None:
     assert made.train.batch * made.example == pytest.approx(4096, rel=0.1)
     lines = dict(planner.spread(1))
     assert "accumulation 1" in lines["on 8"]
-    assert lines["on 32"].startswith("tokens 4096 may leave nothing to one of 32 processes")
+    assert lines["on 32"].startswith("this batch cannot be shared")
+
+
+def test_a_plan_describes_the_processor() -> None:
+    """With its memory and the time at a rate that is measured, which a larger run exceeds."""
+    made = plan(load("tiny-aux"))
+    text = describe_processor(made)
+    assert "of memory holds it; at least " in text and text.endswith("measured")
+    large = replace(made, peak=Counter({ACTIVATIONS: 10**15}))
+    assert "does not hold it" in describe_processor(large)
+    assert product_rate(torch.float32) > 1e8
 
 
 def test_cards_are_filled_in_the_order_of_their_size() -> None:

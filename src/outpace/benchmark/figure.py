@@ -153,6 +153,14 @@ class Figure:
         return sum(tokens / speed for speed in speeds if speed) / 3600
 
 
+def figure_names() -> list[str]:
+    """`paper:figure` of all that are known."""
+    tables = {
+        paper: tomllib.loads((FOLDER / f"{paper}.toml").read_text("utf-8")) for paper in PAPERS
+    }
+    return [f"{paper}:{name}" for paper, table in tables.items() for name in table]
+
+
 def figures(paper: str) -> list[Figure]:
     """All figures of a paper; `ValueError` for an unknown one."""
     if paper not in PAPERS:

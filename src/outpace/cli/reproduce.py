@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from rich.table import Table
 from typer import Argument, Option
 
-from outpace.benchmark.figure import PAPERS, SCALES, Figure, Scale, find
+from outpace.benchmark.figure import SCALES, Figure, Scale, figure_names, find
 from outpace.benchmark.page import page
 from outpace.benchmark.side import check_rounds
 from outpace.benchmark.summary import Figures, summaries
@@ -34,7 +34,7 @@ PAGE = "figures.md"
 
 def reproduce(
     figure: Annotated[
-        str, Argument(help=f"PAPER or PAPER:FIGURE; papers are {', '.join(PAPERS)}.")
+        str, Argument(help=f"PAPER or PAPER:FIGURE; figures are {', '.join(figure_names())}.")
     ],
     scale: Annotated[
         str, Option(help="mini: the zoo on a CPU; full: published weights and tasks.")

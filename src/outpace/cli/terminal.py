@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from threading import current_thread, main_thread
 from typing import Any, NoReturn
 
@@ -104,6 +105,7 @@ class Bars(Progress):
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         super().__init__(*columns, TimeRemainingColumn(), console=errors, transient=True)
         self.told = time.monotonic()
+        self.begun: dict[TaskID, tuple[float, float]] = {}
 
     def start(self) -> None:
         """Show them, where they can be seen."""
@@ -116,13 +118,21 @@ class Bars(Progress):
             super().stop()
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """Move a bar, or write where it stands."""
+        """Move a bar, or write how much is completed and the time left."""
         super().update(task_id, **changes)
-        if errors.is_terminal or time.monotonic() - self.told < EVERY:
+        if errors.is_terminal:
             return
-        self.told = time.monotonic()
+        now = time.monotonic()
         task = self.tasks[self.task_ids.index(task_id)]
-        errors.print(f"{task.description}: {task.completed:g} of {task.total:g}", soft_wrap=True)
+        began, before = self.begun.setdefault(task_id, (now, task.completed))
+        if now - self.told < EVERY:
+            return
+        self.told = now
+        line = f"{task.description}: {task.completed:g} of {task.total:g}"
+        if task.completed > before and now > began and task.total is not None:
+            left = (now - began) * (task.total - task.completed) / (task.completed - before)
+            line += f", {timedelta(seconds=round(left))} left"
+        errors.print(line, soft_wrap=True)
 
 
 def bars() -> Progress:

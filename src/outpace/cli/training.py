@@ -27,13 +27,20 @@ def train_command(
         train(recipe, overrides or [], processes)
         return
     with needing_extra():
+        import torch
+
         from outpace.training.plan import Planner
+        from outpace.training.processor import describe_processor
         from outpace.training.recipe import load
     table = Table(box=None, show_header=False, pad_edge=False)
     planner = Planner(load(recipe, overrides or []))
-    for lines in (planner.plan(processes).described(), planner.spread(processes)):
-        for name, text in lines:
-            table.add_row(name, text)
+    plan_of_run = planner.plan(processes)
+    for name, text in plan_of_run.described():
+        table.add_row(name, text)
+    if not torch.accelerator.is_available():
+        table.add_row("here", describe_processor(plan_of_run))
+    for name, text in planner.spread(processes):
+        table.add_row(name, text)
     console.print(table)
 
 

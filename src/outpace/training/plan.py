@@ -269,6 +269,8 @@ class Planner:
         word = "true" if other.train.recompute else "false"
         yield f"recompute = {word}", f"{gib(other.memory)} per device: {other.place}"
         for number in SPREAD:
+            if train.tokens is None and number > train.batch:
+                continue  # a device would have no example
             mine, rest = divmod(train.batch, number)
             if train.tokens is not None or train.balance or rest:
                 portions = -(-parts // number)
@@ -278,8 +280,9 @@ class Planner:
             loop = replace(train, accumulation=portions)
             try:
                 loop.share(number, self.examples.data.longest)
-            except ValueError as error:
-                yield f"on {number}", str(error)
+            except ValueError:
+                reason = f"this batch cannot be shared; --processes {number} names what to change"
+                yield f"on {number}", reason
                 continue
             made = self.plan(number, loop)
             yield (
