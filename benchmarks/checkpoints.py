@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from outpace import LLM
+from outpace.checkpoints.load import save_model, translate
 from outpace.methods import Method
-from outpace.models.load import save_model, translate
 from outpace.models.transformer import Transformer
 
 Config = dict[str, Any]

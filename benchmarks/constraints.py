@@ -32,6 +32,8 @@ from transformers import PreTrainedTokenizerFast
 from checkpoints import load
 from harness import Bar, Row, alternate, arguments, finish, median, prepare, ratio, save, show
 from outpace import LLM
+from outpace.api.options import Options
+from outpace.api.output import Output
 from outpace.constraint.compiler import Compiler
 from outpace.constraint.regular import Language, Regular
 from outpace.constraint.vocabulary import alphabet
@@ -48,8 +50,6 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
-from outpace.options import Options
-from outpace.output import Output
 
 SHARE = 0.15
 """Of the CPU time, in a constraint."""

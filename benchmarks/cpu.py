@@ -47,10 +47,10 @@ from harness import (
     timed,
 )
 from outpace import LLM
+from outpace.checkpoints.compress import compress
+from outpace.checkpoints.load import save_model, translate
 from outpace.decoding import Forward
 from outpace.engine.feed import Feed
-from outpace.models.compress import compress
-from outpace.models.load import save_model, translate
 from outpace.models.transformer import Transformer
 
 matplotlib.use("Agg")

@@ -37,9 +37,9 @@ import torch
 from checkpoints import SMALL_DREAM, load, prompt, silenced, write
 from harness import Bar, Row, alternate, arguments, costs, finish, imported, prepare, show
 from outpace import LLM
+from outpace.checkpoints.load import resolve, tokenizer_folder
 from outpace.evaluation.run import questions_of
 from outpace.methods import D2F
-from outpace.models.load import resolve, tokenizer_folder
 
 UNUSED = (
     *("accelerate", "datasets", "lm_eval", "lm_eval.__main__", "lm_eval.api.instance"),

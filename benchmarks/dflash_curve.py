@@ -28,14 +28,14 @@ from rich.progress import track
 
 from harness import Bar, Row, Timing, arguments, finish, prepare, ratio, save, show, spread, timed
 from outpace import LLM
+from outpace.api.output import Output
+from outpace.api.text import Prompt
+from outpace.checkpoints.load import load_draft
 from outpace.evaluation.metrics import groups
 from outpace.evaluation.run import questions_of
 from outpace.methods import Autoregressive, DFlash, Method
 from outpace.models.draft import FeatureDraft
-from outpace.models.load import load_draft
 from outpace.models.transformer import Transformer
-from outpace.output import Output
-from outpace.text import Prompt
 from outpace.training import objectives
 from outpace.training.objective import Models
 

@@ -29,10 +29,10 @@ from transformers import AutoModelForCausalLM
 from checkpoints import SMALL_GROUPED, Config, load, prompt, qwen3, write
 from harness import Bar, Row, alternate, arguments, costs, finish, imported, prepare, show
 from outpace import LLM
+from outpace.checkpoints.load import load_model, resolve, save_model, translate
 from outpace.evaluation.run import questions_of
 from outpace.methods import DFlash
 from outpace.models.draft import FeatureDraft
-from outpace.models.load import load_model, resolve, save_model, translate
 
 TARGET: Config = {
     **qwen3(SMALL_GROUPED),

@@ -11,6 +11,7 @@ import torch
 
 from checkpoints import Config
 from outpace.benchmark.shape import shape_of
+from outpace.checkpoints.load import translate
 from outpace.decoding import DRAFT_KINDS
 from outpace.engine.graphs import recorder
 from outpace.engine.runner import Runner
@@ -28,7 +29,6 @@ from outpace.methods import (
     WeDLM,
 )
 from outpace.models.extending import draft_of
-from outpace.models.load import translate
 from outpace.models.transformer import Stack, Transformer
 from outpace.training.recipe import load
 

@@ -15,9 +15,9 @@ from curve import Point
 from harness import Bar, Budget, Row
 from methods import POINTS
 from outpace import LLM, Output
+from outpace.api.options import Options
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, LeftToRight, Method
-from outpace.options import Options
 
 UNLIMITED = [
     Point("left to right", "no window", "tiny-dream", LeftToRight()),

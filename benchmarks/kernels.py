@@ -18,10 +18,10 @@ from outpace.attention.batch import Backend, Batch, Span
 from outpace.attention.choice import backend, missing
 from outpace.decoding import Sampling
 from outpace.decoding.accept import Rejection, drafts_of
-from outpace.decoding.fused import read_rows
 from outpace.decoding.sampling import Noisy, Reader, Sample, Score, scores
 from outpace.decoding.tree import Tree
 from outpace.engine.cache import PAGE, Table
+from outpace.kernels.fused import read_rows
 
 SCORES: set[Score] = {"confidence", "margin", "entropy"}
 SAMPLING = Sampling(temperature=0.8, top_p=0.9, seed=1)

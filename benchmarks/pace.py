@@ -33,9 +33,9 @@ from harness import (
     show,
 )
 from outpace import LLM, Output
+from outpace.api.options import Options
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, D2F, Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
-from outpace.options import Options
 
 LEAST, FIXED = 0.97, 0.95
 """Tokens per second over those of autoregressive decoding, and of the best fixed setting."""

@@ -19,11 +19,11 @@ from random import Random
 from harness import Bar, Row, arguments, finish, prepare, save, show
 from methods import POINTS
 from outpace import LLM
+from outpace.api.options import Options
+from outpace.api.output import Output
 from outpace.evaluation.question import Question
 from outpace.evaluation.run import questions_of
 from outpace.methods import Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
-from outpace.options import Options
-from outpace.output import Output
 
 SIDES: dict[str, str | None] = {"float32": None, "int8": "int8"}
 ACCURACY, FORWARDS = 1.0, 0.05

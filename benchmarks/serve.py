@@ -34,9 +34,9 @@ from harness import Bar, Row, Timing, alternate, arguments, finish, prepare, rat
 from harness import median as median_of
 from methods import POINTS
 from outpace import LLM
-from outpace.load.arrivals import Poisson
-from outpace.load.client import Body, Client
-from outpace.load.exchange import Exchange
+from outpace.benchmark.arrivals import Poisson
+from outpace.benchmark.client import Body, Client
+from outpace.benchmark.exchange import Exchange
 from served import Served, Task, capacity, closed, expect, lost, pages, served, tasks
 
 STREAMS = 32

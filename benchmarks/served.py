@@ -16,13 +16,13 @@ from tempfile import TemporaryDirectory
 
 from curve import Point
 from methods import POINTS
+from outpace.api.options import Options
+from outpace.benchmark.arrivals import Closed
+from outpace.benchmark.client import Body, Client
+from outpace.benchmark.exchange import Exchange
+from outpace.benchmark.workload import Workload
 from outpace.evaluation.run import questions_of
-from outpace.load.arrivals import Closed
-from outpace.load.client import Body, Client
-from outpace.load.exchange import Exchange
-from outpace.load.workload import Workload
 from outpace.methods import METHODS
-from outpace.options import Options
 
 NAMES = {kind: name for name, kind in METHODS.items()}
 START, STOP = 120.0, 60.0

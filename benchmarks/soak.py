@@ -16,7 +16,7 @@ import matplotlib
 import numpy as np
 
 from harness import Bar, Row
-from outpace.load.client import Body, Client
+from outpace.benchmark.client import Body, Client
 from served import Served, capacity, lost, pages, served, tasks
 
 matplotlib.use("Agg")

@@ -19,7 +19,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from torch.nn import functional as F
 
-from outpace.decoding import Decoding, Forward, Kind, Pace, Prediction, Request, Target
+from outpace.checkpoints.load import load_draft, load_model, translate
+from outpace.decoding import Decoding, Forward, Kind, Prediction, Request, Target
 from outpace.engine.cache import Table
 from outpace.engine.engine import Engine
 from outpace.engine.feed import Feed
@@ -30,8 +31,8 @@ from outpace.methods import Method
 from outpace.models.config import Sight
 from outpace.models.draft import AddingDraft, FeatureDraft
 from outpace.models.extending import ExtendingDraft
-from outpace.models.load import load_draft, load_model, translate
 from outpace.models.transformer import Attend, Transformer
+from outpace.pacing.controller import PaceController
 
 VOCAB, MASK = 24, 23
 """Vocabulary of the tiny models, and the mask of those that have one."""
@@ -409,7 +410,7 @@ def save_tokenizer(
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-class Turned(Pace):
+class Turned(PaceController):
     """A pace of which the test says what it decides."""
 
     now = 1

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from helpers import published
-from outpace.models.load import VOCABULARY
-from outpace.models.save import save_model
+from outpace.checkpoints.load import VOCABULARY
+from outpace.checkpoints.save import save_model
 from outpace.training import weights
 from outpace.training.allocated import Allocated
 from outpace.training.recipe import load

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers import published
-from outpace.models.load import ZOO
+from outpace.checkpoints.load import ZOO
 from outpace.training import Trainer, weights
 from outpace.training.objectives import MDLM, SFT
 

@@ -17,9 +17,9 @@ from outpace.attention import compiled as attention
 from outpace.attention.compiled import Compiled
 from outpace.attention.dense import Dense
 from outpace.decoding.tree import Tree
-from outpace.models import compiled, tiles
+from outpace.kernels import compiled, tiles
+from outpace.kernels.matmul import of_rows
 from outpace.models.config import Sight
-from outpace.models.layouts import of_rows
 from spans import FAR, TREE, attend, random, spans_of
 
 ROWS = (0, *range(1, 19), 32, 33, 127, 128, 129, 257)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from helpers import causal_model, published, published_eagle
-from outpace.models.load import ZOO
+from outpace.checkpoints.load import ZOO
 from outpace.training import Data, Trainer, weights
 from outpace.training.held_out import HeldOut
 from outpace.training.lora import LoRA

@@ -13,8 +13,8 @@ import torch
 
 from helpers import causal_model, feature_draft, pages_in_use, save_tokenizer
 from outpace import LLM
+from outpace.checkpoints.load import save_model
 from outpace.methods import APD, DFlash, Speculative
-from outpace.models.load import save_model
 
 ROWS = 264
 
@@ -152,7 +152,7 @@ def test_odd_names_of_further_models_are_refused(llm: LLM, make: Callable[[Any],
 
 def test_the_list_above_has_all_options() -> None:
     """A new one comes here too."""
-    from outpace.options import Options
+    from outpace.api.options import Options
 
     assert set(OPTIONS) == set(Options.__annotations__)
     names = LLM.__init__.__annotations__

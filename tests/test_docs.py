@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
+from outpace.checkpoints.load import VOCABULARY, load_tokenizer
 from outpace.cli.app import build
 from outpace.cli.main import main
 from outpace.cli.measure import parse_entry
 from outpace.cli.options import parse_entries, parse_method
 from outpace.methods import METHODS
-from outpace.models.load import VOCABULARY, load_tokenizer
 from outpace.training import recipe
 from outpace.training.data import Data, Examples
 from shown import ROOT, blocks, is_right
@@ -70,7 +70,7 @@ MARKED = {
         "reproduced: reproduce apd",
         "results: benchmark methods",
         "results: reproduce dflash:table1",
-        "training: -m outpace.zoo.story",
+        "training: -m outpace.evaluation.generated.story",
         "training: -p runs/tiny-dflash",
         "training: evaluate runs/tiny-dream/export",
         "training: generate tiny-ar",

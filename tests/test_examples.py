@@ -11,8 +11,8 @@ import pytest
 
 from outpace import LLM
 from outpace.evaluation import run
+from outpace.evaluation.generated.story import problems
 from outpace.methods import Autoregressive
-from outpace.zoo.story import problems
 from shown import ROOT, is_right
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

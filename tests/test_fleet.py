@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from outpace import LLM
-from outpace.answers import answer_file
+from outpace.api.answers import answer_file
 from outpace.cli.main import main
-from outpace.zoo.story import problems
+from outpace.evaluation.generated.story import problems
 from rayed import SECONDS, running
 
 pytest.importorskip("ray.data", reason="needs the extra ray")

@@ -9,6 +9,7 @@ import torch
 
 from helpers import whole
 from outpace import LLM
+from outpace.checkpoints.load import load_model
 from outpace.methods import (
     APD,
     D2F,
@@ -23,7 +24,6 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
-from outpace.models.load import load_model
 
 STORY = "Omar has 9 coins and gives 3 of them to Ann. How many coins are left?"
 METHODS: list[tuple[str, Method]] = [

@@ -61,7 +61,7 @@ def locking(descriptor, mode, size):
 
 sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
 from outpace import LLM
-from outpace.answers import answer_file, appended
+from outpace.api.answers import answer_file, appended
 from outpace.provenance import provenance
 
 source, target = sys.argv[1:3]

@@ -16,8 +16,8 @@ import pytest
 import outpace
 import outpace.decoding
 import outpace.methods
+from outpace.checkpoints.families import FAMILIES, Family
 from outpace.methods import METHODS, Method
-from outpace.models.families import FAMILIES, Family
 from source import MODULES, ROOT
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -134,8 +134,8 @@ def test_every_method_of_the_folder_is_registered() -> None:
 def test_every_family_of_the_folder_is_registered() -> None:
     """Under its own name, with architectures of its own."""
     found = {}
-    for path in (ROOT / "models" / "families").glob("*.py"):
-        module = import_module(f"outpace.models.families.{path.stem}")
+    for path in (ROOT / "checkpoints" / "families").glob("*.py"):
+        module = import_module(f"outpace.checkpoints.families.{path.stem}")
         families = (value for value in vars(module).values() if isinstance(value, Family))
         found |= {family.name: family for family in families}
     assert found == FAMILIES
@@ -177,16 +177,15 @@ ELSEWHERE = {
     "server/settings.py": "models of the zoo by their names",
     "training/objectives/__init__.py": "an objective that has the name of its models",
     "training/objectives/wedlm.py": "an objective that has the name of its models",
-    "models/gguf/config.py": "the published name of a rotary scaling",
-    "models/gguf/file.py": "the name of a program that merges files",
-    "models/gguf/tokenizer.py": "names that files have for ways to cut text",
-    "models/quantised/awq.py": "a published field that has the name of a program",
-    "models/quantised/gptq.py": "a published field that has the name of a program",
-    "models/load.py": "the tokenizer class that stands in for remote code, a name in a message",
+    "checkpoints/gguf/config.py": "the published name of a rotary scaling",
+    "checkpoints/gguf/file.py": "the name of a program that merges files",
+    "checkpoints/gguf/tokenizer.py": "names that files have for ways to cut text",
+    "checkpoints/quantised/awq.py": "a published field that has the name of a program",
+    "checkpoints/quantised/gptq.py": "a published field that has the name of a program",
+    "checkpoints/load.py": "the class that stands in for remote code, a name in a message",
     "models/rope.py": "the published name of a rotary scaling",
-    "zoo/tokenizer.py": "the split of text that it shares",
 }
-"""Files outside `models/families/` that may name a family, and why."""
+"""Files outside `checkpoints/families/` that may name a family, and why."""
 
 
 def code(tree: ast.Module) -> set[str]:
@@ -215,7 +214,7 @@ def names_a_family(tree: ast.Module) -> set[str]:
 
 def test_families_are_named_in_their_own_folder_only() -> None:
     """Whatever else a family needs belongs into its file."""
-    others = [module for module in MODULES if not module.startswith("models/families/")]
+    others = [module for module in MODULES if not module.startswith("checkpoints/families/")]
     found = {module: names_a_family(MODULES[module]) for module in others}
     assert not {module: names for module, names in found.items() if names}.keys() - ELSEWHERE.keys()
 

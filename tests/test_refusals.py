@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from helpers import published, random_model
-from outpace import LLM, llm
+from outpace import LLM
+from outpace.api import llm
+from outpace.checkpoints.load import save_model
 from outpace.cli import flags, measure
 from outpace.cli.main import main
 from outpace.methods import Speculative, WeDLM
-from outpace.models.load import save_model
 from outpace.server import models
 from outpace.server.settings import Entry
 

@@ -15,9 +15,9 @@ import httpx2
 import pytest
 
 from outpace import LLM
+from outpace.evaluation.generated.story import problems
 from outpace.server.fault import Fault
 from outpace.server.settings import Config, Entry, Settings
-from outpace.zoo.story import problems
 from rayed import SECONDS, Program, running
 
 ray = pytest.importorskip("ray.serve", reason="needs the extra ray")

@@ -20,7 +20,7 @@ def limit(module: str) -> int:
     match module.split("/"):
         case ["methods", _]:
             return METHOD
-        case ["models", "families", name] if name != "family.py":
+        case ["checkpoints", "families", name] if name != "family.py":
             return FAMILY
     return FILE
 
@@ -65,6 +65,6 @@ def test_limits_differ_by_what_a_file_is() -> None:
     """Methods and families are the shortest."""
     assert [
         limit(module)
-        for module in ("engine/runner.py", "methods/apd.py", "models/families/dream.py")
+        for module in ("engine/runner.py", "methods/apd.py", "checkpoints/families/dream.py")
     ] == [FILE, METHOD, FAMILY]
-    assert limit("models/families/family.py") == FILE
+    assert limit("checkpoints/families/family.py") == FILE

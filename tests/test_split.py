@@ -19,8 +19,8 @@ from torch import Tensor
 import split
 from helpers import adding_draft, dense, published, random_model, trained_pair
 from outpace import LLM
+from outpace.checkpoints.load import load_draft, load_model, save_model
 from outpace.models import split as sums
-from outpace.models.load import load_draft, load_model, save_model
 from outpace.models.split import Share
 from outpace.models.transformer import Transformer
 from outpace.server.settings import Config, Entry

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from helpers import enter, finish, runner, tokens
 from outpace import LLM
+from outpace.api.output import Output
 from outpace.decoding import Sampling
 from outpace.decoding.processor import NotBefore
 from outpace.engine.engine import Engine
@@ -29,7 +30,6 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
-from outpace.output import Output
 from workload import EOS, KINDS, LONG, Request, new_engine, requests
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"

@@ -10,16 +10,16 @@ __all__ = ["LLM", "AsyncLLM", "Hole", "Output", "__version__"]
 TYPE_CHECKING = False  # that of typing, which takes longer to load than Python itself
 
 if TYPE_CHECKING:
-    from outpace.async_llm import AsyncLLM
+    from outpace.api.async_llm import AsyncLLM
+    from outpace.api.llm import LLM
+    from outpace.api.output import Output
     from outpace.constraint.cloze import Hole
-    from outpace.llm import LLM
-    from outpace.output import Output
 else:
     _HOMES = {
-        "AsyncLLM": "async_llm",
+        "AsyncLLM": "api.async_llm",
         "Hole": "constraint.cloze",
-        "LLM": "llm",
-        "Output": "output",
+        "LLM": "api.llm",
+        "Output": "api.output",
     }
 
     def __getattr__(name: str) -> object:

@@ -9,9 +9,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from outpace.attention import kernel
-from outpace.decoding import kernel as reads
-from outpace.decoding import rejection
+from outpace.kernels import attend, rejection
+from outpace.kernels import read as reads
 
 SHARED = {"GROUP": 4, "M": 64, "N": 64, "PAGE": 16, "SIZE": 128, "WIDTH": 128, "UPCAST": False}
 POINTERS = {
@@ -41,11 +40,11 @@ def build(function: Any, pointers: dict[str, str], constants: dict[str, Any]) ->
 
 
 if __name__ == "__main__":
-    assert isinstance(kernel.attend, triton.JITFunction), sys.argv
+    assert isinstance(attend.attend, triton.JITFunction), sys.argv
     build(reads.read, READ, {"BLOCK": 4096, "GUESS": True, "DRAWN": True})
     build(rejection.verify, READ, {"BLOCK": 4096})
     merged = {"HEADS": 32, "BLOCK": 1, "PARTS": 16, "SIZE": 128, "WIDTH": 128}
     for none in ({"sinks": None}, dict[str, Any]()):
-        build(kernel.merge, POINTERS, merged | none)
+        build(attend.merge, POINTERS, merged | none)
         for trees in (False, True):
-            build(kernel.attend, POINTERS, SHARED | {"TREES": trees} | none)
+            build(attend.attend, POINTERS, SHARED | {"TREES": trees} | none)

@@ -17,7 +17,7 @@ from outpace.attention.compiled import Compiled, unfit
 from outpace.attention.dense import Dense
 from outpace.decoding.tree import Tree
 from outpace.engine.cache import PAGE
-from outpace.models import compiled
+from outpace.kernels import compiled
 from outpace.models.config import Sight
 from spans import FAR, TREE, attend, random, spans_of
 

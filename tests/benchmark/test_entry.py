@@ -12,11 +12,11 @@ from outpace import LLM
 from outpace.benchmark.entry import swept
 from outpace.benchmark.prompts import cut, of_length
 from outpace.benchmark.shape import Shapes, shape_of
+from outpace.checkpoints.families import FAMILIES
+from outpace.checkpoints.load import translate
 from outpace.cli.options import flags_of, parse_entries, parse_method
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, D2F, Autoregressive, LeftToRight
-from outpace.models.families import FAMILIES
-from outpace.models.load import translate
 
 
 def test_a_sweep_has_an_entry_for_each_value_on_one_line() -> None:

@@ -13,7 +13,7 @@ from outpace.benchmark import trained
 from outpace.benchmark.figure import FOLDER, PAPERS, Claim, Figure, Scale, figures, find, read
 from outpace.benchmark.trained import needed, words_of
 from outpace.benchmark.verdict import NAMES, judge, published
-from outpace.models.load import zoo_names
+from outpace.checkpoints.load import zoo_names
 from outpace.training.recipe import load
 
 EVERY = [figure for paper in PAPERS for figure in figures(paper)]

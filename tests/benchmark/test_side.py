@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM
+from outpace.api.output import Output
 from outpace.benchmark.entry import Entry
 from outpace.benchmark.side import Load, Side, Turn, alternate, parts
 from outpace.benchmark.summary import FEWEST, faster, interval, per_forward, summaries
@@ -16,7 +17,6 @@ from outpace.decoding import Step
 from outpace.evaluation.compare import differences
 from outpace.evaluation.run import evaluate, questions_of
 from outpace.methods import Autoregressive, Speculative
-from outpace.output import Output
 
 QUESTIONS = questions_of("story", 6)
 

@@ -19,7 +19,7 @@ from gpu_steps import FLOOR, SIXTEEN, busy, covered, cycle_bars, floor_bars, mov
 from gpu_training import TINY_LESSON
 from harness import Budget
 from kernels import Card
-from outpace.models.load import translate
+from outpace.checkpoints.load import translate
 from outpace.training import objective
 
 HERE = Where(device="cpu", dtype=torch.bfloat16, most=TINY)

@@ -9,7 +9,7 @@ import pytest
 import cpu
 import llama
 from checkpoints import TINY_AR, prompt
-from outpace.models.load import load_model
+from outpace.checkpoints.load import load_model
 
 BITS = {"f32": 0.0, "bf16": 0.0, "q8_0": 0.01, "q4_0": 0.15}
 """Formats of llama.cpp, and what of a matrix they may lose."""

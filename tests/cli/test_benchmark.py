@@ -243,7 +243,7 @@ def test_messages_are_no_completion(serve, tmp_path):
 
 def test_without_its_library_the_extra_is_named(serve, monkeypatch):
     monkeypatch.setitem(sys.modules, "aiohttp", None)
-    for name in [name for name in sys.modules if name.startswith("outpace.load")]:
+    for name in [name for name in sys.modules if name.startswith("outpace.benchmark.client")]:
         monkeypatch.delitem(sys.modules, name)
     status, _, err = serve("http://x")
     assert status == 2 and "pip install 'outpace[load]'" in err and err.count("\n") == 1

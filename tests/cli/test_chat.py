@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from outpace import LLM
+from outpace.api.options import Options
+from outpace.api.output import Output
 from outpace.cli.chat import Conversation
 from outpace.cli.main import main
 from outpace.methods import Autoregressive, WeDLM
-from outpace.options import Options
-from outpace.output import Output
 from shown import ROOT, blocks
 
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"

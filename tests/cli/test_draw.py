@@ -12,6 +12,7 @@ import pytest
 from rich.color import Color
 from rich.console import Console
 
+from outpace.api.output import Output
 from outpace.cli.draw import (
     CELLS,
     COLOURS,
@@ -23,7 +24,6 @@ from outpace.cli.draw import (
     slot_lines,
 )
 from outpace.decoding import Step
-from outpace.output import Output
 from shown import contrast
 
 

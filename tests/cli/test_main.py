@@ -16,12 +16,12 @@ from contextlib import contextmanager
 import pytest
 
 import outpace as package
+from outpace.checkpoints.load import VOCABULARY, ZOO
 from outpace.cli.app import BENCHMARKS, COMMANDS
 from outpace.cli.flags import Loading
 from outpace.cli.main import main
 from outpace.methods import METHODS
 from outpace.methods.options import options_of
-from outpace.models.load import VOCABULARY, ZOO
 
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
 

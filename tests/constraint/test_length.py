@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 
 from constrained import CASES, llm
+from outpace.api.options import Options
 from outpace.methods import Diffusion, Method
-from outpace.options import Options
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 SUITE = json.loads((Path(__file__).parent / "schemas.json").read_text())["schemas"]

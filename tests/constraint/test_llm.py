@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from constrained import CASES, CAUSAL, DIFFUSION, llm
 from outpace import Hole
+from outpace.api.options import Options
 from outpace.methods import (
     D2F,
     Autoregressive,
@@ -26,7 +27,6 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
-from outpace.options import Options
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 SCHEMA = {

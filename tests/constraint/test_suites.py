@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from outpace import LLM
+from outpace.api.options import Options
 from outpace.constraint.dfa import Dfa
 from outpace.methods import (
     APD,
@@ -23,7 +24,6 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
-from outpace.options import Options
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 SCHEMAS = json.loads((Path(__file__).parent / "schemas.json").read_text())["schemas"]

@@ -10,9 +10,9 @@ import sys
 
 import torch
 
-from outpace.models import tiles
-from outpace.models.layouts import LAYOUTS, layouts, product
-from outpace.models.quickest import is_batch_invariant, quickest
+from outpace.kernels import tiles
+from outpace.kernels.autotune import is_batch_invariant, quickest
+from outpace.kernels.matmul import LAYOUTS, layouts, product
 
 SHAPES = ((37, 64), (192, 192), (1152, 896), (896, 4864), (512, 2048))
 

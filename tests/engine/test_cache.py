@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import published
+from outpace.checkpoints.load import translate
 from outpace.engine.cache import PAGE, Cache, Table, cache_slots
-from outpace.models.load import translate
 
 CONFIG = translate(published())
 

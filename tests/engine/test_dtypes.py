@@ -14,12 +14,12 @@ from helpers import MASK, engine_of, feeds, finish, pages_in_use, runner, tokens
 from outpace import LLM
 from outpace.attention import compiled
 from outpace.decoding import Forward, Sample, Sampling, sampling
-from outpace.decoding.fused import read_rows
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
+from outpace.kernels import tiles
+from outpace.kernels.fused import read_rows
 from outpace.methods import Method
-from outpace.models import tiles
 from outpace.models.transformer import Stack
 from workload import KINDS, new_models
 from workload import Request as Asked
@@ -122,7 +122,7 @@ def test_logits_may_be_read_as_the_head_wrote_them(
     monkeypatch.setattr(sampling, "read_rows", look)
     ask = Sample(scores=("confidence", "entropy"), sampling=Sampling(temperature=0.7, seed=1))
     for exact in (True, False):
-        monkeypatch.setattr(sampling, "fits", lambda device, exact=exact: not exact)
+        monkeypatch.setattr(sampling, "runs_triton", lambda device, exact=exact: not exact)
         each.exact, table = exact, each.reserve(8)
         assert table is not None
         forward = Forward(ids=[1, 2, 3], start=0, predict=[1, 2, 3], read=ask)

@@ -16,14 +16,14 @@ from again import Again
 from helpers import causal_model, finish, tokens
 from outpace import LLM
 from outpace.attention.ranges import RangesAttention, causal
+from outpace.checkpoints.load import load_model
 from outpace.engine import runner
 from outpace.engine.cache import PAGE
+from outpace.engine.cpu import undo
 from outpace.engine.engine import Engine
 from outpace.engine.fuse import FusedBlock, check, fuse
-from outpace.engine.layout import undo
 from outpace.engine.runner import Runner
 from outpace.methods import APD, Autoregressive, DFlash, Method
-from outpace.models.load import load_model
 from outpace.models.transformer import Stack, Transformer
 from workload import KINDS, MODELS, Request
 

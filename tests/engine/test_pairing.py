@@ -20,6 +20,8 @@ from helpers import (
     save_tokenizer,
 )
 from outpace import LLM, Output
+from outpace.api.text import Text
+from outpace.checkpoints.load import save_model
 from outpace.decoding import Decoding, Request
 from outpace.engine.pairing import CANVAS, CONCURRENT, Pairing
 from outpace.methods import (
@@ -32,8 +34,6 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
-from outpace.models.load import save_model
-from outpace.text import Text
 
 ROWS, SMALL = 264, 200
 """Rows of the targets' embeddings, and of those of smaller ones."""
@@ -175,7 +175,7 @@ def test_a_pairing_is_made_once_and_then_looked_up(
     folders: dict[str, str], target: str, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second request compares no vocabularies, reads no file and checks no kinds."""
-    import outpace.llm as module
+    import outpace.api.llm as module
 
     calls: list[str] = []
     for name in ("load_config", "load_model", "load_draft", "load_tokenizer", "check_models"):

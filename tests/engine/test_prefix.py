@@ -24,6 +24,7 @@ from helpers import (
     runner,
     tokens,
 )
+from outpace.checkpoints.load import translate
 from outpace.decoding import CAUSAL, FULL, Decoding, Forward, Sampling
 from outpace.decoding import Request as Tokens
 from outpace.engine.cache import PAGE, Cache, Table
@@ -41,7 +42,6 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
-from outpace.models.load import translate
 from workload import Request, new_engine, result, serve
 
 KINDS = [

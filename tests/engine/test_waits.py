@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers import finish, tokens
 from outpace.attention.paged import Launch, Paged
 from outpace.decoding import Sampling, accept, cut, sampling
-from outpace.decoding.fused import SCORES, Drafts, Settings
 from outpace.engine.engine import Engine
 from outpace.engine.readout import Launched
 from outpace.engine.runner import Runner
+from outpace.kernels.fused import SCORES, Drafts, Settings
 from outpace.methods import APD, Method, apd
 from workload import KINDS, MODELS, Request, new_engine
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from outpace import LLM
+from outpace.checkpoints.load import ZOO
 from outpace.cli.main import main
+from outpace.evaluation.generated.story import problems
 from outpace.methods import D2F, Autoregressive
-from outpace.models.load import ZOO
-from outpace.zoo.story import problems
 
 STORIES = [problem.question for problem in problems("test", 4)]
 TASK = """

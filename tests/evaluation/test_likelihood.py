@@ -11,8 +11,8 @@ import torch
 
 from helpers import whole
 from outpace import LLM
+from outpace.checkpoints.load import load_model
 from outpace.evaluation.likelihood import Likelihood, MonteCarloLikelihood
-from outpace.models.load import load_model
 
 TEXT = "Tom has 5 bags. He gives 2 bags to Ann."
 

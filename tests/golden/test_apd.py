@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from helpers import close, engine_of, enter, finish, runner, tokens, whole
+from outpace.checkpoints.load import load_model
 from outpace.decoding import Decoding, Forward, Kind, Prediction, Read, Request, agreement
 from outpace.decoding.forward import IntArray
 from outpace.decoding.sampling import Reader, Readout
 from outpace.engine.engine import Engine, Job
 from outpace.methods import APD, LeftToRight, Method
-from outpace.models.load import load_model
 
 FOLDER = Path(__file__).parent / "apd"
 DATA = json.loads((FOLDER / "cases.json").read_text())

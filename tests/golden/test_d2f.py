@@ -19,10 +19,10 @@ import torch
 from safetensors.torch import load_file
 
 from helpers import as_it_stands, engine_of, enter, finish, runner, tokens
+from outpace.checkpoints.load import load_model
 from outpace.decoding import Decoding, Forward, Kind, Prediction, Request, Sampling
 from outpace.engine.engine import Engine, Job
 from outpace.methods import D2F, Method
-from outpace.models.load import load_model
 
 FOLDER = Path(__file__).parent / "d2f"
 CASES: list[dict[str, Any]] = json.loads((FOLDER / "decode_cases.json").read_text())

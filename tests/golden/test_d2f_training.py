@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from outpace.attention.ranges import RangesAttention, dense, whole
-from outpace.models.load import load_adapter, load_model
+from outpace.checkpoints.load import load_adapter, load_model
 from outpace.models.transformer import Transformer
 from outpace.training import lora
 from outpace.training.lora import LoRA

@@ -16,11 +16,11 @@ from torch import Tensor
 
 import literal
 from helpers import engine_of, enter, finish, runner, tokens
+from outpace.checkpoints.load import load_draft, load_model
 from outpace.decoding import Request, Sample, Sampling, Target
 from outpace.decoding.sampling import Reader, Readout
 from outpace.methods import Autoregressive, DFlash
 from outpace.models.draft import FeatureDraft
-from outpace.models.load import load_draft, load_model
 from outpace.models.transformer import Transformer
 
 GOLDEN = Path(__file__).parent / "dflash"

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from helpers import engine_of, enter, finish, runner, tokens
+from outpace.checkpoints.load import load_model
 from outpace.decoding import Decoding, Forward, Kind, Request, Sampling
 from outpace.decoding.order import timesteps
 from outpace.decoding.sampling import Read, Reader, Readout, scores
 from outpace.engine.engine import Engine, Job
 from outpace.methods import Diffusion, LeftToRight, Method, diffusion
-from outpace.models.load import load_model
 
 FOLDER = Path(__file__).parent
 DREAM, LLADA = (json.loads((FOLDER / n / "cases.json").read_text()) for n in ("dream", "llada"))

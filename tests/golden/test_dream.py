@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from helpers import close, whole
-from outpace.models.load import load_model
+from outpace.checkpoints.load import load_model
 from outpace.models.transformer import Transformer
 
 FOLDER = Path(__file__).parent / "dream"

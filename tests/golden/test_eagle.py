@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from helpers import as_it_stands, close, engine_of, enter, finish, runner, same_weights, whole
+from outpace.checkpoints.load import load_draft, load_model, save_model
 from outpace.decoding import Decoding, Forward, Prediction, Request, Tree
 from outpace.engine.job import Job
 from outpace.methods import Eagle
 from outpace.models.extending import ExtendingDraft
-from outpace.models.load import load_draft, load_model, save_model
 from outpace.models.transformer import Transformer
 
 GOLDEN = Path(__file__).parent / "eagle"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from helpers import Watched, engine_of, enter, finish, runner, tokens
+from outpace.checkpoints.load import load_model
 from outpace.engine.engine import Engine, Job
 from outpace.methods import FastDLLM, Method
-from outpace.models.load import load_model
 
 FOLDER = Path(__file__).parent
 CASES: list[dict[str, Any]] = json.loads((FOLDER / "fast_dllm" / "cases.json").read_text())

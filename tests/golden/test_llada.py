@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers import close, same_weights, save_tokenizer, whole
-from outpace.models.load import load_model, load_tokenizer, save_model, translate
+from outpace.checkpoints.load import load_model, load_tokenizer, save_model, translate
 from outpace.models.transformer import Transformer
 
 FOLDER = Path(__file__).parent / "llada"

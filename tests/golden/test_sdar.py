@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import load_file
 
 from helpers import as_it_stands, close, engine_of, enter, finish, run, runner, tokens
+from outpace.checkpoints.load import load_config, load_model
 from outpace.decoding import Decoding, Forward, Kind, Prediction, Request, Sample, Sampling
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
 from outpace.methods import BlockDiffusion, Method
-from outpace.models.load import load_config, load_model
 
 FOLDER = Path(__file__).parent / "sdar"
 FILE: dict[str, Any] = json.loads((FOLDER / "cases.json").read_text())

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from helpers import engine_of, enter, finish, runner, tokens
 from outpace import LLM
+from outpace.checkpoints.load import load_model
 from outpace.decoding import Canvas, Decoding, Forward, Prediction, Read, Request, Sampling
 from outpace.decoding.cut import Cut
 from outpace.decoding.sampling import Reader, Readout, scores
 from outpace.engine.engine import Engine, Job
 from outpace.methods import Autoregressive, Method, WeDLM
-from outpace.models.load import load_model
 
 FOLDER = Path(__file__).parent / "wedlm"
 STREAMS = json.loads((FOLDER / "stream_cases.json").read_text())

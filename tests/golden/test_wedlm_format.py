@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from helpers import close, published, same_weights
 from literal import Memory
+from outpace.checkpoints.load import load_model, save_model, translate
 from outpace.decoding import Forward, Kind
-from outpace.models.load import load_model, save_model, translate
 
 FOLDER = Path(__file__).parent / "wedlm"
 CASES = json.loads((FOLDER / "forward.json").read_text())

@@ -28,12 +28,12 @@ from helpers import (
     unshifted_model,
     whole,
 )
+from outpace.checkpoints.load import load_config
 from outpace.decoding import FULL, Prediction, Request, Sample, Sampling, Target
 from outpace.engine.engine import Engine
 from outpace.engine.pairing import view
 from outpace.methods import Diffusion
 from outpace.methods.diffusion import Moved
-from outpace.models.load import load_config
 
 CPU = torch.device("cpu")
 EOS = 9

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from helpers import finish, request_of, script
-from outpace.decoding import Dial, Pace, Prediction, Sampling
+from outpace.decoding import Dial, Prediction, Sampling
 from outpace.engine.prefix import Prefix
 from outpace.methods import DFlash, Eagle, Method
+from outpace.pacing.controller import PaceController
 from workload import Request, alone, new_engine, result
 
 SETTLED, PLAIN, DRAFT = 0, 1, 4
@@ -28,7 +29,7 @@ PLANS = {
 }
 
 
-class Scripted(Pace):
+class Scripted(PaceController):
     """Proposes what was written down, cycle by cycle, and remembers what it was told."""
 
     def __init__(self, plan: list[int]) -> None:

@@ -30,11 +30,11 @@ from transformers import (
 import naive
 from helpers import close
 from outpace import LLM
+from outpace.checkpoints.load import load_config, load_model, save_model
 from outpace.decoding import Kind
-from outpace.engine.layout import lay_out, undo
+from outpace.engine.cpu import lay_out, undo
 from outpace.methods import BlockDiffusion
 from outpace.models.experts import Experts, PreciseRouter
-from outpace.models.load import load_config, load_model, save_model
 
 VOCAB, MASK, IDS = 64, 63, [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12, 7, 5, 44, 21, 2] * 3
 SIZES = {

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from helpers import adding_draft, causal_model, published
+from outpace.checkpoints.load import load_draft, load_model, save_model, translate
 from outpace.decoding import Kind
 from outpace.models.config import ModelConfig, Sight
 from outpace.models.draft import AddingDraft, FeatureDraft
-from outpace.models.load import load_draft, load_model, save_model, translate
 from outpace.models.transformer import Attend
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "dflash"

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers import GOLDEN, VOCAB, causal_model, extended_pair, extending_draft, published_eagle
+from outpace.checkpoints.load import load_draft, load_model, save_model, translate
 from outpace.decoding import Kind
 from outpace.models.extending import ExtendingDraft, usual_layers
-from outpace.models.load import load_draft, load_model, save_model, translate
 
 PAIR = GOLDEN / "eagle" / "llama"
 LISTED = "eagle_aux_hidden_state_layer_ids"

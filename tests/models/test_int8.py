@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from helpers import published, random_model, whole
-from outpace.models import layouts, quickest, tiles
+from outpace.checkpoints.load import load_model, save_model
+from outpace.kernels import autotune, matmul, tiles
+from outpace.kernels.matmul import LAYOUTS, LEVELS, has, of_rows
 from outpace.models.int8 import (
     Int8Embedding,
     Int8Linear,
@@ -21,8 +23,6 @@ from outpace.models.int8 import (
     of_weight,
     quantise,
 )
-from outpace.models.layouts import LAYOUTS, LEVELS, has, of_rows
-from outpace.models.load import load_model, save_model
 from outpace.models.transformer import Embedding
 
 needs_products = pytest.mark.skipif(not exact(), reason="this machine has no products of 8 bits")
@@ -71,7 +71,7 @@ def each(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """One layout of matrices, where this machine has it."""
     if not has(request.param, torch.int8):
         pytest.skip(f"this machine has no {request.param} of 8 bits")
-    monkeypatch.setattr(quickest, "layouts", lambda codes: (request.param,))
+    monkeypatch.setattr(autotune, "layouts", lambda codes: (request.param,))
     name: str = request.param
     return name
 
@@ -89,8 +89,8 @@ def test_layouts_give_the_same_bits(each: str, shape: tuple[int, int], rows: int
     before = codes.clone()
     for layout in (each, "rows"):
         matrix = LAYOUTS[layout](codes)
-        assert torch.equal(layouts.product(x, matrix, None, scale), exact)
-        assert torch.equal(layouts.product(x, matrix, bias, scale), exact + bias)
+        assert torch.equal(matmul.product(x, matrix, None, scale), exact)
+        assert torch.equal(matmul.product(x, matrix, bias, scale), exact + bias)
     assert torch.equal(codes, before)
 
 
@@ -100,7 +100,7 @@ def test_the_longest_sums_are_right(each: str) -> None:
     codes = torch.full((16, longest), -128, dtype=torch.int8)
     codes[1::2] = 127
     x = torch.tensor([[1.0], [-1.0]]).expand(2, longest)
-    found = layouts.product(x, LAYOUTS[each](codes), None, torch.ones(16))
+    found = matmul.product(x, LAYOUTS[each](codes), None, torch.ones(16))
     exact = (x.double() * LEVELS) @ codes.double().T
     torch.testing.assert_close(found.double(), exact / LEVELS, rtol=1e-6, atol=0)
     assert exact.abs().max() < 2**31 <= exact.abs().max() + 4 * 128 * LEVELS
@@ -117,7 +117,7 @@ def test_sizes_that_no_quick_layout_takes_are_multiplied_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where oneDNN cuts sums of 8 bits, 37 outputs fill no tiles."""
-    monkeypatch.setattr(layouts, "has", lambda name, dtype: name == "tiles")
+    monkeypatch.setattr(matmul, "has", lambda name, dtype: name == "tiles")
     layer, x = linear(out=37, bias=True), torch.randn(3, 96)
     own = quantised(layer)
     assert own.matrix.dtype == torch.int8 and not own.matrix.is_mkldnn
@@ -210,7 +210,7 @@ def test_an_embedding_and_its_head_are_one_matrix() -> None:
 def test_a_large_embedding_lies_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are looked up in the tiles of its head, and are the same."""
     monkeypatch.setattr(tiles, "LARGE", 64 * 32)
-    monkeypatch.setattr(quickest, "layouts", lambda codes: ("tiles",))
+    monkeypatch.setattr(autotune, "layouts", lambda codes: ("tiles",))
     for tokens in (64, 48):
         own = Embedding(tokens, 32).requires_grad_(False)
         quantise(own, torch.float32)
@@ -268,11 +268,11 @@ def test_where_there_are_no_products_models_keep_their_numbers(
             raise fault
         return (codes.float() - 128) @ torch.zeros(128, 16)
 
-    monkeypatch.setattr(layouts, "of_codes", other)
+    monkeypatch.setattr(matmul, "of_codes", other)
     monkeypatch.setattr(tiles, "usable", lambda dtype: False)
     plain = random_model(published())
     save_model(plain, tmp_path, dtype=torch.float32)
-    with caplog.at_level("INFO", "outpace.models.layouts"):
+    with caplog.at_level("INFO", "outpace.kernels.matmul"):
         loaded = [load_model(tmp_path, quantize="int8") for _ in range(2)]
     assert not any(is_quantised(model) for model in loaded)
     assert torch.equal(whole(loaded[1], [1, 2], causal=True), whole(plain, [1, 2], causal=True))

@@ -14,17 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from helpers import causal_model, extending_draft, feature_draft, published, random_model, whole
-from outpace import llm
+from outpace.api import llm
+from outpace.api.llm import LLM
+from outpace.checkpoints import fill, load
+from outpace.checkpoints.load import load_model, save_model
+from outpace.checkpoints.weights import Weights
 from outpace.engine import runner
 from outpace.evaluation.run import questions_of
-from outpace.llm import LLM
 from outpace.methods import APD, Autoregressive, DFlash, Eagle, Method
-from outpace.models import fill, load, low_bits
+from outpace.models import low_bits
 from outpace.models.experts import Experts
-from outpace.models.load import load_model, save_model
 from outpace.models.low_bits import GROUP, check, config, narrowing, projections
 from outpace.models.transformer import Stack
-from outpace.models.weights import Weights
 
 GPU = torch.device("cuda")
 BF16 = torch.bfloat16

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers import causal_model, published, whole
-from outpace.models.load import translate
+from outpace.checkpoints.load import translate
 from outpace.models.norm import DirectNorm, DirectOffsetNorm, OffsetNorm, freeze, norm
 
 

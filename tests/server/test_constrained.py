@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from asking import PAIRS, QUESTION, ask, chat, completion, events, refused, route, text_of
-from outpace import LLM, async_llm
+from outpace import LLM
+from outpace.api import async_llm
 from outpace.constraint.compiler import Compiler
 from outpace.constraint.grammar import Derived
 from outpace.constraint.pattern import TooLarge

@@ -12,8 +12,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import QUESTION, chat, completion, route
+from outpace.checkpoints.load import ZOO
 from outpace.methods import APD, Speculative
-from outpace.models.load import ZOO
 from outpace.server.app import build
 from outpace.server.service import Service
 from outpace.server.settings import Config, entry, named_models

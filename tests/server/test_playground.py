@@ -15,8 +15,8 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from outpace import LLM
+from outpace.api.trace import FILLED, FULL, block_edges, slot_states
 from outpace.methods import APD, D2F, METHODS, DFlash, Diffusion, FastDLLM, Speculative, WeDLM
-from outpace.trace import FILLED, FULL, block_edges, slot_states
 
 pytestmark = pytest.mark.browser
 
@@ -34,7 +34,7 @@ RACE = D2F_LINK | {
 }
 SLOW = D2F_LINK | {"a.model": "tiny-llada", "a.method": "diffusion", "max_tokens": 320}
 AHEAD, DRAFT = 5, 6
-"""States of the page beside those of `outpace.trace`."""
+"""States of the page beside those of `outpace.api.trace`."""
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from outpace.checkpoints.load import load_config, zoo_names
 from outpace.decoding import DRAFT_KINDS
 from outpace.methods import APD, D2F
-from outpace.models.load import load_config, zoo_names
 from outpace.server.service import Service
 from outpace.server.settings import Config, Entry, Settings, entry, merged, read, zoo
 

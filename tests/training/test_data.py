@@ -11,7 +11,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from outpace.models.load import ZOO, load_tokenizer
+from outpace.checkpoints.load import ZOO, load_tokenizer
 from outpace.training.data import Data, Examples, touched
 
 TOKENIZER = load_tokenizer(ZOO / "vocabulary")

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from helpers import adding_draft, causal_model, published
 from helpers import dense as dense_attention
 from outpace.attention.ranges import dense
+from outpace.checkpoints.load import ZOO, load_draft, load_model, translate
 from outpace.models.config import Sight
 from outpace.models.draft import AddingDraft, FeatureDraft
-from outpace.models.load import ZOO, load_draft, load_model, translate
 from outpace.models.norm import DirectNorm
 from outpace.models.transformer import Attend
 from outpace.training import weights

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from helpers import VOCAB, causal_model, dense, extending_draft, published, published_eagle, whole
 from naive import ahead
+from outpace.checkpoints.load import ZOO, load_draft
 from outpace.models.extending import ExtendingDraft
-from outpace.models.load import ZOO, load_draft
 from outpace.training import weights
 from outpace.training.data import Example
 from outpace.training.objective import Models

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outpace.models.load import ZOO, load_model
+from outpace.checkpoints.load import ZOO, load_model
 from outpace.training import HeldOut, Trainer
 from outpace.training.checkpoint import MODEL, checkpoints
 from outpace.training.decoder import Decoder

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from helpers import causal_model, published, random_model, whole
-from outpace.models.adapter import CONFIG
-from outpace.models.load import ZOO, load_adapter, load_model, save_model
+from outpace.checkpoints.adapter import CONFIG
+from outpace.checkpoints.load import ZOO, load_adapter, load_model, save_model
 from outpace.training import checkpoint, lora
 from outpace.training.lora import LoRA
 from outpace.training.objectives import D2F

@@ -12,7 +12,7 @@ import torch
 
 from helpers import MASK, published
 from outpace.attention.ranges import RangesAttention, dense, documents, full
-from outpace.models.load import translate
+from outpace.checkpoints.load import translate
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example
 from outpace.training.objectives import MDLM

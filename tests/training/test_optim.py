@@ -8,7 +8,7 @@ import pytest
 from torch.optim import AdamW, Muon
 
 from helpers import published
-from outpace.models.load import translate
+from outpace.checkpoints.load import translate
 from outpace.models.transformer import Transformer
 from outpace.training.optim import Optim
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from outpace import recipes
-from outpace.models import weights
-from outpace.models.load import VOCABULARY, load_config, load_model
+from outpace.checkpoints import weights
+from outpace.checkpoints.load import VOCABULARY, load_config, load_model
 from outpace.training.allocated import ACTIVATIONS, EXCHANGED
 from outpace.training.plan import Planner, plan, total
 from outpace.training.processor import describe_processor, product_rate

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outpace.models.load import load_model
+from outpace.checkpoints.load import load_model
 from outpace.training import Trainer
 from outpace.training.lora import LoRA
 from outpace.training.objectives import D2F

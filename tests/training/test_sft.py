@@ -8,7 +8,7 @@ import torch
 
 from helpers import published
 from outpace.attention.ranges import causal
-from outpace.models.load import translate
+from outpace.checkpoints.load import translate
 from outpace.training.data import Example
 from outpace.training.objective import Objective
 from outpace.training.objectives import D2F, MDLM, SFT, WeDLM

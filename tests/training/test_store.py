@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from helpers import causal_model, published_eagle
-from outpace.models.load import ZOO
+from outpace.checkpoints.load import ZOO
 from outpace.models.transformer import Transformer
 from outpace.training import Data, Objective, Trainer, store, weights
 from outpace.training.held_out import HeldOut

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from helpers import published
+from outpace.checkpoints.load import load_model, load_tokenizer
 from outpace.decoding import Kind
-from outpace.models.load import load_model, load_tokenizer
 from outpace.training import Loop, Trainer, checkpoint, weights
 from outpace.training.checkpoint import checkpoints
 from outpace.training.objectives import SFT

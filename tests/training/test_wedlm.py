@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from helpers import MASK, published, random_model
 from outpace.attention.ranges import RangesAttention, causal, dense
-from outpace.models.load import translate
+from outpace.checkpoints.load import translate
 from outpace.training.data import Example
 from outpace.training.objective import Models
 from outpace.training.objectives import WeDLM

@@ -10,8 +10,8 @@ import torch
 
 from helpers import published
 from outpace import recipes
+from outpace.checkpoints.load import load_model, translate
 from outpace.decoding import Kind
-from outpace.models.load import load_model, translate
 from outpace.models.transformer import Transformer
 from outpace.training import weights
 from runs import trainer

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from outpace import LLM, recipes
+from outpace.checkpoints.load import VOCABULARY, ZOO, load_config, load_tokenizer
 from outpace.decoding import Kind
 from outpace.evaluation.run import evaluate, questions_of
 from outpace.methods import Autoregressive, BlockDiffusion, FastDLLM, LeftToRight, Method
-from outpace.models.load import VOCABULARY, ZOO, load_config, load_tokenizer
 
 ONE = LeftToRight(window=16, lookahead=16)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outpace import LLM
+from outpace.evaluation.generated.story import problems
 from outpace.methods import Autoregressive, DFlash
-from outpace.zoo.story import problems
 
 
 def test_the_draft_of_the_zoo_gives_the_same_text_in_a_fraction_of_the_passes() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outpace import LLM
+from outpace.evaluation.generated.story import problems
 from outpace.methods import Autoregressive, Eagle
-from outpace.zoo.story import problems
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import torch
 import triton
 from torch import Tensor
 
-from outpace.attention import kernel
 from outpace.attention.batch import Batch, Span
 from outpace.attention.dense import Dense
 from outpace.attention.plan import (
@@ -29,6 +28,7 @@ from outpace.attention.plan import (
     tells,
     unknown,
 )
+from outpace.kernels import attend
 from outpace.models.config import Sight
 from outpace.models.transformer import Attend
 
@@ -47,7 +47,7 @@ WAVES = 2
 MERGED = 16
 """Parts that are added up at a time."""
 
-interpreted = not isinstance(kernel.attend, triton.JITFunction)
+interpreted = not isinstance(attend.attend, triton.JITFunction)
 """Whether Triton's interpreter runs the kernels, on a CPU."""
 
 
@@ -171,7 +171,7 @@ class Launch:
         width = max(16, triton.next_power_of_2(size))
         q = q if q.stride(-1) == 1 else q.contiguous()
         out = q.new_empty(q.shape)
-        kernel.attend[len(self.items) // 8, self.grid.kv_heads](
+        attend.attend[len(self.items) // 8, self.grid.kv_heads](
             *(q, keys, values, out, self.sums, self.tops, sinks),
             *(self.pages, self.bounds, self.items),
             len(q),
@@ -195,7 +195,7 @@ class Launch:
         """Add up the parts of rows; a program of the interpreter is dear, so it has few."""
         heads, size = out.shape[1:]
         block = triton.next_power_of_2(heads) if interpreted else 1
-        kernel.merge[len(self.merges) // 4, triton.cdiv(heads, block)](
+        attend.merge[len(self.merges) // 4, triton.cdiv(heads, block)](
             *(out, self.sums, self.tops, sinks, self.merges),
             HEADS=heads,
             BLOCK=block,

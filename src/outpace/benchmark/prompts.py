@@ -7,8 +7,8 @@ from itertools import chain, islice
 
 import numpy as np
 
+from outpace.api.llm import LLM
 from outpace.evaluation.question import Question
-from outpace.llm import LLM
 
 LENGTH = 128
 """Tokens of a prompt to a model of random weights, unless a length is given."""

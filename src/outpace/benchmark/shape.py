@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from outpace.benchmark.entry import RANDOM
+from outpace.checkpoints.fields import read_json
+from outpace.checkpoints.load import save_model, translate
 from outpace.decoding import DRAFT_KINDS
 from outpace.methods import Method
-from outpace.models.fields import read_json
-from outpace.models.load import save_model, translate
 from outpace.models.transformer import Transformer
 
 SHAPES = Path(__file__).parent / "shapes.toml"

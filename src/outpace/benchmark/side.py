@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outpace.api.llm import LLM
+from outpace.api.options import Options
+from outpace.api.output import Output
 from outpace.benchmark.entry import Entry
 from outpace.evaluation.question import Question
 from outpace.evaluation.samples import Samples, digest, kept, restored, written
 from outpace.jsonl import Record
-from outpace.llm import LLM
 from outpace.methods.method import at_least_one
-from outpace.options import Options
-from outpace.output import Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from outpace.benchmark.side import Side, Turn
+from outpace.checkpoints.name import short_title
 from outpace.evaluation.metrics import models, percentile
 from outpace.evaluation.report import Report
 from outpace.evaluation.samples import SCHEMA, digest
-from outpace.models.name import short_title
 
 Clock = Literal["cpu", "wall"]
 Figures = dict[str, Any]

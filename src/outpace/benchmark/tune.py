@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from outpace.api.llm import LLM
+from outpace.api.options import Options
 from outpace.benchmark.entry import Entry, swept, word
 from outpace.benchmark.side import Side
 from outpace.benchmark.summary import Figures, result
 from outpace.decoding import CAUSAL_KINDS, Kind
 from outpace.evaluation.samples import Samples
 from outpace.jsonl import Record
-from outpace.llm import LLM
 from outpace.methods import Autoregressive, BlockDiffusion, LeftToRight, Method
 from outpace.methods.method import Among, Within
 from outpace.methods.options import Option, options_of
-from outpace.options import Options
 
 try:
     import optuna

@@ -8,7 +8,12 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from outpace.answers import Answering, answer_file
+from outpace.api.answers import Answering, answer_file
+from outpace.api.infill import cloze_of
+from outpace.api.llm import LLM
+from outpace.api.options import Options, check_options
+from outpace.api.output import Output
+from outpace.api.text import Prompt
 from outpace.cli.draw import (
     bars,
     console,
@@ -38,12 +43,7 @@ from outpace.cli.flags import (
 from outpace.cli.output import replaced
 from outpace.cli.spread import SPREAD, Spread
 from outpace.cli.terminal import piped, waiting
-from outpace.layout import cloze_of
-from outpace.llm import LLM
 from outpace.methods import Method
-from outpace.options import Options, check_options
-from outpace.output import Output
-from outpace.text import Prompt
 
 
 def generate(

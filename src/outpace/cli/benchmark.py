@@ -19,10 +19,10 @@ from outpace.cli.output import replaced
 from outpace.provenance import provenance
 
 if TYPE_CHECKING:
-    from outpace.load.client import Client
-    from outpace.load.figures import Figures
-    from outpace.load.measure import Level
-    from outpace.load.workload import Workload
+    from outpace.benchmark.client import Client
+    from outpace.benchmark.load import Level
+    from outpace.benchmark.load_figures import Figures
+    from outpace.benchmark.workload import Workload
 
 STREAMS = "1,2,4,8,16,32,64"
 LEAST, TURNS = 64, 4
@@ -47,7 +47,7 @@ class Asked:
 
     def workload(self, model: str, method: Mapping[str, Any] | None, count: int) -> Workload:
         """As requests of one model; a server other than ours must not be given a method."""
-        from outpace.load.workload import Workload, prompts_of
+        from outpace.benchmark.workload import Workload, prompts_of
 
         fields: dict[str, Any] = {"max_tokens": self.max_tokens}
         if self.temperature is not None:
@@ -90,9 +90,9 @@ def benchmark_serve(
     png: Annotated[Path | None, Option(help="Draw throughput and latency here.")] = None,
 ) -> None:
     """Load on a running server: latency and throughput at each level of concurrency or rate."""
-    from outpace.load.client import Client
-    from outpace.load.figures import parse_limits
-    from outpace.load.measure import requests_of
+    from outpace.benchmark.client import Client
+    from outpace.benchmark.load import requests_of
+    from outpace.benchmark.load_figures import parse_limits
 
     limits = {} if goodput is None else parse_limits(goodput)
     levels = levels_of(concurrency, rate, requests, asked.seed)
@@ -101,7 +101,7 @@ def benchmark_serve(
     client = Client(url, api_key, timeout=timeout)
     with replaced(output) as file, replaced(png) as picture:
         if picture is not None:
-            from outpace.load.picture import draw_levels
+            from outpace.benchmark.load_picture import draw_levels
         name = model or asyncio.run(only_model(client))
         workload = asked.workload(name, method, requests_of(levels, warmup))
         interrupted = run(client, workload, levels, warmup)
@@ -124,8 +124,8 @@ def levels_of(
     concurrency: str | None, rate: str | None, requests: int | None, seed: int
 ) -> list[Level]:
     """A level for each number of a list; `ValueError` for a bad one."""
-    from outpace.load.arrivals import Closed, Poisson
-    from outpace.load.measure import Level
+    from outpace.benchmark.arrivals import Closed, Poisson
+    from outpace.benchmark.load import Level
 
     if concurrency is not None and rate is not None:
         raise ValueError("give --concurrency or --rate, not both")
@@ -166,7 +166,7 @@ async def only_model(client: Client) -> str:
 
 def run(client: Client, workload: Workload, levels: Sequence[Level], warmup: int) -> bool:
     """Measure with a progress bar; whether Ctrl-C ended it."""
-    from outpace.load.measure import measure
+    from outpace.benchmark.load import measure
 
     with bars() as shown:
         bar = shown.add_task("warm-up", total=sum(level.requests for level in levels))

@@ -11,6 +11,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from outpace.api.llm import LLM
+from outpace.api.options import Options, check_options
+from outpace.api.output import Output
+from outpace.api.stream import Stream
+from outpace.api.text import Message
+from outpace.checkpoints.progress import told
 from outpace.cli.draw import coloured, console, statistics
 from outpace.cli.flags import (
     CHOICE,
@@ -30,13 +36,7 @@ from outpace.cli.terminal import check_input, errors, waiting
 from outpace.decoding.target import Kind
 from outpace.engine.job import DecodingError
 from outpace.engine.pairing import named as models_of
-from outpace.llm import LLM
 from outpace.methods import METHODS, Method
-from outpace.models.progress import told
-from outpace.options import Options, check_options
-from outpace.output import Output
-from outpace.stream import Stream
-from outpace.text import Message
 
 HELP = """\
 /method NAME option=value …  decode by another method; alone, say which there are

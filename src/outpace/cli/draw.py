@@ -10,13 +10,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from outpace.api.llm import LLM
+from outpace.api.output import Output
+from outpace.api.trace import (
+    FILLED,
+    FULL,
+    HOLE,
+    KEPT,
+    STATES,
+    block_edges,
+    is_scattered,
+    slot_states,
+)
 from outpace.cli.terminal import bars as bars
 from outpace.cli.terminal import console as console
 from outpace.constraint.cloze import Parts
 from outpace.evaluation.report import Report
-from outpace.llm import LLM
-from outpace.output import Output
-from outpace.trace import FILLED, FULL, HOLE, KEPT, STATES, block_edges, is_scattered, slot_states
 
 COLOURS = ("color(31)", "color(166)", "color(133)", "color(64)", "color(99)")
 """Of forwards, in turn: each has a contrast of about 4 on white and on black alike."""

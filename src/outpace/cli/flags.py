@@ -13,16 +13,16 @@ from typing import Annotated, Any, cast
 import torch
 from typer import Argument, Option
 
+from outpace.api.llm import LLM
+from outpace.api.options import Options
+from outpace.api.text import Message, Prompt
+from outpace.checkpoints.load import load_config, zoo_names
+from outpace.checkpoints.progress import told
 from outpace.cli.terminal import check_input, waiting
 from outpace.engine.pairing import check_fit
-from outpace.llm import LLM
 from outpace.methods import Method
 from outpace.methods.options import Named
 from outpace.models.device import resolve_device
-from outpace.models.load import load_config, zoo_names
-from outpace.models.progress import told
-from outpace.options import Options
-from outpace.text import Message, Prompt
 
 
 def like(incomplete: str) -> list[str]:

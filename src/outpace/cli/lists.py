@@ -7,14 +7,14 @@ from math import prod
 from rich.table import Table
 from safetensors import safe_open
 
+from outpace.checkpoints.families import FAMILIES
+from outpace.checkpoints.families.drafts import DRAFTS
+from outpace.checkpoints.load import ZOO, load_config, zoo_names
 from outpace.cli.draw import console
 from outpace.cli.options import about, flag
 from outpace.decoding.target import plural
 from outpace.methods import METHODS
 from outpace.methods.options import options_of
-from outpace.models.families import FAMILIES
-from outpace.models.families.drafts import DRAFTS
-from outpace.models.load import ZOO, load_config, zoo_names
 
 
 def models() -> None:

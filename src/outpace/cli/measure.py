@@ -10,7 +10,10 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from outpace.answers import Answering
+from outpace.api.answers import Answering
+from outpace.api.llm import LLM
+from outpace.api.options import Options, check_options
+from outpace.api.text import checked_text
 from outpace.cli.asking import ASKING, Asking
 from outpace.cli.draw import bars, console, report_table, show_cut, show_pieces
 from outpace.cli.flags import (
@@ -36,12 +39,9 @@ from outpace.evaluation.protocol import Setting
 from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
 from outpace.evaluation.run import evaluate, fitted, judged, questions_of
-from outpace.llm import LLM
 from outpace.methods import Method
 from outpace.methods.method import at_least_one
-from outpace.options import Options, check_options
 from outpace.provenance import provenance
-from outpace.text import checked_text
 
 RACE = (
     "tiny-ar autoregressive",

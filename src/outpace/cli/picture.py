@@ -13,8 +13,8 @@ try:
 except ImportError as error:
     raise ValueError(f"{error}; pictures need: pip install 'outpace[plot]'") from error
 
-from outpace.output import Output
-from outpace.trace import STATES, block_edges, slot_states
+from outpace.api.output import Output
+from outpace.api.trace import STATES, block_edges, slot_states
 
 COLOURS = ("white", "#e3e3e3", "#d95f0e", "#74a9cf", "#023858")
 CELL = 0.085

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from typer import Option
 
+from outpace.checkpoints.compress import compress
 from outpace.cli.draw import console
 from outpace.cli.flags import ModelName
 from outpace.cli.terminal import bars, ended_by_sigterm
-from outpace.models.compress import compress
 
 
 def quantize(

@@ -13,6 +13,7 @@ from typing import Annotated
 from rich.table import Table
 from typer import Argument, Option
 
+from outpace.api.options import Options
 from outpace.benchmark.entry import Entry
 from outpace.benchmark.prompts import LENGTH, of_length
 from outpace.benchmark.shape import Shapes
@@ -28,7 +29,6 @@ from outpace.evaluation.question import Question
 from outpace.methods import Method
 from outpace.methods.method import at_least_one
 from outpace.models.device import resolve_device, resolve_dtype
-from outpace.options import Options
 from outpace.provenance import provenance
 
 COUNTED = (

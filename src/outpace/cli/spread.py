@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from outpace.api.llm import LLM
 from outpace.cli.flags import Loading, one_thread
 from outpace.cli.terminal import waiting
-from outpace.llm import LLM
 from outpace.methods.options import Named
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 from rich.table import Table
 from typer import Option
 
+from outpace.api.llm import LLM
+from outpace.api.options import Options
 from outpace.cli.draw import console
 from outpace.evaluation.report import Report
-from outpace.llm import LLM
-from outpace.options import Options
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from outpace.api.llm import LLM
 from outpace.benchmark.entry import Entry
 from outpace.benchmark.side import Load, Side, alternate
 from outpace.benchmark.summary import Figures, summaries
@@ -32,7 +33,6 @@ from outpace.cli.output import replaced
 from outpace.cli.sides import list_names, results_table
 from outpace.evaluation.compare import fronts
 from outpace.evaluation.samples import kept
-from outpace.llm import LLM
 from outpace.methods import Method
 from outpace.methods.method import at_least_one
 from outpace.methods.options import make_method

@@ -2,15 +2,15 @@
 
 from outpace.decoding.accept import Verify, agreement, draft_read, verify_read
 from outpace.decoding.canvas import Canvas
-from outpace.decoding.dial import Dial
+from outpace.decoding.dial import Dial, Pace
 from outpace.decoding.forward import CAUSAL, FULL, Decoding, Forward, Pattern, Prediction
 from outpace.decoding.joint import Constraint
-from outpace.decoding.pace import Pace
 from outpace.decoding.processor import Processor
 from outpace.decoding.request import Request, Step
 from outpace.decoding.sampling import GREEDY, Read, Sample, Sampling
 from outpace.decoding.target import CAUSAL_KINDS, DRAFT_KINDS, MASKED_DRAFT_KINDS, Kind, Target
 from outpace.decoding.tree import Tree
+from outpace.kernels.fused import runs_triton, to_device
 
 __all__ = [
     "CAUSAL",
@@ -39,5 +39,7 @@ __all__ = [
     "Verify",
     "agreement",
     "draft_read",
+    "runs_triton",
+    "to_device",
     "verify_read",
 ]

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outpace.decoding.fly import Fly
-from outpace.decoding.fused import Drafts, fits, to_device, verify_rows
 from outpace.decoding.likeliest import likeliest
 from outpace.decoding.noise import uniform
 from outpace.decoding.request import Request
 from outpace.decoding.sampling import Noisy, Read, Reader, Readout, Sample, chooser, noise_of
+from outpace.kernels.fused import Drafts, runs_triton, to_device, verify_rows
 
 Verify = Literal["match", "rejection", "fly"]
 """Keep a draft where the target, sampled with its own noise, says it; by rejection; or loosely."""
@@ -91,7 +91,7 @@ class Rejection(Sample):
         if not isinstance(choose, Noisy):
             return super().group(reads, slots, device)
         drafts = drafts_of(reads, slots, device)
-        if fits(device) and all(read.raw for read in reads):
+        if runs_triton(device) and all(read.raw for read in reads):
             return cls.verified(reads, choose, drafts)
         judge = cls.judge(reads, slots, device)
         drafted, coins = drafts.tokens, uniform(drafts.coins, 1)

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.decoding.fused import Settings, to_device
 from outpace.decoding.likeliest import likeliest
+from outpace.kernels.fused import Settings, to_device
 
 if TYPE_CHECKING:
     from outpace.decoding.sampling import Sampling

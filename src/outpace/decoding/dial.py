@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 MOST = 64
 """Most tokens that are proposed where a pace decides."""
@@ -34,3 +35,30 @@ def halved(least: int, most: int) -> list[int]:
     while values[0] // 2 > least:
         values.insert(0, values[0] // 2)
     return values if least >= most else [least, *values]
+
+
+class Pace(Protocol):
+    """Decides for all requests of a method how many tokens their cycles propose.
+
+    Attributes:
+        cycles: passes of the target so far.
+        rest: cycle until which a request that proposed nothing need not ask again.
+    """
+
+    cycles: int
+    rest: int
+
+    def run(self, requests: int) -> None:
+        """Set the number of running requests."""
+
+    def passed(self, model: str, rows: int, seconds: float) -> None:
+        """Report a pass of a model: rows fed and seconds taken."""
+
+    def brought(self, value: int, tokens: int) -> None:
+        """Report a cycle: tokens proposed, and tokens committed."""
+
+    def settled(self, behind: int, left: int) -> bool:
+        """Whether a request proposes nothing for a while."""
+
+    def value(self, request: object, behind: int, left: int, lost: int) -> int:
+        """Number of tokens that the next cycle of a request proposes."""

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.decoding.fused import to_device
 from outpace.decoding.processor import NEVER
 from outpace.decoding.sampling import Reader, Readout, Sample
+from outpace.kernels.fused import to_device
 
 BEST = 3
 """How many of the likeliest tokens say whether the target is in doubt, as in the authors' code."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Literal
 
+from outpace.decoding.dial import Pace
 from outpace.decoding.joint import Constraint, Joint
-from outpace.decoding.pace import Pace
 from outpace.decoding.processor import Processor
 from outpace.decoding.sampling import Sample, Sampling, Score
 from outpace.decoding.target import Target

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from outpace.decoding.cut import MOST, Cut, narrowed, nucleus
-from outpace.decoding.fused import Settings, fits, read_rows, to_device
 from outpace.decoding.joint import Joint, Jointly
 from outpace.decoding.likeliest import likeliest
 from outpace.decoding.noise import gumbel, noise_keys
+from outpace.kernels.fused import Settings, read_rows, runs_triton, to_device
 
 Score = Literal["confidence", "entropy", "logprob", "margin"]
 
@@ -157,7 +157,7 @@ class Sample(Read):
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Reader:
         """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
-        if fits(device) and cls.at_once(reads):
+        if runs_triton(device) and cls.at_once(reads):
             return cls.fused(reads, slots, device)
         choose = cls.choice(reads, slots, device)
         judge = cls.judge(reads, slots, device)
@@ -287,7 +287,7 @@ class Noisy:
 
     def __call__(self, logits: Tensor, rows: slice) -> Tensor:
         """Token of each row of `logits [r, V]`, which are the rows `rows` of the group."""
-        if fits(logits.device):
+        if runs_triton(logits.device):
             return self.at_once(logits, rows)[0]
         settings, known = self.cut.of_rows(rows), self.cut.known[:, rows]
         tokens = likeliest(logits)

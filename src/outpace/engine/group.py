@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from outpace.checkpoints.fields import line
 from outpace.decoding.forward import IntArray
-from outpace.models.fields import line
 from outpace.models.split import Share
 
 FIRST = 4096

@@ -9,6 +9,7 @@ from outpace.engine.feed import Feed
 from outpace.engine.job import Job
 from outpace.engine.pairing import Pairing
 from outpace.methods import Method
+from outpace.pacing.controller import PaceController
 
 PACES = 256
 """Methods, each with its options, of which is remembered what they have seen."""
@@ -23,7 +24,7 @@ class Paces(dict[tuple[Method | str, ...], Pace]):
         if dial is None:
             return None
         names = (runner.name for runner in pairing.runners.values())
-        pace = self.setdefault((method, *names), Pace(dial))
+        pace = self.setdefault((method, *names), PaceController(dial))
         while len(self) > PACES:
             self.pop(list(self)[0], None)
         return pace

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from outpace.checkpoints.families import FAMILIES
+from outpace.checkpoints.known import AUTO, draft_for
+from outpace.checkpoints.load import load_config, target_config
 from outpace.decoding import (
     DRAFT_KINDS,
     MASKED_DRAFT_KINDS,
@@ -24,9 +27,6 @@ from outpace.methods import METHODS, Method
 from outpace.methods.options import Named, method_of
 from outpace.models.config import ModelConfig
 from outpace.models.extending import fitted
-from outpace.models.families import FAMILIES
-from outpace.models.known import AUTO, draft_for
-from outpace.models.load import load_config, target_config
 
 CANVAS = 256
 """Default `max_tokens` of diffusion models, and the least default of all others, if it fits."""

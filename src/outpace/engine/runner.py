@@ -14,10 +14,10 @@ from outpace.attention.choice import backend
 from outpace.decoding import Kind, Prediction
 from outpace.decoding.processor import NEVER
 from outpace.engine.cache import PAGE, Cache, Table
+from outpace.engine.cpu import lay_out
 from outpace.engine.feed import Feed
 from outpace.engine.fuse import fuse
 from outpace.engine.graphs import SPARE, Graphs, Record
-from outpace.engine.layout import lay_out
 from outpace.engine.pack import Buffer, Packed, pack
 from outpace.engine.prefix import Prefix, pairs
 from outpace.engine.readout import Launched, Part, Sent

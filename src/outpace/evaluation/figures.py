@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from outpace.models.fields import brief
+from outpace.checkpoints.fields import brief
 
 LARGE = 1e30
 """Beyond every figure; what is infinite or no number is not below it."""

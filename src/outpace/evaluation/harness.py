@@ -34,14 +34,14 @@ except ImportError as error:
         f"{error}; tasks of lm-evaluation-harness need: pip install 'outpace[evaluate]'"
     ) from error
 
+from outpace.api.llm import LLM
+from outpace.api.options import Options
+from outpace.api.output import Output
 from outpace.decoding import CAUSAL_KINDS
 from outpace.evaluation.likelihood import Likelihood, MonteCarloLikelihood
 from outpace.evaluation.protocol import method_of
 from outpace.evaluation.samples import Samples, kept, written
-from outpace.llm import LLM
 from outpace.methods import METHODS
-from outpace.options import Options
-from outpace.output import Output
 
 LOADING = ("adapter", "device", "dtype", "quantize", "max_length", "mask_id")
 """Arguments of `LLM` that the harness may give."""

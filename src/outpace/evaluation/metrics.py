@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from outpace.output import Output
+from outpace.api.output import Output
 
 NORMAL = 1.959964
 """Standard deviations of 95 % of a normal law."""

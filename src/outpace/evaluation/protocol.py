@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from outpace.api.options import Options
+from outpace.api.text import Prompt
 from outpace.decoding import Kind
 from outpace.evaluation.question import Question
 from outpace.evaluation.scoring import NEEDED, SCORERS
@@ -17,8 +19,6 @@ from outpace.jsonl import Record
 from outpace.methods import Method
 from outpace.methods.method import at_least_one
 from outpace.methods.options import make_method
-from outpace.options import Options
-from outpace.text import Prompt
 
 FOLDER = Path(__file__).parent / "protocols"
 PROTOCOLS = ("apd", "d2f", "dflash", "plain", "wedlm")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from outpace.api.text import Prompt
 from outpace.evaluation.scoring import SCORERS
-from outpace.text import Prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from outpace.api.output import Output
+from outpace.checkpoints.name import short_title
 from outpace.evaluation import metrics
 from outpace.evaluation.samples import SCHEMA
-from outpace.models.name import short_title
-from outpace.output import Output
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from outpace.answers import Answering
+from outpace.api.answers import Answering
+from outpace.api.llm import LLM
+from outpace.api.options import Chosen, Options
 from outpace.evaluation.protocol import setting
 from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
 from outpace.evaluation.samples import digest, kept, written
 from outpace.jsonl import Record
-from outpace.llm import LLM
-from outpace.options import Chosen, Options
 
 IDENTITY = ("task", "protocol", "questions", "model", "method", "batch")
 """What a run must share with an earlier one to go on with it, beside its options."""

@@ -11,11 +11,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from outpace.answers import append, appended
+from outpace.api.answers import append, appended
+from outpace.api.output import Output
 from outpace.decoding import Step
 from outpace.evaluation.question import Question
 from outpace.jsonl import Record, parse
-from outpace.output import Output
 
 SCHEMA = 1
 """Version of what is written, here and in reports."""

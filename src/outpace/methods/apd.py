@@ -21,9 +21,10 @@ from outpace.decoding import (
     Sampling,
     Target,
     agreement,
+    runs_triton,
+    to_device,
 )
 from outpace.decoding.dial import MOST, halved
-from outpace.decoding.fused import fits, to_device
 from outpace.decoding.sampling import Noisy, Read, Reader, Readout, chooser
 from outpace.methods.method import Method, Within, at_least_one, check_least, fraction
 from outpace.methods.plain import plain
@@ -141,7 +142,7 @@ class Mixture(Read):
         def read(logits: Tensor, rows: slice) -> Readout:
             vocab = min(guess.shape[-1], logits.shape[-1])
             mine, other, weight = logits[:, :vocab], guess[rows, :vocab], ratio[rows]
-            if fits(device) and isinstance(choose, Noisy):
+            if runs_triton(device) and isinstance(choose, Noisy):
                 return Readout(choose.at_once(mine, rows, other, weight)[0], {})
             mixed = torch.lerp(mine.float(), other.float(), weight[:, None])
             return Readout(choose(mixed, rows), {})

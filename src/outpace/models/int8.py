@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.models import tiles
-from outpace.models.layouts import (
+from outpace.kernels import tiles
+from outpace.kernels.autotune import quickest
+from outpace.kernels.matmul import (
     LAYOUTS,
     LEVELS,
     NOUGHT,
@@ -25,7 +26,6 @@ from outpace.models.layouts import (
     of_codes,
     product,
 )
-from outpace.models.quickest import quickest
 from outpace.models.transformer import Embedding
 
 LOG = logging.getLogger(__name__)

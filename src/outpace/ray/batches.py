@@ -11,17 +11,17 @@ import ray.data
 import torch
 from ray.data import ActorPoolStrategy, DataContext
 
-from outpace.answers import Refused
+from outpace.api.answers import Refused
+from outpace.api.llm import LLM
+from outpace.api.options import Options
+from outpace.api.output import Output
+from outpace.api.text import Prompt
+from outpace.checkpoints.adapter import title
+from outpace.checkpoints.load import load_config
 from outpace.engine.pairing import native
 from outpace.evaluation.samples import restored, written
-from outpace.llm import LLM
 from outpace.methods.options import Named, method_of
-from outpace.models.adapter import title
-from outpace.models.load import load_config
-from outpace.options import Options
-from outpace.output import Output
 from outpace.ray.cluster import check_count, join, share
-from outpace.text import Prompt
 
 Row = dict[str, str]
 Block = list[tuple[int, Prompt, int]]

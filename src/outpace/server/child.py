@@ -13,13 +13,13 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
-from outpace.models.load import load_tokenizer
+from outpace.api.text import Text
+from outpace.api.worker import WorkerDied
+from outpace.checkpoints.load import load_tokenizer
 from outpace.server.channel import Channel, get, put
 from outpace.server.models import Known, Model
 from outpace.server.plant import PULSE, Engines, Look, News, Order
 from outpace.server.remote import Remote, RemoteAnswer
-from outpace.text import Text
-from outpace.worker import WorkerDied
 
 SILENCE = 10
 """Signs of life that may fail to come before the silence counts as a step that does not end."""

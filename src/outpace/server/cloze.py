@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from outpace.api.infill import cloze_of
 from outpace.constraint.cloze import Hole
-from outpace.layout import cloze_of
 from outpace.server.fault import Fault
 from outpace.server.schema import ChatRequest, CompletionRequest
 

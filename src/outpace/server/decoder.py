@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, Unpack
 
-from outpace.async_llm import Coming
+from outpace.api.async_llm import Coming
+from outpace.api.options import Options
+from outpace.api.text import Prompt
 from outpace.engine.runner import Usage
-from outpace.options import Options
-from outpace.text import Prompt
 
 
 class Decoder(Protocol):

@@ -12,10 +12,11 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from outpace.async_llm import Coming, Draining, QueueFull
+from outpace.api.async_llm import Coming, Draining, QueueFull
+from outpace.api.output import Output
+from outpace.api.worker import WorkerDied
 from outpace.constraint.pattern import TooLarge
 from outpace.engine.job import DecodingError
-from outpace.output import Output
 from outpace.server.cloze import clozes_of
 from outpace.server.fault import Fault, Gone
 from outpace.server.fields import check_fields
@@ -24,7 +25,6 @@ from outpace.server.reply import DONE, Reply
 from outpace.server.schema import Asked, ChatRequest, CompletionRequest
 from outpace.server.service import Service
 from outpace.server.stream import Strand, merged
-from outpace.worker import WorkerDied
 
 log = logging.getLogger("outpace.server")
 

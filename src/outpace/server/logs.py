@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from outpace.models.progress import told
+from outpace.checkpoints.progress import told
 from outpace.version import __version__
 
 log = logging.getLogger("outpace.server")

@@ -8,8 +8,8 @@ from time import perf_counter
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from outpace.api.output import Output
 from outpace.engine.runner import Usage
-from outpace.output import Output
 from outpace.server.models import Model
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)

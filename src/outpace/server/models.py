@@ -8,18 +8,18 @@ from functools import cache, cached_property
 from itertools import product
 from typing import Any
 
+from outpace.api.llm import LLM
+from outpace.api.text import Text
+from outpace.checkpoints.load import load_config, target_config
 from outpace.engine.pairing import check_models, native
-from outpace.llm import LLM
 from outpace.methods import METHODS, Method
 from outpace.methods.options import Option, find_method, options_of
 from outpace.models.config import ModelConfig
-from outpace.models.load import load_config, target_config
 from outpace.server.decoder import Decoder
 from outpace.server.fault import Fault
 from outpace.server.fields import fields_of
 from outpace.server.logs import log_loading
 from outpace.server.settings import Entry, name_in
-from outpace.text import Text
 
 LARGEST = 1000.0
 """Most that an option may be that is no whole number."""

@@ -21,20 +21,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from outpace.async_llm import MOST_UNREAD, Draining, QueueFull
+from outpace.api.async_llm import MOST_UNREAD, Draining, QueueFull
+from outpace.api.driver import Driver
+from outpace.api.llm import LLM
+from outpace.api.output import Answer, Event
+from outpace.api.worker import LONGEST, SHARE, WorkerDied, in_turns
 from outpace.constraint.compiler import Unread
 from outpace.constraint.pattern import TooLarge
 from outpace.decoding import Step
-from outpace.driver import Driver
 from outpace.engine.job import DecodingError
 from outpace.engine.runner import Usage
-from outpace.llm import LLM
-from outpace.output import Answer, Event
 from outpace.server.channel import Inbox, get, put
 from outpace.server.logs import start_log
 from outpace.server.models import load_all
 from outpace.server.settings import Entry
-from outpace.worker import LONGEST, SHARE, WorkerDied, in_turns
 
 PULSE = 0.1
 """Seconds after which word goes out though nothing is new, as a sign of life."""

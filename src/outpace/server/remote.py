@@ -9,13 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outpace.async_llm import Coming, check_open
+from outpace.api.async_llm import Coming, check_open
+from outpace.api.output import Event, Output
+from outpace.api.text import Prompt, Text
 from outpace.constraint.compiler import DEEPEST
 from outpace.decoding import Step
 from outpace.engine.runner import Usage
-from outpace.output import Event, Output
 from outpace.server.plant import Asked, Cancelled, News
-from outpace.text import Prompt, Text
 
 if TYPE_CHECKING:
     from outpace.server.child import Child

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
+from outpace.api.output import Output
+from outpace.api.text import UNKNOWN
 from outpace.decoding import Step
-from outpace.output import Output
 from outpace.server.models import Model
-from outpace.text import UNKNOWN
 
 DONE = b"data: [DONE]\n\n"
 SHARED = 8

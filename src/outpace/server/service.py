@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Protocol, Self
 
-from outpace.async_llm import AsyncLLM
+from outpace.api.async_llm import AsyncLLM
+from outpace.api.worker import Worker
 from outpace.server.child import Child
 from outpace.server.decoder import Driving
 from outpace.server.fault import Fault
@@ -16,7 +17,6 @@ from outpace.server.metrics import Metrics
 from outpace.server.models import Model, load_all
 from outpace.server.plant import Order
 from outpace.server.settings import Config, Settings
-from outpace.worker import Worker
 
 
 class InHand(Protocol):

@@ -13,9 +13,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
+from outpace.checkpoints.name import distinct_name, name_of
 from outpace.engine.pairing import named as models_of
 from outpace.methods import METHODS, Method
-from outpace.models.name import distinct_name, name_of
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]

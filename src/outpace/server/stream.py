@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
-from outpace.async_llm import Coming
-from outpace.output import Event
+from outpace.api.async_llm import Coming
+from outpace.api.output import Event
 from outpace.server.reply import Offsets, Reply, step
 from outpace.server.schema import Asked
 

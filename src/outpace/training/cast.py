@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from outpace.checkpoints.load import CONFIG, load_config, resolve, translate
 from outpace.models.draft import Draft
 from outpace.models.extending import draft_of
-from outpace.models.load import CONFIG, load_config, resolve, translate
 from outpace.models.transformer import Transformer
 from outpace.training import lora, weights
 from outpace.training.recipe import Recipe

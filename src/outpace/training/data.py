@@ -12,10 +12,10 @@ import numpy as np
 from jinja2 import TemplateError
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from outpace.evaluation.generated import story
 from outpace.models.config import ModelConfig
 from outpace.training.kinds import MOST_COUNT, Bounds, Count, Share, check_bounds
 from outpace.training.sources import STORY, Conversation, source
-from outpace.zoo import story
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from outpace.api.llm import LLM
 from outpace.evaluation.protocol import method_of
-from outpace.llm import LLM
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outpace.models.adapter import LowRank
-from outpace.models.families import FAMILIES
-from outpace.models.families.family import part_sizes
+from outpace.checkpoints.adapter import LowRank
+from outpace.checkpoints.families import FAMILIES
+from outpace.checkpoints.families.family import part_sizes
 from outpace.models.transformer import Stack
 from outpace.training.kinds import Bounds, Positive, check_bounds
 

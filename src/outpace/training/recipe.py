@@ -18,9 +18,9 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from outpace.checkpoints.load import load_model
 from outpace.models.device import DTYPES
 from outpace.models.draft import Draft
-from outpace.models.load import load_model
 from outpace.models.transformer import Transformer
 from outpace.recipes import find
 from outpace.training import weights

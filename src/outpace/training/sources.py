@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from outpace.zoo import story, sudoku, table
-from outpace.zoo.problems import Problem
+from outpace.evaluation.generated import story, sudoku, table
+from outpace.evaluation.generated.problems import Problem
 
 STORY, HUB = "story:", "hub:"
 PROBLEMS = {STORY: story.problems, "sudoku:": sudoku.problems, "table:": table.problems}

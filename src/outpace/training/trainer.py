@@ -16,9 +16,9 @@ from numpy.random import default_rng
 from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from outpace.models.adapter import save_adapter
+from outpace.checkpoints.adapter import save_adapter
+from outpace.checkpoints.load import load_model, load_tokenizer, save_model, tokenizer_folder
 from outpace.models.draft import Draft
-from outpace.models.load import load_model, load_tokenizer, save_model, tokenizer_folder
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint, interrupt, lora, report, trackers
 from outpace.training.ahead import Ahead

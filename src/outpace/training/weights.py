@@ -8,12 +8,8 @@ from typing import Any
 
 import torch
 
-from outpace.decoding.target import DRAFT_KINDS, Kind
-from outpace.models.config import ModelConfig
-from outpace.models.draft import Draft
-from outpace.models.extending import draft_of
-from outpace.models.families import FAMILIES
-from outpace.models.load import (
+from outpace.checkpoints.families import FAMILIES
+from outpace.checkpoints.load import (
     family_of,
     load_config,
     load_draft,
@@ -21,6 +17,10 @@ from outpace.models.load import (
     resolve,
     translate,
 )
+from outpace.decoding.target import DRAFT_KINDS, Kind
+from outpace.models.config import ModelConfig
+from outpace.models.draft import Draft
+from outpace.models.extending import draft_of
 from outpace.models.rope import rotate
 from outpace.models.transformer import Attention, Transformer
 

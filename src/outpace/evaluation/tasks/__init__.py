@@ -3,11 +3,11 @@
 import re
 from functools import partial
 
+from outpace.evaluation.generated import story, sudoku, table
 from outpace.evaluation.scoring.expressions import last_boxed
 from outpace.evaluation.scoring.numbers import STRICT, final
 from outpace.evaluation.tasks.task import Made, Published, Task
 from outpace.jsonl import Record
-from outpace.zoo import story, sudoku, table
 
 
 def number(record: Record) -> str | None:

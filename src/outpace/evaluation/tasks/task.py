@@ -9,8 +9,8 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
+from outpace.evaluation.generated.problems import Problem
 from outpace.jsonl import Record, read_records
-from outpace.zoo.problems import Problem
 
 MOST = 100_000
 """Problems that are made at a time: a few seconds, and some hundred megabytes."""

@@ -1,0 +1,1 @@
+"""What users import: models, requests, prompts, outputs and streams."""

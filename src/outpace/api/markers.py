@@ -1,0 +1,204 @@
+"""Texts of a conversation, and marks in them that show where a chat template writes each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from outpace.api.codec import next_free
+
+Message = dict[str, Any]
+Authors = dict[int, bool]
+"""Whether the assistant wrote a character of a prompt, by its place; without the template's own."""
+Patterns = Mapping[bool, re.Pattern[str]]
+"""What to look for in a text, by whether the assistant wrote it."""
+Words = Mapping[bool, Sequence[str]]
+"""The same, as words."""
+Change = Callable[[str, bool], str]
+"""From a text, and whether the assistant wrote it, to another."""
+
+
+def any_of(words: Sequence[str]) -> re.Pattern[str]:
+    """A pattern of one of these, the longest first."""
+    longest = sorted(words, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest)) or r"(?!)")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A message or a variable of the template; `own` says that the assistant wrote it."""
+
+    name: str
+    key: int | str
+    value: Any
+    own: bool = False
+
+    @classmethod
+    def all(cls, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[Part]:
+        """Everything of a request that a template can write."""
+        return [
+            *(
+                cls(f"messages[{index}]", index, message, message["role"] == "assistant")
+                for index, message in enumerate(messages)
+            ),
+            *(cls(f"the template variable {key}", key, value) for key, value in variables.items()),
+        ]
+
+    @property
+    def texts(self) -> list[str]:
+        """All of its texts but the role of a message."""
+        found: list[str] = []
+
+        def note(text: str, own: bool) -> str:
+            found.append(text)
+            return text
+
+        self.changed(note)
+        return found
+
+    def changed(self, change: Change) -> Part:
+        """With each text changed, in lists and objects too."""
+
+        def walk(value: Any, *, message: bool = False) -> Any:
+            match value:
+                case str():
+                    return change(value, self.own)
+                case Mapping():
+                    return {
+                        key if message else walk(key): each
+                        if message and key == "role"
+                        else walk(each)
+                        for key, each in value.items()
+                    }
+                case list() | tuple():
+                    return [walk(each) for each in value]
+            return value
+
+        return replace(self, value=walk(self.value, message=isinstance(self.key, int)))
+
+    def holds(self, patterns: Patterns) -> bool:
+        """Whether one of its texts has what is looked for."""
+        return any(map(patterns[self.own].search, self.texts))
+
+
+class Mark(NamedTuple):
+    """What a mark stands for: a character, or the border before (1) or after (-1) a word.
+
+    A `lone` border has no other on the far side of its word.
+    """
+
+    text: str
+    own: bool
+    side: int = 0
+    lone: bool = False
+
+
+class Markers:
+    """Texts without control tokens, from which the text with them can be read.
+
+    Args:
+        hidden: control tokens in texts.
+        edges: their first and last characters.
+        kept: words to leave as they are, since the template may look for them.
+        fenced: others of which the borders are marked, since they are control tokens or parts.
+        free: characters that occur nowhere.
+        inner: fenced words that have one border where a text begins or ends with them, since the
+            template may look for that.
+    """
+
+    def __init__(
+        self,
+        hidden: Patterns,
+        edges: re.Pattern[str],
+        kept: Words,
+        fenced: Words,
+        free: Iterator[str],
+        *,
+        inner: Collection[str] = (),
+    ) -> None:
+        self.hidden, self.edges, self.free, self.inner = hidden, edges, free, inner
+        # Of other words a template that looks for the words in them may leave a part.
+        words = {word for each in fenced.values() for word in each}
+        self.whole = {word for word in words if not any(each in word for each in words - {word})}
+        self.known = {
+            own: re.compile(
+                f"(?P<fenced>{any_of(fenced[own]).pattern})|(?P<control>{pattern.pattern})"
+                f"|(?P<kept>{any_of(kept[own]).pattern})|{edges.pattern}"
+            )
+            for own, pattern in hidden.items()
+        }
+        self.marks: dict[Mark, str] = {}
+
+    def mark(self, *what: Any) -> str:
+        """The character that stands for a `Mark` of these."""
+        mark = Mark(*what)
+        if mark not in self.marks:
+            self.marks[mark] = next_free(self.free)
+        return self.marks[mark]
+
+    def fence(self, word: str, own: bool, *, first: bool, last: bool) -> str:
+        """A word in its borders, or in one where it begins or ends a text."""
+        if first and last:
+            raise ValueError("the text is a word that the template looks for")
+        before = "" if first else self.mark(word, own, 1, last)
+        return before + word + ("" if last else self.mark(word, own, -1, first))
+
+    def hide(self, text: str, own: bool) -> str:
+        """A text with marks; `ValueError` where a control token cannot be hidden."""
+        begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
+
+        def change(match: re.Match[str]) -> str:
+            word = match.group()
+            if match.lastgroup == "kept":
+                return word
+            if match.lastgroup != "fenced":
+                return self.edges.sub(lambda edge: self.mark(edge.group(), own), word)
+            inner = word in self.inner
+            first, last = match.start() <= begin, match.end() >= end
+            return self.fence(word, own, first=inner and first, last=inner and last)
+
+        changed = self.known[own].sub(change, text)
+        bare = self.known[own].sub(lambda m: "\0" if m.lastgroup == "fenced" else change(m), text)
+        if self.hidden[own].search(bare):
+            raise ValueError("a control token overlaps what the template looks for")
+        return changed
+
+    def read(self, rendered: str) -> tuple[str, Authors]:
+        """Rendered text without marks, and who wrote what is marked in it.
+
+        Raises `ValueError` where a part of a word may be left without a mark.
+        """
+        meanings = {character: mark for mark, character in self.marks.items()}
+        pattern = any_of([*meanings])
+        authors: Authors = {}
+        borders: list[tuple[int, Mark]] = []
+        for match in pattern.finditer(rendered):
+            mark, place = meanings[match.group()], match.start() - len(borders)
+            if mark.side:
+                borders.append((place, mark))
+            else:
+                authors[place] = mark.own
+        plain = pattern.sub(
+            lambda match: "" if (mark := meanings[match.group()]).side else mark.text, rendered
+        )
+        self.read_words(plain, borders, authors)
+        return plain, authors
+
+    def read_words(self, plain: str, borders: Sequence[tuple[int, Mark]], authors: Authors) -> None:
+        """Add who wrote the words that stand between borders."""
+        known, torn = set(borders), []
+        for place, mark in borders:
+            size = len(mark.text)
+            begin = place if mark.side > 0 else place - size
+            far = place + mark.side * size, mark._replace(side=-mark.side)
+            # A template that drops a word leaves its borders, perhaps beside a word of its own.
+            if (mark.lone or far in known) and begin >= 0 and plain.startswith(mark.text, begin):
+                authors |= dict.fromkeys(range(begin, begin + size), mark.own)
+            elif mark.text not in self.whole:
+                torn.append((place, mark))
+        for place, mark in torn:
+            inside, end = (place, 0) if mark.side > 0 else (place - 1, -1)
+            if inside not in authors and plain[inside : inside + 1] == mark.text[end]:
+                raise ValueError("a part of a word may be left")

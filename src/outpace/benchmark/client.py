@@ -1,0 +1,228 @@
+"""A client of any OpenAI-compatible server, which notes when what came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping
+from time import perf_counter as clock
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+try:
+    from aiohttp import (
+        ClientConnectorError,
+        ClientError,
+        ClientResponse,
+        ClientResponseError,
+        ClientSession,
+        ClientTimeout,
+        TCPConnector,
+    )
+except ImportError as error:
+    raise ValueError(f"{error}; measuring a server needs: pip install 'outpace[load]'") from error
+
+from outpace.benchmark.exchange import Exchange
+from outpace.benchmark.sse import Reader
+
+Body = Mapping[str, Any]
+"""What is sent to `/v1/completions`, or to `/v1/chat/completions` where it has messages."""
+
+IDLE = 2.0
+"""Seconds that an unused connection is kept: fewer than servers do (uvicorn 5), so that none is
+closed by the server while a request is on its way, and counted as dropped."""
+
+COUNT = 10**9
+"""Tokens and forwards that an answer may have; a larger figure is none."""
+
+
+class Fault(Exception):
+    """Why an exchange failed: a kind, and what the server said."""
+
+    def __init__(self, kind: str, says: str = "") -> None:
+        super().__init__(kind)
+        self.kind, self.says = kind, says
+
+
+class Client:
+    """Connections to one server, as many as are needed; to be entered with `async with`.
+
+    `url` is the server's address, with or without `/v1`; `timeout` the seconds that a whole answer
+    may take. Raises `ValueError` for what is no address, no key or no time.
+    """
+
+    def __init__(self, url: str, key: str | None = None, *, timeout: float = 600.0) -> None:
+        self.url = base(url)
+        if not (timeout > 0 and math.isfinite(timeout)):
+            raise ValueError(f"timeout must be a number of seconds above 0, not {timeout}")
+        if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
+            raise ValueError("an API key has printable ASCII characters only")
+        self.timeout = timeout
+        self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+
+    async def __aenter__(self) -> Client:
+        self.session = ClientSession(
+            headers=self.headers,
+            connector=TCPConnector(limit=0, keepalive_timeout=IDLE),
+            timeout=ClientTimeout(total=None),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.session.close()
+
+    async def models(self) -> list[str]:
+        """Names of the models that the server has; `ValueError` where it does not say."""
+        try:
+            async with asyncio.timeout(self.timeout):
+                async with self.session.get(f"{self.url}/models", allow_redirects=False) as reply:
+                    if reply.status != 200:
+                        raise Fault(str(reply.status), said(await reply.read()))
+                    return [model["id"] for model in (await reply.json())["data"]]
+        except Fault as fault:
+            raise ValueError(f"{self.url}/models: {explain(fault.kind, fault.says)}") from fault
+        except TimeoutError as error:
+            raise ValueError(f"{self.url}/models: {explain('timeout')}") from error
+        except ClientConnectorError as error:
+            raise ValueError(f"{self.url}: {explain('unreachable', str(error))}") from error
+        except (ClientError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self.url}/models lists no models: is it an API?") from error
+
+    async def ask(self, body: Body) -> Exchange:
+        """Send a request and read its answer, streamed or not as the body says; never raises
+        for what the server does."""
+        exchange = Exchange(began=clock())
+        path = "chat/completions" if "messages" in body else "completions"
+        try:
+            async with (
+                asyncio.timeout(self.timeout),
+                self.session.post(
+                    f"{self.url}/{path}", json=body, allow_redirects=False
+                ) as response,
+            ):
+                await read(response, exchange, streamed=bool(body.get("stream")))
+        except Fault as fault:
+            exchange.error, exchange.says = fault.kind, fault.says
+        except TimeoutError:
+            exchange.error = "timeout"
+        except ClientConnectorError as error:
+            exchange.error, exchange.says = "unreachable", str(error)
+        except ClientResponseError as error:
+            exchange.error, exchange.says = "malformed", error.message
+        except (ClientError, OSError) as error:
+            exchange.error, exchange.says = "dropped", str(error)
+        exchange.ended = clock()
+        return exchange
+
+
+async def read(response: ClientResponse, exchange: Exchange, *, streamed: bool) -> None:
+    """Read an answer to its end; `Fault` where it is none."""
+    if response.status != 200:
+        raise Fault(str(response.status), said(await response.read()))
+    if not streamed:
+        take(exchange, await response.read(), clock())
+    elif response.content_type != "text/event-stream":
+        raise Fault("malformed", f"{response.content_type} instead of a stream of events")
+    else:
+        await read_stream(response, exchange)
+
+
+async def read_stream(response: ClientResponse, exchange: Exchange) -> None:
+    """Read events to the last one, `[DONE]`."""
+    reader = Reader()
+    async for data in response.content.iter_any():
+        now = clock()
+        try:
+            events = reader.feed(data)
+        except ValueError as error:
+            raise Fault("malformed", str(error)) from error
+        for event in events:
+            if event == b"[DONE]":
+                return
+            take(exchange, event, now)
+    raise Fault("dropped", "the stream ended without [DONE]")
+
+
+def take(exchange: Exchange, data: bytes, now: float) -> None:
+    """Note the text of a chunk or of a whole answer; text of the same moment is one event."""
+    if text := learn(exchange, data):
+        exchange.text += text
+        if exchange.events[-1:] != [now]:
+            exchange.events.append(now)
+
+
+def learn(exchange: Exchange, data: bytes) -> str:
+    """Note what a chunk or a whole answer says, and give its text; `Fault` for an error."""
+    try:
+        chunk = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Fault("malformed", said(data)) from error
+    match chunk:
+        case {"error": _}:
+            raise Fault("failed", said(data))
+        case {"choices": list()}:
+            pass
+        case _:
+            raise Fault("malformed", said(data))
+    match chunk.get("usage"):
+        case {"completion_tokens": int(tokens)} if 0 <= tokens <= COUNT:
+            exchange.tokens = tokens
+    match chunk.get("outpace"):
+        case {"forwards": int(forwards)} if 0 <= forwards <= COUNT:
+            exchange.forwards = forwards
+    match chunk["choices"]:
+        case [dict(choice), *_]:
+            exchange.finish_reason = choice.get("finish_reason") or exchange.finish_reason
+            return text_of(choice)
+    return ""
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    """Text of a completion, of a chat's chunk or of its message; reasoning is text as well."""
+    match choice.get("delta") or choice.get("message") or choice:
+        case {"content": str(text)} | {"text": str(text)} if text:
+            return text
+        case {"reasoning_content": str(text)} | {"reasoning": str(text)}:
+            return text
+    return ""
+
+
+def said(data: bytes) -> str:
+    """The message of an error in OpenAI's form, or the beginning of what came instead."""
+    try:
+        message = json.loads(data)["error"]["message"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        message = data.decode(errors="replace")
+    return " ".join(str(message).split())[:300]
+
+
+def explain(kind: str, says: str = "") -> str:
+    """One line on why nothing could be measured."""
+    hints = {
+        "401": "HTTP 401, give the key with --api-key",
+        "unreachable": "nothing answers there; is the server running?",
+        "timeout": "no whole answer within --timeout",
+        "malformed": "no answer of an OpenAI-compatible server that streams",
+    }
+    return f"{hints.get(kind, f'HTTP {kind}' if kind.isdigit() else kind)}: {says}".rstrip(": ")
+
+
+def base(url: str) -> str:
+    """An address as requests are made to it, ending in `/v1`; `ValueError` for what is none."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        known = None
+    if not known:
+        raise ValueError(f"{url!r} is no address of a server; write http://127.0.0.1:8000")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("a server's address has no user, query or fragment; see --api-key")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}/v1"

@@ -1,0 +1,116 @@
+"""Figures of many exchanges: means and percentiles, goodput, errors by kind."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from outpace.benchmark.exchange import Exchange
+
+PERCENTILES = (50, 90, 99)
+LIMITS = ("ttft", "gap", "tpot", "e2e")
+"""Figures of one exchange that a goodput may limit; of its gaps the longest counts."""
+
+Figures = dict[str, Any]
+
+
+def figures(exchanges: Sequence[Exchange], seconds: float, limits: Mapping[str, float]) -> Figures:
+    """What a server did in so many seconds; times in milliseconds, None where nothing was.
+
+    Only whole answers are in the times and in the throughput. `limits` are milliseconds by the
+    names of `LIMITS`; where there are any, the goodput says how many of *all* exchanges kept them.
+    """
+    whole = [exchange for exchange in exchanges if exchange.error is None]
+    tokens = sum(exchange.tokens or 0 for exchange in whole)
+    told = [exchange for exchange in whole if exchange.forwards]
+    return {
+        "requests": len(exchanges),
+        "completed": len(whole),
+        "errors": dict(Counter(e.error for e in exchanges if e.error is not None)),
+        "seconds": round(seconds, 3),
+        "output_tokens": tokens,
+        "requests_per_second": rate(len(whole), seconds),
+        "tokens_per_second": rate(tokens, seconds),
+        "ttft_ms": milliseconds(exchange.ttft for exchange in whole),
+        "gap_ms": milliseconds(gap for exchange in whole for gap in exchange.gaps),
+        "tpot_ms": milliseconds(exchange.tpot for exchange in whole),
+        "e2e_ms": milliseconds(exchange.e2e for exchange in whole),
+        "tokens_per_event": shares([(e.tokens or 0, len(e.events)) for e in whole]),
+        "tokens_per_forward": shares([(e.tokens or 0, e.forwards or 0) for e in told]),
+        **({"goodput": goodput(exchanges, seconds, limits)} if limits else {}),
+    }
+
+
+def rate(count: int, seconds: float) -> float | None:
+    """A count per second."""
+    return round(count / seconds, 3) if seconds > 0 else None
+
+
+def milliseconds(seconds: Iterable[float | None]) -> Figures | None:
+    """Mean and percentiles of the times that there are, in milliseconds."""
+    return distribution([1e3 * value for value in seconds if value is not None])
+
+
+def shares(pairs: Sequence[tuple[int, int]]) -> Figures | None:
+    """Of quotients; their mean is that of the sums, so that long answers weigh more."""
+    parts = [(above, below) for above, below in pairs if below]
+    found = distribution([above / below for above, below in parts])
+    if found is not None:
+        total = sum(above for above, _ in parts) / sum(below for _, below in parts)
+        found["mean"] = round(total, 3)
+    return found
+
+
+def distribution(values: Sequence[float]) -> Figures | None:
+    """Mean and percentiles, between two values on the line between them; None of nothing."""
+    if not values:
+        return None
+    percentiles = zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)
+    return {
+        "mean": round(sum(values) / len(values), 3),
+        **{f"p{name}": round(float(value), 3) for name, value in percentiles},
+    }
+
+
+def goodput(exchanges: Sequence[Exchange], seconds: float, limits: Mapping[str, float]) -> Figures:
+    """Whole answers within all limits: per second, and as a share of all that were asked for."""
+    kept = sum(good(exchange, limits) for exchange in exchanges)
+    return {
+        "limits_ms": dict(limits),
+        "requests_per_second": rate(kept, seconds),
+        "share": round(kept / len(exchanges), 4) if exchanges else None,
+    }
+
+
+def good(exchange: Exchange, limits: Mapping[str, float]) -> bool:
+    """Whether an answer is whole and within all limits; what it does not have breaks none."""
+    times = {
+        "ttft": exchange.ttft,
+        "gap": max(exchange.gaps, default=None),
+        "tpot": exchange.tpot,
+        "e2e": exchange.e2e,
+    }
+    late = any(1e3 * (times[name] or 0.0) > limit for name, limit in limits.items())
+    return exchange.error is None and not late
+
+
+def parse_limits(text: str) -> dict[str, float]:
+    """Milliseconds by name from `ttft=200,gap=50`; `ValueError` for anything else."""
+    limits: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, number = part.strip().partition("=")
+        try:
+            limit = float(number)
+        except ValueError:
+            limit = math.nan
+        if name not in LIMITS or name in limits or not (limit > 0 and math.isfinite(limit)):
+            raise ValueError(
+                f"goodput takes milliseconds for some of {', '.join(LIMITS)}, as in "
+                f"ttft=200,gap=50; not {part!r}"
+            )
+        limits[name] = limit
+    return limits

@@ -1,0 +1,72 @@
+"""What is asked: prompts, and the fields that all requests share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from outpace.api.answers import read_prompts
+from outpace.api.text import Message
+from outpace.benchmark.client import Body
+from outpace.evaluation.run import questions_of
+
+Endpoint = Literal["chat", "completions"]
+Prompt = str | list[Message]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Requests without end: prompts in turn, each again only after all others.
+
+    `fields` are those of the request, such as `max_tokens` and `outpace`. Request n has the seed
+    `seed + n`. Raises `ValueError` for prompts that the endpoint does not take.
+    """
+
+    model: str
+    prompts: Sequence[Prompt]
+    endpoint: Endpoint = "chat"
+    seed: int = 0
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    stream: bool = True
+
+    def __post_init__(self) -> None:
+        if self.endpoint not in get_args(Endpoint):
+            known = " or ".join(get_args(Endpoint))
+            raise ValueError(f"unknown endpoint {self.endpoint!r}; it is {known}")
+        if self.endpoint == "completions":
+            for number, prompt in enumerate(self.prompts, 1):
+                if not isinstance(prompt, str):
+                    raise ValueError(f"prompt {number} is of messages, which only chat takes")
+
+    def requests(self, first: int, count: int) -> Iterator[Body]:
+        """`count` of them, from number `first` on."""
+        return map(self.request, range(first, first + count))
+
+    def request(self, number: int) -> Body:
+        """One of them."""
+        prompt = self.prompts[number % len(self.prompts)]
+        body = {"model": self.model, "seed": self.seed + number, **self.fields}
+        if self.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        if self.endpoint == "completions":
+            return {**body, "prompt": prompt}
+        user = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return {**body, "messages": user}
+
+
+MOST = 4096
+"""Story problems that are made at most."""
+
+
+def prompts_of(path: Path | None, count: int, seed: int) -> list[Prompt]:
+    """The prompts of a file, or `count` held-out story problems where none is given, shuffled."""
+    prompts: list[Prompt]
+    if path is None:
+        prompts = [str(question.prompt) for question in questions_of("story", min(count, MOST))]
+    else:
+        prompts = read_prompts(path)
+    random.Random(seed).shuffle(prompts)
+    return prompts

@@ -1,0 +1,1 @@
+"""Published formats: what is read, translated, quantized and saved."""

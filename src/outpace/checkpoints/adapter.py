@@ -1,0 +1,228 @@
+"""Low-rank adapters (LoRA, Hu et al., 2021) in the folders that PEFT writes, by published names."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outpace.checkpoints.fields import (
+    Check,
+    Given,
+    count,
+    field,
+    flag,
+    line,
+    mapping,
+    names_of,
+    number,
+    read_json,
+    refuse_other,
+    refuse_unknown,
+    taken,
+    words,
+)
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+
+
+def patterns(check: Check) -> Check:
+    """A value of each pattern of names."""
+
+    def entries(value: Any) -> dict[str, Any]:
+        for pattern, entry in mapping(value).items():
+            check(entry)
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"patterns of names: {error}") from None
+        return dict(value)
+
+    return entries
+
+
+def beginning(value: Any) -> Any:
+    """How its matrices began; other ways than these change the weights that it is added to."""
+    if value in (True, False, "eva", "gaussian", "orthogonal"):
+        return value
+    raise ValueError("one of true, false, eva, gaussian and orthogonal")
+
+
+FIELDS: Given = {
+    "r": field("r", count),
+    "lora_alpha": field("lora_alpha", number),
+    "rank_pattern": field("rank_pattern", patterns(count), {}),
+    "alpha_pattern": field("alpha_pattern", patterns(number), {}),
+    "use_rslora": field("use_rslora", flag, False),
+    "init_lora_weights": field("init_lora_weights", beginning, True),
+}
+FIXED: Given = {"bias": "none", "peft_type": "LORA"}
+IGNORED = words(
+    """
+    auto_mapping base_model_name_or_path eva_config exclude_modules inference_mode
+    layers_pattern layers_to_transform lora_dropout megatron_config megatron_core peft_version
+    qalora_group_size revision runtime_config target_modules task_type
+    """
+)
+"""What trained it and where; the tensors themselves say which modules it has."""
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+REMEDY = "what loads is low-rank updates of matrices and nothing besides"
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """The update `scale * up @ down` of a matrix.
+
+    Attributes:
+        down: `[rank, in]`.
+        up: `[out, rank]`.
+        scale: alpha / rank, or alpha / sqrt(rank) where the adapter says so.
+    """
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the matrix that it updates."""
+        return self.up.shape[0], self.down.shape[1]
+
+    def delta(self) -> Tensor:
+        """The update, `f32[out, in]`."""
+        return self.scale * (self.up.float() @ self.down.float())
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Updates of a model's matrices.
+
+    Attributes:
+        folder: Where they were read.
+        updates: Published name of a weight to its update.
+    """
+
+    folder: Path
+    updates: Mapping[str, LowRank]
+
+    @classmethod
+    def load(cls, folder: Path) -> Adapter:
+        """Adapter of a folder.
+
+        Raises `ValueError` for another kind of adapter, a field that would change the update, an
+        unknown tensor, half a pair, or a rank that is not the configured one.
+        """
+        if not (folder / CONFIG).is_file():
+            raise ValueError(f"{folder / CONFIG} does not exist: an adapter folder needs it")
+        try:
+            config = configured(read_json(folder / CONFIG))
+        except ValueError as error:
+            raise ValueError(f"{folder / CONFIG}: {error}") from error
+        path = folder / WEIGHTS
+        try:
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{path} is not a readable safetensors file: {line(error)}") from error
+        if not tensors:
+            raise ValueError(f"{path} has no tensors")
+        return cls(folder, dict(paired(tensors, config, path)))
+
+    def check(self, names: Collection[str]) -> None:
+        """Raise `ValueError` for an update of a weight that the model does not have."""
+        if unknown := sorted(set(self.updates) - set(names)):
+            raise ValueError(
+                f"{self.folder}: the model has no {unknown[0]!r} to adapt ({len(unknown)} of "
+                f"{len(self.updates)} updates are unknown); was the adapter trained on another?"
+            )
+
+    def merge(self, name: str, weight: Tensor) -> Tensor:
+        """A published weight with its update, if there is one."""
+        if name not in self.updates:
+            return weight
+        update = self.updates[name]
+        if update.shape != tuple(weight.shape):
+            raise ValueError(
+                f"{self.folder}: the update of {name!r} has shape {update.shape}, but the weight "
+                f"{tuple(weight.shape)}; the adapter was trained on another model"
+            )
+        return weight.float() + update.delta()
+
+
+def configured(given: Given) -> Given:
+    """The fields of an `adapter_config.json` that make the update."""
+    if given.get("peft_type") != "LORA":
+        raise ValueError(f"peft_type {given.get('peft_type')!r} is no LORA")
+    refuse_unknown(given, {*names_of(FIELDS), *FIXED, *IGNORED}, REMEDY)
+    refuse_other(given, FIXED, {}, REMEDY)
+    return taken(FIELDS, given)
+
+
+def paired(
+    tensors: Mapping[str, Tensor], config: Given, path: Path
+) -> Iterator[tuple[str, LowRank]]:
+    """The update of each weight, by its published name."""
+    for name in sorted(tensors):
+        if not name.startswith(PREFIX) or not name.endswith((DOWN, UP)):
+            raise ValueError(f"{path}: tensor {name!r} is none of a low-rank adapter")
+        module = name.removeprefix(PREFIX).removesuffix(DOWN).removesuffix(UP)
+        try:
+            down, up = (tensors[f"{PREFIX}{module}{half}"] for half in (DOWN, UP))
+        except KeyError as error:
+            raise ValueError(f"{path}: {name!r} has no partner {error}") from None
+        if tensors[name].dtype not in FLOATS or not bool(tensors[name].isfinite().all()):
+            raise ValueError(
+                f"{path}: tensor {name!r} must have finite values in float32, bfloat16 or float16"
+            )
+        rank, scale = scaled(config, module)
+        if down.dim() != 2 or up.dim() != 2 or (down.shape[0], up.shape[1]) != (rank, rank):
+            raise ValueError(
+                f"{path}: {module} has matrices {tuple(down.shape)} and {tuple(up.shape)}, but "
+                f"{CONFIG} means rank {rank}"
+            )
+        yield f"{module}.weight", LowRank(down, up, scale)
+
+
+def scaled(config: Given, module: str) -> tuple[int, float]:
+    """Rank and scale of a module, as PEFT reads them."""
+    rank = patterned(config["rank_pattern"], module, config["r"])
+    alpha = patterned(config["alpha_pattern"], module, config["lora_alpha"])
+    return rank, alpha / (math.sqrt(rank) if config["use_rslora"] else rank)
+
+
+def patterned(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
+    """Value of the first pattern that the end of a module's name matches."""
+    for pattern, value in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
+
+
+def save_adapter(
+    folder: str | Path, updates: Mapping[str, LowRank], config: Mapping[str, Any]
+) -> None:
+    """Write updates as a PEFT folder; `config` is what stands in its `adapter_config.json`."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for name, update in updates.items():
+        module = f"{PREFIX}{name.removesuffix('.weight')}"
+        tensors[f"{module}{DOWN}"] = update.down.detach().cpu().contiguous()
+        tensors[f"{module}{UP}"] = update.up.detach().cpu().contiguous()
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def title(model: str | Path, adapter: str | Path | None) -> str:
+    """The name of a model, with that of what is merged into it."""
+    return str(model) if adapter is None else f"{model} + {adapter}"

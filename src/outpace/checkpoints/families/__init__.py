@@ -1,0 +1,46 @@
+"""The families that load, by architecture; written by hand."""
+
+from outpace.checkpoints.families.dflash import DFLASH
+from outpace.checkpoints.families.dream import DREAM
+from outpace.checkpoints.families.eagle import EAGLE
+from outpace.checkpoints.families.family import Family
+from outpace.checkpoints.families.fast_dllm_v2 import FAST_DLLM_V2
+from outpace.checkpoints.families.gemma import GEMMA3
+from outpace.checkpoints.families.gpt_oss import GPT_OSS
+from outpace.checkpoints.families.llada import LLADA
+from outpace.checkpoints.families.llada2 import LLADA2
+from outpace.checkpoints.families.llama import LLAMA
+from outpace.checkpoints.families.mistral import MISTRAL, MIXTRAL
+from outpace.checkpoints.families.olmo import OLMO2, OLMO3
+from outpace.checkpoints.families.phi import PHI3
+from outpace.checkpoints.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from outpace.checkpoints.families.sdar import SDAR, SDAR_MOE
+from outpace.checkpoints.families.smollm import SMOLLM3
+from outpace.checkpoints.families.speculators import DFLASH_SPECULATOR, EAGLE_SPECULATOR
+from outpace.checkpoints.families.wedlm import WEDLM
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        *(DFLASH, DFLASH_SPECULATOR, DREAM, EAGLE, EAGLE_SPECULATOR, FAST_DLLM_V2, GEMMA3, GPT_OSS),
+        *(
+            LLADA,
+            LLADA2,
+            LLAMA,
+            MISTRAL,
+            MIXTRAL,
+            OLMO2,
+            OLMO3,
+            PHI3,
+            QWEN2,
+            QWEN3,
+            QWEN3_MOE,
+            SDAR,
+            SDAR_MOE,
+            SMOLLM3,
+            WEDLM,
+        ),
+    )
+}
+
+__all__ = ["FAMILIES", "Family"]

@@ -1,0 +1,42 @@
+"""Fast-dLLM v2: Qwen2.5 whose rows see all of their block, and which keeps its shift (Wu, 2025)."""
+
+from __future__ import annotations
+
+from outpace.checkpoints.families.family import DECODER, HUGGING_FACE_NAMES, Family, mask
+from outpace.checkpoints.families.qwen import QWEN2
+from outpace.checkpoints.fields import count, field, words
+from outpace.decoding.target import Kind
+
+MASK = 151665
+"""What the authors' code feeds as a mask; their `config.json` does not name it."""
+PARTS = ("Model", "ForCausalLM")
+# Whether a batch is trained on a second time with the other tokens masked, in two spellings.
+TRAINING = words("complementary_mask conplemenrary_mask")
+
+
+FAST_DLLM_V2 = Family(
+    name="fast_dllm_v2",
+    about="Fast-dLLM v2: block diffusion, adapted from Qwen2.5, shifted",
+    architectures=("Fast_dLLM_QwenForCausalLM",),
+    checkpoints=(
+        "Efficient-Large-Model/Fast_dLLM_v2_1.5B",
+        "Efficient-Large-Model/Fast_dLLM_v2_7B",
+    ),
+    compared="transformers under a mask in blocks",
+    fields={
+        **DECODER,
+        "qkv_bias": True,
+        "mask_id": mask(MASK),
+        "kind": Kind.BLOCK,
+        "block": field("bd_size", count),
+        "drawn": True,
+    },
+    fixed=QWEN2.fixed,
+    ignored={*QWEN2.ignored, *TRAINING},
+    remote={
+        "configuration.Fast_dLLM_QwenConfig",
+        *(f"modeling.Fast_dLLM_Qwen{part}" for part in PARTS),
+    },
+    names=HUGGING_FACE_NAMES,
+    method="block_diffusion",
+)

@@ -1,0 +1,28 @@
+"""Which layers of its target a DFlash draft reads, and fields that may stand in two places."""
+
+from __future__ import annotations
+
+from outpace.checkpoints.fields import Given, beside, either, few, field, indices, inner, some
+
+OWN, NESTED = "dflash_config", ("block_size", "causal", "mask_token_id", "target_layer_ids")
+LISTED = field("target_layer_ids", some, None)
+COUNTED = field("eagle_aux_hidden_state_layer_ids", indices, None)
+TARGET = field("num_target_layers", few)
+
+
+def flat(published: Given) -> Given:
+    """The fields of `dflash_config` beside the others, where they may stand as well."""
+    own = inner(published, OWN).items()
+    nested = {name if name in NESTED else f"{OWN}.{name}": value for name, value in own}
+    return beside({name: value for name, value in published.items() if name != OWN}, nested)
+
+
+def feature_layers(given: Given, ours: Given) -> tuple[int, ...]:
+    """Layers of the target, counted from 0; spread evenly where a checkpoint lists none."""
+    counted = tuple(layer - 1 for layer in COUNTED.value(given, ours) or ())  # 0: the embedding
+    if listed := either(LISTED.value(given, ours) or (), counted, (*LISTED.names, *COUNTED.names)):
+        return listed
+    deep, layers = TARGET.value(given, ours), ours["layers"]
+    if layers == 1:
+        return (deep // 2,)
+    return tuple(round(1 + layer * (deep - 4) / (layers - 1)) for layer in range(layers))

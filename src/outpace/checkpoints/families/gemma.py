@@ -1,0 +1,44 @@
+"""Gemma 3 (text): windows with a rotary embedding of their own, four norms, scaled embeddings."""
+
+from __future__ import annotations
+
+from outpace.checkpoints.families.family import BIASED, IGNORED, NORMS_AFTER, STATED, Family
+from outpace.checkpoints.families.ropes import FULL_ROPE, sliding
+from outpace.checkpoints.families.windows import alternating
+from outpace.checkpoints.fields import Field, Given, few, field, flag, number
+
+SCALAR = field("query_pre_attn_scalar", number)
+
+
+def query_factor(given: Given, ours: Given) -> float:
+    """Queries are divided by the root of a number that need not be the head size."""
+    return float((ours["head_dim"] / SCALAR.value(given, ours)) ** 0.5)
+
+
+GEMMA3 = Family(
+    name="gemma3",
+    about="Gemma 3, text: windows in most layers, norms on both sides",
+    architectures=("Gemma3ForCausalLM",),
+    checkpoints=("google/gemma-3-270m-it", "google/gemma-3-1b-it", "google/gemma-3-1b-pt"),
+    fields={
+        **STATED,
+        **BIASED,
+        "head_dim": field("head_dim", few),
+        "tied": field("tie_word_embeddings", flag, True),
+        "sights": alternating(6),
+        "rope": FULL_ROPE,
+        "local_rope": sliding("rope_local_base_freq"),
+        "query_factor": Field(SCALAR.names, query_factor),
+        "qk_norm": True,
+        "norms": "around",
+        "norm_offset": True,
+        "activation": "gelu_tanh",
+        "embedding_scale": lambda ours: ours["dim"] ** 0.5,
+    },
+    fixed={"hidden_activation": "gelu_pytorch_tanh"},
+    ignored=IGNORED | {"cache_implementation"},
+    names={
+        **NORMS_AFTER,
+        "blocks.{}.mlp_norm.weight": "model.layers.{}.pre_feedforward_layernorm.weight",
+    },
+)

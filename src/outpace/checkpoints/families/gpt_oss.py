@@ -1,0 +1,44 @@
+"""gpt-oss: windows in every other layer, sinks, and experts in four bits or in bfloat16."""
+
+from __future__ import annotations
+
+from outpace.checkpoints.families.family import FIXED, HUGGING_FACE_NAMES, IGNORED, STATED, Family
+from outpace.checkpoints.families.windows import alternating
+from outpace.checkpoints.fields import few, field, flag
+
+MLP = "model.layers.{}.mlp."
+
+GPT_OSS = Family(
+    name="gpt_oss",
+    about="gpt-oss: experts, also in MXFP4, windows in every other layer, sinks",
+    architectures=("GptOssForCausalLM",),
+    checkpoints=("openai/gpt-oss-20b", "openai/gpt-oss-120b"),
+    fields={
+        **STATED,
+        **dict.fromkeys(("qkv_bias", "out_bias"), field("attention_bias", flag, True)),
+        "head_dim": field("head_dim", few),
+        "sights": alternating(2),
+        "sinks": True,
+        "experts": field("num_local_experts", few),
+        "experts_per_row": field("num_experts_per_tok", few),
+        "norm_experts": True,
+        "mlp_bias": True,
+        "activation": "clamped",
+    },
+    fixed={
+        **FIXED,
+        "swiglu_limit": 7.0,
+        "swiglu_alpha": 1.702,
+        "experts_per_token": lambda ours: ours["experts_per_row"],
+    },
+    ignored=IGNORED | {"router_aux_loss_coef", "output_router_logits", "initial_context_length"},
+    names={
+        **HUGGING_FACE_NAMES,
+        "blocks.{}.attention.sinks": "model.layers.{}.self_attn.sinks",
+        **{f"blocks.{{}}.mlp.router.{part}": f"{MLP}router.{part}" for part in ("weight", "bias")},
+        "blocks.{}.mlp.experts.{}.gate_up.weight": MLP + "experts.gate_up_proj[{}].T",
+        "blocks.{}.mlp.experts.{}.gate_up.bias": MLP + "experts.gate_up_proj_bias[{}]",
+        "blocks.{}.mlp.experts.{}.down.weight": MLP + "experts.down_proj[{}].T",
+        "blocks.{}.mlp.experts.{}.down.bias": MLP + "experts.down_proj_bias[{}]",
+    },
+)

@@ -1,0 +1,80 @@
+"""LLaDA2: block diffusion with a mixture of experts, made from Ling 2 (Bie et al., 2025)."""
+
+from __future__ import annotations
+
+from outpace.checkpoints.families.family import DECODER, IGNORED, Family, Names, mask
+from outpace.checkpoints.families.partial import partial
+from outpace.checkpoints.fields import Field, Given, count, few, field, group, index, number, words
+from outpace.decoding.target import Kind
+from outpace.models.config import Groups
+
+# Mask and block length are those of the authors' code; their `config.json` has neither.
+MASK, BLOCK, CODE = 156895, 32, "llada2_moe.LLaDA2Moe"
+LAYER = "model.layers.{}."
+MLP, EXPERT, SHARED = (f"{LAYER}mlp.{part}" for part in ("", "experts.{}.", "shared_experts."))
+GATED = ("gate_proj.weight", "up_proj.weight")
+NAMES: Names = {
+    "embedding.weight": "model.word_embeddings.weight",
+    "blocks.{}.attention_norm.weight": f"{LAYER}input_layernorm.weight",
+    "blocks.{}.attention.qkv.weight": f"{LAYER}attention.query_key_value.weight",
+    "blocks.{}.attention.q_norm.weight": f"{LAYER}attention.query_layernorm.weight",
+    "blocks.{}.attention.k_norm.weight": f"{LAYER}attention.key_layernorm.weight",
+    "blocks.{}.attention.out.weight": f"{LAYER}attention.dense.weight",
+    "blocks.{}.mlp_norm.weight": f"{LAYER}post_attention_layernorm.weight",
+    "blocks.{}.mlp.gate_up.weight": tuple(MLP + part for part in GATED),
+    "blocks.{}.mlp.down.weight": f"{MLP}down_proj.weight",
+    "blocks.{}.mlp.router.weight": f"{MLP}gate.weight",
+    "blocks.{}.mlp.preference": f"{MLP}gate.expert_bias",
+    "blocks.{}.mlp.experts.{}.gate_up.weight": tuple(EXPERT + part for part in GATED),
+    "blocks.{}.mlp.experts.{}.down.weight": f"{EXPERT}down_proj.weight",
+    "blocks.{}.mlp.shared.gate_up.weight": tuple(SHARED + part for part in GATED),
+    "blocks.{}.mlp.shared.down.weight": f"{SHARED}down_proj.weight",
+    "norm.weight": "model.norm.weight",
+    "unembedding.weight": "lm_head.weight",
+}
+GROUPS: Given = {
+    "count": field("n_group", few),
+    "chosen": field("topk_group", few),
+    "scale": field("routed_scaling_factor", number),
+}
+EVERY = field("num_shared_experts", index, 0)
+
+
+def shared(given: Given, ours: Given) -> int:
+    """Width of the experts that all rows go through, which are one MLP."""
+    return int(EVERY.value(given, ours) * ours["mlp"])
+
+
+LLADA2 = Family(
+    name="llada2",
+    about="LLaDA2: block diffusion, a mixture of experts, not shifted",
+    architectures=("LLaDA2MoeModelLM",),
+    checkpoints=("inclusionAI/LLaDA2.0-mini", "inclusionAI/LLaDA2.1-mini", "Zigeng/DMax-Math-16B"),
+    compared="transformers under a mask in blocks",
+    fields={
+        **DECODER,
+        "kv_heads": field("num_key_value_heads", few),
+        "norm_eps": field("rms_norm_eps", number),
+        "rope": partial(0.5),
+        "mlp": field("moe_intermediate_size", count),
+        "experts": field("num_experts", few),
+        "experts_per_row": field("num_experts_per_tok", few),
+        "norm_experts": lambda ours: ours["experts_per_row"] > 1,
+        "expert_groups": group(Groups, GROUPS),
+        "shared_mlp": Field(EVERY.names, shared),
+        "dense_layers": field("first_k_dense_replace", index, 0),
+        "dense_mlp": field("intermediate_size", count),
+        **dict.fromkeys(("precise_router", "qk_norm", "drawn"), True),
+        "shift": 0,
+        "kind": Kind.BLOCK,
+        "mask_id": mask(MASK),
+        "block": BLOCK,
+    },
+    fixed={"hidden_act": "silu", "score_function": "sigmoid", "router_dtype": "fp32"}
+    | {"rotary_dim": lambda ours: int(ours["head_dim"] * ours["rope"].share)}
+    | dict.fromkeys(("norm_topk_prob", "moe_router_enable_expert_bias", "use_qk_norm"), True),
+    ignored=IGNORED | words("_moe_implementation output_router_logits sliding_window"),
+    remote=words(f"configuration_{CODE}Config modeling_{CODE}Model modeling_{CODE}ModelLM"),
+    names=NAMES,
+    method="block_diffusion",
+)

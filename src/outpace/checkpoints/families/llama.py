@@ -1,0 +1,21 @@
+"""Llama 3 and what shares its format."""
+
+from __future__ import annotations
+
+from outpace.checkpoints.families.family import BIASED, DECODER, HUGGING_FACE_NAMES, Family
+from outpace.checkpoints.fields import field, flag
+
+LLAMA = Family(
+    name="llama",
+    about="Llama 3, 3.1, 3.2: no biases, rotary scaling for long contexts",
+    architectures=("LlamaForCausalLM",),
+    checkpoints=(
+        "meta-llama/Meta-Llama-3-8B",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "meta-llama/Llama-3.2-1B",
+    ),
+    fields={**DECODER, **BIASED, "mlp_bias": field("mlp_bias", flag, False)},
+    names=HUGGING_FACE_NAMES,
+    gguf="llama",
+    gguf_pairs=tuple(f"{name}_proj.{kind}" for name in "qk" for kind in ("weight", "bias")),
+)

@@ -1,0 +1,38 @@
+"""Mistral, and Mixtral's mixtures of experts."""
+
+from __future__ import annotations
+
+from outpace.checkpoints.families.family import (
+    HUGGING_FACE_NAMES,
+    IGNORED,
+    STATED,
+    Family,
+    with_experts,
+)
+from outpace.checkpoints.families.windows import sliding
+from outpace.checkpoints.fields import few, field
+
+MISTRAL = Family(
+    name="mistral",
+    about="Mistral: every layer sees the last `sliding_window` tokens, or all",
+    architectures=("MistralForCausalLM",),
+    checkpoints=("mistralai/Mistral-7B-Instruct-v0.3", "mistralai/Mistral-Nemo-Instruct-2407"),
+    fields={**STATED, "sights": sliding(4096)},
+    names=HUGGING_FACE_NAMES,
+)
+
+MIXTRAL = Family(
+    name="mixtral",
+    about="Mixtral: a mixture of experts in every layer",
+    architectures=("MixtralForCausalLM",),
+    checkpoints=("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x22B-Instruct-v0.1"),
+    fields={
+        **STATED,
+        "sights": sliding(None),
+        "experts": field("num_local_experts num_experts", few),
+        "experts_per_row": field("num_experts_per_tok", few),
+        "norm_experts": True,
+    },
+    ignored=IGNORED | {"router_aux_loss_coef", "router_jitter_noise", "output_router_logits"},
+    names=with_experts("block_sparse_moe", "w1", "w3", "w2"),
+)

@@ -1,0 +1,25 @@
+"""Phi-3 and Phi-4: stacked projections, as they are here."""
+
+from __future__ import annotations
+
+from outpace.checkpoints.families.family import HUGGING_FACE_NAMES, IGNORED, STATED, Family
+from outpace.checkpoints.families.windows import sliding
+
+PHI3 = Family(
+    name="phi3",
+    about="Phi-3 and Phi-4 (14B): stacked projections, windows in some",
+    architectures=("Phi3ForCausalLM",),
+    checkpoints=("microsoft/Phi-3-mini-4k-instruct", "microsoft/phi-4"),
+    fields={
+        **STATED,
+        "sights": sliding(None),
+    },
+    # The trained length counts where the rotary embedding is scaled by it, which is refused.
+    ignored=IGNORED | {"original_max_position_embeddings"},
+    remote={"configuration_phi3.Phi3Config", "modeling_phi3.Phi3ForCausalLM"},
+    names={
+        **HUGGING_FACE_NAMES,
+        "blocks.{}.attention.qkv.weight": "model.layers.{}.self_attn.qkv_proj.weight",
+        "blocks.{}.mlp.gate_up.weight": "model.layers.{}.mlp.gate_up_proj.weight",
+    },
+)

@@ -1,0 +1,71 @@
+"""What a `config.json` says of what each layer sees."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from outpace.checkpoints.fields import Field, Given, brief, checked, count, field, flag
+from outpace.models.config import Sight
+
+EVERY, SLIDING = "full_attention", "sliding_attention"
+KINDS = "layer_types"
+SLIDES = field("use_sliding_window", flag, None)
+WINDOW, CAUSAL = field("sliding_window", count), field("causal is_causal", flag, None)
+
+
+def kinds(given: Given, ours: Given, known: Collection[str]) -> list[str]:
+    """Kind of each layer, all of them full unless they say otherwise."""
+    found: Any = given.get(KINDS)
+    if found is None:
+        found = [EVERY] * ours["layers"]
+    if not isinstance(found, list) or len(found) != ours["layers"]:
+        raise ValueError(
+            f"{KINDS} is {brief(found)}, but must be a list of the kinds of {ours['layers']} layers"
+        )
+    for kind in found:
+        if kind not in known:
+            raise ValueError(f"{KINDS} has {kind!r}; what loads has {' and '.join(known)} only")
+    return found
+
+
+def full(given: Given, ours: Given) -> tuple[()]:
+    """No sights; `ValueError` where a layer would see less than it is shown."""
+    kinds(given, ours, (EVERY,))
+    return ()
+
+
+def sights(given: Given, ours: Given) -> tuple[Sight, ...]:
+    """Sight of each layer; sliding ones are causal unless a checkpoint says no."""
+    slides = [kind == SLIDING for kind in kinds(given, ours, (EVERY, SLIDING))]
+    window = checked_window(given.get("sliding_window"))
+    if any(slides):
+        window = WINDOW.value(given, ours)
+    check_agreement(given, ours, slides)
+    causal = CAUSAL.value(given, ours)
+    return tuple(
+        Sight(window=window if here else None, causal=here if causal is None else causal)
+        for here in slides
+    )
+
+
+def check_agreement(given: Given, ours: Given, slides: list[bool]) -> None:
+    """Raise `ValueError` for fields that say different things of what layers see."""
+    used = SLIDES.value(given, ours)
+    if used and given.get(KINDS) is None:
+        raise ValueError(f"use_sliding_window is True; what loads says of which layers ({KINDS})")
+    if used is not None and used != any(slides):
+        raise ValueError(
+            f"use_sliding_window is {used}, but {KINDS} has {slides.count(True)} sliding layers"
+        )
+    if len({given[name] for name in CAUSAL.names if isinstance(given.get(name), bool)}) > 1:
+        raise ValueError(f"{' and '.join(CAUSAL.names)} say different things; keep one")
+
+
+def checked_window(value: Any) -> int | None:
+    """A window; `ValueError` for what is none."""
+    return None if value is None else checked("sliding_window", value, count)
+
+
+FULL = Field((KINDS,), full)
+SIGHTS = Field((*WINDOW.names, *CAUSAL.names, *SLIDES.names, KINDS), sights)

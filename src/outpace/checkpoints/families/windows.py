@@ -1,0 +1,42 @@
+"""What layers see whose windows follow a rule, unless a `config.json` lists them."""
+
+from __future__ import annotations
+
+from outpace.checkpoints.families.sights import (
+    EVERY,
+    KINDS,
+    SLIDING,
+    WINDOW,
+    checked_window,
+    sights,
+)
+from outpace.checkpoints.fields import Field, Given, count, field
+from outpace.models.config import Sight
+
+PATTERN = field("sliding_window_pattern _sliding_window_pattern", count, None)
+
+
+def sliding(usual: int | None) -> Field:
+    """Sights of layers that all slide where there is a window, which is the `usual` one else."""
+
+    def value(given: Given, ours: Given) -> tuple[Sight, ...]:
+        window = checked_window(given.get("sliding_window", usual))
+        if window is None or window >= ours["max_length"]:
+            return ()
+        return (Sight(window=window, causal=True),) * int(ours["layers"])
+
+    return Field(("sliding_window",), value)
+
+
+def alternating(usual: int) -> Field:
+    """Sights where each layer of a number sees all and others slide, or as a checkpoint lists."""
+
+    def value(given: Given, ours: Given) -> tuple[Sight, ...]:
+        every = PATTERN.value(given, ours) or usual
+        layers = range(1, ours["layers"] + 1)
+        listed = given.get(KINDS)
+        if listed is None:
+            listed = [SLIDING if layer % every else EVERY for layer in layers]
+        return sights({KINDS: listed, "sliding_window": given.get("sliding_window")}, ours)
+
+    return Field((*WINDOW.names, *PATTERN.names, KINDS), value)

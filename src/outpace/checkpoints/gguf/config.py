@@ -1,0 +1,156 @@
+"""The fields of a `config.json`, from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from outpace.checkpoints.families import FAMILIES, Family
+from outpace.checkpoints.fields import MANY, Given, brief, checked, index
+from outpace.checkpoints.gguf.file import File
+from outpace.checkpoints.gguf.header import Array
+from outpace.models.config import Rope
+from outpace.models.rope import frequencies
+
+SIZES = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+    "vocab_size": "vocab_size",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+"""Names of metadata, behind that of the architecture, and of fields."""
+
+SCALING = {
+    "rope.scaling.type": "rope_type",
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+SAME = {"attention.value_length": "head_dim", "rope.dimension_count": "head_dim"}
+"""Names that must say what a field says."""
+
+SILENT = ("rope.scaling.finetuned", "rope.scaling.attn_factor")
+ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+STRETCH = "rope_freqs.weight"
+"""A tensor of what Llama 3.1's rule divides the frequencies by."""
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""What that rule is made with in every published model; the factor is the tensor's largest."""
+
+
+def family_in(file: File) -> Family:
+    """Family of a file; `ValueError` for one that is not known."""
+    name = file.metadata.get("general.architecture")
+    known = {family.gguf: family for family in FAMILIES.values() if family.gguf}
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(
+            f"{file.path}: general.architecture {brief(name)} is not supported in GGUF; known are "
+            f"{', '.join(sorted(known))}"
+        )
+    return known[name]
+
+
+def fields_of(file: File) -> dict[str, Any]:
+    """A `config.json` that says the same; `ValueError` for metadata that are not known."""
+    family = family_in(file)
+    own = {
+        name.removeprefix(f"{family.gguf}."): plain(value)
+        for name, value in file.metadata.items()
+        if name.startswith(f"{family.gguf}.")
+    }
+    fields = {ours: own.pop(name) for name, ours in SIZES.items() if name in own}
+    rope = {ours: own.pop(name) for name, ours in SCALING.items() if name in own}
+    size = fields.get("head_dim") or head_size(fields)
+    for name in SAME:
+        if (said := own.pop(name, size)) != size:
+            raise ValueError(f"{file.path}: {name} is {brief(said)}, but the head size {size}")
+    for name in SILENT:
+        if (said := own.pop(name, None)) not in (None, True, False, 1.0):
+            raise ValueError(f"{file.path}: {name} is {brief(said)}, which is not supported")
+    for name, wanted in family.gguf_stated.items():
+        if (said := own.pop(name, wanted)) != wanted:
+            raise ValueError(
+                f"{file.path}: {name} is {brief(said)}, but only {wanted} is supported"
+            )
+    embedding = file.tensors.get("token_embd.weight")
+    return {
+        "architectures": [family.architectures[0]],
+        "model_type": family.name,
+        "vocab_size": None if embedding is None else embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        **fields,
+        **scaling(file, rope, fields, size),
+        **special(file),
+        # What is left has no translation, and is refused by its name unless it says nothing.
+        **{f"{family.gguf}.{name}": value for name, value in own.items()},
+    }
+
+
+def plain(value: Any) -> Any:
+    """A number as it was before it was rounded to 32 bits; a short array as a list."""
+    if isinstance(value, Array):
+        return value.values() if len(value) <= MANY else value
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def head_size(fields: Given) -> int | None:
+    """Head size where none is said."""
+    dim, heads = fields.get("hidden_size"), fields.get("num_attention_heads")
+    if type(dim) is int and type(heads) is int and heads > 0:
+        return dim // heads
+    return None
+
+
+def scaling(file: File, rope: Mapping[str, Any], fields: Given, size: int | None) -> dict[str, Any]:
+    """Scaling of the rotary embedding."""
+    if STRETCH in file.tensors:
+        return {"rope_scaling": stretched(file, fields, size)}
+    if rope.get("rope_type", "none") == "none":
+        return {}
+    return {"rope_scaling": dict(rope)}
+
+
+def stretched(file: File, fields: Given, size: int | None) -> dict[str, Any]:
+    """Llama 3.1's rule; `ValueError` where the stored factors are not made by it."""
+    theta = fields.get("rope_theta", Rope.theta)
+    shape = file.tensors[STRETCH].shape
+    if isinstance(size, int) and isinstance(theta, float) and theta > 0 and shape == (size // 2,):
+        found = file.numbers(STRETCH).double()
+        rule = {"rope_type": "llama3", "factor": float(found.max()), **LLAMA3}
+        usual, _ = frequencies(Rope(theta=theta), size)
+        slower, _ = frequencies(Rope(theta=theta, scaling=rule), size)
+        if torch.allclose(usual / slower, found, rtol=1e-4):
+            return rule
+    raise ValueError(
+        f"{file.path}: tensor {STRETCH!r} is not supported; what loads is Llama 3.1's rule for "
+        f"{LLAMA3['original_max_position_embeddings']} positions"
+    )
+
+
+def special(file: File) -> dict[str, Any]:
+    """Tokens that end an answer, and the mask."""
+    names = {name: f"tokenizer.ggml.{name}" for name in (*ENDS, "mask_token_id")}
+    try:
+        named = {
+            ours: checked(name, value, index)
+            for ours, name in names.items()
+            if (value := file.metadata.get(name)) is not None
+        }
+    except ValueError as error:
+        raise ValueError(f"{file.path}: {error}") from None
+    mask = {"mask_token_id": named.pop("mask_token_id")} if "mask_token_id" in named else {}
+    return {"eos_token_id": sorted(set(named.values())), **mask}

@@ -1,0 +1,118 @@
+"""The tensors of a GGUF file under published names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.checkpoints.families import FAMILIES
+from outpace.checkpoints.fill import finite, not_finite
+from outpace.checkpoints.gguf.config import STRETCH
+from outpace.checkpoints.gguf.file import File, library
+from outpace.checkpoints.weights import Weights
+from outpace.models.config import ModelConfig
+from outpace.models.int8 import of_weight
+from outpace.models.split import Index
+
+
+class GGUFWeights(Weights):
+    """The tensors of one file, dequantised as they are asked for."""
+
+    def __init__(self, file: File, config: ModelConfig) -> None:
+        self.folder, self.scheme, self.file, self.config = file.path, None, file, config
+        self.family = FAMILIES[config.family]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.file.size
+
+    @cached_property
+    def names(self) -> Any:
+        """The library's table of names."""
+        gguf = library()
+        kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+        return gguf.get_tensor_name_map(kinds[self.family.gguf], self.config.layers)
+
+    def theirs(self, name: str) -> tuple[str, int | None]:
+        """What the file calls a published tensor, and its number where experts are stacked."""
+        stem, _, kind = name.rpartition(".")
+        found = self.names.get_name(stem)
+        if found is not None:
+            return f"{found}.{kind}", None
+        before, inside, behind = stem.partition(".experts.")
+        number, _, part = behind.partition(".")
+        found = self.names.get_name(f"{before}.experts.{part}") if inside else None
+        return f"{found or stem}.{kind}", int(number) if found else None
+
+    def __contains__(self, name: str) -> bool:
+        return self.theirs(name)[0] in self.file.tensors
+
+    def find(self, name: str) -> tuple[Path, Any]:
+        """The file; `ValueError` if it has no such tensor."""
+        if name not in self:
+            raise ValueError(f"{self.folder}: no tensor {self.theirs(name)[0]!r} in its weights")
+        return self.folder, None
+
+    def tensor(self, name: str, shape: tuple[int, ...], index: Index = ()) -> Tensor:
+        """A plain tensor, or what is at `index`.
+
+        Raises `ValueError` if it has another shape, or a type that cannot be read.
+        """
+        plain = self.file.numbers(*self.entry(name, shape))
+        return self.in_halves(name, plain)[index]
+
+    def codes(
+        self, name: str, shape: tuple[int, ...], *, rounded: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Codes `i8[out, in]` and scales `f32[out]` of a matrix where rows are to be `rounded`.
+
+        A piece of it at a time is in float32.
+        """
+        if not rounded:
+            return None
+        pieces = map(of_weight, self.file.pieces(*self.entry(name, shape)))
+        codes, scale = map(torch.cat, zip(*pieces, strict=True))
+        if not finite(scale):
+            raise not_finite(self.folder, name, torch.float32)
+        return self.in_halves(name, codes), self.in_halves(name, scale)
+
+    def entry(self, name: str, shape: tuple[int, ...]) -> tuple[str, int | None]:
+        """What the file calls a published tensor, and its number; `ValueError` if it is another."""
+        self.find(name)
+        own, number = self.theirs(name)
+        wanted = shape if number is None else (self.config.experts, *shape)
+        if (found := self.file.tensors[own].shape) != wanted:
+            raise ValueError(
+                f"{self.folder}: tensor {own!r} has shape {found}, but its metadata mean {wanted}"
+            )
+        return own, number
+
+    def in_halves(self, name: str, rows: Tensor) -> Tensor:
+        """Rows of a tensor, where the file has those of queries and keys in pairs."""
+        if self.family.gguf_pairs and name.endswith(self.family.gguf_pairs):
+            return unpaired(rows, self.config.head_dim)
+        return rows
+
+    def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
+        """Raise `ValueError` for tensors that the model has no use for."""
+        left = set(self.file.tensors) - {self.theirs(name)[0] for name in wanted} - {STRETCH}
+        if left:
+            names = ", ".join(repr(name) for name in sorted(left)[:3])
+            raise ValueError(
+                f"{self.folder}: {len(left)} of its tensors are not of the model that its metadata "
+                f"mean, such as {names}; what loads is {self.family.about}"
+            )
+
+
+def unpaired(rows: Tensor, size: int) -> Tensor:
+    """Rows of queries or keys by halves of a head, where the file has them in pairs.
+
+    Rotary embedding turns the two of a pair; where these stand is what differs.
+    """
+    return rows.unflatten(0, (-1, size // 2, 2)).transpose(1, 2).reshape(rows.shape)

@@ -1,0 +1,43 @@
+"""Published formats of quantised weights, by their `quant_method`; written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from outpace.checkpoints.fields import Given, brief, checked, mapping
+from outpace.checkpoints.quantised.awq import AWQ
+from outpace.checkpoints.quantised.compressed import Compressed
+from outpace.checkpoints.quantised.fp8 import FP8
+from outpace.checkpoints.quantised.gptq import GPTQ
+from outpace.checkpoints.quantised.mxfp4 import MXFP4
+from outpace.checkpoints.quantised.scheme import Scheme
+
+FIELD = "quantization_config"
+SCHEMES: Mapping[str, Callable[[Given], Scheme]] = {
+    "awq": AWQ.read,
+    "compressed-tensors": Compressed.read,
+    "fp8": FP8.read,
+    "gptq": GPTQ.read,
+    "mxfp4": MXFP4.read,
+}
+
+
+def scheme_of(published: Given) -> Scheme | None:
+    """How a checkpoint with this `config.json` stores its matrices; None where they are plain.
+
+    Raises `ValueError` for a scheme, or a field or value of one, that is not known.
+    """
+    if published.get(FIELD) in (None, {}, False):
+        return None
+    given: Any = checked(FIELD, published[FIELD], mapping)
+    method = given.get("quant_method")
+    if not isinstance(method, str) or method not in SCHEMES:
+        raise ValueError(
+            f"{FIELD}: quant_method {brief(method)} is not supported; what loads is "
+            f"{', '.join(SCHEMES)}, or a checkpoint that is not quantised"
+        )
+    try:
+        return SCHEMES[method](given)
+    except ValueError as error:
+        raise ValueError(f"{FIELD}: {error}") from error

@@ -1,0 +1,90 @@
+"""AWQ (Lin et al., 2024): codes of 4 bits in words, which run along the outputs, interleaved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outpace.checkpoints.fields import (
+    Given,
+    field,
+    names_of,
+    refuse_other,
+    refuse_unknown,
+    taken,
+    words,
+)
+from outpace.checkpoints.quantised.scheme import (
+    Scheme,
+    Source,
+    group_size,
+    groups,
+    is_matrix,
+    scaled,
+    scales,
+    unpacked,
+)
+
+ABOUT = "AWQ of 4 bits with zero points, in the format gemm"
+
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a word each of its eight outputs stands: even ones come first."""
+
+
+def version(value: object) -> str:
+    """The format of the words."""
+    if isinstance(value, str) and value.lower() == "gemm":
+        return "gemm"
+    raise ValueError("'gemm'")
+
+
+FIELDS: Given = {
+    "size": field("group_size q_group_size", group_size, 128),
+    "version": field("version format", version, "gemm"),
+}
+FIXED: Given = {"quant_method": "awq", "bits": 4, "w_bit": 4, "zero_point": True}
+IGNORED = words(
+    "backend do_fuse exllama_config fuse_max_seq_len modules_to_fuse modules_to_not_convert"
+)
+
+
+@dataclass(frozen=True)
+class AWQ(Scheme):
+    """Matrices as codes of 4 bits, groups of `size` inputs."""
+
+    size: int
+    about = ABOUT
+
+    @classmethod
+    def read(cls, given: Given) -> AWQ:
+        """The scheme of a `quantization_config`."""
+        remedy = f"what loads is {ABOUT}"
+        refuse_unknown(given, {*names_of(FIELDS), *FIXED, *IGNORED}, remedy)
+        refuse_other(given, FIXED, {}, remedy)
+        return cls(taken(FIELDS, given)["size"])
+
+    def parts(self, source: Source, name: str) -> tuple[str, ...]:
+        """Codes, zero points and scales."""
+        stem = name.removesuffix("weight")
+        if not is_matrix(name) or f"{stem}qweight" not in source:
+            return ()
+        return f"{stem}qweight", f"{stem}qzeros", f"{stem}scales"
+
+    def plain(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Codes less their zero point, times their scale."""
+        codes, zeros, scale = self.parts(source, name)
+        (out, inputs), (count, group) = shape, groups(shape, self.size)
+        held = source.stored(codes, ((inputs, -(-out // 8)),), ("I32",))
+        noughts = source.stored(zeros, ((count, -(-out // 8)),), ("I32",))
+        return scaled(
+            ordered(held, out).t(),
+            scales(source, scale, (count, out)).t(),
+            ordered(noughts, out).t(),
+            group,
+        )
+
+
+def ordered(words_: Tensor, out: int) -> Tensor:
+    """Codes `u8[n, out]` of words `i32[n, out / 8]`."""
+    return unpacked(words_, 4).unflatten(-1, (-1, 8))[..., PLACES].flatten(-2)[:, :out]

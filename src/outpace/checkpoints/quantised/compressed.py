@@ -1,0 +1,328 @@
+"""Compressed-tensors: whole numbers or FP8 by groups of modules, each with a scheme of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.checkpoints.fields import (
+    Given,
+    brief,
+    checked,
+    field,
+    flag,
+    mapping,
+    names_of,
+    refuse_other,
+    refuse_unknown,
+    taken,
+    words,
+)
+from outpace.checkpoints.quantised.fp8 import KIND, block
+from outpace.checkpoints.quantised.scheme import (
+    Scheme,
+    Source,
+    bits,
+    blocks,
+    group_size,
+    groups,
+    is_matrix,
+    order,
+    scaled,
+    scales,
+    unpacked,
+    zeros,
+)
+
+ABOUT = (
+    "compressed-tensors in the formats int-quantized, float-quantized, naive-quantized and "
+    "pack-quantized, whole numbers of 4 or 8 bits or FP8"
+)
+STRATEGIES = ("tensor", "channel", "group", "block")
+FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
+TYPES = ("int", "float")
+ORDERS = ("weight", "static", "group", "dynamic")
+"""How inputs were ordered before they were grouped; after the last two their groups are mixed."""
+
+IDLE = (".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point")
+"""Scales that rows were rounded with where this was published; here they are not rounded."""
+
+
+def choice(known: tuple[str, ...]) -> Callable[[Any], str]:
+    """A check that a value is one of these."""
+
+    def check(value: Any) -> str:
+        if isinstance(value, str) and value in known:
+            return value
+        raise ValueError(" or ".join(map(repr, known)))
+
+    return check
+
+
+def sizes(value: Any) -> tuple[int, int]:
+    """Sizes of a block, in either spelling."""
+    if isinstance(value, str) and re.fullmatch(r"\d{1,8}x\d{1,8}", value):
+        value = [int(part) for part in value.split("x")]
+    return block(value)
+
+
+def dense(value: Any) -> None:
+    """What is said of zeros, where they are stored like other numbers."""
+    if mapping(value).get("format", "dense") != "dense":
+        raise ValueError("of format 'dense'")
+
+
+def ordering(value: Any) -> str | None:
+    """How inputs were ordered."""
+    return None if isinstance(value, bool) and not value else choice(ORDERS)(value)
+
+
+WEIGHTS: Given = {
+    "bits": field("num_bits", bits),
+    "kind": field("type", choice(TYPES)),
+    "symmetric": field("symmetric", flag, True),
+    "strategy": field("strategy", choice(STRATEGIES)),
+    "size": field("group_size", group_size, -1),
+    "block": field("block_structure", sizes, None),
+    "order": field("actorder", ordering, None),
+}
+ALSO = words("dynamic observer observer_kwargs scale_dtype zp_dtype")
+"""Fields of numbers that say how their scales were found and stored."""
+
+CODES = {"num_bits": 8, "type": "int", "symmetric": True}
+ROWS: Given = {**CODES, "strategy": "token", "dynamic": True}
+"""Rows that are rounded as they come, as `int8` does."""
+
+GROUP = words("targets weights input_activations output_activations format")
+FIXED: Given = {"quant_method": "compressed-tensors", "quantization_status": "compressed"}
+IGNORED = words("config_groups format global_compression_ratio ignore sparsity_config version")
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """How the matrices of some modules are stored."""
+
+    targets: tuple[str, ...]
+    packed: bool
+    bits: int
+    kind: str
+    symmetric: bool
+    strategy: str
+    size: int
+    block: tuple[int, int] | None
+    order: str | None
+    rounds_rows: bool
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the group of each input is stored."""
+        return self.strategy == "group" and self.order in ("group", "dynamic")
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Ends of the names of the parts, behind that of the matrix."""
+        first = ("_packed", "_shape") if self.packed else ("",)
+        mixed = ("_g_idx",) if self.mixed else ()
+        return *first, "_scale", *(() if self.symmetric else ("_zero_point",)), *mixed
+
+    def grid(self, shape: tuple[int, ...]) -> tuple[int, Tensor | None]:
+        """How many groups of inputs there are, and that of each."""
+        return groups(shape, self.size if self.strategy == "group" else -1)
+
+    def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """What scales may be like."""
+        if self.strategy == "tensor":
+            return (), (1,), (1, 1)
+        if self.strategy == "block":
+            assert self.block is not None
+            return ((-(-shape[0] // self.block[0]), -(-shape[1] // self.block[1])),)
+        count, _ = self.grid(shape)
+        return ((shape[0], 1), (shape[0],)) if count == 1 else ((shape[0], count),)
+
+    def numbers(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Codes `i8[out, in]`, or numbers in FP8."""
+        if not self.packed:
+            return source.stored(name, (shape,), (KIND if self.kind == "float" else "I8",))
+        wide = -(-shape[1] * self.bits // 32)
+        said = source.stored(f"{name}_shape", ((2,),), ("I64", "I32")).tolist()
+        if said != list(shape):
+            raise ValueError(
+                f"{source.path(f'{name}_shape')}: tensor {f'{name}_shape'!r} says {said}, but "
+                f"config.json means {list(shape)}"
+            )
+        held = source.stored(f"{name}_packed", ((shape[0], wide),), ("I32",))
+        return self.signed(unpacked(held, self.bits)[:, : shape[1]])
+
+    def signed(self, codes: Tensor) -> Tensor:
+        """Codes that were stored without a sign."""
+        return codes.to(torch.int16).sub_(1 << (self.bits - 1)).to(torch.int8)
+
+    def zero(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        """Zero points as scales are, or None."""
+        name = f"{name}_zero_point"
+        if self.symmetric:
+            return None
+        if source.kind(name) != "I32":
+            return source.stored(name, self.shapes(shape), ("I8",))
+        (out, _), count = shape, self.grid(shape)[0]
+        held = source.stored(name, ((-(-out * self.bits // 32), count),), ("I32",))
+        return self.signed(unpacked(held.t(), self.bits)[:, :out]).t()
+
+
+@dataclass(frozen=True)
+class Compressed(Scheme):
+    """Groups of modules; those that none names are stored as they are."""
+
+    groups: tuple[Numbers, ...]
+    ignored: tuple[str, ...]
+    about = ABOUT
+
+    @classmethod
+    def read(cls, given: Given) -> Compressed:
+        """The scheme of a `quantization_config`."""
+        remedy = f"what loads is {ABOUT}"
+        refuse_unknown(given, {*FIXED, *IGNORED}, remedy)
+        refuse_other(given, FIXED, {}, remedy)
+        checked("sparsity_config", given.get("sparsity_config") or {}, dense)
+        named = checked("config_groups", given.get("config_groups"), mapping)
+        if not named:
+            raise ValueError(f"config_groups is empty; {remedy}")
+        return cls(
+            tuple(group(f"config_groups.{name}", part, given) for name, part in named.items()),
+            checked("ignore", given.get("ignore") or [], texts),
+        )
+
+    def find(self, name: str) -> Numbers | None:
+        """How a matrix is stored, by the first group that names its module, or all modules."""
+        module = name.removesuffix(".weight")
+        if not is_matrix(name) or any(matches(target, module) for target in self.ignored):
+            return None
+        for test in (matches, lambda target, _: target in ("Linear", "Embedding")):
+            for each in self.groups:
+                if any(test(target, module) for target in each.targets):
+                    return each
+        return None
+
+    def parts(self, source: Source, name: str) -> tuple[str, ...]:
+        """Codes, scales, and what else the group has; nothing where the codes are not there."""
+        found = self.find(name)
+        if found is None:
+            return ()
+        parts = tuple(f"{name}{end}" for end in found.ends)
+        if parts[0] not in source or source.kind(parts[0]) not in (KIND, "I8", "I32"):
+            return ()
+        return parts
+
+    def plain(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Codes less their zero point, times their scale."""
+        how = self.find(name)
+        assert how is not None
+        codes = how.numbers(source, name, shape)
+        scale = scales(source, f"{name}_scale", *how.shapes(shape))
+        zero = how.zero(source, name, shape)
+        if how.strategy == "block":
+            assert how.block is not None
+            return blocks(codes, scale, how.block)
+        count, group = how.grid(shape)
+        if how.mixed:
+            group = order(source, f"{name}_g_idx", shape, count)
+        wide = (shape[0], count)
+        return scaled(
+            codes,
+            scale.reshape(-1, count).expand(wide),
+            None if zero is None else zero.reshape(-1, count).expand(wide),
+            group,
+        )
+
+    def codes(
+        self, source: Source, name: str, shape: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Codes of 8 bits with a scale for each output."""
+        how = self.find(name)
+        if how is None or not self.parts(source, name):
+            return None
+        if (how.kind, how.bits, how.symmetric, how.strategy) != ("int", 8, True, "channel"):
+            return None
+        scale = scales(source, f"{name}_scale", *how.shapes(shape))
+        return how.numbers(source, name, shape), scale.flatten().contiguous()
+
+    def rounds_rows(self, name: str) -> bool:
+        """Where the group says so."""
+        found = self.find(name)
+        return found is not None and found.rounds_rows
+
+    def idle(self, source: Source, name: str) -> bool:
+        """Scales of rows; zero points that are none."""
+        if name.endswith("_zero_point") and name.removesuffix("_zero_point") in source:
+            return zeros(source, name)
+        return name.endswith(IDLE) or super().idle(source, name)
+
+
+def group(name: str, given: Any, whole: Given) -> Numbers:
+    """One group of a `quantization_config`."""
+    given, remedy = checked(name, given, mapping), f"what loads is {ABOUT}"
+    try:
+        refuse_unknown(given, GROUP, remedy)
+        weights = checked("weights", given.get("weights"), mapping)
+        refuse_unknown(weights, {*names_of(WEIGHTS), *ALSO}, remedy)
+        refuse_other(weights, {"dynamic": False}, {}, remedy)
+        ours = taken(WEIGHTS, weights)
+        form = checked("format", given.get("format") or whole.get("format"), choice(FORMATS))
+        check(ours, form)
+        targets = checked("targets", given.get("targets"), texts)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    rows = given.get("input_activations")
+    return Numbers(
+        targets=targets,
+        packed=form == "pack-quantized",
+        rounds_rows=isinstance(rows, Mapping) and all(rows.get(k) == v for k, v in ROWS.items()),
+        **ours,
+    )
+
+
+def check(ours: Given, form: str) -> None:
+    """Raise `ValueError` for values that do not go together."""
+    kinds = {"int-quantized": "int", "pack-quantized": "int", "float-quantized": "float"}
+    if ours["kind"] != kinds.get(form, ours["kind"]):
+        raise ValueError(f"format {form!r} has no numbers of type {ours['kind']!r}")
+    if ours["kind"] == "float" and (ours["bits"], ours["symmetric"]) != (8, True):
+        raise ValueError(
+            f"what loads of type 'float' has 8 bits and is symmetric, not {brief(ours)}"
+        )
+    if ours["strategy"] == "block" and (ours["block"] is None or not ours["symmetric"]):
+        raise ValueError("strategy 'block' needs its block_structure and symmetric codes")
+    if ours["strategy"] == "group" and ours["size"] == -1:
+        raise ValueError("strategy 'group' needs its group_size")
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    """Names of modules, of their classes, or patterns of them."""
+    if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+        for entry in value:
+            compiled(entry)
+        return tuple(value)
+    raise ValueError("a list of names and patterns")
+
+
+def compiled(target: str) -> re.Pattern[str] | None:
+    """The pattern that a target is, if it is one."""
+    if not target.startswith("re:"):
+        return None
+    try:
+        return re.compile(target.removeprefix("re:"))
+    except re.error as error:
+        raise ValueError(
+            f"patterns that are well formed, which {target!r} is not: {error}"
+        ) from None
+
+
+def matches(target: str, module: str) -> bool:
+    """Whether a target names this module."""
+    pattern = compiled(target)
+    return target == module if pattern is None else pattern.match(module) is not None

@@ -1,0 +1,112 @@
+"""GPTQ (Frantar et al., 2023): codes of 4 or 8 bits in words, which run along the inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outpace.checkpoints.fields import (
+    Given,
+    field,
+    flag,
+    names_of,
+    refuse_other,
+    refuse_unknown,
+    taken,
+    words,
+)
+from outpace.checkpoints.quantised.scheme import (
+    Scheme,
+    Source,
+    bits,
+    group_size,
+    groups,
+    is_matrix,
+    order,
+    scaled,
+    scales,
+    unpacked,
+)
+
+ABOUT = "GPTQ of 4 or 8 bits in the formats gptq and gptq_v2"
+
+
+def zero_step(value: object) -> int:
+    """What is added to a stored zero point, by the format's name."""
+    steps = {"gptq": 1, "gptq_v2": 0}
+    if isinstance(value, str) and value in steps:
+        return steps[value]
+    raise ValueError(f"{' or '.join(map(repr, steps))}")
+
+
+FIELDS: Given = {
+    "bits": field("bits", bits),
+    "size": field("group_size", group_size),
+    "step": field("checkpoint_format format", zero_step, 1),
+    "sym": field("sym", flag, True),
+    "desc_act": field("desc_act", flag, False),
+}
+FIXED: Given = {"quant_method": "gptq", "pack_dtype": "int32", "method": "gptq"}
+IGNORED = words(
+    """
+    act_group_aware backend batch_size block_name_to_quantize cache_block_outputs
+    damp_auto_increment damp_percent dataset disable_exllama exllama_config failsafe hyb_act
+    lm_head max_input_length meta model_file_base_name model_name_or_path model_seqlen
+    module_name_preceding_first_block modules_in_block_to_quantize mse pad_token_id quantizer
+    static_groups tokenizer true_sequential use_cuda_fp16 use_exllama
+    """
+)
+"""How the codes were found, and what other programs do with them."""
+
+
+@dataclass(frozen=True)
+class GPTQ(Scheme):
+    """Matrices as codes of some `bits`, groups of `size` inputs, zero points less a `step`.
+
+    Where groups are `mixed`, inputs were quantised by their weight, and each has its group stored.
+    """
+
+    bits: int
+    size: int
+    step: int
+    mixed: bool
+    about = ABOUT
+
+    @classmethod
+    def read(cls, given: Given) -> GPTQ:
+        """The scheme of a `quantization_config`."""
+        remedy = f"what loads is {ABOUT}"
+        refuse_unknown(given, {*names_of(FIELDS), *FIXED, *IGNORED}, remedy)
+        refuse_other(given, FIXED, {}, remedy)
+        ours = taken(FIELDS, given)
+        return cls(
+            ours["bits"], ours["size"], ours["step"], ours["desc_act"] and ours["size"] != -1
+        )
+
+    def parts(self, source: Source, name: str) -> tuple[str, ...]:
+        """Codes, zero points, scales, and the group of each input where they are mixed."""
+        stem = name.removesuffix("weight")
+        if not is_matrix(name) or f"{stem}qweight" not in source:
+            return ()
+        mixed = (f"{stem}g_idx",) if self.mixed or f"{stem}g_idx" in source else ()
+        return f"{stem}qweight", f"{stem}qzeros", f"{stem}scales", *mixed
+
+    def plain(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Codes less their zero point, times their scale."""
+        codes, zeros, scale, *mixed = self.parts(source, name)
+        count, group = groups(shape, self.size)
+        if mixed:
+            group = order(source, mixed[0], shape, count)
+        out, inputs = shape
+        packs = 32 // self.bits
+        held = source.stored(codes, ((-(-inputs // packs), out),), ("I32",))
+        noughts = source.stored(zeros, ((count, -(-out // packs)),), ("I32",))
+        # The format stores a zero point less one, where 0 becomes the largest code.
+        zero = (unpacked(noughts, self.bits)[:, :out] + self.step) & (2**self.bits - 1)
+        return scaled(
+            unpacked(held.t(), self.bits)[:, :inputs],
+            scales(source, scale, (count, out)).t(),
+            zero.t(),
+            group,
+        )

@@ -1,0 +1,69 @@
+"""A model's parameters as a checkpoint of its family's format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outpace.checkpoints.piece import sources
+from outpace.checkpoints.stacks import stacked
+from outpace.checkpoints.weights import SINGLE
+from outpace.models.draft import Draft
+from outpace.models.extending import draft_of
+from outpace.models.transformer import Stack, Transformer
+
+
+def save_model(
+    model: Stack,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    given: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write `config.json` and `model.safetensors` in the format of the model's family.
+
+    `given` are its parameters, where those of the model are not in one piece. Raises `ValueError`
+    for a model whose parameters are not those of its configuration, which no program could load,
+    and where the files cannot be written.
+    """
+    folder = Path(folder)
+    given = given or model.state_dict()
+    check_whole(model, given)
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in given.items():
+        kind = dtype if parameter.is_floating_point() else parameter.dtype
+        dense = (parameter.to_dense() if parameter.is_mkldnn else parameter).to("cpu", kind)
+        names, sizes = zip(*sources(model.config, name, dense.shape[0]), strict=True)
+        parts = zip(names, dense.split(sizes), strict=True)
+        tensors |= {source: part.contiguous() for source, part in parts}
+    config = {**model.config.source, "torch_dtype": str(dtype).removeprefix("torch.")}
+    config.pop("quantization_config", None)  # what is written has its full bits
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(stacked(tensors), folder / SINGLE, metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder} cannot be written: {error}") from error
+
+
+def check_whole(model: Stack, given: Mapping[str, Tensor]) -> None:
+    """Raise `ValueError` naming a parameter that a model of this configuration does not share."""
+    with torch.device("meta"):
+        fresh = (
+            draft_of(model.config, *model.lender)
+            if isinstance(model, Draft)
+            else Transformer(model.config)
+        )
+    wanted = {name: parameter.shape for name, parameter in fresh.state_dict().items()}
+    found = {name: parameter.shape for name, parameter in given.items()}
+    if differing := sorted(dict(wanted.items() ^ found.items())):
+        raise ValueError(
+            f"{differing[0]!r} is missing, new or of another shape ({len(differing)} parameters "
+            f"are): a saved model must have the modules of {model.config.architecture}"
+        )

@@ -1,0 +1,75 @@
+"""Fields of a tokenizer's files that are used, and whether a tokenizer that was read works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
+
+from outpace.checkpoints.fields import Check, Given, checked, flag, line, panics
+
+
+def length(value: Any) -> float:
+    """A number of tokens; published tokenizers have 1e30 for no limit."""
+    if type(value) in (int, float) and value > 0:
+        return float(value)
+    raise ValueError("a positive number")
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    """A list of names."""
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    raise ValueError("a list of texts")
+
+
+def templates(value: Any) -> Any:
+    """A chat template, or several by name."""
+    if isinstance(value, str):
+        return value
+    named = value.items() if isinstance(value, dict) else pairs(value)
+    if named and all(isinstance(each, str) for pair in named for each in pair):
+        return value
+    raise ValueError("text, or a list of {name, template}")
+
+
+def pairs(value: Any) -> list[tuple[Any, Any]]:
+    """Names and templates of a list; empty for any other value."""
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        return []
+    return [(each.get("name"), each.get("template")) for each in value]
+
+
+FLAGS = (
+    *("add_bos_token", "add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces"),
+    *("legacy", "split_special_tokens"),
+)
+FIELDS: Mapping[str, Check] = {
+    **dict.fromkeys(FLAGS, flag),
+    "model_max_length": length,
+    "model_input_names": texts,
+    "chat_template": templates,
+}
+"""Fields that change how a text is encoded; transformers checks the others as it loads."""
+
+
+def check_fields(given: Given, path: Path) -> None:
+    """Raise `ValueError` naming the file for a field of another type."""
+    for name, check in FIELDS.items():
+        if given.get(name) is not None:
+            try:
+                checked(name, given[name], check)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from None
+
+
+def try_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+    """Encode and decode a text; `ValueError` naming the file where that fails."""
+    try:
+        with panics(str(path)):
+            ids = tokenizer("a", verbose=False).input_ids
+            tokenizer.decode(ids, skip_special_tokens=True)
+    except Exception as error:  # wrong types fail wherever the library first uses them
+        raise ValueError(f"{path} is no tokenizer that works: {line(error)}") from error

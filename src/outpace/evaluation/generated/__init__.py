@@ -1,0 +1,1 @@
+"""Problems made by rules: stories, sudoku and table questions."""

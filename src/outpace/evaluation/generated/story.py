@@ -1,0 +1,201 @@
+"""Grade-school word problems with worked solutions in GSM8K's format, without end and by seed.
+
+A template is data: wordings of a question and, for each step, one equation over named quantities
+with wordings of its sentence. Every equation comes from one small table, so a problem is made by
+looking up equations that agree with the quantities known so far.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import product
+from random import Random
+from typing import Any
+
+from outpace.evaluation.generated.problems import Problem, Splits
+
+Equation = tuple[int, int, int]
+
+SPLITS = Splits(("train", "test", "unseen"), test_every=50)
+TOTAL = 70  # sums end here: a small model can learn every equation
+
+HE = "Tom Ben Sam Max Leo Dan Tim Jack Adam Paul Mark Luke Omar Ivan Hugo Noah Eric Finn Carl Ravi"
+SHE = "Amy Eva Mia Zoe Ann Lucy Kate Emma Sara Nina Rosa Lena Jane Ella Lily Maya Ruth Vera Iris"
+PRONOUNS = dict.fromkeys(HE.split(), ("he", "his", "him"))
+PRONOUNS |= dict.fromkeys(SHE.split(), ("she", "her", "her"))
+NAMES = tuple(PRONOUNS)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One equation over the names of quantities (or literal numbers), and wordings for it."""
+
+    left: str
+    op: str
+    right: str
+    result: str
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A kind of story: what it is about, how it asks, and the steps that solve it."""
+
+    things: tuple[str, ...]
+    questions: tuple[str, ...]
+    steps: tuple[Step, ...]
+    constants: dict[str, int]
+    search: tuple[Step, ...]
+
+
+def problems(
+    split: str, count: int, *, seed: int = 0, start: int = 0, plain: bool = False
+) -> list[Problem]:
+    """Problems `start` to `start + count` of a split; each depends on its index alone.
+
+    `plain` answers take the first wording of each sentence, so that they follow from the question.
+    """
+    return [told(split, rng, plain) for rng in SPLITS.sources(split, count, seed, start)]
+
+
+def drill(rng: Random) -> str:
+    """A line of six to eight bare equations, drawn as the training problems draw theirs."""
+    equations: list[str] = []
+    count = rng.randint(6, 8)
+    while len(equations) < count:
+        template = rng.choice(templates()["train"])
+        values = quantities(template, rng)
+        equations += [annotated(term(step, values), values[step.result]) for step in template.steps]
+    return "".join(f" {equation}" for equation in equations[:count])
+
+
+def told(split: str, rng: Random, plain: bool) -> Problem:
+    """A story; one whose question falls into another split is drawn again."""
+    while True:
+        template = rng.choice(templates()["unseen" if split == "unseen" else "train"])
+        values = quantities(template, rng)
+        fields: dict[str, int | str] = {**values, **cast(template, rng)}
+        question = rng.choice(template.questions).format_map(fields)
+        if SPLITS.holds(split, question):
+            return Problem(question, solution(template, values, fields, None if plain else rng))
+
+
+def solution(
+    template: Template, values: dict[str, int], fields: dict[str, int | str], rng: Random | None
+) -> str:
+    """The worked solution: a sentence for each step, of any wording or the first; the result."""
+    sentences = []
+    for step in template.steps:
+        left, result = term(step, values), values[step.result]
+        fields["eq"] = f"{left}={annotated(left, result)}"
+        wording = rng.choice(step.sentences) if rng else step.sentences[0]
+        sentences.append(wording.format_map(fields))
+    return f"{' '.join(sentences)}\n#### {values[template.steps[-1].result]}"
+
+
+def term(step: Step, values: dict[str, int]) -> str:
+    """The left side of a step in numbers, such as `4*6`."""
+    return f"{values[step.left]}{step.op}{values[step.right]}"
+
+
+def annotated(term: str, result: int) -> str:
+    """GSM8K's calculator annotation with the result after it: `<<4*6=24>>24`."""
+    return f"<<{term}={result}>>{result}"
+
+
+def cast(template: Template, rng: Random) -> dict[str, str]:
+    """The people and things of one story, with the pronouns of the main person."""
+    name, friend = rng.sample(NAMES, 2)
+    thing, other = rng.sample(template.things, 2)
+    he, his, him = PRONOUNS[name]
+    people = {"name": name, "friend": friend, "he": he, "his": his, "him": him}
+    return people | {"He": he.title(), "His": his.title(), "thing": thing, "other": other}
+
+
+def quantities(template: Template, rng: Random) -> dict[str, int]:
+    """Numbers for all names of a template such that every step is an equation of the table."""
+    while True:
+        values = dict(template.constants)
+        for step in template.search:
+            known = values.get(step.left), values.get(step.right), values.get(step.result)
+            if not (found := equations().get((step.op, *known))):
+                break
+            values[step.left], values[step.right], values[step.result] = rng.choice(found)
+        else:
+            return values
+
+
+def facts() -> Iterator[tuple[str, Equation]]:
+    """Every equation of the stories: sums up to `TOTAL`, small products, and their inverses."""
+    numbers = range(2, TOTAL)
+    for x, y in product(numbers, numbers):
+        if x + y <= TOTAL:
+            yield "+", (x, y, x + y)
+            yield "-", (x + y, x, y)
+    for x, y in product(range(2, 13), (*range(2, 13), 20)):
+        if min(x, y) < 10 and x * y <= 100:
+            yield "*", (x, y, x * y)
+            yield "/", (x * y, x, y)
+
+
+@cache
+def equations() -> dict[tuple[str, int | None, int | None, int | None], list[Equation]]:
+    """The equations by operation and any choice of known numbers (`None`: not known)."""
+    index = defaultdict(list)
+    for op, equation in facts():
+        for x, y, z in product(*((number, None) for number in equation)):
+            index[op, x, y, z].append(equation)
+    return dict(index)
+
+
+def parse(entry: dict[str, Any]) -> Template:
+    """Read one template."""
+    steps = tuple(parse_step(*step) for step in entry["steps"])
+    # Products and quotients fit least often, so they are drawn first, and from the end: a factor
+    # is small, while any sum or product may be asked to give it.
+    scarce = [step for step in reversed(steps) if step.op in "*/"]
+    names = {name for step in steps for name in (step.left, step.right, step.result)}
+    return Template(
+        things=tuple(entry["things"]),
+        questions=tuple(entry["questions"]),
+        steps=steps,
+        constants={name: int(name) for name in names if name.isdigit()},
+        search=(*scarce, *(step for step in steps if step.op in "+-")),
+    )
+
+
+def parse_step(equation: str, *sentences: str) -> Step:
+    """Read a step such as `t=a*b` with its wordings."""
+    result, term = equation.split("=")
+    left, op, right = re.split(r"([-+*/])", term)
+    return Step(left, op, right, result, sentences)
+
+
+@cache
+def templates() -> dict[str, tuple[Template, ...]]:
+    """The templates of each kind, read from the data file next to this module."""
+    stories = json.loads(files(__package__).joinpath("stories.json").read_text("utf-8"))
+    return {kind: tuple(map(parse, entries)) for kind, entries in stories.items()}
+
+
+def main(words: list[str]) -> None:
+    """Print questions as JSON lines, prompts for `outpace generate`."""
+    match words:
+        case [split, count] if count.isdecimal():
+            for problem in problems(split, int(count)):
+                print(json.dumps({"prompt": problem.question}))
+        case _:
+            sys.exit(
+                "usage: python -m outpace.evaluation.generated.story SPLIT COUNT > PROMPTS.jsonl"
+            )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

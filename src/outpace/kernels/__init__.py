@@ -1,0 +1,1 @@
+"""Compiled loops in C and Triton, with what starts and chooses them."""

@@ -1,0 +1,88 @@
+"""Rejection sampling in Triton: one program per row reads both logits in their own dtypes.
+
+What is computed is what `accept.Rejection` computes; that is the reference.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from outpace.kernels.read import better, gumbel, judge, law, numbers, survey, uniform, words
+
+
+@triton.jit
+def share(x, heat, law):
+    """Probability of logits under a law."""
+    top, edge, total, _ = law
+    level = x / heat
+    return tl.where(level >= edge, tl.exp(level - top) / total, 0.0)
+
+
+@triton.jit
+def draw(row, guess, vocab, width, heat, mine, other, low, high, BLOCK: tl.constexpr):
+    """A token of what lies above the other law, and its noised logarithm; -inf if nothing does."""
+    lanes = tl.arange(0, BLOCK)
+    best = tl.full([], float("-inf"), tl.float32)
+    token = tl.full([], 0, tl.int32)
+    for begin in range(0, vocab, BLOCK):
+        columns = begin + lanes
+        p = share(numbers(row, row, 0.0, columns, vocab, False), heat, mine)
+        q = share(numbers(guess, row, 0.0, columns, width, False), heat, other)
+        logs = tl.log(tl.where(p > q, p - q, 1.0))
+        noised = tl.where(p > q, logs + gumbel(columns, low, high), float("-inf"))
+        best, token = better(best, token, noised, begin)
+    return token, best
+
+
+# Numbers of rows and places of settings differ from pass to pass, and must not compile it anew.
+@triton.jit(
+    do_not_specialize=[
+        *("drafted", "places", "temperatures", "top_ps", "top_ks", "min_ps", "keys", "coins"),
+        "rows",
+    ]
+)
+def verify(
+    logits, guesses, drafted, places, temperatures, top_ps, top_ks, min_ps, keys, coins,
+    tokens, scores, rows, vocab, width, stride, guess_stride, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The draft of a row where it is kept, else the token that takes its place, and its scores.
+
+    `logits [rows, vocab]` and `guesses [n, width]` are of any dtype; the draft `drafted i64[rows]`,
+    -1 where there is none, was drawn from row `places i64[rows]` of the guesses. `coins i64[rows]`
+    are keys as the `keys` are. All else is as in `kernel.read`.
+    """
+    me = tl.program_id(0).to(tl.int64)
+    row = logits + me * stride
+    top, second, total, moment, mass, token = survey(
+        row, row, 0.0, vocab, False, 1.0, 0, 0, BLOCK, False
+    )
+    heat = tl.load(temperatures + me)
+    if heat > 0:
+        top_p, top_k, min_p = tl.load(top_ps + me), tl.load(top_ks + me), tl.load(min_ps + me)
+        mine = law(row, row, 0.0, vocab, heat, top, top_p, top_k, min_p, BLOCK, False)
+        draft, guess = tl.load(drafted + me), guesses + tl.load(places + me) * guess_stride
+        other, kept = mine, draft >= 0
+        # Without a draft nothing is read of the guess, and all of p lies above it.
+        seen = tl.where(kept, width, 0)
+        if kept:
+            most = survey(guess, row, 0.0, seen, False, 1.0, 0, 0, BLOCK, False)[0]
+            other = law(guess, row, 0.0, seen, heat, most, top_p, top_k, min_p, BLOCK, False)
+            p = share(numbers(row, row, 0.0, draft, vocab, False), heat, mine)
+            q = share(numbers(guess, row, 0.0, draft, seen, False), heat, other)
+            low, high = words(tl.load(coins + me))
+            kept = uniform(tl.full([], 0, tl.int32), low, high) * q < p
+        # Where a logit is no number, neither is a sum; that logit is the largest.
+        if (mine[2] > 0) & (other[2] > 0):
+            low, high = words(tl.load(keys + me))
+            found, best = draft.to(tl.int32), tl.full([], 0.0, tl.float32)
+            if kept == 0:
+                found, best = draw(row, guess, vocab, seen, heat, mine, other, low, high, BLOCK)
+            # Rounding may leave nothing where both laws are the same.
+            if best == float("-inf"):
+                found, best = draw(row, guess, vocab, 0, heat, mine, other, low, high, BLOCK)
+            token = found
+    tl.store(tokens + me, token.to(tl.int64))
+    x = numbers(row, row, 0.0, token, vocab, False)
+    plain = (top, float("-inf"), total, moment)
+    judge(scores, rows, me, x, second, top + tl.log(total), 1.0, plain)

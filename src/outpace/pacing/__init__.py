@@ -1,0 +1,1 @@
+"""How many tokens a cycle drafts, by what they cost and how many are accepted."""

@@ -1,0 +1,284 @@
+"""A file of prompts to a file of training data, killed and gone on with."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace import LLM, Output
+from outpace.api.answers import Refused, answer_file, answers, appended
+from outpace.checkpoints.load import ZOO, load_tokenizer
+from outpace.evaluation.generated.story import problems
+from outpace.methods import Autoregressive
+from outpace.training.data import Data, Examples
+
+QUESTIONS = [problem.question for problem in problems("test", 9)]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """The smallest model of the zoo."""
+    return LLM("tiny-aux", max_length=160)
+
+
+def write(path: Path, *records: object) -> Path:
+    """A file of JSON lines."""
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Its records in the order of the prompts."""
+    return sorted(map(json.loads, path.read_text().splitlines()), key=lambda record: record["line"])
+
+
+def prompts(path: Path) -> Path:
+    """Both shapes, mixed."""
+    plain = [{"prompt": question} for question in QUESTIONS[:6]]
+    chats = [{"messages": [{"role": "user", "content": text}]} for text in QUESTIONS[6:]]
+    return write(path, *plain, *chats)
+
+
+def test_answers_are_those_of_generate_and_train(llm: LLM, tmp_path: Path) -> None:
+    """Every line is there once, and training reads it."""
+    target = tmp_path / "new" / "data.jsonl"
+    seen: list[tuple[int, int]] = []
+    count = answer_file(
+        llm,
+        prompts(tmp_path / "prompts.jsonl"),
+        target,
+        batch=4,
+        progress=lambda done, total, tokens: seen.append((done, total)),
+        max_tokens=96,
+    )
+    assert count == 9 and seen == [(done, 9) for done in range(10)]
+    records = read(target)
+    assert [record["line"] for record in records] == list(range(1, 10))
+    texts = [output.text for output in llm.generate(QUESTIONS, max_tokens=96)]
+    assert [record["response"] for record in records[:6]] == texts[:6]
+    assert [record["messages"][-1]["content"] for record in records[6:]] == texts[6:]
+    tokenizer = load_tokenizer(ZOO / "vocabulary")
+    examples = Examples(Data(path=str(target)), tokenizer)
+    trained = {tokenizer.decode(examples[n].response[:-1]) for n in range(9)}
+    assert trained == set(texts) and all(examples[n].ended for n in range(9))
+
+
+@pytest.mark.parametrize(
+    "torn", [b"", b"{", b'{"line": 9, "mess', b'{"line": 5, "prompt": "%b", "resp']
+)
+def test_a_killed_run_goes_on(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bytes
+) -> None:
+    """What stands in the output is not asked again, and half a line is dropped."""
+    source, whole, killed = (tmp_path / name for name in ("prompts", "whole", "killed"))
+    options = {"batch": 2, "max_tokens": 48, "temperature": 3.0, "seed": 5}
+    answer_file(llm, prompts(source), whole, **options)
+
+    def kill(done: int, total: int, tokens: int) -> None:
+        if done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answer_file(llm, source, killed, progress=kill, **options)
+    assert len(read(killed)) == 4 and not llm.engine.running
+    torn = torn.replace(b"%b", QUESTIONS[4].encode())
+    killed.write_bytes(killed.read_bytes() + torn)
+    asked: list[int] = []
+    submit = llm.submit
+    monkeypatch.setattr(llm, "submit", lambda *a, **o: asked.append(1) or submit(*a, **o))
+    assert answer_file(llm, source, killed, **options) == len(asked) == 5
+    assert read(killed) == read(whole)
+    assert answer_file(llm, source, killed, **options) == 0
+
+
+def test_a_cut_answer_does_not_end_in_training(llm: LLM, tmp_path: Path) -> None:
+    """It says that it was cut."""
+    target = tmp_path / "data.jsonl"
+    answer_file(llm, prompts(tmp_path / "prompts"), target, max_tokens=8)
+    assert all(record["finish_reason"] == "length" for record in read(target))
+    tokenizer = load_tokenizer(ZOO / "vocabulary")
+    example = Examples(Data(path=str(target)), tokenizer)[0]
+    assert not example.ended and len(example.response) == 8
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r"prompts:2 is not JSON"),
+        ("[1]", r"prompts:2 must be an object, not list"),
+        ('{"text": "x"}', r"prompts:2 needs a prompt.* found text"),
+        ('{"prompt": ""}', r"prompts:2 needs a prompt"),
+        ('{"messages": []}', r"prompts:2 needs a prompt"),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', r"prompts:2 needs"),
+        ("", r"prompts:2 is not JSON"),
+        ("[" * 100_000, r"prompts:2 is not JSON"),
+        ('{"prompt": 1' + "0" * 5000 + "}", r"prompts:2 is not JSON"),
+        ('{"prompt": 5}', r"prompts:2 needs a prompt"),
+        ('{"messages": 5}', r"prompts:2 needs a prompt"),
+        ('{"prompt": "half \\ud83d"}', r"prompts:2: .* is not UTF-8"),
+        (
+            '{"messages": [{"role": "system", "content": null}, {"role": "user", "content": "x"}]}',
+            r"prompts:2: .* is no chat message",
+        ),
+        ('{"messages": [{"role": "user", "content": ["x"]}]}', r"prompts:2: .* no chat message"),
+    ],
+)
+def test_a_bad_line_is_named_before_any_work(
+    llm: LLM, tmp_path: Path, line: str, message: str
+) -> None:
+    """And nothing is written."""
+    source = tmp_path / "prompts"
+    source.write_text('{"prompt": "x"}\n' + line + '\n{"prompt": "y"}\n')
+    with pytest.raises(ValueError, match=message):
+        answer_file(llm, source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_prompt_without_room_is_named(llm: LLM, tmp_path: Path) -> None:
+    """By its line; the engine is left as it was."""
+    source = write(tmp_path / "prompts", {"prompt": "x"}, {"prompt": "apples " * 400})
+    with pytest.raises(ValueError, match=r"prompts:2: .* is too long"):
+        answer_file(llm, source, tmp_path / "out", max_tokens=8)
+    assert not llm.engine.running and not llm.engine.queue
+
+
+def test_answers_to_other_prompts_are_refused(llm: LLM, tmp_path: Path) -> None:
+    """As are files that cannot be read or are one and the same, and a batch of none."""
+    source, target = prompts(tmp_path / "prompts"), tmp_path / "out"
+    write(target, {"line": 2, "prompt": "other", "response": "x"})
+    with pytest.raises(ValueError, match=r"out:1 answers another prompt"):
+        answer_file(llm, source, target)
+    write(target, {"prompt": QUESTIONS[0], "response": "x"})
+    with pytest.raises(ValueError, match=r"out:1 answers another prompt"):
+        answer_file(llm, source, target)
+    for record in ({"line": 1, "messages": 5}, {"line": 1}, {"line": True, "prompt": QUESTIONS[0]}):
+        write(target, {"response": "x", **record})
+        with pytest.raises(ValueError, match=r"out:1 answers another prompt"):
+            answer_file(llm, source, target)
+    with pytest.raises(ValueError, match="both input and output"):
+        answer_file(llm, source, source)
+    with pytest.raises(ValueError, match="no prompts at"):
+        answer_file(llm, tmp_path / "none", tmp_path / "new")
+    with pytest.raises(ValueError, match="batch must be a whole number from 1 on, not 0"):
+        answer_file(llm, source, tmp_path / "new", batch=0)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        b"first line\nsecond",
+        b"a text of one line",
+        b'{"line": 1, "prompt": "other", "response": "x"}',
+        b'{"line": 1, "prompt": "other", "response": "x"}\n{"line": 2',
+        b"\xff\xfe",
+        b"\n\n",
+        b"[" * 100_000 + b"\n",
+    ],
+)
+def test_a_foreign_file_is_refused_as_it_stands(llm: LLM, tmp_path: Path, held: bytes) -> None:
+    """Whatever stands behind its last line feed."""
+    source, target = prompts(tmp_path / "prompts"), tmp_path / "out"
+    target.write_bytes(held)
+    with pytest.raises(ValueError, match="out"):
+        answer_file(llm, source, target)
+    assert target.read_bytes() == held
+
+
+@pytest.mark.parametrize("name", [".", "/dev/full", "/proc/none/out"])
+def test_where_nothing_can_be_appended_no_prompt_is_answered(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A folder, a device, a folder that cannot be made."""
+    monkeypatch.setattr(llm, "submit", None)
+    with pytest.raises((ValueError, OSError), match=r"to append to|/proc/none"):
+        answer_file(llm, prompts(tmp_path / "prompts"), tmp_path / name)
+
+
+def test_a_file_that_another_run_writes_to_is_refused(llm: LLM, tmp_path: Path) -> None:
+    """And left alone."""
+    source, target = prompts(tmp_path / "prompts"), tmp_path / "out"
+    with appended(target), pytest.raises(ValueError, match="another run writes to"):
+        answer_file(llm, source, target)
+    assert answer_file(llm, source, target, max_tokens=4) == 9
+
+
+def test_a_full_disk_loses_and_doubles_nothing(llm: LLM, tmp_path: Path) -> None:
+    """A line that found no room is written by the next run."""
+    source, whole, full = (tmp_path / name for name in ("prompts", "whole", "full"))
+    answer_file(llm, prompts(source), whole, max_tokens=8)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (whole.stat().st_size // 2, hard))
+    try:
+        with pytest.raises(OSError, match="File too large: .*full"):
+            answer_file(llm, source, full, max_tokens=8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert full.stat().st_size == whole.stat().st_size // 2 and not llm.engine.running
+    answer_file(llm, source, full, max_tokens=8)
+    assert read(full) == read(whole)
+
+
+def test_lines_end_at_line_feeds_alone(llm: LLM, tmp_path: Path) -> None:
+    """JSON may hold other characters at which Python splits lines."""
+    source, target = tmp_path / "prompts", tmp_path / "out"
+    texts = ["one\u2028two", "three\u0085four", "five\u2029six"]
+    lines = (json.dumps({"prompt": text}, ensure_ascii=False) for text in texts)
+    source.write_text("\r\n".join(lines), encoding="utf-8")
+    assert answer_file(llm, source, target, max_tokens=4) == 3
+    assert [record["prompt"] for record in read(target)] == texts
+
+
+def test_messages_that_are_none_leave_the_prompt(llm: LLM, tmp_path: Path) -> None:
+    """As files of two shapes have it."""
+    source, target = tmp_path / "prompts", tmp_path / "out"
+    write(source, {"prompt": "hi", "messages": None})
+    assert answer_file(llm, source, target, max_tokens=4) == 1
+    assert read(target)[0]["prompt"] == "hi"
+
+
+@pytest.mark.parametrize("seed", ["abc", None, 1.5])
+def test_a_seed_is_a_whole_number(llm: LLM, tmp_path: Path, seed: Any) -> None:
+    """Each line adds its number."""
+    with pytest.raises(ValueError, match="seed must be a whole number"):
+        answer_file(llm, prompts(tmp_path / "prompts"), tmp_path / "out", seed=seed)
+
+
+def test_a_request_that_is_refused_elsewhere_is_named(tmp_path: Path) -> None:
+    """Though others were taken after it; what was answered before is kept."""
+
+    class Elsewhere:
+        name, method = "m", Autoregressive()
+
+        def serve(self, requests: Any, *, batch: int) -> Iterator[tuple[int, Output]]:
+            assert len(list(requests)) == 9 and batch == 4
+            yield 5, Output(text="a", ids=[1], finish_reason="stop", steps=[], **ASIDE)
+            raise Refused("no room", 3)
+
+    source, target = prompts(tmp_path / "prompts.jsonl"), tmp_path / "data.jsonl"
+    with pytest.raises(ValueError, match=f"{source}:4: no room"):
+        answer_file(Elsewhere(), source, target, batch=4)
+    assert [record["line"] for record in read(target)] == [6]
+
+
+ASIDE: Any = {"prompt_tokens": 1, "seconds": 0.0}
+
+
+def test_prompts_are_taken_as_they_are_needed(llm: LLM) -> None:
+    """No more than twice a batch at a time, and leaving early cancels the rest."""
+    taken: list[int] = []
+
+    def requests():
+        for number in range(9):
+            taken.append(number)
+            yield f"prompt {number}", QUESTIONS[number], {"max_tokens": 4 + number}
+
+    first = list(islice(answers(llm, requests(), batch=2), 1))
+    assert first[0][0] == 0 and len(taken) <= 5
+    assert not llm.engine.running and not llm.engine.queue
+    assert llm.engine.max_sequences == 256

@@ -1,0 +1,405 @@
+"""Requests from an event loop: each as it would be alone, and none left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from helpers import pages_in_use
+from outpace import LLM, AsyncLLM
+from outpace.api.async_llm import Draining, QueueFull
+from outpace.api.worker import HOPS, LONGEST, SHARE, Worker, WorkerDied
+from outpace.decoding import Decoding, Forward, Request
+from outpace.engine.job import DecodingError
+from outpace.methods import APD, D2F, Autoregressive, Diffusion, LeftToRight, Method, Speculative
+
+QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
+AUTOREGRESSIVE: list[Method] = [Autoregressive(), Speculative(draft="tiny-aux", tokens=3)]
+DIFFUSION: list[Method] = [
+    APD(verifier="tiny-aux", window=16, lookahead=8),
+    LeftToRight(tokens=2, window=8, lookahead=8),
+    D2F(block=8),
+]
+LIMIT = 120
+"""Seconds after which something is thought to hang."""
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """A causal model of the zoo."""
+    return LLM("tiny-ar")
+
+
+@pytest.fixture(scope="module")
+def dream() -> LLM:
+    """A diffusion model of the zoo."""
+    return LLM("tiny-dream")
+
+
+@asynccontextmanager
+async def serving(llm: LLM, **options: Any) -> AsyncIterator[AsyncLLM]:
+    """An interface that is closed behind its use, when nothing is in hand and no page is held."""
+    served = AsyncLLM(llm, **options)
+    try:
+        yield served
+        await asyncio.wait_for(served.drained(), LIMIT)
+    finally:
+        served.close()
+        served.worker.thread.join(LIMIT)
+    assert not served.worker.thread.is_alive()
+    assert not llm.engine.running and not llm.engine.queue and pages_in_use(llm.engine) == 0
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run to the end, in time."""
+    return asyncio.run(asyncio.wait_for(work, LIMIT))
+
+
+def options_of(number: int, methods: list[Method]) -> dict[str, Any]:
+    """Those of a request, a function of its number."""
+    rng = Random(number)
+    return {
+        "method": rng.choice(methods),
+        "max_tokens": rng.randint(4, 24),
+        "temperature": rng.choice([0.0, 0.8]),
+        "seed": number,
+    }
+
+
+def test_many_at_once_are_each_as_alone(llm: LLM, dream: LLM) -> None:
+    """Two models of one worker, generated, streamed and watched."""
+
+    async def ask(served: AsyncLLM, number: int, methods: list[Method]) -> Any:
+        options, way = options_of(number, methods), number % 3
+        if way == 0:
+            return (await served.generate(QUESTION, **options)).text
+        if way == 1:
+            return "".join([piece async for piece in served.stream(QUESTION, **options)])
+        answer = await served.submit(QUESTION, watched=True, logprobs=True, **options)
+        events = [event async for event in answer]
+        output = events[-1].output
+        assert output is not None
+        assert [token for event in events for token in event.ids] == output.ids
+        assert [step for event in events for step in event.steps] == output.steps
+        assert [score for event in events for score in event.logprobs or ()] == output.logprobs
+        assert "".join(event.text for event in events) == output.text
+        return output.text
+
+    async def work() -> list[str]:
+        worker = Worker()
+        async with serving(llm, worker=worker) as one, serving(dream, worker=worker) as other:
+            found = await asyncio.gather(
+                *(
+                    ask(served, number, methods)
+                    for number in range(24)
+                    for served, methods in ((one, AUTOREGRESSIVE), (other, DIFFUSION))
+                )
+            )
+            await one.drained()
+            await other.drained()
+            worker.close()
+            return found
+
+    alone = [
+        each.generate(QUESTION, **options_of(number, methods))[0].text
+        for number in range(24)
+        for each, methods in ((llm, AUTOREGRESSIVE), (dream, DIFFUSION))
+    ]
+    assert run(work()) == alone
+
+
+def test_a_canvas_is_shown_while_it_is_filled(dream: LLM) -> None:
+    """Each hole is filled once, with the token that is committed later."""
+
+    async def work() -> None:
+        async with serving(dream) as served:
+            answer = await served.submit(
+                QUESTION, watched=True, method=Diffusion(block=8), max_tokens=24
+            )
+            known: dict[int, int] = {}
+            committed: list[int] = []
+            holes = 0
+            async for event in answer:
+                committed += event.ids
+                for place, token in enumerate(event.canvas, len(committed)):
+                    holes += token == -1
+                    if token != -1:
+                        assert known.setdefault(place, token) == token
+            assert holes and known
+            whole = {place: token for place, token in known.items() if place < len(committed)}
+            assert all(committed[place] == token for place, token in whole.items())
+
+    run(work())
+
+
+def test_streams_that_are_left_free_their_pages(llm: LLM) -> None:
+    """Closed, cancelled as tasks, or left to the collector."""
+
+    async def left(served: AsyncLLM, number: int) -> None:
+        stream = served.stream(QUESTION, ignore_eos=True, max_tokens=400, seed=number)
+        async for _ in stream:
+            break
+        if number % 2:
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    async def cancelled(served: AsyncLLM, number: int) -> None:
+        task = asyncio.create_task(
+            served.generate(QUESTION, ignore_eos=True, max_tokens=400, seed=number)
+        )
+        await asyncio.sleep(0.002 * number)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def work() -> str:
+        async with serving(llm) as served:
+            others = [
+                *(left(served, number) for number in range(8)),
+                *(cancelled(served, number) for number in range(8)),
+            ]
+            output, *_ = await asyncio.gather(served.generate(QUESTION), *others)
+            gc.collect()
+            return output.text
+
+    assert run(work()) == llm.generate(QUESTION)[0].text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Method):
+    """Does something, then decodes token by token."""
+
+    does: Callable[[Request], None] = field(hash=False)
+
+    def decode(self, request: Request) -> Decoding:
+        """As Autoregressive."""
+        out = yield Forward(ids=request.ids, start=0, read=request.sample())
+        while request.commit(out.tokens):
+            self.does(request)
+            out = yield Forward(ids=request.ids[-1:], start=len(request) - 1, read=request.sample())
+
+
+def fails(request: Request) -> None:
+    """After some tokens."""
+    if len(request.tokens) == 3:
+        raise RuntimeError("a neighbour that fails")
+
+
+def test_a_request_that_fails_fails_alone(llm: LLM) -> None:
+    """Generated or streamed, while others go on."""
+
+    async def work() -> list[Any]:
+        async with serving(llm) as served:
+            streamed = served.stream(QUESTION, method=Own(does=fails))
+
+            async def pieces() -> list[str]:
+                return [piece async for piece in streamed]
+
+            return await asyncio.gather(
+                served.generate(QUESTION),
+                served.generate(QUESTION, method=Own(does=fails)),
+                pieces(),
+                return_exceptions=True,
+            )
+
+    good, bad, worse = run(work())
+    assert good.text == llm.generate(QUESTION)[0].text
+    assert isinstance(bad, DecodingError) and isinstance(worse, DecodingError)
+
+
+def test_a_full_queue_refuses(llm: LLM) -> None:
+    """At once, and takes requests again once there is room."""
+
+    async def work() -> None:
+        llm_of_two = LLM("tiny-ar", max_sequences=2)
+        async with serving(llm_of_two, max_waiting=1) as served:
+            hand = [await served.submit(QUESTION) for _ in range(3)]
+            began = time.perf_counter()
+            with pytest.raises(QueueFull, match="3 requests are in hand"):
+                await served.generate(QUESTION)
+            assert time.perf_counter() - began < 0.1
+            texts = {(await answer.output()).text for answer in hand}
+            assert texts == {(await served.generate(QUESTION)).text}
+
+    run(work())
+
+
+def test_bad_input_takes_no_place(llm: LLM) -> None:
+    """It is refused before anything is queued."""
+
+    async def work() -> None:
+        async with serving(llm, max_waiting=0) as served:
+            for _ in range(300):
+                with pytest.raises(ValueError, match="temperature"):
+                    await served.generate(QUESTION, temperature=-1)
+            assert served.waiting == served.running == 0
+
+    run(work())
+
+
+def test_constraints_are_read_aside(llm: LLM) -> None:
+    """In another thread: what has none, or a known one, does not wait; faults are as ever."""
+    slow = "(a|b)*a(a|b){30}"
+
+    async def work() -> None:
+        async with serving(llm) as served:
+            known = await served.generate(QUESTION, regex="[a-c]{2}", max_tokens=8)
+            over: list[str] = []
+
+            async def ask(name: str, **options: Any) -> None:
+                try:
+                    await served.generate(QUESTION, max_tokens=4, **options)
+                except ValueError as error:
+                    assert str(error).startswith("regex: it is too large")
+                over.append(name)
+
+            await asyncio.gather(
+                ask("slow", regex=slow), ask("free"), ask("known", regex="[a-c]{2}")
+            )
+            assert over[-1] == "slow"
+            (alone,) = llm.generate(QUESTION, regex="[a-c]{2}", max_tokens=8)
+            assert known.ids == alone.ids
+            assert served.worker.unread == served.coming == 0
+
+    run(work())
+
+
+def test_draining_takes_nothing_more(llm: LLM) -> None:
+    """What is in hand ends as usual."""
+
+    async def work() -> str:
+        async with serving(llm) as served:
+            answer = await served.submit(QUESTION)
+            served.drain()
+            with pytest.raises(Draining):
+                await served.submit(QUESTION)
+            return (await answer.output()).text
+
+    assert run(work()) == llm.generate(QUESTION)[0].text
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_closing_ends_what_is_in_hand(llm: LLM, shared: bool) -> None:
+    """With an error, and without waiting for it; others may go on with the worker."""
+
+    async def work() -> None:
+        served = AsyncLLM(llm, worker=Worker() if shared else None)
+        answer = await served.submit(QUESTION, ignore_eos=True, max_tokens=400)
+        served.close()
+        with suppress(WorkerDied):
+            assert (await answer.output()).finish_reason == "cancelled"
+        await served.drained()
+        with pytest.raises(Draining if shared else WorkerDied):
+            await served.submit(QUESTION)
+        served.worker.close()
+        served.worker.thread.join(LIMIT)
+
+    run(work())
+    llm.driver.step()
+    assert pages_in_use(llm.engine) == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_fails_again_and_again_ends_all(llm: LLM) -> None:
+    """Nobody waits for ever."""
+
+    async def work() -> None:
+        broken = LLM("tiny-ar")
+        served = AsyncLLM(broken)
+        answer = await served.submit(QUESTION)
+
+        def fail() -> bool:
+            raise OSError("a device that is lost")
+
+        broken.driver.advance = fail  # type: ignore[method-assign]
+        with pytest.raises(WorkerDied, match="a device that is lost"):
+            await answer.output()
+        assert not served.worker.alive and isinstance(served.worker.error, OSError)
+        with pytest.raises(WorkerDied):
+            await served.submit(QUESTION)
+        served.close()
+
+    run(work())
+
+
+def test_threads_may_drive_beside_it(llm: LLM) -> None:
+    """`generate` of another thread and requests of a loop share one engine."""
+
+    async def work() -> list[str]:
+        async with serving(llm) as served:
+            loop = asyncio.get_running_loop()
+            ask = partial(llm.generate, QUESTION)
+            plain = [loop.run_in_executor(None, ask) for _ in range(4)]
+            outputs = await asyncio.gather(*(served.generate(QUESTION) for _ in range(8)))
+            return [output.text for output in [*outputs, *sum(await asyncio.gather(*plain), [])]]
+
+    assert set(run(work())) == {llm.generate(QUESTION)[0].text}
+
+
+def test_bounds_of_the_queue() -> None:
+    """A queue of a negative length is none."""
+    with pytest.raises(ValueError, match="max_waiting must be at least 0"):
+        AsyncLLM(LLM("tiny-aux"), worker=Worker(), max_waiting=-1)
+
+
+def test_what_can_wait_rests_by_its_cost() -> None:
+    """Up to a bound; what cannot wait is told meanwhile, and changes nothing about that."""
+
+    def burn(seconds: float) -> None:
+        began = time.thread_time()
+        while time.thread_time() - began < seconds:
+            pass
+
+    async def told(worker: Worker, cost: float, *, all: bool) -> float:
+        """Seconds for which it is quiet behind an answer whose reader computes for so long."""
+        answer, loop = SimpleNamespace(news=asyncio.Event()), asyncio.get_running_loop()
+
+        async def read() -> None:
+            await answer.news.wait()
+            burn(cost)
+
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        worker.tell(loop, [answer], all=all)
+        await reader
+        for _ in range(HOPS):
+            await asyncio.sleep(0)
+        return worker.quiet - time.monotonic()
+
+    async def work() -> None:
+        worker = Worker()
+        try:
+            assert await told(worker, LONGEST * SHARE * 4, all=False) <= 0
+            assert await told(worker, LONGEST * SHARE / 5, all=True) > 0
+            most = await told(worker, LONGEST * SHARE * 4, all=True)
+            assert 0 < most <= LONGEST
+            assert 0 < await told(worker, 0, all=False) <= most
+        finally:
+            worker.close()
+
+    run(work())
+
+
+def test_streams_go_on_beside_one_that_is_watched(llm: LLM) -> None:
+    """Which is told of every forward; they are told more than their first text and their end."""
+
+    async def events(served: AsyncLLM, **options: Any) -> int:
+        answer = await served.submit(QUESTION, ignore_eos=True, max_tokens=200, **options)
+        return len([event async for event in answer])
+
+    async def work() -> list[int]:
+        async with serving(llm) as served:
+            many = (events(served, streams=True, seed=seed) for seed in range(4))
+            return await asyncio.gather(events(served, watched=True), *many)
+
+    watched, *others = run(work())
+    assert watched >= 100 and min(others) > 3

@@ -1,0 +1,315 @@
+"""Conversations to the token ids that chat templates mean, whatever texts they hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chats import SHAPES, Shape, control, expected, tokenizer
+from helpers import save_tokenizer
+from outpace import LLM
+from outpace.api.codec import PRIVATE
+from outpace.api.text import Text
+from outpace.checkpoints.fields import panics
+from outpace.checkpoints.load import load_tokenizer
+
+FRAGMENTS = [
+    *(
+        "hi",
+        "a<b",
+        ">",
+        "<",
+        "<|",
+        "|>",
+        "im_end|>",
+        " ",
+        "  ",
+        "\n",
+        "\n\n",
+        "\u4e2d",
+        "\u2581\u2581",
+    ),
+    *("/no_think", "/think", "{{ 1 }}", "[", "/INST]", "think>", "\U000f0000", "\ufffd"),
+]
+
+
+def conversations(name: str) -> st.SearchStrategy[list[dict[str, str]]]:
+    """A system prompt or none, and questions and answers in turn, of words and tokens."""
+    shape = SHAPES[name]
+    marks = [*shape.special, *shape.added]
+    halves = [half for mark in marks for half in (mark[: len(mark) // 2], mark[len(mark) // 2 :])]
+    word = st.one_of(*map(st.sampled_from, (FRAGMENTS, marks, halves)))
+    content = st.lists(word, min_size=1, max_size=6).map("".join)
+
+    def messages(texts: list[str], system: bool) -> list[dict[str, str]]:
+        roles = ["user", "assistant"] * len(texts)
+        if system and shape.system and len(texts) > 1:
+            roles = ["system", *roles]
+        return [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
+
+    return st.builds(messages, st.lists(content, min_size=1, max_size=6), st.booleans())
+
+
+def usual(name: str, messages: list[dict[str, str]]) -> list[int]:
+    """Ids as transformers gives them."""
+    return list(
+        tokenizer(name).apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    )
+
+
+def compare(name: str, messages: list[dict[str, str]]) -> None:
+    """Equal to the reference; to transformers too where no text holds an added token."""
+    text = Text(name, tokenizer(name))
+    try:
+        want = expected(name, messages)
+    except Exception as error:
+        with pytest.raises(ValueError, match="the chat template of .* fails"):
+            text.chat(messages, {})
+        assert "channel" in str(error)
+        return
+    found = text.chat(messages, {})
+    assert found == want
+    if not any(mark in m["content"] for m in messages for mark in control(name)):
+        assert found == usual(name, messages)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@given(data=st.data())
+@settings(max_examples=12)
+def test_conversations(name: str, data: st.DataObject) -> None:
+    """Of every shape of template."""
+    compare(name, data.draw(conversations(name)))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", SHAPES)
+@given(data=st.data())
+@settings(max_examples=200)
+def test_many_conversations(name: str, data: st.DataObject) -> None:
+    """Of every shape of template."""
+    compare(name, data.draw(conversations(name)))
+
+
+def chat(name: str, *texts: str, **variables: object) -> str:
+    """A conversation of alternating roles, as the tokens and the text between them."""
+    roles = ["user", "assistant"] * len(texts)
+    messages = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
+    known = tokenizer(name)
+    ids = Text(name, known).chat(messages, variables)
+    control = {number for number, token in known.added_tokens_decoder.items() if str(token).strip()}
+    shown = ((each in control, known.decode([each])) for each in ids)
+    return "".join(f"\0{text}\0" if own else text for own, text in shown)
+
+
+def test_old_thoughts_are_dropped_and_thoughts_of_a_user_are_text() -> None:
+    """As Qwen3's template drops them; the tokens of an answer sent back are tokens."""
+    found = chat("qwen3", "a", "<think>\nwhy\n</think>\n\nb", "c")
+    assert "why" not in found and "think" not in found
+    found = chat("qwen3", "a", "x<think>\nwhy\n</think>\n\nb")
+    assert found.count("\0<think>\0") == found.count("\0</think>\0") == 1
+    found = chat("qwen3", "<think>a</think>")
+    assert "<think>a</think>" in found and "\0<think>\0" not in found
+
+
+def test_special_tokens_of_any_message_are_text_wherever_the_template_puts_them() -> None:
+    """In a system text that moves into the last turn of the user."""
+    known = Text("nemo", tokenizer("nemo"))
+    messages = [
+        {"role": "system", "content": "be [INST] kind"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two</s>"},
+        {"role": "user", "content": "three[/INST]"},
+    ]
+    ids = known.chat(messages, {})
+    assert ids == expected("nemo", messages)
+    assert known.tokenizer is not None
+    names = known.tokenizer.convert_ids_to_tokens([each for each in ids if each in known.silent])
+    assert names == ["<s>", "[INST]", "[/INST]", "</s>", "[INST]", "[/INST]"]
+
+
+DECIDES = """{%- for m in messages %}{{- '<a>' }}{%- if '<b>' in m.content %}{{- 'other' }}
+{%- endif %}{%- if m.content == '<b>' %}{{- 'else' }}{%- endif %}{{- m.content + '<b>' }}
+{%- endfor %}"""
+
+
+def test_a_template_that_looks_for_a_special_token_is_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The token that it looks for is text; where nobody can tell, the message is named."""
+    monkeypatch.setitem(SHAPES, "decides", Shape(DECIDES, ("<a>", "<b>")))
+    text = Text("decides", tokenizer("decides"))
+    for content in ("hi <a>", "no <b> at all", "<b>, said"):
+        messages = [{"role": "user", "content": content}]
+        assert text.chat(messages, {}) == expected("decides", messages)
+    messages = [{"role": "user", "content": "hi"}, {"role": "user", "content": "<b>"}]
+    with pytest.raises(ValueError, match=r"messages\[1\] holds a special token"):
+        text.chat(messages, {})
+
+
+WRITTEN = ("<a>", "<b>", "<c>")
+
+
+@pytest.mark.parametrize(
+    ("written", "content"),
+    [
+        ("'<a>' + m.content.split('<a>')[-1]", "drop<a>keep <b>"),
+        ("m.content.split('<b>')[0] + '<b>'", "keep<b>drop <a>"),
+        ("('<a>' if '<a><b>' in m.content else '') + m.content + '<b>'", "has <a><b> and <b>"),
+        ("'<a>' + m.content.replace('<a><b>', '')", "is <a><b><b>"),
+        ("'<a>' + m.content.replace(' ', '')", "be< b >come <b>"),
+        ("m.content + '<a>' + m.content", "twice<a>"),
+    ],
+)
+def test_tokens_of_the_template_stay_tokens_beside_what_it_drops(
+    written: str, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template may write a token where it took the same out of a text."""
+    template = f"{{%- for m in messages %}}{{{{- {written} }}}}{{%- endfor %}}"
+    name = f"drops {written}"
+    monkeypatch.setitem(SHAPES, name, Shape(template, WRITTEN))
+    messages = [{"role": "user", "content": content}]
+    ids = Text(name, tokenizer(name)).chat(messages, {})
+    assert ids == expected(name, messages)
+    own = [each for each in ids if each in Text(name, tokenizer(name)).silent]
+    assert own
+
+
+LITERALS = ["<t>", "</t>", "<s>", "</s>", "<|a|>", "<", "x", "|>", "<t>x", "a<"]
+PIECES = [*LITERALS, "<fim>", "y", " ", "\n", "s>", "</", "<|a", "t>"]
+
+
+def random_expression(draw: Random, depth: int = 0) -> str:
+    """What a template makes of a text: a part of it, another, or with words in it."""
+    word = draw.choice(LITERALS)
+    if depth > 2 or draw.random() < 0.1:
+        return "c"
+    inner = random_expression(draw, depth + 1)
+    other = random_expression(draw, depth + 1)
+    return draw.choice(
+        [
+            f"{inner}.strip()",
+            f"{inner}.split('{word}')[{draw.choice([0, -1])}]",
+            f"{inner}.replace('{word}', '{draw.choice(['', 'y', ' '])}')",
+            f"(({inner}) if '{word}' in c else ({other}))",
+            f"({inner} + '{word}' + {other})",
+        ]
+    )
+
+
+def random_template(draw: Random) -> str:
+    """A template that looks into texts, and writes tokens around what it makes of them."""
+    words = [draw.choice(["'<s>' + ", "'<|a|>' + ", "'<t>' + ", ""]) for _ in range(2)]
+    user, answer = (word + random_expression(draw) for word in words)
+    return (
+        "{%- for m in messages %}{%- set c = m.content %}{%- if m.role == 'user' %}"
+        f"{{{{- '<s>' + {user} + '</s>' }}}}{{%- else %}}{{{{- '<|a|>' + {answer} + '</s>' }}}}"
+        "{%- endif %}{%- endfor %}{{- '<|a|><t>' }}"
+    )
+
+
+@pytest.mark.slow
+def test_random_templates_never_give_a_wrong_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they cut inside tokens may be refused, by the message."""
+    draw = Random(0)
+    special, added = ("<s>", "</s>", "<|a|>"), ("<t>", "</t>", "<fim>")
+    monkeypatch.setitem(SHAPES, "any", Shape("<s><t>", special, added))
+    right = refused = 0
+    for number in range(60):
+        name = f"any {number}"
+        shape = Shape(random_template(draw), special, added, like="any")
+        monkeypatch.setitem(SHAPES, name, shape)
+        text = Text(name, tokenizer(name))
+        for _ in range(10):
+            roles = ["user", "assistant", "user"][: draw.randrange(1, 4)]
+            messages = [{"role": r, "content": "".join(draw.choices(PIECES, k=4))} for r in roles]
+            try:
+                found = text.chat(messages, {})
+            except ValueError as error:
+                assert re.match(r"messages\[\d\] holds a (part of a )?special token", str(error))
+                refused += 1
+            else:
+                assert found == expected(name, messages), (shape.template, messages)
+                right += 1
+    assert right > 3 * refused > 0
+
+
+def test_text_of_every_private_character_is_refused_or_right() -> None:
+    """They mark what a user wrote, and a text may hold them all."""
+    text = Text("nemo", tokenizer("nemo"))
+    every = "".join(map(chr, PRIVATE))
+    with pytest.raises(ValueError, match="messages.0. holds a special token"):
+        text.chat([{"role": "user", "content": every + "[INST]"}], {})
+    messages = [{"role": "user", "content": every[9:] + "[INST]"}]
+    assert text.chat(messages, {}) == expected("nemo", messages)
+
+
+def test_control_tokens_in_variables_and_roles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable of the template is text; a role must not hold one."""
+    written = "'<a>' + m.role + (extra or '') + m.content"
+    template = f"{{%- for m in messages %}}{{{{- {written} }}}}{{%- endfor %}}"
+    monkeypatch.setitem(SHAPES, "variable", Shape(template, ("<a>", "<b>")))
+    text = Text("variable", tokenizer("variable"))
+    ids = text.chat([{"role": "user", "content": "hi"}], {"extra": "<b>"})
+    assert text.tokenizer.convert_tokens_to_ids("<b>") not in ids
+    with pytest.raises(ValueError, match="is no role: it holds a special token"):
+        text.chat([{"role": "<a>", "content": "hi"}], {})
+
+
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
+    """What a template writes too; a template that writes 10^8 characters takes no seconds."""
+    llm = LLM("tiny-ar")
+    with pytest.raises(ValueError, match=r"a prompt of \d+ characters is too long for tiny-ar"):
+        llm.generate("x" * 10**8)
+    assert llm.text.tokenizer is not None
+    llm.text.tokenizer.chat_template = "{{ 'x' * 10**8 }}"
+    with pytest.raises(ValueError, match="a prompt of 100000000 characters is too long"):
+        llm.generate("hi")
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "value"),
+    [
+        ("tokenizer_config.json", "model_max_length", "x"),
+        ("tokenizer_config.json", "model_max_length", []),
+        ("tokenizer_config.json", "chat_template", 3),
+        ("tokenizer_config.json", "chat_template", [3]),
+    ],
+)
+def test_fields_of_other_types_are_refused_as_the_tokenizer_loads(
+    file: str, field: str, value: object, tmp_path: Path
+) -> None:
+    """And name the folder."""
+    save_tokenizer(tmp_path)
+    path = tmp_path / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
+        load_tokenizer(tmp_path)
+
+
+class Panicking:
+    """A tokenizer whose library panics."""
+
+    added_tokens_decoder: dict[int, object] = {}
+    chat_template = None
+
+    def __call__(self, *given: object, **named: object) -> None:
+        raise type("PanicException", (BaseException,), {})("called `unwrap` on a `None` value")
+
+    decode = __call__
+
+
+def test_a_panic_of_the_tokenizers_library_is_a_value_error() -> None:
+    """Which other code may catch; Ctrl-C is none."""
+    text = Text("broken", Panicking())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="broken: the tokenizers library failed: called"):
+        text.encode("hi", raw=True)
+    with pytest.raises(ValueError, match="broken: the tokenizers library failed"):
+        text.decode([1])
+    with pytest.raises(KeyboardInterrupt), panics("x"):
+        raise KeyboardInterrupt

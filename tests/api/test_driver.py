@@ -1,0 +1,372 @@
+"""Many threads, one model: each gets what it would get alone, whatever the others do."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from random import Random
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import torch
+
+from helpers import (
+    MASK,
+    block_model,
+    causal_model,
+    diffusion_model,
+    extending_draft,
+    feature_draft,
+    masked_model,
+    pages_in_use,
+)
+from outpace import LLM
+from outpace.api.driver import Driver
+from outpace.api.stream import Stream
+from outpace.checkpoints.load import save_model
+from outpace.decoding import Decoding, Forward, Request
+from outpace.engine.engine import Engine
+from outpace.engine.job import DecodingError
+from outpace.methods import (
+    APD,
+    D2F,
+    METHODS,
+    Autoregressive,
+    BlockDiffusion,
+    DFlash,
+    Diffusion,
+    Eagle,
+    FastDLLM,
+    LeftToRight,
+    Method,
+    Speculative,
+    WeDLM,
+)
+
+LIMIT = 120
+"""Seconds after which threads are thought to wait for each other."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A causal model that fills masks, diffusion models, and drafts and verifiers of them."""
+    root = tmp_path_factory.mktemp("models")
+    target = masked_model(seed=1)
+    models = {
+        "masked": target,
+        "diffusion": diffusion_model(seed=1),
+        "blocks": block_model(seed=1),
+        "causal": causal_model(seed=2),
+        "draft": feature_draft(target),
+        "states": extending_draft(target),
+    }
+    for name, model in models.items():
+        save_model(model, root / name, dtype=torch.float32)
+    return {name: str(root / name) for name in models}
+
+
+@pytest.fixture(scope="module")
+def methods(folders: dict[str, str]) -> dict[str, list[Method]]:
+    """Every method, by the model that it decodes."""
+    causal = folders["causal"]
+    return {
+        "masked": [
+            Autoregressive(),
+            Speculative(draft=causal, tokens=3),
+            Speculative(draft=causal, tokens=2, verify="rejection"),
+            DFlash(draft=folders["draft"], tokens=3),
+            Eagle(draft=folders["states"], width=2, depth=2, nodes=6),
+            WeDLM(window=5, entropy=2.0),
+        ],
+        "diffusion": [
+            LeftToRight(tokens=2, window=4),
+            APD(verifier=causal, ratio=0.6, window=4, lookahead=8),
+            D2F(block=4, confidence=0.6),
+            Diffusion(order="entropy"),
+            FastDLLM(threshold=0.4, block=4),
+        ],
+        "blocks": [BlockDiffusion(threshold=0.4), D2F(confidence=0.6)],
+    }
+
+
+def llm_of(folders: dict[str, str], name: str, **options: Any) -> LLM:
+    """A model with room for some ten requests."""
+    return LLM(folders[name], cache_gib=2**-11, **options)
+
+
+def asked(number: int, methods: list[Method]) -> tuple[list[int], dict[str, Any]]:
+    """A request that is a function of its number."""
+    rng = Random(number)
+    prompt = [rng.randint(1, MASK - 1) for _ in range(rng.randint(1, 30))]
+    return prompt, {
+        "method": rng.choice(methods),
+        "max_tokens": rng.randint(4, 12),
+        "temperature": rng.choice([0.0, 0.8, 1.5]),
+        "top_p": rng.choice([1.0, 0.9]),
+        "seed": rng.randrange(99),
+    }
+
+
+def together(*work: Callable[[], Any]) -> list[Any]:
+    """What some threads return; a deadlock is an error."""
+    with ThreadPoolExecutor(len(work)) as pool:
+        futures = [pool.submit(each) for each in work]
+        return [future.result(timeout=LIMIT) for future in futures]
+
+
+def idle(llm: LLM) -> bool:
+    """Whether nothing is left of any request."""
+    llm.driver.step()
+    engine = llm.engine
+    waiting = engine.running or engine.queue or llm.driver.inbox
+    return not waiting and pages_in_use(engine) == 0 and llm.driver.driver is None
+
+
+def answers(llm: LLM, numbers: list[int], methods: list[Method], *, odd: bool = False) -> list:
+    """Answers in three ways: generated in fours, streamed, or by a loop over `serve`.
+
+    Where `odd`, streams that are closed, dropped or cancelled come between them.
+    """
+    found: dict[int, list[int]] = {}
+    rng = Random(numbers[0])
+    queue = list(numbers)
+    while queue:
+        batch = [queue.pop(0) for _ in range(min(rng.randint(1, 4), len(queue)))]
+        if odd:
+            prompt, options = asked(rng.randrange(10**6), methods)
+            stream = llm.stream(prompt, **options)
+            stray(stream, rng)
+        if rng.random() < 0.4:
+            for number in batch:
+                prompt, options = asked(number, methods)
+                stream = llm.stream(prompt, **options)
+                assert not list(stream)  # there is no tokenizer, and so no text
+                assert stream.output is not None
+                found[number] = stream.output.ids
+        else:
+            requests = [asked(number, methods) for number in batch]
+            for index, output in llm.serve(requests, batch=rng.choice([None, 2])):
+                found[batch[index]] = output.ids
+    return [found[number] for number in numbers]
+
+
+def stray(stream: Stream, rng: Random) -> None:
+    """Close a stream, cancel its request, leave it to the collector, here or in another thread."""
+    match rng.randrange(4):
+        case 0:
+            stream.close()
+        case 1:
+            stream.driver.cancel(stream.answer.job)
+        case 2:
+            ring: list[Any] = [stream]
+            ring.append(ring)
+        case _:
+            thread = Thread(target=ring_of, args=(stream,))
+            del stream
+            thread.start()
+            thread.join()
+
+
+def ring_of(stream: Stream) -> None:
+    """Leave a stream to the collector, which this thread calls."""
+    ring: list[Any] = [stream]
+    ring.append(ring)
+    del stream, ring
+    gc.collect()
+
+
+@pytest.mark.parametrize("name", ["masked", "diffusion", "blocks"])
+@pytest.mark.parametrize(
+    ("threads", "odd"),
+    [
+        pytest.param(2, False, marks=pytest.mark.slow),
+        pytest.param(4, True, marks=pytest.mark.exhaustive),
+    ],
+    ids=["two threads", "four threads and strays"],
+)
+def test_threads_get_the_tokens_of_one(
+    folders: dict[str, str], methods: dict, name: str, threads: int, odd: bool
+) -> None:
+    """Four hundred requests, of all methods, greedy and sampled."""
+    each = 400 // threads
+    numbers = [list(range(each * n, each * n + each)) for n in range(threads)]
+    llm = llm_of(folders, name)
+    found = together(
+        *(lambda own=own: answers(llm, own, methods[name], odd=odd) for own in numbers)
+    )
+    gc.collect()
+    assert idle(llm)
+    plain = llm_of(folders, name)
+    expected = [
+        [out.ids for _, out in sorted(plain.serve(asked(n, methods[name]) for n in own))]
+        for own in numbers
+    ]
+    assert found == expected
+
+
+def test_the_test_above_asks_every_method(methods: dict) -> None:
+    """Of those that are registered."""
+    kinds = {type(method) for some in methods.values() for method in some}
+    assert kinds == set(METHODS.values())
+    used = {type(asked(n, methods[name])[1]["method"]) for name in methods for n in range(200)}
+    assert used == kinds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Method):
+    """Does something, then decodes token by token."""
+
+    does: Callable[[Request], None] = field(hash=False)
+    after: int = 2
+
+    def decode(self, request: Request) -> Decoding:
+        """As Autoregressive, but for what it does behind a few tokens."""
+        out = yield Forward(ids=request.ids, start=0, read=request.sample())
+        while request.commit(out.tokens):
+            if len(request.tokens) == self.after:
+                self.does(request)
+            out = yield Forward(ids=request.ids[-1:], start=len(request) - 1, read=request.sample())
+
+
+def fail(error: BaseException) -> Callable[[Request], None]:
+    """Something that raises."""
+
+    def does(request: Request) -> None:
+        raise error
+
+    return does
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt(), SystemExit()])
+def test_a_thread_that_fails_stops_no_other(
+    folders: dict[str, str], methods: dict, error: BaseException
+) -> None:
+    """Here by an exception from a method of its own, which whoever drives may see."""
+    llm = llm_of(folders, "masked")
+    numbers = list(range(40))
+    expected = answers(llm_of(folders, "masked"), numbers, methods["masked"])
+    begun = Event()
+
+    def failing() -> int:
+        seen = 0
+        for _ in range(20):
+            begun.set()
+            try:
+                llm.generate([1, 2, 3], method=Own(does=fail(error)), max_tokens=9)
+            except (DecodingError, KeyboardInterrupt, SystemExit):
+                seen += 1
+        return seen
+
+    def steady() -> list[list[int]]:
+        begun.wait(LIMIT)
+        found = []
+        for number in numbers:
+            prompt, options = asked(number, methods["masked"])
+            while True:
+                try:
+                    found.append(llm.generate([prompt], **options)[0].ids)
+                    break
+                except (KeyboardInterrupt, SystemExit):
+                    continue
+        return found
+
+    seen, found = together(failing, steady)
+    assert seen == 20 and found == expected
+    assert idle(llm)
+
+
+def test_a_method_that_waits_for_other_answers_is_told_so(folders: dict[str, str]) -> None:
+    """Its request ends with an error, what it asked for is taken back, others go on."""
+    llm = llm_of(folders, "masked")
+    expected = llm.generate([4, 5], method=Autoregressive(), max_tokens=12)[0].ids
+    inner = [
+        lambda request: llm.generate([1, 2], max_tokens=2, method=Autoregressive()),
+        lambda request: next(llm.stream([1, 2], max_tokens=2, method=Autoregressive()), None),
+        lambda request: llm.driver.step(),
+    ]
+    for does in inner:
+        beside = llm.submit([4, 5], method=Autoregressive(), max_tokens=12)
+        with pytest.raises(DecodingError, match="cannot wait for other answers"):
+            llm.generate([1, 2, 3], method=Own(does=does), max_tokens=9)
+        while not beside.job.over:
+            llm.driver.step()
+        assert beside.output().ids == expected
+        gc.collect()
+        assert idle(llm)
+
+
+def test_a_method_may_cancel_and_drop_what_it_does_not_wait_for(folders: dict[str, str]) -> None:
+    """From the thread that drives; it happens before the next step."""
+    llm = llm_of(folders, "masked")
+
+    def does(request: Request) -> None:
+        streams = [llm.stream([n + 1], max_tokens=9, method=Autoregressive()) for n in range(4)]
+        streams[0].close()
+        llm.driver.cancel(streams[1].answer.job)
+        rest = llm.serve([([1, 2], {"max_tokens": 9, "method": Autoregressive()})])
+        ring: list[Any] = [rest, streams[2]]
+        ring.append(ring)
+        del rest, ring, streams
+        gc.collect()
+
+    (output,) = llm.generate([1, 2, 3], method=Own(does=does), max_tokens=9)
+    assert len(output.ids) == 9 and idle(llm)
+
+
+def test_a_loop_left_to_the_collector_cancels_all_that_is_left_of_it(
+    folders: dict[str, str],
+) -> None:
+    """Also where the collector comes while a step is made, in the thread that makes it."""
+    llm = llm_of(folders, "masked")
+    options = {"max_tokens": 60, "method": Autoregressive()}
+    short = {"max_tokens": 1, "method": Autoregressive()}
+    loop = llm.serve([([1], short), ([2], options), ([3], options), ([4], options)])
+    next(loop)
+    ring: list[Any] = [loop]
+    ring.append(ring)
+    gone = weakref.ref(loop)
+    del loop, ring
+
+    def does(request: Request) -> None:
+        gc.collect()
+        assert gone() is None
+
+    (output,) = llm.generate([1, 2, 3], method=Own(does=does), max_tokens=9)
+    assert len(output.ids) == 9 and idle(llm)
+
+
+def test_ctrl_c_behind_a_step_leaves_the_driver_free(folders: dict[str, str]) -> None:
+    """It may come while a thread says that it is done."""
+    llm = llm_of(folders, "masked")
+    expected = llm.generate([4, 5], method=Autoregressive(), max_tokens=12)[0].ids
+    answer = llm.submit([4, 5], method=Autoregressive(), max_tokens=12)
+    notify = llm.driver.turn.notify_all
+
+    def interrupted() -> None:
+        llm.driver.turn.notify_all = notify
+        raise KeyboardInterrupt
+
+    llm.driver.turn.notify_all = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        llm.driver.step()
+    assert llm.driver.driver is None
+
+    def wait() -> list[int]:
+        while not answer.job.over:
+            llm.driver.step()
+        return answer.output().ids
+
+    assert together(wait, wait) == [expected, expected]
+
+
+def test_a_thread_that_nobody_wakes_looks_for_itself() -> None:
+    """Where the one that drove was interrupted before it could say that it was done."""
+    driver = Driver(Engine())
+    driver.driver = -1  # a thread that is gone
+    assert driver.step()
+    driver.driver = None
+    assert not driver.step()

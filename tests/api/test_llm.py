@@ -1,0 +1,595 @@
+"""Text in, text out."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers import (
+    END,
+    SPECIALS,
+    causal_model,
+    diffusion_model,
+    feature_draft,
+    masked_model,
+    pages_in_use,
+    save_tokenizer,
+    whole,
+)
+from outpace import LLM, Output
+from outpace.api.options import Chosen
+from outpace.checkpoints.load import save_model
+from outpace.decoding import Decoding, Forward, Request, Sampling
+from outpace.engine.job import DecodingError
+from outpace.methods import (
+    APD,
+    D2F,
+    Autoregressive,
+    DFlash,
+    LeftToRight,
+    Method,
+    Speculative,
+    WeDLM,
+)
+
+ROWS, MASK = 264, END + 1
+"""Rows of the embeddings, of which 260 stand for tokens, and the mask token."""
+
+Checkpoints = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    """Checkpoint folders: two kinds of target, verifiers that fit and verifiers that do not."""
+    root = tmp_path_factory.mktemp("models")
+    models = {
+        "causal": causal_model(seed=1, vocab_size=ROWS, eos_token_id=None),
+        "diffusion": diffusion_model(seed=1, vocab_size=ROWS, mask_token_id=MASK),
+        "verifier": causal_model(seed=1, vocab_size=ROWS + 8),
+        "other-order": causal_model(vocab_size=ROWS),
+        "bare": causal_model(vocab_size=ROWS),
+        "bare-diffusion": diffusion_model(vocab_size=ROWS, mask_token_id=MASK),
+        "bare-masked": masked_model(vocab_size=ROWS, mask_token_id=None),
+        "bare-small": causal_model(seed=1, vocab_size=200),
+        "bare-large": causal_model(vocab_size=1024),
+        "deep": causal_model(seed=1, vocab_size=ROWS, num_hidden_layers=3),
+        "wide": causal_model(seed=1, vocab_size=ROWS, hidden_size=64),
+    }
+    drafts = {
+        "bare-draft": {},
+        "bare-deep-draft": {"num_target_layers": 3},
+        "bare-layer-draft": {"dflash_config": {"mask_token_id": MASK, "target_layer_ids": [2]}},
+    }
+    for name, changes in drafts.items():
+        fields = {"vocab_size": ROWS, "dflash_config": {"mask_token_id": MASK}, **changes}
+        fields["dflash_config"] = {"target_layer_ids": [0, 1]} | fields["dflash_config"]
+        models[name] = feature_draft(models["deep" if changes else "causal"], **fields)
+    for name, model in models.items():
+        save_model(model, root / name, dtype=torch.float32)
+        if not name.startswith("bare"):
+            save_tokenizer(root / name, first="z" if name == "other-order" else "")
+    return {name: str(root / name) for name in models}
+
+
+@pytest.fixture(scope="module")
+def causal(names: Checkpoints) -> LLM:
+    """An autoregressive model."""
+    return LLM(names["causal"], cache_gib=0.001)
+
+
+@pytest.fixture(scope="module")
+def diffusion(names: Checkpoints) -> LLM:
+    """A diffusion model decoded by APD."""
+    method = APD(verifier=names["verifier"], ratio=0.6, window=4)
+    return LLM(names["diffusion"], method, cache_gib=0.001)
+
+
+@pytest.fixture(params=["causal", "diffusion"])
+def llm(request: pytest.FixtureRequest) -> LLM:
+    """Either."""
+    return request.getfixturevalue(request.param)
+
+
+def one(llm: LLM, prompt, **options) -> Output:
+    """The answer to one prompt."""
+    (output,) = llm.generate(prompt, **{"max_tokens": 24, **options})
+    return output
+
+
+def idle(llm: LLM) -> bool:
+    """Whether nothing is left of any request."""
+    engine = llm.engine
+    waiting = engine.running or engine.queue or llm.driver.inbox
+    return not waiting and pages_in_use(engine) == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failing(Method):
+    """Goes wrong after a token."""
+
+    def decode(self, seq: Request) -> Decoding:
+        """One forward, then an error."""
+        out = yield Forward(ids=seq.ids, start=0)
+        seq.commit(out.tokens)
+        raise RuntimeError("out of ideas")
+
+
+# Generate.
+
+
+def test_answer_to_token_ids_is_the_model_s_own(causal: LLM) -> None:
+    """Greedy, token by token."""
+    prompt = [5, 6, 7]
+    ids = list(prompt)
+    for _ in range(6):
+        ids.append(int(whole(causal.target.model, ids, causal=True)[-1, : END + 4].argmax()))
+    output = one(causal, prompt, max_tokens=6)
+    assert output.ids == ids[3:] and output.prompt_tokens == 3
+    assert output.text == causal.text.decode(output.ids)
+
+
+def test_output_says_what_became_of_it(diffusion: LLM) -> None:
+    """Counts of tokens and forwards come from the trace."""
+    output = one(diffusion, "hi", max_tokens=40)
+    target = [step for step in output.steps if step.model == "target"]
+    assert output.forwards == len(target)
+    assert len(output.steps) > len(target)
+    assert sum(step.kept for step in output.steps) == len(output.ids)
+    assert output.tokens_per_forward == len(output.ids) / len(target) > 1
+    assert output.tokens_per_second == len(output.ids) / output.seconds > 0
+    assert output.prompt_tokens == len(diffusion.text.encode("hi"))
+    assert output.finish_reason in ("stop", "length")
+
+
+def test_prompts_of_all_kinds_are_answered_in_order(llm: LLM) -> None:
+    """Strings, messages and token ids, together as alone."""
+    prompts = ["hi", [{"role": "user", "content": "you"}], [1, 2, 3], "a longer prompt " * 3]
+    together = llm.generate(prompts, max_tokens=16)
+    assert [output.ids for output in together] == [
+        one(llm, prompt, max_tokens=16).ids for prompt in prompts
+    ]
+    assert idle(llm)
+
+
+def test_one_prompt_is_one_answer(llm: LLM) -> None:
+    """A string, a list of ids and a list of messages are each one prompt."""
+    for prompt in ("hi", [1, 2], [{"role": "user", "content": "hi"}]):
+        assert len(llm.generate(prompt, max_tokens=2)) == 1
+
+
+def test_raw_continues_the_text(causal: LLM) -> None:
+    """Without the chat template."""
+    assert one(causal, "ab", raw=True).prompt_tokens == 2
+
+
+def test_special_tokens_in_user_text_are_plain_text(diffusion: LLM) -> None:
+    """Nobody writes a hole into the canvas, or an end into the chat."""
+    answer = diffusion.submit("a<|mask|>b<|im_end|>", max_tokens=1)
+    marks = [token for token in answer.job.request.prompt if token >= END]
+    diffusion.engine.cancel(answer.job)
+    plain = diffusion.submit("ab", max_tokens=1)
+    assert marks == [token for token in plain.job.request.prompt if token >= END]
+    assert MASK not in marks
+    diffusion.engine.cancel(plain.job)
+
+
+def test_mask_and_padding_are_never_said(diffusion: LLM) -> None:
+    """At any temperature."""
+    outputs = diffusion.generate([[1], [2], [3]], max_tokens=100, temperature=50.0)
+    said = {token for output in outputs for token in output.ids}
+    assert len(said) > 50 and MASK not in said and max(said) < END + len(SPECIALS)
+
+
+def test_same_seed_same_text(llm: LLM) -> None:
+    """And another seed another one."""
+    first, again, other = (one(llm, "hi", temperature=2.0, seed=s) for s in (1, 1, 2))
+    assert first.ids == again.ids != other.ids
+
+
+def test_default_length_is_what_there_is_room_for(causal: LLM) -> None:
+    """At most 256, less where the model ends before."""
+    (output,) = causal.generate([1] * 10)
+    assert len(output.ids) == causal.config.max_length - 10 == 150
+    assert output.finish_reason == "length"
+
+
+def test_end_of_sequence_of_the_tokenizer_ends_the_answer(causal: LLM) -> None:
+    """The model's configuration names none."""
+    assert causal.config.eos == () and causal.eos == {END}
+
+
+def test_end_of_sequence_of_the_model_ends_the_answer(names: Checkpoints, tmp_path: Path) -> None:
+    """Both of two; it is no output."""
+    plain = LLM(names["bare"], cache_gib=0.001)
+    ids = one(plain, [1, 2]).ids
+    eos = max(set(ids), key=ids.index)
+    model = causal_model(vocab_size=ROWS, eos_token_id=[ROWS - 1, eos])
+    save_model(model, tmp_path, dtype=torch.float32)
+    output = one(LLM(str(tmp_path), cache_gib=0.001), [1, 2])
+    assert output.ids == ids[: ids.index(eos)]
+    assert output.finish_reason == "stop"
+
+
+# Stop strings.
+
+
+def test_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
+    """One or many; tokens behind it are not counted."""
+    whole_answer = one(llm, [9, 8])
+    mark = whole_answer.text[6:8]
+    for stop in (mark, ["never said", mark]):
+        output = one(llm, [9, 8], stop=stop)
+        assert output.text == whole_answer.text[: whole_answer.text.index(mark)]
+        assert output.finish_reason == "stop"
+        assert output.ids == whole_answer.ids[: len(output.ids)]
+        assert len(output.ids) < len(whole_answer.ids)
+    assert idle(llm)
+
+
+def test_stop_string_ends_the_work_too(causal: LLM) -> None:
+    """No forward is spent on what nobody reads."""
+    mark = one(causal, [9, 8]).text[3:5]
+    assert one(causal, [9, 8], stop=mark, max_tokens=100).forwards < 20
+
+
+def test_stop_strings_need_a_tokenizer(names: Checkpoints) -> None:
+    """As text does."""
+    bare = LLM(names["bare"], cache_gib=0.001)
+    with pytest.raises(ValueError, match="has no tokenizer: stop strings need one"):
+        bare.generate([1, 2], stop="x")
+    with pytest.raises(ValueError, match="has no tokenizer: give the prompt as token ids"):
+        bare.generate("hi")
+    assert one(bare, [1, 2]).text == ""
+    assert len(one(bare, [1, 2]).ids) == 24
+
+
+# Streams.
+
+
+@pytest.mark.parametrize("aside", [False, True])
+@pytest.mark.parametrize("stop", ["", "mark"])
+def test_pieces_are_the_text_of_generate(
+    llm: LLM, stop: str, aside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joined, also where they are made while a device works; the output is that of `generate`."""
+    monkeypatch.setattr(llm.engine, "is_async", aside)
+    prompt = [7, 7, 1]
+    options = {"stop": one(llm, prompt).text[5:7]} if stop else {}
+    expected = one(llm, prompt, **options)
+    stream = llm.stream(prompt, max_tokens=24, **options)
+    assert stream.output is None
+    pieces = list(stream)
+    assert "".join(pieces) == expected.text
+    assert len(pieces) > 1 and all(pieces)
+    assert stream.output is not None
+    assert (stream.output.ids, stream.output.finish_reason) == (
+        expected.ids,
+        expected.finish_reason,
+    )
+    assert idle(llm) and next(stream, None) is None
+
+
+def test_streams_run_side_by_side(llm: LLM) -> None:
+    """Each has its own text."""
+    prompts = ([1], [2, 3], [4, 5, 6])
+    expected = [one(llm, list(prompt), max_tokens=12).text for prompt in prompts]
+    streams = [llm.stream(list(prompt), max_tokens=12) for prompt in prompts]
+    texts = [""] * 3
+    for _ in range(20):
+        for index, stream in enumerate(streams):
+            texts[index] += next(stream, "")
+    assert texts == expected
+
+
+def test_closing_a_stream_cancels_its_request(llm: LLM) -> None:
+    """Its memory is free at once; what was sent stays."""
+    stream = llm.stream([1, 2], max_tokens=100)
+    first = next(stream)
+    stream.close()
+    assert idle(llm)
+    rest = list(stream)
+    assert stream.output is not None and stream.output.finish_reason == "cancelled"
+    assert stream.output.text == first + "".join(rest)
+
+
+def test_dropping_a_stream_cancels_its_request(llm: LLM) -> None:
+    """Also one that was never read."""
+    for read in (True, False):
+        stream = llm.stream([1, 2], max_tokens=100)
+        if read:
+            next(stream)
+        assert not idle(llm)
+        del stream
+        gc.collect()
+        llm.driver.step()
+        assert idle(llm)
+
+
+# Errors.
+
+
+def test_error_of_a_method_is_raised_with_its_name(causal: LLM) -> None:
+    """By `generate` and by `stream`, with nothing left behind."""
+    with pytest.raises(DecodingError, match=r"Failing\(\) failed at slot 2: out of ideas"):
+        causal.generate([1], method=Failing(), max_tokens=5)
+    with pytest.raises(DecodingError, match="out of ideas"):
+        list(causal.stream([1], method=Failing(), max_tokens=5))
+    assert idle(causal)
+
+
+def test_bad_prompt_among_many_is_refused_before_any_work(llm: LLM) -> None:
+    """And the good ones are taken back."""
+    with pytest.raises(ValueError, match="lies outside the vocabulary"):
+        llm.generate([[1, 2], [1, END + 4]], max_tokens=4)
+    assert idle(llm)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"max_tokens": 1000}, "need 1002 slots, but .* has 160: shorten"),
+        ({"temperature": -1.0}, "temperature must be"),
+        ({"top_p": 0.0}, "top_p must lie"),
+        ({"top_k": 0}, "top_k must be"),
+        ({"stop": ""}, "a stop string is empty"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(llm: LLM, options: dict, message: str) -> None:
+    """With the value, and nothing is queued."""
+    with pytest.raises(ValueError, match=message):
+        llm.generate([1, 2], **options)
+    assert idle(llm)
+
+
+def test_no_prompt_has_no_answer(llm: LLM) -> None:
+    """An empty list is no prompt; an empty one in it is refused."""
+    assert llm.generate([]) == []
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        llm.generate([[]])
+
+
+def test_prompt_longer_than_the_model_is_refused(causal: LLM) -> None:
+    """Also where the length of the answer was left open."""
+    with pytest.raises(ValueError, match="a prompt of 200 tokens"):
+        causal.generate([1] * 200)
+
+
+# Models.
+
+
+def test_default_method_follows_the_model(names: Checkpoints) -> None:
+    """Causal models token by token, diffusion models left to right."""
+    assert LLM(names["bare"], cache_gib=0.001).method == Autoregressive()
+    assert LLM(names["bare-diffusion"], cache_gib=0.001).method == LeftToRight()
+    masked = LLM(names["bare-masked"], mask_id=MASK, cache_gib=0.001)
+    assert masked.method == WeDLM() and masked.config.mask_id == MASK
+
+
+def test_mask_token_is_needed_by_what_feeds_it(names: Checkpoints) -> None:
+    """The same weights decode token by token without one."""
+    with pytest.raises(
+        ValueError, match="WeDLM decodes causal models that fill masks, .* no mask token: name one"
+    ):
+        LLM(names["bare-masked"], cache_gib=0.001)
+    llm = LLM(names["bare-masked"], Autoregressive(), cache_gib=0.001)
+    with pytest.raises(ValueError, match="has no mask token"):
+        llm.generate([[1, 2]], method=WeDLM(), max_tokens=2)
+    assert len(llm.generate([[1, 2]], max_tokens=2)[0].ids) == 2
+    with pytest.raises(ValueError, match="mask token 999 lies outside the vocabulary of 264"):
+        LLM(names["bare-masked"], mask_id=999)
+
+
+def test_default_length_leaves_room_for_a_window(names: Checkpoints) -> None:
+    """It opens in front of the last token of an answer."""
+    llm = LLM(names["bare-masked"], mask_id=MASK, cache_gib=0.001)
+    (output,) = llm.generate([[1, 2, 3]])
+    assert len(output.ids) == 160 - 3 - 15
+
+
+def sampling_of(llm: LLM, method: Method, **options: Any) -> Sampling:
+    """How a request of some options is drawn."""
+    return Chosen.of(options).sampling(llm.usual(method))
+
+
+def test_sampling_is_that_of_the_family_unless_given(causal: LLM, diffusion: LLM) -> None:
+    """Dream's authors sample at 0.2 and 0.95; causal models are greedy."""
+    assert sampling_of(causal, Autoregressive()) == Sampling()
+    own = sampling_of(diffusion, LeftToRight(), temperature=None)
+    assert own == Sampling(temperature=0.2, top_p=0.95)
+    given = sampling_of(diffusion, LeftToRight(), seed=3, temperature=0.0, top_p=1.0, top_k=7)
+    assert given == Sampling(top_k=7, seed=3)
+
+
+def test_a_method_may_have_defaults_of_its_own(diffusion: LLM) -> None:
+    """D2F's authors cut no probabilities, on whatever model."""
+    assert sampling_of(diffusion, D2F()) == Sampling()
+    assert sampling_of(diffusion, D2F(), top_p=0.9) == Sampling(top_p=0.9)
+
+
+def test_a_request_may_choose_its_method(diffusion: LLM) -> None:
+    """Beside others that use the default."""
+    plain, tokens = LeftToRight(), 12
+    mixed = [
+        diffusion.submit([1, 2], max_tokens=tokens),
+        diffusion.submit([1, 2], max_tokens=tokens, method=plain),
+    ]
+    while diffusion.driver.step():
+        pass
+    parallel, serial = (answer.output() for answer in mixed)
+    assert serial.forwards == len(serial.ids) >= len(parallel.ids) > parallel.forwards
+    assert serial.ids == one(diffusion, [1, 2], max_tokens=tokens, method=plain).ids
+
+
+def test_verifier_is_loaded_once(diffusion: LLM, names: Checkpoints) -> None:
+    """For all requests that name it."""
+    pairing = diffusion.pair(diffusion.method)
+    assert diffusion.pair(APD(verifier=names["verifier"], ratio=0.1)) is pairing
+
+
+def test_padded_embeddings_of_one_tokenizer_fit_together(diffusion: LLM) -> None:
+    """264 rows and 272, of which 260 stand for tokens."""
+    pairing = diffusion.pair(diffusion.method)
+    verifier = pairing.runners["verifier"]
+    assert (diffusion.config.vocab, verifier.config.vocab) == (ROWS, ROWS + 8)
+    assert verifier.vocab == diffusion.target.vocab == pairing.vocab == 260
+
+
+def test_verifier_is_never_given_a_token_that_it_does_not_have(names: Checkpoints) -> None:
+    """Its embedding may end before that of the target."""
+    llm = LLM(
+        names["bare-diffusion"], APD(verifier=names["bare-small"], ratio=0.9), cache_gib=0.001
+    )
+    outputs = llm.generate([[1], [2], [3]], max_tokens=40, temperature=50.0)
+    assert [len(output.ids) for output in outputs] == [40] * 3
+
+
+@pytest.mark.parametrize(
+    ("target", "verifier", "message"),
+    [
+        ("diffusion", "other-order", "other-order has another tokenizer than .* is token"),
+        ("bare-diffusion", "bare-large", "a vocabulary of 1024 tokens and .* one of 264"),
+        ("diffusion", "bare-large", "a vocabulary of 1024 tokens and .* one of 264"),
+        ("diffusion", "bare-diffusion", "a causal model as its verifier, but .* is a diffusion"),
+        ("diffusion", "nowhere", "no model '.*nowhere'"),
+    ],
+)
+def test_verifier_that_does_not_fit_is_refused(
+    names: Checkpoints, target: str, verifier: str, message: str
+) -> None:
+    """With the reason, when the `LLM` is built."""
+    names = {**names, "nowhere": "./nowhere"}
+    with pytest.raises(ValueError, match=message):
+        LLM(names[target], APD(verifier=names[verifier]), cache_gib=0.001)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "message"),
+    [
+        ("wide", "bare-draft", "hidden size is 32, the target's is 64"),
+        ("bare-large", "bare-draft", "vocabulary is 264, the target's is 1024"),
+        ("causal", "bare-deep-draft", "depth of the target is 3, the target's is 2"),
+        ("causal", "bare-layer-draft", "layer 2 of its target, which has 2 layers"),
+        ("causal", "verifier", "takes a draft that reads features or a .* draft, but .*verifier"),
+        ("diffusion", "bare-draft", "DFlash decodes causal models, but .* is a diffusion model"),
+    ],
+)
+def test_draft_of_another_target_is_refused(
+    names: Checkpoints, target: str, draft: str, message: str
+) -> None:
+    """With the two values that disagree, when the `LLM` is built."""
+    with pytest.raises(ValueError, match=message):
+        LLM(names[target], DFlash(draft=names[draft]), cache_gib=0.001)
+
+
+def test_draft_of_the_other_kind_is_refused(names: Checkpoints, causal: LLM) -> None:
+    """And a draft of features is no model by itself."""
+    method = Speculative(draft=names["bare-draft"])
+    with pytest.raises(ValueError, match="a causal model as its draft, but .* reads features"):
+        causal.pair(method)
+    with pytest.raises(ValueError, match="is a draft that reads the features of a target"):
+        LLM(names["bare-draft"])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_change_nothing_but_the_forwards(
+    names: Checkpoints, causal: LLM, temperature: float
+) -> None:
+    """The autoregressive text of the same seed, from every method that verifies."""
+    plain = one(causal, "Hello", temperature=temperature, seed=5)
+    for method in (
+        DFlash(draft=names["bare-draft"]),
+        Speculative(draft=names["causal"], tokens=4),
+        Speculative(draft=names["verifier"]),
+    ):
+        output = one(causal, "Hello", method=method, temperature=temperature, seed=5)
+        assert output.ids == plain.ids
+        drafted = any(step.model == "draft" for step in output.steps)
+        assert drafted or method.tokens == "auto"  # on a busy machine drafting may not pay
+        if method.draft == names["causal"]:
+            assert output.tokens_per_forward > 3
+
+
+def test_block_beyond_the_trained_length_warns(names: Checkpoints, causal: LLM) -> None:
+    """Naming the trained one."""
+    method = DFlash(draft=names["bare-draft"], block=9)
+    with pytest.warns(UserWarning, match="block 9 is longer than the 5 that .*bare-draft"):
+        one(causal, [1, 2], method=method)
+
+
+@pytest.mark.parametrize(
+    ("target", "method"), [("bare", LeftToRight()), ("bare-diffusion", Autoregressive())]
+)
+def test_method_for_the_other_kind_of_model_is_refused(
+    names: Checkpoints, target: str, method: Method
+) -> None:
+    """When the `LLM` is built."""
+    with pytest.raises(ValueError, match=f"{type(method).__name__} decodes"):
+        LLM(names[target], method, cache_gib=0.001)
+
+
+def test_dtype_is_named_or_given(names: Checkpoints) -> None:
+    """float32 on a CPU unless asked."""
+    assert LLM(names["bare"], cache_gib=0.001).dtype == torch.float32
+    for dtype in ("bfloat16", torch.bfloat16):
+        half = LLM(names["bare"], dtype=dtype, cache_gib=0.001)
+        assert half.target.model.embedding.weight.dtype == torch.bfloat16
+        assert half.target.cache.memory.dtype == torch.bfloat16
+        assert len(one(half, [1, 2], max_tokens=3).ids) == 3
+
+
+@pytest.mark.parametrize("dtype", ["float64", "half", ""])
+def test_unknown_dtype_is_refused(names: Checkpoints, dtype: str) -> None:
+    """Naming the known ones."""
+    with pytest.raises(ValueError, match=f"unknown dtype '{dtype}'; known are float32, bfloat16"):
+        LLM(names["bare"], dtype=dtype)
+
+
+def test_prompts_that_begin_alike_are_found_unless_that_is_switched_off(names: Checkpoints) -> None:
+    """The same tokens by the same forwards."""
+    prompt = list(range(1, 40))
+    for on, slots in ((True, 32), (False, 0)):
+        llm = LLM(names["bare"], cache_gib=0.001, prefix_cache=on)
+        first, again = (one(llm, prompt, max_tokens=4) for _ in range(2))
+        assert (first.ids, first.forwards) == (again.ids, again.forwards)
+        assert llm.engine.saved.slots == slots
+
+
+def test_max_length_limits_prompt_and_answer(names: Checkpoints) -> None:
+    """Together."""
+    short = LLM(names["bare"], max_length=20, cache_gib=0.001)
+    assert len(short.generate([1] * 15)[0].ids) == 5
+    with pytest.raises(ValueError, match="has 20: shorten"):
+        short.generate([1] * 15, max_tokens=6)
+
+
+def test_cache_is_as_large_as_asked(names: Checkpoints) -> None:
+    """In GiB for each model."""
+    small = LLM(names["bare"], cache_gib=2**-15)
+    assert small.target.cache.memory.nbytes <= 2**15 + 2**13
+    with pytest.raises(ValueError, match="slots, but .* has"):
+        small.generate([1] * 200)
+
+
+def test_unknown_model_is_refused() -> None:
+    """Saying what can be given."""
+    with pytest.raises(ValueError, match="no model 'no-such-model': give a folder"):
+        LLM("no-such-model")
+
+
+def test_adapter_is_merged_into_the_target() -> None:
+    """It answers otherwise than its base, and its name says why."""
+    golden = Path(__file__).parents[1] / "golden" / "d2f"
+    base, adapter = golden / "dream_tiny", golden / "dream_tiny_lora"
+    prompt, options = [3, 1, 4, 1, 5], {"max_tokens": 8, "temperature": 0.0}
+    plain, adapted = LLM(base), LLM(base, adapter=adapter)
+    assert adapted.name == f"{base} + {adapter}"
+    one, two = (llm.generate(prompt, **options)[0].ids for llm in (plain, adapted))
+    assert len(one) == len(two) == 8 and one != two
+    with pytest.raises(ValueError, match="to adapt"):
+        LLM(base, adapter=golden / "llada_tiny_lora")

@@ -1,0 +1,137 @@
+"""An answer that shows itself: pieces by forward, HTML for notebooks."""
+
+from __future__ import annotations
+
+import colorsys
+import copy
+import pickle
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from outpace import LLM, Output
+from outpace.api.display import HUES, coloured
+from outpace.decoding import Step
+from outpace.methods import D2F, Method, WeDLM
+from shown import contrast
+
+STORY = (
+    "Omar counts 60 people on the boat. Then 39 of them get off and 43 others get on. "
+    "How many people are there now?"
+)
+
+
+class Reader(HTMLParser):
+    """The elements of a page that are no plain layout, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert all(name in ("style", "title") for name, _ in attrs)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize(
+    ("model", "method"), [("tiny-ar", None), ("tiny-d2f", D2F()), ("tiny-wedlm", WeDLM())]
+)
+def test_pieces_are_what_a_stream_brings(model: str, method: Method | None) -> None:
+    """In the same cuts, with an entry for each forward."""
+    llm = LLM(model, method)
+    stream = llm.stream(STORY, max_tokens=96, temperature=0.0)
+    streamed = list(stream)
+    assert stream.output is not None
+    pieces = stream.output.pieces()
+    assert len(pieces) == len(stream.output.steps)
+    assert [piece for piece in pieces if piece] == streamed
+    assert "".join(pieces) == stream.output.text
+
+
+@pytest.mark.parametrize("stop", ["peo", "#", " 64"])
+def test_pieces_end_where_a_stop_string_cuts(stop: str) -> None:
+    """Also within a token."""
+    (output,) = LLM("tiny-wedlm").generate(STORY, max_tokens=96, temperature=0.0, stop=stop)
+    assert output.finish_reason == "stop" and stop not in output.text
+    assert "".join(output.pieces()) == output.text
+
+
+def test_a_notebook_shows_the_text_and_the_figures() -> None:
+    """A colour for each forward that brought text; nothing is fetched and nothing runs."""
+    (output,) = LLM("tiny-wedlm").generate(STORY, max_tokens=96, temperature=0.0)
+    page = output._repr_html_()
+    shown = Reader(page)
+    assert shown.text == output.text + output.figures
+    assert shown.tags.count("span") == sum(1 for piece in output.pieces() if piece) > 3
+    assert set(shown.tags) == {"div", "span"}
+    assert len(set(re.findall(r"hsla\((\d+),", page))) == min(shown.tags.count("span"), len(HUES))
+
+
+@pytest.mark.parametrize(
+    ("ground", "text"),
+    [((1.0, 1.0, 1.0), (0.13, 0.13, 0.13)), ((0.07, 0.07, 0.07), (1.0, 1.0, 1.0))],
+)
+def test_pieces_are_legible_on_light_and_on_dark(
+    ground: tuple[float, ...], text: tuple[float, ...]
+) -> None:
+    """By the contrast that WCAG 2.1 wants of small print, on the grounds of notebooks."""
+    page = coloured(["piece"] * len(HUES), "figures")
+    grounds = set(re.findall(r"background:hsla\((\d+),(\d+)%,(\d+)%,([.\d]+)\)", page))
+    assert len(grounds) == len(HUES)
+    for hue, saturation, lightness, share in grounds:
+        light, full = int(lightness) / 100, int(saturation) / 100
+        mixed = colorsys.hls_to_rgb(int(hue) / 360, light, full)
+        under = [
+            float(share) * a + (1 - float(share)) * b for a, b in zip(mixed, ground, strict=True)
+        ]
+        assert contrast(under, text) > 4.5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>",
+        "</span></div><img src=x onerror=alert(1)>",
+        "\" onmouseover=\"alert(1)' x='",
+        "&lt;b&gt; &amp;",
+        "a\n  b\t<!-- c -->",
+    ],
+)
+def test_html_in_an_answer_stays_text(text: str) -> None:
+    """And so do entities, comments and attributes."""
+    shown = Reader(coloured([text, "", text], text))
+    assert shown.text == text * 3
+    assert shown.tags == ["div", "div", "span", "span", "div"]
+
+
+def plain() -> Output:
+    """An answer whose tokens nobody can read."""
+    step = Step("target", 0, 3, 3, 2, 0.5)
+    return Output(
+        text="a < b", ids=[1, 2], finish_reason="length", steps=[step], prompt_tokens=1, seconds=0.5
+    )
+
+
+def test_without_a_tokenizer_the_text_is_one_piece() -> None:
+    """As in what was read from a file."""
+    assert plain().pieces() == ["a < b"]
+    assert Reader(plain()._repr_html_()).text == "a < b" + plain().figures
+    assert plain().figures == (
+        "2 tokens in 1 forwards: 2.00 tokens per forward, 4 tokens per second (length)"
+    )
+
+
+def test_copies_leave_the_tokenizer_behind() -> None:
+    """And are equal; an answer goes to another process."""
+    (output,) = LLM("tiny-aux").generate(STORY, max_tokens=4)
+    for copied in (copy.copy(output), copy.deepcopy(output), pickle.loads(pickle.dumps(output))):
+        assert copied == output and copied.speech is None
+        assert copied.pieces() == [output.text]
+    assert output.speech is not None and "speech" not in repr(output)

@@ -1,0 +1,101 @@
+"""Slots of an answer by forwards, from a trace."""
+
+from __future__ import annotations
+
+from outpace.api.output import Output
+from outpace.api.trace import block_edges, is_scattered, slot_states
+from outpace.decoding import FULL, Step
+from outpace.decoding.forward import Pattern
+
+CELLS = " ░█▒·"
+"""A character for each state."""
+
+
+def step(
+    start: int,
+    rows: int,
+    kept: int,
+    *,
+    pattern: Pattern = FULL,
+    holes: str = "",
+    model: str = "target",
+) -> Step:
+    """A forward; holes as runs such as `3-5 7-8`."""
+    runs = [tuple(map(int, run.split("-"))) for run in holes.split()]
+    return Step(
+        model=model,
+        start=start,
+        rows=rows,
+        seen=start + rows,
+        kept=kept,
+        seconds=0.0,
+        pattern=pattern,
+        holes=tuple(range(begin, end) for begin, end in runs),
+    )
+
+
+def output(*steps: Step) -> Output:
+    """An answer behind a prompt of three tokens."""
+    kept = sum(each.kept for each in steps)
+    return Output(
+        text="",
+        ids=[5] * kept,
+        finish_reason="length",
+        steps=list(steps),
+        prompt_tokens=3,
+        seconds=1.0,
+    )
+
+
+def picture(given: Output) -> list[str]:
+    """A character for each slot."""
+    return ["".join(CELLS[state] for state in row) for row in slot_states(given)]
+
+
+def test_a_pipeline_of_blocks() -> None:
+    """The last block waits unfed in the third forward, and the first is kept in the last."""
+    given = output(
+        step(0, 6, 0, pattern=(3, 3), holes="3-6"),
+        step(2, 7, 1, pattern=(1, 3, 3), holes="3-5 6-9"),
+        step(3, 3, 5, pattern=(3,), holes="4-5"),
+        step(6, 6, 3, pattern=(3, 3), holes="9-12"),
+    )
+    assert picture(given) == [
+        "░░█      ",
+        "█░▒███   ",
+        "▒█▒▒▒▒   ",
+        "···▒▒▒███",
+    ]
+    assert block_edges(given) == [3, 6, 9] and is_scattered(given)
+
+
+def test_what_was_dropped_is_gone() -> None:
+    """Holes that were never filled, and tokens that nobody feeds any more."""
+    given = output(
+        step(0, 9, 0, pattern=(3, 2, 2, 2), holes="3-9"),
+        step(2, 7, 1, pattern=(1, 2, 2, 2), holes="4-7 8-9"),
+        step(3, 2, 1, pattern=(2,), holes="4-5"),
+    )
+    assert picture(given) == ["█░░░█░", "▒░░░▒░", "▒█    "]
+
+
+def test_one_token_a_forward() -> None:
+    """Without holes, a slot is filled by the forward on which it was committed."""
+    given = output(step(0, 3, 1), step(3, 1, 1), step(4, 1, 1))
+    assert picture(given) == ["█  ", "▒█ ", "·▒█"]
+    assert block_edges(given) == [] and not is_scattered(given)
+
+
+def test_tokens_that_another_model_checked_belong_to_the_forward_of_the_target() -> None:
+    """As in adaptive parallel decoding; the rest is fed as holes again."""
+    given = output(
+        step(0, 6, 0, holes="3-6"),
+        step(0, 5, 2, model="verifier"),
+        step(2, 6, 3, holes="5-8"),
+    )
+    assert picture(given) == ["██░  ", "▒▒███"]
+
+
+def test_no_forward_at_all() -> None:
+    """Where no block had room."""
+    assert slot_states(output()).shape == (0, 0)

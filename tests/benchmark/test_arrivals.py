@@ -1,0 +1,77 @@
+"""When requests are sent."""
+
+import asyncio
+import statistics
+
+import pytest
+
+from outpace.benchmark.arrivals import Closed, Poisson
+
+
+def sent(arrivals, count, seconds=0.0):
+    """Moments in which requests were sent, and how many were under way at most."""
+    moments, now, most = [], 0, 0
+
+    async def ask(body):
+        nonlocal now, most
+        moments.append(asyncio.get_running_loop().time())
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(seconds)
+        now -= 1
+
+    asyncio.run(arrivals.send([{"n": n} for n in range(count)], ask))
+    return moments, most
+
+
+@pytest.mark.parametrize(("streams", "count", "most"), [(1, 5, 1), (4, 20, 4), (8, 3, 3)])
+def test_a_closed_loop_has_as_many_under_way_as_streams(streams, count, most):
+    moments, found = sent(Closed(concurrency=streams), count, 0.002)
+    assert len(moments) == count and found == most
+
+
+def test_an_open_loop_does_not_wait_for_answers():
+    """Twenty requests at 500 per second are under way together when answers take long."""
+    _, most = sent(Poisson(rate=500), 20, 0.5)
+    assert most == 20
+
+
+def test_arrivals_of_a_seed_are_the_same_and_as_often_as_said(monkeypatch):
+    """Exponential gaps: their mean is one over the rate, and so is their deviation."""
+
+    def gaps(seed):
+        waits, clock = [], [0.0]
+
+        async def sleep(seconds):
+            waits.append(seconds)
+            clock[0] += seconds
+
+        class Loop:
+            def time(self):
+                return clock[0]
+
+        async def ask(body):
+            pass
+
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "sleep", sleep)
+            patch.setattr(asyncio, "get_running_loop", Loop)
+            asyncio.run(Poisson(rate=4, seed=seed).send([{}] * 4000, ask))
+        return waits
+
+    first = gaps(1)
+    assert first == gaps(1) != gaps(2)
+    assert statistics.mean(first) == pytest.approx(0.25, rel=0.05)
+    assert statistics.stdev(first) == pytest.approx(0.25, rel=0.05)
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf")])
+def test_a_bad_rate_is_refused(rate):
+    with pytest.raises(ValueError, match="rate must be"):
+        Poisson(rate=rate)
+
+
+@pytest.mark.parametrize("concurrency", [0, -3, 10**9])
+def test_a_bad_concurrency_is_refused(concurrency):
+    with pytest.raises(ValueError, match="concurrency must be 1 to"):
+        Closed(concurrency=concurrency)

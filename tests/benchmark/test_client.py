@@ -1,0 +1,314 @@
+"""A client and a scripted server whose times are known."""
+
+import asyncio
+import json
+import socket
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outpace.benchmark.client import Client, Fault, take
+from outpace.benchmark.exchange import Exchange
+from outpace.benchmark.load_figures import figures
+from scripted import Clock, ScriptedServer
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
+
+
+def ask(server, body=CHAT, **options):
+    """One exchange."""
+
+    async def run():
+        async with Client(server.url, **options) as client:
+            return await client.ask(body)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The client's clock, in the hands of the script."""
+    made = Clock()
+    monkeypatch.setattr(sys.modules[Client.__module__], "clock", made)
+    return made
+
+
+def test_times_are_those_of_the_script(clock):
+    """Sent at 100.0; text at 0.2, 0.5 and 0.6 s; the end at 0.75 s."""
+
+    async def script(asked, reply):
+        reply.start()
+        await clock.wait(0.2)
+        reply.text("It ")
+        await clock.wait(0.3)
+        reply.text("is", " ", "a")
+        await clock.wait(0.1)
+        reply.text(" 7.")
+        await clock.wait(0.15)
+        reply.finish(11, forwards=3)
+
+    with ScriptedServer(script) as server:
+        found = ask(server)
+    assert found.error is None and found.text == "It is a 7." and found.finish_reason == "stop"
+    assert (found.tokens, found.forwards) == (11, 3)
+    assert found.began == 100 and found.ttft == pytest.approx(0.2)
+    assert found.gaps == pytest.approx([0.3, 0.1])  # three chunks in one write are one event
+    assert found.e2e == pytest.approx(0.75)
+    assert found.tpot == pytest.approx(0.055)
+
+
+def test_a_slow_head_is_waited_for_from_the_moment_of_sending(clock):
+    async def script(asked, reply):
+        await clock.wait(0.3)
+        reply.start()
+        reply.text("a")
+        reply.finish(1)
+
+    with ScriptedServer(script) as server:
+        found = ask(server)
+    assert found.ttft == pytest.approx(0.3) and found.tpot is None
+
+
+def test_a_real_clock_shows_no_less_than_the_script_waits():
+    async def script(asked, reply):
+        reply.start()
+        await asyncio.sleep(0.1)
+        reply.text("a")
+        await asyncio.sleep(0.1)
+        reply.finish(1)
+
+    with ScriptedServer(script) as server:
+        found = ask(server)
+    assert found.ttft > 0.098 and found.e2e > 0.196
+
+
+def test_what_is_no_committed_text_is_no_event(clock):
+    """A role, an empty piece, a canvas, a comment."""
+
+    async def script(asked, reply):
+        reply.start()
+        await clock.wait(0.1)
+        reply.event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+        await clock.wait(0.1)
+        reply.event({"choices": [], "outpace": {"index": 0, "canvas": ["a", None]}})
+        await clock.wait(0.1)
+        reply.raw(b": ping\n\n")
+        await clock.wait(0.2)
+        reply.text("a")
+        reply.finish(1)
+
+    with ScriptedServer(script) as server:
+        found = ask(server)
+    assert len(found.events) == 1 and found.ttft == pytest.approx(0.5) and found.text == "a"
+
+
+def test_texts_of_completions_and_of_reasoning_count():
+    async def script(asked, reply):
+        reply.start()
+        if asked.path == "/v1/completions":
+            reply.event({"choices": [{"text": "plain"}]})
+        else:
+            reply.event({"choices": [{"delta": {"content": None, "reasoning_content": "hm"}}]})
+        reply.finish(1)
+
+    with ScriptedServer(script) as server:
+        assert ask(server).text == "hm"
+        assert ask(server, {"model": "m", "prompt": "x", "stream": True}).text == "plain"
+
+
+def test_an_answer_in_one_piece(clock):
+    """Without a stream its one event is its end."""
+
+    async def script(asked, reply):
+        await clock.wait(0.1)
+        choices = [{"message": {"content": "all"}, "finish_reason": "length"}]
+        reply.whole({"choices": choices, "usage": {"completion_tokens": 5}})
+
+    with ScriptedServer(script) as server:
+        found = ask(server, CHAT | {"stream": False})
+    assert (found.text, found.tokens, found.finish_reason) == ("all", 5, "length")
+    assert found.error is None and found.ttft == found.e2e == pytest.approx(0.1)
+
+
+async def refused(asked, reply):
+    reply.refuse(429, "too\nmany")
+
+
+async def dropped(asked, reply):
+    reply.start()
+    reply.text("half")
+    await asyncio.sleep(0.1)
+    reply.drop()
+
+
+async def dropped_before(asked, reply):
+    reply.drop()
+
+
+async def unfinished(asked, reply):
+    reply.start()
+    reply.text("half")
+
+
+async def failed(asked, reply):
+    reply.start()
+    reply.text("half")
+    reply.event({"error": {"message": "the method failed"}})
+
+
+async def hung(asked, reply):
+    reply.start()
+    reply.text("half")
+    await asyncio.sleep(1.5)
+
+
+async def no_stream(asked, reply):
+    reply.whole({"choices": [{"message": {"content": "x"}}]})
+
+
+async def no_json(asked, reply):
+    reply.start()
+    reply.raw(b"data: {half\n\n")
+
+
+async def no_chunk(asked, reply):
+    reply.start()
+    reply.event({"object": "thing"})
+
+
+async def no_http(asked, reply):
+    reply.writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+    reply.ended = True
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "text", "says"),
+    [
+        (refused, "429", "", "too many"),
+        (dropped, "dropped", "half", ""),
+        (dropped_before, "dropped", "", ""),
+        (unfinished, "dropped", "half", "without [DONE]"),
+        (failed, "failed", "half", "the method failed"),
+        (hung, "timeout", "half", ""),
+        (no_stream, "malformed", "", "application/json instead of a stream"),
+        (no_json, "malformed", "", "{half"),
+        (no_chunk, "malformed", "", "thing"),
+        (no_http, "malformed", "", ""),
+    ],
+)
+def test_errors_have_their_kind_and_keep_what_came(script, kind, text, says):
+    with ScriptedServer(script) as server:
+        found = ask(server, timeout=0.5)
+    assert (found.error, found.text) == (kind, text) and says in found.says
+    assert found.ended >= found.began
+
+
+def test_nobody_there_is_unreachable():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    async def run():
+        async with Client(f"http://127.0.0.1:{port}") as client:
+            return await client.ask(CHAT)
+
+    assert asyncio.run(run()).error == "unreachable"
+
+
+def test_a_request_that_is_cancelled_closes_its_connection():
+    """So that the server frees what it holds."""
+    gone = []
+
+    async def script(asked, reply):
+        reply.start()
+        reply.text("a")
+        while not reply.writer.transport.is_closing():
+            reply.raw(b": more\n\n")
+            await asyncio.sleep(0.01)
+        gone.append(time.perf_counter())
+
+    async def run(server):
+        async with Client(server.url) as client:
+            task = asyncio.create_task(client.ask(CHAT))
+            await asyncio.sleep(0.2)
+            task.cancel()
+            await asyncio.wait([task])
+            left = time.perf_counter()
+            while not gone and time.perf_counter() < left + 20:
+                await asyncio.sleep(0.01)
+            return left
+
+    with ScriptedServer(script) as server:
+        left = asyncio.run(run(server))
+    assert gone and gone[0] >= left
+
+
+def test_the_key_is_sent_and_a_redirect_is_not_followed():
+    async def script(asked, reply):
+        reply.writer.write(b"HTTP/1.1 302 No\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n")
+        reply.ended = True
+
+    with ScriptedServer(script) as server:
+        found = ask(server, key="secret")
+        assert [asked.headers["authorization"] for asked in server.asked] == ["bearer secret"]
+    assert found.error == "302"
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("http://localhost:8000", "http://localhost:8000/v1"),
+        ("http://localhost:8000/", "http://localhost:8000/v1"),
+        ("http://localhost:8000/v1/", "http://localhost:8000/v1"),
+        ("https://host/api/v1", "https://host/api/v1"),
+        ("http://[::1]:9/v1", "http://[::1]:9/v1"),
+    ],
+)
+def test_an_address_may_end_in_v1(url, base):
+    assert Client(url).url == base
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost:8000", "ftp://x", "http://", "http://x:port", "http://x:99999", "http://x:0"]
+    + ["http://user:word@x", "http://x?key=1", "http://[::1", "/etc/passwd"],
+)
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(ValueError, match="address"):
+        Client(url)
+
+
+@pytest.mark.parametrize("key", ["", " ", "a\nb", "schlüssel"])
+def test_what_is_no_key_is_refused(key):
+    with pytest.raises(ValueError, match="ASCII"):
+        Client("http://x", key)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_what_is_no_time_is_refused(seconds):
+    with pytest.raises(ValueError, match="timeout"):
+        Client("http://x", timeout=seconds)
+
+
+WORDS = ["choices", "delta", "message", "content", "text", "usage", "completion_tokens"]
+WORDS += ["outpace", "forwards", "error", "finish_reason", "reasoning"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(10**300) | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner),
+    max_leaves=12,
+)
+
+
+@given(st.lists(VALUES.map(json.dumps) | st.text(), max_size=5))
+def test_whatever_a_server_says_is_figures_or_a_fault(chunks):
+    exchange = Exchange(began=0.0, ended=9.0)
+    try:
+        for now, chunk in enumerate(chunks):
+            take(exchange, chunk.encode(errors="replace"), float(now))
+    except Fault as fault:
+        exchange.error = fault.kind
+    assert exchange.error in (None, "failed", "malformed")
+    assert json.dumps(figures([exchange], 9.0, {"ttft": 1.0}), allow_nan=False)

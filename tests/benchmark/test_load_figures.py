@@ -1,0 +1,113 @@
+"""Figures that were worked out by hand."""
+
+import math
+
+import pytest
+
+from outpace.benchmark.exchange import Exchange
+from outpace.benchmark.load_figures import distribution, figures, parse_limits
+
+# Text at 0.1, 0.3 and 0.4 s after sending; over at 0.5 s; nine tokens of three forwards.
+ONE = Exchange(began=10.0, ended=10.5, events=[10.1, 10.3, 10.4], tokens=9, forwards=3)
+# Text at 0.3 s only; over at 0.3 s; one token of one forward.
+TWO = Exchange(began=20.0, ended=20.3, events=[20.3], tokens=1, forwards=1)
+# End-of-sequence at once.
+SILENT = Exchange(began=0.0, ended=0.2, tokens=0, forwards=1)
+CUT = Exchange(began=0.0, ended=9.0, events=[5.0, 8.0], tokens=None, error="dropped")
+
+
+def test_an_exchange_knows_its_times():
+    assert ONE.ttft == pytest.approx(0.1)
+    assert ONE.gaps == pytest.approx([0.2, 0.1])
+    assert ONE.e2e == pytest.approx(0.5)
+    assert ONE.tpot == pytest.approx(0.4 / 8)  # (0.5 - 0.1) / (9 - 1)
+
+
+def test_what_is_not_defined_is_none():
+    """A single token has no time per token after the first, silence no first text."""
+    assert TWO.tpot is None and TWO.gaps == [] and TWO.ttft == pytest.approx(0.3)
+    assert SILENT.ttft is None and SILENT.tpot is None and SILENT.gaps == []
+
+
+def test_figures_of_two_answers():
+    found = figures([ONE, TWO], 2.0, {})
+    assert (found["requests"], found["completed"], found["errors"]) == (2, 2, {})
+    assert (found["requests_per_second"], found["tokens_per_second"]) == (1.0, 5.0)
+    assert found["output_tokens"] == 10
+    assert found["ttft_ms"] == {"mean": 200, "p50": 200, "p90": 280, "p99": 298}
+    assert found["gap_ms"] == {"mean": 150, "p50": 150, "p90": 190, "p99": 199}
+    assert found["tpot_ms"] == {"mean": 50, "p50": 50, "p90": 50, "p99": 50}
+    assert found["e2e_ms"]["mean"] == 400 and found["e2e_ms"]["p50"] == 400
+
+
+def test_means_of_quotients_weigh_by_length():
+    """All tokens over all events, and over all forwards; percentiles are those of the answers."""
+    found = figures([ONE, TWO], 2.0, {})
+    assert found["tokens_per_event"] == {"mean": 2.5, "p50": 2.0, "p90": 2.8, "p99": 2.98}
+    assert found["tokens_per_forward"]["mean"] == 2.5
+
+
+def test_events_of_many_tokens_do_not_flatter():
+    """Eight tokens at once: the gap is that of the events, a time per token needs no guess."""
+    burst = Exchange(began=0.0, ended=0.8, events=[0.4, 0.8], tokens=16)
+    found = figures([burst], 0.8, {})
+    assert found["gap_ms"]["p50"] == 400
+    assert found["tokens_per_event"]["mean"] == 8
+    assert found["tpot_ms"]["mean"] == pytest.approx(400 / 15, abs=1e-3)
+    assert found["tokens_per_forward"] is None  # the server does not say
+
+
+def test_answers_that_failed_are_in_no_time_and_no_throughput():
+    found = figures([ONE, CUT, CUT, Exchange(began=0, ended=1, error="429")], 1.0, {})
+    assert found["errors"] == {"dropped": 2, "429": 1}
+    assert (found["requests"], found["completed"], found["output_tokens"]) == (4, 1, 9)
+    assert found["ttft_ms"]["p99"] == pytest.approx(100)
+    assert found["gap_ms"]["p99"] == pytest.approx(199)
+
+
+def test_nothing_has_no_figures():
+    found = figures([], 0.0, {"ttft": 1.0})
+    assert found["ttft_ms"] is None and found["tokens_per_second"] is None
+    assert found["goodput"]["share"] is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [
+        ({"ttft": 150}, [ONE, SILENT]),
+        ({"ttft": 100.1, "gap": 200.1}, [ONE, SILENT]),
+        ({"gap": 150}, [TWO, SILENT]),  # the longest gap counts, not the mean
+        ({"tpot": 49}, [TWO, SILENT]),
+        ({"e2e": 300.1}, [TWO, SILENT]),
+        ({"e2e": 100}, []),
+        ({"e2e": 10_000}, [ONE, TWO, SILENT]),  # not the one that was dropped
+    ],
+)
+def test_goodput_is_of_all_that_were_asked(limits, kept):
+    goodput = figures([ONE, TWO, SILENT, CUT], 2.0, limits)["goodput"]
+    assert goodput["share"] == len(kept) / 4
+    assert goodput["requests_per_second"] == len(kept) / 2
+
+
+def test_percentiles_of_a_hundred_and_one():
+    values = [float(value) for value in range(101)]
+    assert distribution(values[::-1]) == {"mean": 50, "p50": 50, "p90": 90, "p99": 99}
+
+
+def test_limits_are_read():
+    assert parse_limits("ttft=200, gap=50.5") == {"ttft": 200.0, "gap": 50.5}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ttft", "ttft=", "itl=3", "gap=0", "gap=-1", "gap=nan", "gap=inf", "gap=1,gap=2"]
+)
+def test_bad_limits_are_refused(text):
+    with pytest.raises(ValueError, match="goodput takes milliseconds"):
+        parse_limits(text)
+
+
+def test_figures_are_json():
+    """No infinity, no NaN."""
+    found = figures([ONE, SILENT, CUT], 1e-9, {"e2e": 1})
+    numbers = [v for value in found.values() if isinstance(value, dict) for v in value.values()]
+    assert all(math.isfinite(n) for n in numbers if isinstance(n, float))

@@ -1,0 +1,302 @@
+"""Checkpoints of 8 bits: written, read again to the same model, and never half-written."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from helpers import published, random_model, save_tokenizer, whole
+from outpace import LLM
+from outpace.checkpoints import compress as module
+from outpace.checkpoints import fill
+from outpace.checkpoints.adapter import LowRank, save_adapter
+from outpace.checkpoints.compress import compress
+from outpace.checkpoints.load import CONFIG, load_config, load_model, save_model
+from outpace.checkpoints.partial import lock
+from outpace.checkpoints.quantised import FIELD
+from outpace.models import int8
+from outpace.models.int8 import Int8Linear, exact, is_quantised
+from outpace.models.transformer import Transformer
+
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DOWN = "model.layers.1.mlp.down_proj.weight"
+IDS = [1, 2, 3, 4]
+needs_products = pytest.mark.skipif(not exact(), reason="this machine has no products of 8 bits")
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A checkpoint with a tokenizer."""
+    model = random_model(published(tie_word_embeddings=request.param, vocab_size=260))
+    save_model(model, tmp_path / "plain")
+    save_tokenizer(tmp_path / "plain")
+    return tmp_path / "plain"
+
+
+def logits(model: Transformer) -> torch.Tensor:
+    """Of some rows."""
+    return whole(model, IDS, causal=True)
+
+
+@needs_products
+def test_a_written_model_is_the_one_that_is_quantised_on_the_way(plain: Path) -> None:
+    """Bit by bit, with or without being asked to; and it says the same."""
+    folder = compress(plain, plain.parent / "small")
+    direct = load_model(plain, quantize="int8")
+    for quantize in (None, "int8"):
+        again = load_model(folder, quantize=quantize)
+        assert is_quantised(again) and torch.equal(logits(again), logits(direct))
+    prompts, options = ["hello", "you there"], {"max_tokens": 12, "raw": True}
+    said = [llm.generate(prompts, **options) for llm in (LLM(folder), LLM(plain, quantize="int8"))]
+    assert [output.ids for output in said[0]] == [output.ids for output in said[1]]
+    assert load_config(folder) == load_config(plain)
+
+
+def test_a_written_model_has_the_published_form(plain: Path) -> None:
+    """Codes and scales under the names that compressed-tensors gives them."""
+    folder = compress(plain, plain.parent / "small")
+    tensors, before = load_file(folder / FILE), load_file(plain / FILE)
+    matrices = {name for name, tensor in before.items() if tensor.dim() == 2}
+    assert {name for name, tensor in tensors.items() if tensor.dtype == torch.int8} == matrices
+    assert tensors.keys() == before.keys() | {f"{name}_scale" for name in matrices}
+    assert tensors[f"{DOWN}_scale"].shape == (32, 1)
+    codes, scale = tensors[DOWN].float(), tensors[f"{DOWN}_scale"]
+    assert ((codes * scale - before[DOWN].float()).abs() <= scale * 0.501).all()
+    config = json.loads((folder / CONFIG).read_text())
+    assert config[FIELD]["format"] == "int-quantized"
+    assert config[FIELD]["ignore"] == (["lm_head"] if config["tie_word_embeddings"] else [])
+    assert (folder / "tokenizer.json").read_bytes() == (plain / "tokenizer.json").read_bytes()
+    assert not list(plain.parent.glob(".*"))
+
+
+@needs_products
+def test_codes_that_are_kept_are_those_of_the_file(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not made floats and codes again, on the way to other numbers."""
+    folder = compress(plain, plain.parent / "small")
+    change = {f"{DOWN}_scale": load_file(folder / FILE)[f"{DOWN}_scale"] * 1.01}
+    save_file({**load_file(folder / FILE), **change}, folder / FILE)
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("quantised once more")
+
+    monkeypatch.setattr(int8, "of_weight", refuse)
+    layer = load_model(folder, quantize="int8").blocks[1].mlp.down
+    assert isinstance(layer, Int8Linear)
+    assert torch.equal(layer.scale, change[f"{DOWN}_scale"].flatten())
+
+
+@needs_products
+def test_rows_are_rounded_where_the_file_says_so(plain: Path) -> None:
+    """Otherwise codes become plain numbers, unless 8 bits are asked for."""
+    folder = compress(plain, plain.parent / "small")
+    config = json.loads((folder / CONFIG).read_text())
+    config[FIELD]["config_groups"]["group_0"]["input_activations"] = None
+    (folder / CONFIG).write_text(json.dumps(config))
+    assert not is_quantised(load_model(folder))
+    assert is_quantised(load_model(folder, quantize="int8"))
+
+
+@needs_products
+def test_an_update_is_added_to_plain_numbers(plain: Path) -> None:
+    """The matrices that an adapter changes are no longer those of the file."""
+    folder = compress(plain, plain.parent / "small")
+    update = {DOWN: LowRank(torch.ones(1, 48), torch.ones(32, 1), 1.0)}
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["down_proj"]}
+    save_adapter(plain.parent / "lora", update, config)
+    model = load_model(folder, adapter=plain.parent / "lora")
+    before = load_model(folder, plain=True)
+    assert not isinstance(model.blocks[1].mlp.down, Int8Linear)
+    assert isinstance(model.blocks[0].mlp.down, Int8Linear)
+    torch.testing.assert_close(
+        model.blocks[1].mlp.down.weight, before.blocks[1].mlp.down.weight + 1
+    )
+
+
+def test_without_products_or_for_training_it_is_plain_numbers(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Codes times scales, in the dtype that is wanted."""
+    folder = compress(plain, plain.parent / "small")
+    tensors = load_file(folder / FILE)
+    wanted = tensors[DOWN].float() * tensors[f"{DOWN}_scale"]
+    assert torch.equal(load_model(folder, plain=True).blocks[1].mlp.down.weight, wanted)
+    monkeypatch.setattr(fill, "exact", lambda: False)
+    model = load_model(folder, dtype=torch.bfloat16)
+    assert torch.equal(model.blocks[1].mlp.down.weight, wanted.bfloat16())
+
+
+def test_shards_stay_shards(plain: Path) -> None:
+    """A file becomes a file, and the index names scales too."""
+    tensors = load_file(plain / FILE)
+    names = sorted(tensors)
+    files = {f"part-{n}.safetensors": names[n::2] for n in range(2)}
+    for file, part in files.items():
+        save_file({name: tensors[name] for name in part}, plain / file)
+    where = {name: file for file, part in files.items() for name in part}
+    (plain / INDEX).write_text(json.dumps({"weight_map": where}))
+    (plain / FILE).unlink()
+    seen: list[tuple[int, int]] = []
+    folder = compress(plain, plain.parent / "small", progress=lambda *done: seen.append(done))
+    assert {path.name for path in folder.glob("*.safetensors")} == set(files)
+    assert seen == [(n, len(names)) for n in range(1, len(names) + 1)]
+    index = json.loads((folder / INDEX).read_text())["weight_map"]
+    assert index[f"{DOWN}_scale"] == index[DOWN] == where[DOWN]
+    load_model(folder)
+
+
+def test_what_is_quantised_or_there_is_refused(plain: Path, tmp_path: Path) -> None:
+    """Nothing is quantised twice, and nothing is written over."""
+    folder = compress(plain, tmp_path / "small")
+    with pytest.raises(ValueError, match="small' is quantised already: give the checkpoint that"):
+        compress(folder, tmp_path / "third")
+    with pytest.raises(ValueError, match="small exists: name a new folder"):
+        compress(plain, folder)
+    with pytest.raises(ValueError, match="unknown format 'int3' to quantize to; known are int8"):
+        compress(plain, tmp_path / "third", to="int3")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file exists"):
+        compress(plain, tmp_path / "file")
+    with pytest.raises(ValueError, match="cannot be written: .*(exists|Not a directory)"):
+        compress(plain, tmp_path / "file" / "in it")
+    (tmp_path / "empty").mkdir()
+    load_model(compress(plain, tmp_path / "empty"))
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), SafetensorError("no space")])
+def test_a_full_disk_leaves_nothing(
+    error: Exception, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the folder nor a part of it."""
+
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module, "save_file", fail)
+    with pytest.raises(ValueError, match="small cannot be written: "):
+        compress(plain, plain.parent / "small")
+    assert [path.name for path in plain.parent.iterdir()] == ["plain"]
+
+
+def test_ctrl_c_leaves_nothing(plain: Path) -> None:
+    """Wherever it comes."""
+
+    def interrupt(done: int, total: int) -> None:
+        if done == total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compress(plain, plain.parent / "small", progress=interrupt)
+    assert [path.name for path in plain.parent.iterdir()] == ["plain"]
+
+
+def test_what_killed_processes_left_is_removed(plain: Path) -> None:
+    """But not what another process has, what is for another output, or what is not ours."""
+    home = plain.parent
+    kept = [home / name for name in (".small.7.partial", ".other.8.partial", ".small.partial")]
+    for folder in [*kept, home / ".small.9.partial"]:
+        folder.mkdir()
+        (folder / FILE).write_text("half")
+    with lock(kept[0]):
+        compress(plain, home / "small")
+    assert sorted(home.iterdir()) == sorted([*kept, plain, home / "small"])
+    shutil.rmtree(home / "small")
+    compress(plain, home / "small")
+    assert sorted(home.iterdir()) == sorted([*kept[1:], plain, home / "small"])
+
+
+SLOWLY = """
+import time
+from outpace.cli.main import main
+from outpace.checkpoints import compress
+
+def wait(tensors, path, **more):
+    path.write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+
+compress.save_file = wait
+main(["quantize", "plain", "--output", "small"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "status", "left"),
+    [
+        (signal.SIGTERM, 143, []),
+        (signal.SIGINT, 130, []),
+        (signal.SIGKILL, -9, [r"\.small\.\d+\.partial"]),
+    ],
+)
+def test_signals_that_end_the_command(
+    number: signal.Signals, status: int, left: list[str], plain: Path
+) -> None:
+    """What can be caught leaves nothing; what cannot leaves what the next run removes."""
+    home, pipe = plain.parent, subprocess.PIPE
+    command = [sys.executable, "-c", SLOWLY]
+    with subprocess.Popen(command, cwd=home, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "writing\n"
+        process.send_signal(number)
+        _, errors = process.communicate()
+    assert process.returncode == status
+    assert errors.startswith("outpace: ") is (status > 0) and errors.count("\n") == (status > 0)
+    found = sorted(path.name for path in home.iterdir())
+    assert [*map(re.fullmatch, [*left, "plain"], found)].count(None) == 0
+    compress(plain, home / "small")
+    assert sorted(path.name for path in home.iterdir()) == ["plain", "small"]
+
+
+@pytest.mark.slow
+def test_the_command_on_a_disk_that_ends(tmp_path: Path) -> None:
+    """A real limit, a line of its own, and nothing left."""
+    save_model(random_model(published(hidden_size=256)), tmp_path / "plain")
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    command = [sys.executable, "-m", "outpace", "quantize", "plain", "--output", "small"]
+    done = subprocess.run(command, cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and last.startswith("outpace: small cannot be written: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
+def test_weights_that_are_no_numbers_are_refused(plain: Path) -> None:
+    """As when they are loaded."""
+    tensors: dict[str, Any] = load_file(plain / FILE)
+    tensors[DOWN][0, 0] = float("nan")
+    save_file(tensors, plain / FILE)
+    with pytest.raises(ValueError, match=f"{DOWN}' has NaN or infinite values"):
+        compress(plain, plain.parent / "small")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_reads_it(plain: Path) -> None:
+    """With the library whose format it is; the same matrices, bit by bit."""
+    from transformers import CompressedTensorsConfig, Qwen2ForCausalLM
+
+    folder = compress(plain, plain.parent / "small")
+    theirs = Qwen2ForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True)
+    )
+    save_model(load_model(folder, plain=True), plain.parent / "dense", dtype=torch.float32)
+    ours = load_file(plain.parent / "dense" / FILE)
+    found = {name: tensor for name, tensor in theirs.state_dict().items() if name in ours}
+    assert found.keys() == ours.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(found[name], tensor), name

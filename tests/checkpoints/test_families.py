@@ -1,0 +1,278 @@
+"""Every family's logits are those of transformers, from checkpoints that transformers wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from helpers import published, whole
+from outpace import LLM
+from outpace.checkpoints.families import FAMILIES
+from outpace.checkpoints.load import load_config, load_model, translate
+from outpace.methods import METHODS, Speculative
+from outpace.models.rope import frequencies
+
+LENGTH = {"min_new_tokens": 24, "max_new_tokens": 24}
+IDS = [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12] * 4
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "rope_theta": 500_000.0,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 10_000.0,
+}
+FOUR = {**SIZES, "num_hidden_layers": 4}
+KINDS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
+GEMMA = {**SIZES, **KINDS, "head_dim": 16}
+OSS = {
+    **SIZES,
+    **KINDS,
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MANY = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 12}
+EIGHT = {"num_experts_per_tok": 3, "num_local_experts": 8}
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
+
+PLAIN = {"rope_type": "default", "rope_theta": 500_000.0}
+LOCAL = {"rope_type": "default", "rope_theta": 10_000.0}
+
+MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES, tie_word_embeddings=False)),
+    "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config(**SIZES, tie_word_embeddings=True)),
+    "qwen2-yarn": (Qwen2ForCausalLM, Qwen2Config(**SIZES, rope_parameters=YARN)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=False)),
+    "qwen3-wide-heads": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=32)),
+    "qwen3-biased": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=16, attention_bias=True)),
+    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
+    "llama-biased": (LlamaForCausalLM, LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
+    "llama-llama3": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
+    "llama-linear": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LINEAR)),
+    "llama-yarn": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=YARN)),
+    "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=None)),
+    "mistral-window": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=7)),
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**SIZES, **EIGHT)),
+    "mixtral-window": (MixtralForCausalLM, MixtralConfig(**SIZES, **EIGHT, sliding_window=5)),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**GEMMA, query_pre_attn_scalar=16)),
+    "gemma3-scaled": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(
+            **GEMMA,
+            query_pre_attn_scalar=21,
+            tie_word_embeddings=False,
+            rope_parameters={
+                "full_attention": {**PLAIN, "rope_type": "linear", "factor": 8.0},
+                "sliding_attention": LOCAL,
+            },
+        ),
+    ),
+    "gpt_oss": (
+        GptOssForCausalLM,
+        GptOssConfig(**OSS, rope_parameters={**YARN, "truncate": False}),
+    ),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**SIZES)),
+    "olmo3": (Olmo3ForCausalLM, Olmo3Config(**FOUR, sliding_window=7)),
+    "olmo3-yarn": (
+        Olmo3ForCausalLM,
+        Olmo3Config(
+            **SIZES, **KINDS, rope_parameters={"full_attention": YARN, "sliding_attention": PLAIN}
+        ),
+    ),
+    "phi3": (Phi3ForCausalLM, Phi3Config(**SIZES, **TOKENS)),
+    "phi3-window": (Phi3ForCausalLM, Phi3Config(**SIZES, **TOKENS, sliding_window=9)),
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, **MANY, norm_topk_prob=True)),
+    "qwen3_moe-shares": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, **MANY)),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**FOUR, **TOKENS)),
+    "smollm3-untied": (
+        SmolLM3ForCausalLM,
+        SmolLM3Config(**SIZES, **TOKENS, no_rope_layers=[0, 1], tie_word_embeddings=False),
+    ),
+}
+
+
+def random_weights(name: str) -> PreTrainedModel:
+    """A model of transformers with weights large enough for every part to matter."""
+    kind, config = MODELS[name]
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() >= 2 else 0.5, std=0.2)
+    model.tie_weights()
+    return model
+
+
+@torch.inference_mode()
+def reference(model: PreTrainedModel) -> torch.Tensor:
+    """Logits of transformers."""
+    return model(torch.tensor([IDS]), use_cache=False).logits[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Written by `save_pretrained`, loaded by `load_model`."""
+    theirs = random_weights(name)
+    theirs.save_pretrained(tmp_path)
+    ours = whole(load_model(tmp_path), IDS, causal=True)
+    torch.testing.assert_close(ours, reference(theirs), atol=2e-4, rtol=2e-4)
+    assert load_config(tmp_path).family == name.partition("-")[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_text_equals_that_of_transformers(name: str, tmp_path: Path) -> None:
+    """Step by step, beside another request, and with drafts of the model's own text."""
+    theirs = random_weights(name)
+    theirs.save_pretrained(tmp_path)
+    llm = LLM(tmp_path, cache_gib=0.01)
+    outputs = llm.generate([IDS, IDS[:5]], max_tokens=24, ignore_eos=True)
+    speculative = Speculative(draft=str(tmp_path))
+    again = llm.generate(IDS, method=speculative, max_tokens=24, ignore_eos=True)[0]
+    for prompt, output in [(IDS, outputs[0]), (IDS[:5], outputs[1]), (IDS, again)]:
+        ids = torch.tensor([prompt])
+        whole = theirs.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, eos_token_id=-1, **LENGTH
+        )
+        assert list(output.ids) == whole[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", ["qwen2-tied", "qwen3", "mixtral", "gemma3", "gpt_oss"])
+def test_shards_are_read_as_one(name: str, tmp_path: Path) -> None:
+    """A checkpoint cut into many files by `max_shard_size`."""
+    theirs = random_weights(name)
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    ours = whole(load_model(tmp_path), IDS, causal=True)
+    torch.testing.assert_close(ours, reference(theirs), atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen2-yarn", "llama-llama3", "llama-linear"])
+def test_old_spelling_of_rotary_fields_means_the_same(name: str, tmp_path: Path) -> None:
+    """`rope_theta` and `rope_scaling` as checkpoints before transformers 5 have them."""
+    random_weights(name).save_pretrained(tmp_path)
+    new = whole(load_model(tmp_path), IDS, causal=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    scaling = config.pop("rope_parameters")
+    config["rope_theta"] = scaling.pop("rope_theta")
+    config["rope_scaling"] = {**scaling, "type": scaling.pop("rope_type")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(whole(load_model(tmp_path), IDS, causal=True), new)
+
+
+@pytest.mark.parametrize("scaling", [LINEAR, LLAMA3, YARN], ids=lambda s: s["rope_type"])
+def test_scaling_changes_the_logits(scaling: dict, tmp_path: Path) -> None:
+    """Without its scaling the same checkpoint is another model, so the tests above see it."""
+    kind = {"linear": "llama-linear", "llama3": "llama-llama3", "yarn": "llama-yarn"}
+    theirs = random_weights(kind[scaling["rope_type"]])
+    theirs.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    theta = config.pop("rope_parameters")["rope_theta"]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rope_theta": theta}))
+    ours = whole(load_model(tmp_path), IDS, causal=True)
+    assert (ours - reference(theirs)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(
+    "own", [{}, {"beta_fast": 24, "beta_slow": 2}, {"attention_factor": 1.5}], ids=str
+)
+def test_yarn_turns_the_pairs_of_large_heads_as_transformers_does(own: dict[str, float]) -> None:
+    """Heads of a published size, in which the ramp is many pairs wide."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, **own}
+    config = Qwen3Config(
+        head_dim=128, max_position_embeddings=131072, rope_parameters={**yarn, "rope_theta": 1e6}
+    )
+    theirs, attention = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    rope = translate(published("Qwen3ForCausalLM", rope_theta=1e6, rope_scaling=yarn)).rope
+    ours, factor = frequencies(rope, 128)
+    torch.testing.assert_close(ours.float(), theirs, atol=0, rtol=1e-5)
+    assert factor == pytest.approx(attention)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_close(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Half precision keeps the order of magnitude of an error that its mantissa allows."""
+    random_weights("llama").save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype=dtype)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    exact = whole(load_model(tmp_path), IDS, causal=True)
+    rounded = whole(model, IDS, causal=True)
+    assert 0 < (rounded - exact).abs().mean() < 0.03 * exact.abs().mean()
+
+
+def test_every_causal_family_is_compared() -> None:
+    """A new family belongs into the table above, or into a golden test of its own."""
+    compared = {name.partition("-")[0] for name in MODELS}
+    blocks = {"fast_dllm_v2", "llada2", "sdar", "sdar_moe"}  # tests/models/test_blocks.py
+    others = {"dflash", "dream", "eagle", "llada", "wedlm"}
+    others |= {"dflash_speculator", "eagle_speculator"}  # tests/checkpoints/test_speculators.py
+    assert compared | blocks | others == set(FAMILIES)
+
+
+def test_the_table_of_families_is_the_registry() -> None:
+    """Name, architectures, default method and sampling of each, and no other."""
+    text = (Path(__file__).parent.parent.parent / "docs" / "models.md").read_text()
+    table = text[text.index("| family |") :].split("\n\n")[0].splitlines()[2:]
+    rows = {}
+    for line in table:
+        name, architectures, _, _, method, sampling = line.strip("| ").split(" | ")
+        rows[name.strip("`")] = (*re.findall(r"`(\w+)`", architectures), method, sampling)
+    expected = {}
+    for name, family in FAMILIES.items():
+        method, sampling = f"`{METHODS[family.method].__name__}`", "greedy"
+        if family.temperature:
+            sampling = f"temperature {family.temperature}, top-p {family.top_p}"
+        if name.partition("_")[0] in ("dflash", "eagle"):
+            method, sampling = "none: a [draft](#drafts)", "that of its target"
+        expected[name] = (*family.architectures, method, sampling)
+    assert rows == expected

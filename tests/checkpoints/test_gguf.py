@@ -1,0 +1,638 @@
+"""GGUF files beside checkpoints with the same weights and the same tokenizer."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from gguf import (
+    MODEL_ARCH,
+    GGMLQuantizationType,
+    GGUFWriter,
+    RopeScalingType,
+    get_tensor_name_map,
+    quants,
+)
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedTokenizerFast
+
+from helpers import CHAT, published, random_model, whole
+from outpace import LLM
+from outpace.checkpoints.compress import compress
+from outpace.checkpoints.gguf import file as file_module
+from outpace.checkpoints.load import (
+    load_config,
+    load_model,
+    load_tokenizer,
+    save_model,
+    tokenizer_folder,
+)
+from outpace.models.config import Rope
+from outpace.models.rope import frequencies
+
+FILE = "model.safetensors"
+IDS = [5, 3, 1, 4]
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+MIXED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "rms_norm_eps": 1e-6}
+MODELS: dict[str, tuple[MODEL_ARCH, dict[str, Any]]] = {
+    "qwen2": (MODEL_ARCH.QWEN2, published(**SIZES, rope_theta=1e6)),
+    "qwen2 tied": (MODEL_ARCH.QWEN2, published(**SIZES, tie_word_embeddings=True)),
+    "qwen3": (MODEL_ARCH.QWEN3, published("Qwen3ForCausalLM", **SIZES, head_dim=32)),
+    "qwen3moe": (MODEL_ARCH.QWEN3MOE, published("Qwen3MoeForCausalLM", **SIZES, **MIXED)),
+    "llama": (MODEL_ARCH.LLAMA, published("LlamaForCausalLM", **SIZES, rope_theta=5e5)),
+    "llama3": (
+        MODEL_ARCH.LLAMA,
+        published("LlamaForCausalLM", **SIZES, rope_theta=5e5, rope_scaling=LLAMA3),
+    ),
+    "dream": (MODEL_ARCH.DREAM, published("DreamModel", **SIZES, mask_token_id=7)),
+}
+TYPES = GGMLQuantizationType
+
+
+def paired(rows: Tensor, size: int) -> Tensor:
+    """Heads of queries or keys as llama.cpp wants them of a Llama: i and i + half side by side."""
+    heads = rows.reshape(-1, size, *rows.shape[1:])
+    order = [row for i in range(size // 2) for row in (i, i + size // 2)]
+    return heads[:, order].reshape(rows.shape)
+
+
+class Written:
+    """A checkpoint as a folder, and the file that the converter would make of it."""
+
+    def __init__(self, folder: Path, name: str, kind: TYPES = TYPES.F32, seed: int = 0) -> None:
+        self.folder, self.path, self.kind = folder / "plain", folder / "model.gguf", kind
+        self.arch, self.config = MODELS[name]
+        model = random_model(self.config, seed=seed)
+        save_model(model, self.folder, dtype=torch.float32)
+        self.tensors: dict[str, Tensor] = load_file(self.folder / FILE)
+        self.head = model.config.head_dim
+        self.writer = GGUFWriter(self.path, self.arch.name.lower())
+        self.sizes(model.config)
+
+    def sizes(self, config: Any) -> None:
+        """Metadata of the model."""
+        writer = self.writer
+        writer.add_context_length(config.max_length)
+        writer.add_embedding_length(config.dim)
+        writer.add_block_count(config.layers)
+        writer.add_feed_forward_length(self.config["intermediate_size"])
+        writer.add_head_count(config.heads)
+        writer.add_head_count_kv(config.kv_heads)
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+        writer.add_rope_freq_base(config.rope.theta)
+        writer.add_rope_dimension_count(config.head_dim)
+        writer.add_file_type(1)
+        if "head_dim" in self.config:
+            writer.add_key_length(config.head_dim)
+            writer.add_value_length(config.head_dim)
+        if config.experts:
+            writer.add_expert_count(config.experts)
+            writer.add_expert_used_count(config.experts_per_row)
+            writer.add_expert_feed_forward_length(config.mlp)
+        if self.arch is MODEL_ARCH.LLAMA:
+            writer.add_vocab_size(config.vocab)
+        if self.arch is MODEL_ARCH.DREAM:
+            writer.add_causal_attention(False)
+            writer.add_mask_token_id(config.mask_id)
+        if config.rope.scaling:
+            usual, _ = frequencies(Rope(theta=config.rope.theta), config.head_dim)
+            slow, _ = frequencies(config.rope, config.head_dim)
+            writer.add_tensor("rope_freqs.weight", (usual / slow).float().numpy())
+
+    def write(self) -> Path:
+        """Weights, and the file."""
+        names = get_tensor_name_map(self.arch, self.config["num_hidden_layers"])
+        stacks: dict[str, list[Tensor]] = {}
+        plain = dict(self.tensors)
+        for name, tensor in self.tensors.items():
+            stem, _, end = name.rpartition(".")
+            if ".experts." in name:
+                before, _, behind = stem.partition(".experts.")
+                stem = f"{before}.experts.{behind.partition('.')[2]}"
+                stacks.setdefault(f"{names.get_name(stem)}.{end}", []).append(tensor)
+                continue
+            halves = self.arch is MODEL_ARCH.LLAMA and stem.endswith(("q_proj", "k_proj"))
+            own = paired(tensor, self.head) if halves else tensor
+            back = self.add(f"{names.get_name(stem)}.{end}", own)
+            if halves:
+                order = paired(torch.arange(len(tensor)), self.head)
+                back = torch.empty_like(back).index_copy_(0, order, back)
+            plain[name] = back
+        for name, parts in stacks.items():
+            self.add(name, torch.stack(parts))
+        save_file(plain, self.folder / FILE)
+        self.writer.write_header_to_file()
+        self.writer.write_kv_data_to_file()
+        self.writer.write_tensors_to_file()
+        self.writer.close()
+        return self.path
+
+    def add(self, name: str, tensor: Tensor) -> Tensor:
+        """Write a tensor in the type of the file; what becomes of it."""
+        if tensor.dim() == 1 or self.kind is TYPES.F32:
+            self.writer.add_tensor(name, tensor.numpy())
+            return tensor
+        data = quants.quantize(tensor.numpy(), self.kind)
+        self.writer.add_tensor(name, data, raw_dtype=self.kind)
+        return torch.from_numpy(quants.dequantize(data, self.kind).copy())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_is_the_checkpoint_that_it_was_made_of(name: str, tmp_path: Path) -> None:
+    """Configuration, every parameter, and logits, to the bit."""
+    written = Written(tmp_path, name)
+    ours, theirs = load_model(written.write()), load_model(written.folder)
+    assert ours.config == theirs.config
+    for (known, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other), known
+    found, wanted = (whole(model, IDS, causal=True) for model in (ours, theirs))
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
+@pytest.mark.parametrize("name", ["qwen2 tied", "llama"])
+def test_types_are_dequantised(name: str, kind: str, tmp_path: Path) -> None:
+    """To what the library makes of them; they load in 8 bits too."""
+    written = Written(tmp_path, name, TYPES[kind])
+    path = written.write()
+    ours, theirs = load_model(path), load_model(written.folder)
+    for (known, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other), known
+    small = [load_model(each, quantize="int8") for each in (path, written.folder)]
+    assert torch.equal(*(whole(model, IDS, causal=True) for model in small))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "bits"),
+    [("llama", "Q4_0", None), ("llama", "Q4_0", "int8"), ("qwen3moe", "F32", None)],
+)
+def test_pieces_make_the_whole(
+    name: str, kind: str, bits: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrices that are read a few rows at a time are the same, in 8 bits too."""
+    path = Written(tmp_path, name, TYPES[kind]).write()
+    wanted = load_model(path, quantize=bits).state_dict()
+    monkeypatch.setattr(file_module, "PIECE", 200)
+    found = load_model(path, quantize=bits).state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in found)
+
+
+@pytest.mark.parametrize("bits", [None, "int8"])
+def test_values_that_are_no_numbers_are_refused(bits: str | None, tmp_path: Path) -> None:
+    """By the tensor that has them, whether it stays whole or is rounded as it is read."""
+    written = Written(tmp_path, "llama")
+    written.tensors["model.layers.1.self_attn.k_proj.weight"][3, 5] = torch.nan
+    message = r"tensor 'model.layers.1.self_attn.k_proj.weight' has NaN or infinite values"
+    with pytest.raises(ValueError, match=message):
+        load_model(written.write(), quantize=bits)
+
+
+def test_linear_scaling_is_read(tmp_path: Path) -> None:
+    """By the names that llama.cpp has for it."""
+    written = Written(tmp_path, "qwen2")
+    written.writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+    written.writer.add_rope_scaling_factor(4.0)
+    scaling = load_config(written.write()).rope.scaling
+    assert scaling == {"rope_type": "linear", "factor": 4.0}
+
+
+TEXTS = [
+    "hello, world! It's 1234.5 o'clock;  don't   WAIT\n\n  for\tit\r\n",
+    "Café cafe\u0301 naïve Ünïcödé 中文字符 日本語テキスト 😀👩‍👩‍👧 ½ ٣٤٥ ⅷ",
+    "def f(x):\n    return x**2  # comment\n\n\n",
+    "  leading and trailing  ",
+    "<|im_start|>user\nhi<|im_end|>",
+    "",
+    " ",
+    "\u0000\u200b\ufeff",
+    "aaaa'LL 'Tis IT'S we'Re /path//to\n/x",
+]
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA = QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>"]
+
+
+def split(pattern: str) -> Any:
+    """Cut by a pattern, as `tokenizer.json` of published models says."""
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+SMOLLM = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+    ]
+)
+CUTS: dict[str, tuple[Any, bool]] = {
+    "qwen2": (split(QWEN), False),
+    "llama-bpe": (split(LLAMA), True),
+    "tekken": (split(TEKKEN), True),
+    "smollm": (SMOLLM, False),
+    "gpt-2": (pre_tokenizers.ByteLevel(add_prefix_space=False), False),
+}
+
+
+def trained(pre: str, size: int = 700) -> Tokenizer:
+    """A tokenizer as published for a model, trained on a little text."""
+    cut, ignores = CUTS[pre]
+    tokenizer = Tokenizer(BPE(ignore_merges=ignores))
+    tokenizer.pre_tokenizer, tokenizer.decoder = cut, decoders.ByteLevel()
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(TEXTS * 3 + [Path(__file__).read_text()], trainer)
+    tokenizer.add_special_tokens(SPECIALS[:3])
+    tokenizer.add_tokens(SPECIALS[3:])
+    return tokenizer
+
+
+def put(writer: GGUFWriter, tokenizer: Tokenizer, pre: str, pad: int = 3) -> None:
+    """A tokenizer into a file, as the converter does; `pad` tokens stand for nothing."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    special = {
+        token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()
+    }
+    kinds = [{True: 3, False: 4, None: 1}[special.get(text)] for text, _ in vocabulary]
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([text for text, _ in vocabulary] + [f"[PAD{n}]" for n in range(pad)])
+    writer.add_token_types(kinds + [5] * pad)
+    writer.add_token_merges([" ".join(merge) for merge in merges])
+    writer.add_eos_token_id(tokenizer.token_to_id(SPECIALS[2]))
+    writer.add_bos_token_id(tokenizer.token_to_id(SPECIALS[0]))
+    writer.add_chat_template(CHAT)
+
+
+def with_tokenizer(folder: Path, pre: str, **said: Any) -> tuple[Path, PreTrainedTokenizerFast]:
+    """A file with a tokenizer, and the published form of that."""
+    tokenizer = trained(pre)
+    written = Written(folder, "qwen2")
+    put(written.writer, tokenizer, pre)
+    for name, value in said.items():
+        getattr(written.writer, name)(value)
+    if said.get("add_add_bos_token", pre in ("llama-bpe", "tekken")):
+        begin = SPECIALS[0]
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]
+        )
+    return written.write(), PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=SPECIALS[2],
+        bos_token=SPECIALS[0],
+        chat_template=CHAT,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def same(ours: Any, theirs: Any) -> None:
+    """Two tokenizers agree on texts, with special tokens and without, and on the way back."""
+    assert len(ours) == len(theirs) and ours.get_vocab() == theirs.get_vocab()
+    for text in [*TEXTS, "".join(TEXTS), Path(__file__).read_text()]:
+        for options in ({}, {"split_special_tokens": True}, {"add_special_tokens": False}):
+            found, wanted = (known(text, **options).input_ids for known in (ours, theirs))
+            assert found == wanted, (text[:40], options)
+            assert ours.decode(found) == theirs.decode(wanted)
+            assert ours.decode(found, skip_special_tokens=True) == theirs.decode(
+                wanted, skip_special_tokens=True
+            )
+    assert (ours.eos_token_id, ours.bos_token_id) == (theirs.eos_token_id, theirs.bos_token_id)
+
+
+@pytest.mark.parametrize("pre", CUTS)
+def test_a_tokenizer_of_merges_is_the_published_one(pre: str, tmp_path: Path) -> None:
+    """Token by token on texts of many scripts, with all its special tokens and its template."""
+    path, published_one = with_tokenizer(tmp_path, pre)
+    ours = load_tokenizer(path)
+    assert ours is not None and ours.chat_template == CHAT
+    same(ours, published_one)
+
+
+def test_the_file_says_whether_a_text_has_a_beginning(tmp_path: Path) -> None:
+    """Against what is usual."""
+    for pre, begins in (("qwen2", True), ("llama-bpe", False)):
+        (tmp_path / pre).mkdir()
+        path, theirs = with_tokenizer(tmp_path / pre, pre, add_add_bos_token=begins)
+        same(load_tokenizer(path), theirs)
+
+
+PIECES = {"<unk>": 2, "<s>": 3, "</s>": 3, **{f"<0x{byte:02X}>": 6 for byte in range(256)}}
+"""Tokens of a SentencePiece vocabulary before its own, with their kinds."""
+
+
+MADE = "lo el hel hello ▁hello wo or ld wor world ▁world ▁w ▁h ▁a ▁▁ in ing ▁th ▁the he"
+
+
+def scored() -> tuple[list[str], list[float], list[int]]:
+    """Tokens, scores and kinds of a small SentencePiece vocabulary."""
+    made = MADE.split()
+    letters = sorted(set("▁helowrdabcing,.!tT'sné"))
+    scores = [-float(rank) for rank in range(len(made))] + [-100.0 - n for n in range(len(letters))]
+    tokens = [*PIECES, *made, *letters]
+    kinds = [*PIECES.values(), *[1] * (len(made) + len(letters))]
+    return tokens, [0.0] * len(PIECES) + scores, kinds
+
+
+def by_score(text: str, scores: dict[str, float]) -> list[str]:
+    """SentencePiece's own rule: join the neighbours whose whole has the best score, leftmost first.
+
+    Characters that are no token are their bytes.
+    """
+    parts = list(text)
+    while True:
+        whole_ = [
+            (-scores[left + right], place)
+            for place, (left, right) in enumerate(zip(parts, parts[1:], strict=False))
+            if left + right in scores
+        ]
+        if not whole_:
+            break
+        place = min(whole_)[1]
+        parts[place : place + 2] = ["".join(parts[place : place + 2])]
+    found = (
+        [part] if part in scores else [f"<0x{b:02X}>" for b in part.encode()] for part in parts
+    )
+    return [token for tokens in found for token in tokens]
+
+
+@pytest.mark.parametrize("spaced", [True, False])
+def test_a_vocabulary_with_scores_is_joined_by_them(spaced: bool, tmp_path: Path) -> None:
+    """As SentencePiece does, with a space before the text or not, and bytes for what is unknown."""
+    tokens, scores, kinds = scored()
+    written = Written(tmp_path, "llama")
+    writer = written.writer
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_space_prefix(spaced)
+    tokenizer = load_tokenizer(written.write())
+    assert tokenizer is not None and len(tokenizer) == len(tokens)
+    known = {t: s for t, s, kind in zip(tokens, scores, kinds, strict=True) if kind == 1}
+    for text in ("hello world", "hello, the  world!", "wording hell", "né 中", "a\nb", "</s>"):
+        whole_ = ("▁" if spaced else "") + text.replace(" ", "▁")
+        wanted = [tokens.index(token) for token in by_score(whole_, known)]
+        found = tokenizer(text, split_special_tokens=True).input_ids
+        assert found == [1, *wanted], text
+        assert tokenizer.decode(found, skip_special_tokens=True) == text
+    assert tokenizer("</s>", add_special_tokens=False).input_ids == [2]
+
+
+def test_an_answer_of_a_file_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    """From text to text, by the model and the tokenizer of one file."""
+    (tmp_path / "a").mkdir()
+    path, theirs = with_tokenizer(tmp_path / "a", "qwen2")
+    theirs.save_pretrained(tmp_path / "a" / "plain")
+    options: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True}
+    one, other = LLM(path), LLM(tmp_path / "a" / "plain")
+    assert one.eos == {theirs.eos_token_id} and one.text.size == other.text.size == len(theirs)
+    for text in ("hello", TEXTS[1]):
+        assert one.text.encode(text) == other.text.encode(text)
+    ids = [[1, 2, 3], [4, 5]]
+    found, wanted = (
+        [output.ids for output in llm.generate(ids, **options)] for llm in (one, other)
+    )
+    assert found == wanted
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama", "qwen3moe"])
+def test_a_file_becomes_a_folder_of_8_bits(name: str, tmp_path: Path) -> None:
+    """It computes what the file computes in 8 bits, and what can be quantised only once is not."""
+    path = Written(tmp_path, name, TYPES.F32 if name == "qwen3moe" else TYPES.Q8_0).write()
+    folder = compress(path, tmp_path / "small")
+    one, other = load_model(path, quantize="int8"), load_model(folder, quantize="int8")
+    assert torch.equal(*(whole(model, IDS, causal=True) for model in (one, other)))
+    assert one.config.eos == other.config.eos and load_tokenizer(folder) is None
+    (architecture,) = MODELS[name][1]["architectures"]
+    theirs = type(AutoConfig.from_pretrained(folder)).__name__
+    assert theirs.removesuffix("Config") == architecture.removesuffix("ForCausalLM")
+
+
+def test_its_tokenizer_comes_along(tmp_path: Path) -> None:
+    """The same ids and the same template; without a folder of one training names what to do."""
+    path, theirs = with_tokenizer(tmp_path, "qwen2")
+    folder = compress(path, tmp_path / "small")
+    ours = load_tokenizer(folder)
+    assert ours is not None and ours.chat_template == CHAT
+    same(ours, theirs)
+    assert tokenizer_folder(folder) == folder
+    with pytest.raises(ValueError, match=r"GGUF file, which has no folder .* \(model.tokenizer\)"):
+        tokenizer_folder(path)
+
+
+def test_a_file_that_is_cut_or_foreign_is_refused(tmp_path: Path) -> None:
+    """Wherever it ends, whatever it is, in one line that names it."""
+    sound = Written(tmp_path, "qwen2").write()
+    content, path = sound.read_bytes(), tmp_path / "broken.gguf"
+    broken = [content[: len(content) * part // 16] for part in range(16)] + [content[:-1]]
+    broken += [
+        b"GGUF",
+        b"version https://git-lfs.github.com/spec/v1\n",
+        b"{}",
+        b"FUGG" + content[4:],
+    ]
+    broken += [content[:8] + (2**62).to_bytes(8, "little") * 2 + content[24:]]
+    for number, bytes_ in enumerate(broken):
+        path.write_bytes(bytes_)
+        with pytest.raises(ValueError) as error:
+            load_model(path)
+        assert str(path) in str(error.value) and "\n" not in str(error.value), number
+
+
+def mutated(content: bytes, header: int, count: int) -> Iterator[bytes]:
+    """Files that are cut, or of which bits or eight bytes of the header are others."""
+    draw = Random(0)
+    lies = [0, 1, 2**16, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64 - 1]
+    for number in range(count):
+        changed = bytearray(content)
+        match number % 3:
+            case 0:
+                yield content[: draw.randrange(header if draw.random() < 0.8 else len(content))]
+                continue
+            case 1:
+                for _ in range(draw.choice((1, 1, 1, 8))):
+                    changed[draw.randrange(header)] ^= 1 << draw.randrange(8)
+            case _:
+                place = draw.randrange(header)
+                changed[place : place + 8] = draw.choice(lies).to_bytes(8, "little")
+        yield bytes(changed)
+
+
+def memory(name: str) -> int:
+    """Bytes that this process has, or has had at most."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(name)) << 10
+
+
+@pytest.mark.parametrize(
+    "count", [90, pytest.param(6000, marks=pytest.mark.exhaustive)], ids=["few", "many"]
+)
+def test_other_bytes_never_break_more_than_the_file(count: int, tmp_path: Path) -> None:
+    """It loads or is refused in one line that names it, in a second and little memory."""
+    sound, _ = with_tokenizer(tmp_path, "qwen2")
+    content, path = sound.read_bytes(), tmp_path / "broken.gguf"
+    header = min(entry.offset for entry in file_module.opened(sound).tensors.values())
+    outcomes: Counter[str] = Counter()
+    load_model(sound)
+    Path("/proc/self/clear_refs").write_text("5")  # the most from here on
+    before = memory("VmRSS")
+    for number, changed in enumerate(mutated(content, header, count)):
+        path.write_bytes(changed)
+        began = time.process_time()
+        try:
+            load_config(path)
+            load_tokenizer(path)
+            load_model(path, max_length=1024)
+            outcomes["loaded"] += 1
+        except ValueError as error:
+            text = str(error)
+            assert str(path) in text and "\n" not in text and len(text) < 1000, number
+            outcomes["refused"] += 1
+        assert time.process_time() - began < 1.0, number
+    assert memory("VmHWM") - before < 200 * 2**20
+    assert outcomes["refused"] > 0.8 * count and outcomes["loaded"] > 0
+
+
+FOREIGN: list[tuple[Callable[[GGUFWriter], Any], str]] = [
+    (lambda w: w.add_uint32("split.count", 2), "is one of 2 parts; merge them first"),
+    (lambda w: w.add_rope_scaling_type(RopeScalingType.LONGROPE), "'longrope' is not supported"),
+    (lambda w: w.add_logit_scale(0.5), "qwen2.logit_scale is 0.5, which is not supported"),
+    (lambda w: w.add_value_length(4), "attention.value_length is 4, but the head size 16"),
+]
+
+
+@pytest.mark.parametrize(("say", "message"), FOREIGN, ids=range(len(FOREIGN)))
+def test_metadata_that_are_not_known_are_refused(
+    say: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
+) -> None:
+    """By their name and value."""
+    written = Written(tmp_path, "qwen2")
+    say(written.writer)
+    with pytest.raises(ValueError, match=message):
+        load_model(written.write())
+
+
+def test_tensors_that_are_not_of_the_model_are_refused(tmp_path: Path) -> None:
+    """One more, one of another shape, one of a type that nobody dequantises, one less."""
+    for number, (name, message) in enumerate(
+        (
+            (
+                "blk.9.attn_q.weight",
+                "1 of its tensors are not of the model .* 'blk.9.attn_q.weight'",
+            ),
+            (
+                "rope_freqs.weight",
+                "tensor 'rope_freqs.weight' is not supported; what loads is Llama",
+            ),
+        )
+    ):
+        (tmp_path / str(number)).mkdir()
+        written = Written(tmp_path / str(number), "qwen2")
+        written.writer.add_tensor(name, torch.rand(3).numpy())
+        with pytest.raises(ValueError, match=message):
+            load_model(written.write())
+    (tmp_path / "types").mkdir()
+    written = Written(tmp_path / "types", "qwen2")
+    written.tensors["model.norm.weight"] = torch.ones(65)
+    with pytest.raises(ValueError, match=r"'output_norm.weight' has shape \(65,\), but its metad"):
+        load_model(written.write())
+
+
+def test_an_unknown_type_or_family_is_named(tmp_path: Path) -> None:
+    """With what is known."""
+    path = tmp_path / "other.gguf"
+    writer = GGUFWriter(path, "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(
+        ValueError, match="'mamba' is not supported in GGUF; known are dream, llama"
+    ):
+        load_config(path)
+    written = Written(tmp_path, "qwen2")
+    written.writer.add_tensor("output.bias", torch.ones(24).int().numpy())
+    sound = written.write()
+    entries = file_module.opened(sound)
+    with pytest.raises(ValueError, match="'output.bias' is of type I32, which cannot be read"):
+        entries.numbers("output.bias")
+
+
+@pytest.mark.parametrize(
+    ("say", "message"),
+    [
+        (
+            lambda w: w.add_tokenizer_model("t5"),
+            "tokenizer.ggml.model 't5' is not supported; known",
+        ),
+        (
+            lambda w: w.add_tokenizer_model("gpt2"),
+            "tokenizer.ggml.pre None is not supported; known",
+        ),
+        (lambda w: w.add_tokenizer_model("llama"), "24 tokens have 0 scores"),
+    ],
+)
+def test_tokenizers_that_are_not_known_are_refused(
+    say: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
+) -> None:
+    """By the name that the file has for them."""
+    written = Written(tmp_path, "qwen2")
+    written.writer.add_token_list([f"t{n}" for n in range(24)])
+    say(written.writer)
+    path = written.write()
+    with pytest.raises(ValueError, match=rf"model.gguf has no readable tokenizer: .*{message}"):
+        load_tokenizer(path)
+
+
+def test_a_file_without_a_tokenizer_has_none(tmp_path: Path) -> None:
+    """Then only token ids work."""
+    assert load_tokenizer(Written(tmp_path, "qwen2").write()) is None
+
+
+def test_without_the_library_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else."""
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match=r"need the extra: pip install 'outpace\[gguf\]'"):
+        load_model(tmp_path / "a.gguf")
+    with pytest.raises(ValueError, match="b.gguf cannot be read: .*No such file"):
+        load_model(tmp_path / "b.gguf")

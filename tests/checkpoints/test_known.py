@@ -1,0 +1,113 @@
+"""Drafts that are known for a target: taken where they lie here, named where they do not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from outpace import LLM
+from outpace.checkpoints import load
+from outpace.checkpoints.families import FAMILIES
+from outpace.checkpoints.families.drafts import DRAFTS
+from outpace.checkpoints.known import drafts_for
+from outpace.cli.lists import loads
+from outpace.methods import METHODS, DFlash, Speculative
+from outpace.server.settings import entry
+
+
+def test_a_draft_of_the_zoo_is_taken() -> None:
+    """The text is that of the draft's name."""
+    llm = LLM("tiny-ar", DFlash(draft="auto"), cache_gib=0.05)
+    texts = [
+        llm.generate("Tom has 5 coins.", method=method, max_tokens=12, seed=1)[0]
+        for method in (None, DFlash(draft="tiny-dflash"), Speculative(draft="auto"))
+    ]
+    assert {text.text for text in texts} == {texts[0].text}
+    assert texts[0].forwards == texts[1].forwards
+    assert set(llm.runners) == {"tiny-ar", "tiny-dflash", "tiny-aux"}
+
+
+def test_a_server_names_what_it_stands_for() -> None:
+    """So that requests may ask for it by that name."""
+    found = entry("tiny-ar", DFlash(draft="auto"), {}, {})
+    assert found.options["draft"] == "tiny-dflash"
+    assert found.further == {"tiny-dflash": "tiny-dflash"}
+
+
+def test_the_folder_of_a_target_has_its_name(tmp_path: Path) -> None:
+    """Of any parent."""
+    shutil.copytree(load.ZOO / "tiny-ar", tmp_path / "Tiny-AR")
+    assert drafts_for(tmp_path / "Tiny-AR", "dflash") == ("tiny-dflash",)
+
+
+def test_a_draft_that_is_not_here_is_named_and_not_downloaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is asked of the hub's library is what lies in its cache."""
+    asked = []
+
+    def snapshot(name: str, *, local_files_only: bool = False, **others: object) -> str:
+        asked.append((name, local_files_only))
+        raise FileNotFoundError
+
+    monkeypatch.setattr(load, "snapshot_download", snapshot)
+    shutil.copytree(load.ZOO / "tiny-ar", tmp_path / "Qwen3-8B")
+    with pytest.raises(ValueError, match=r"z-lab/Qwen3-8B-DFlash-b16.*none of them is on this"):
+        LLM(tmp_path / "Qwen3-8B", DFlash(draft="auto"), cache_gib=0.05)
+    assert asked == [("z-lab/Qwen3-8B-DFlash-b16", True)]
+    shutil.copytree(load.ZOO / "tiny-ar", tmp_path / "mine")
+    with pytest.raises(ValueError, match="no draft for '.*mine' is known to speculative"):
+        LLM(tmp_path / "mine", Speculative(draft="auto"), cache_gib=0.05)
+
+
+def test_a_draft_in_the_cache_of_the_hub_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where its folder is whole."""
+    monkeypatch.setattr(load, "snapshot_download", lambda name, **others: str(tmp_path))
+    assert not load.here("z-lab/Qwen3-8B-DFlash-b16")
+    (tmp_path / "config.json").write_text("{}")
+    assert load.here("z-lab/Qwen3-8B-DFlash-b16")
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The first table below a heading of the page of models."""
+    text = (Path(__file__).parent.parent.parent / "docs" / "models.md").read_text()
+    table = text.partition(f"### {heading}\n")[2].partition("\n|---")[2].partition("\n\n")[0]
+    return [line.strip("| ").split(" | ") for line in table.splitlines()[1:]]
+
+
+def test_the_page_of_models_says_which_drafts_are_known() -> None:
+    """And which targets do not load."""
+    found = {
+        (method.strip("`"), target.removesuffix(" †")): (draft, target.endswith("†"))
+        for method, target, draft in rows("Drafts that are known")
+    }
+    assert found == {
+        (method, target): (", ".join(drafts), not loads(target))
+        for method, targets in DRAFTS.items()
+        for target, drafts in targets.items()
+    }
+
+
+def test_the_page_of_models_says_what_was_compared() -> None:
+    """Of every family, and with a mark the checkpoints whose configuration is read."""
+    read = json.loads((Path(__file__).parent.parent / "golden" / "configs.json").read_text())
+    found = {}
+    for name, compared, published in rows("What was compared"):
+        found[name.strip("`")] = (compared.partition(",")[0], published.replace(" ✓", ""))
+        for each in published.split(", "):
+            assert (Path(each.removesuffix(" ✓")).name in read) == each.endswith("✓"), each
+    assert found == {
+        name: (family.compared, ", ".join(family.checkpoints)) for name, family in FAMILIES.items()
+    }
+
+
+def test_drafts_are_those_of_methods_that_take_one() -> None:
+    """Each for one target, under its method."""
+    for method, targets in DRAFTS.items():
+        assert "draft" in METHODS[method].roles
+        assert all("/" in name or (load.ZOO / name).is_dir() for name in targets)

@@ -1,0 +1,486 @@
+"""Damaged and foreign checkpoints: each loads as it should, or is refused in one line.
+
+A mutation changes one thing of a tiny checkpoint that loads.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers import (
+    MASK,
+    VOCAB,
+    extending_draft,
+    feature_draft,
+    published,
+    random_model,
+    save_tokenizer,
+    whole,
+)
+from outpace.api.text import Text
+from outpace.checkpoints.adapter import LowRank, save_adapter
+from outpace.checkpoints.families import FAMILIES
+from outpace.checkpoints.load import load_draft, load_model, load_tokenizer, save_model, translate
+from outpace.checkpoints.tokenizer_files import FIELDS
+from outpace.models.extending import draft_of
+from outpace.models.transformer import Transformer
+
+IDS = [3, 1, 4, 1, 5]
+SECONDS = 5.0
+"""More than any load of a tiny checkpoint takes."""
+
+Mutation = tuple[str, str, Callable[[Path], None]]
+"""The file that is changed, how, and what changes it in a folder."""
+
+LLADA = {
+    "architectures": ["LLaDAModelLM"],
+    "block_type": "llama",
+    "block_group_size": 1,
+    "activation_type": "silu",
+    "rope": True,
+    "layer_norm_type": "rms",
+    "layer_norm_with_affine": True,
+    "weight_tying": False,
+    "vocab_size": VOCAB,
+    "embedding_size": VOCAB,
+    "d_model": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "mlp_hidden_size": 48,
+    "max_sequence_length": 160,
+    "mask_token_id": MASK,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "eos_token_id": 1,
+    "rope_full_precision": True,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 16,
+    "beta_slow": 2,
+    "attention_factor": 1.1,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+EXTRA = {"rms_norm_eps": 1e-6, "eos_token_id": 1, "hidden_act": "silu", "head_dim": 8}
+STATED = {"rope_theta": 1e4, "tie_word_embeddings": False, **EXTRA}
+MIXED = {"num_experts": 4, "num_experts_per_tok": 2}
+THREE = {"num_hidden_layers": 3, "sliding_window": 4}
+BLOCKS = {"mask_token_id": MASK, **EXTRA}
+LLADA2 = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+    "num_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+CONFIGS = {
+    "dream": published("DreamModel", mask_token_id=MASK, **EXTRA),
+    "fast_dllm_v2": published("Fast_dLLM_QwenForCausalLM", bd_size=8, **BLOCKS),
+    "llada": LLADA,
+    "llada2": published("LLaDA2MoeModelLM", **LLADA2, **BLOCKS),
+    "llama": published(
+        "LlamaForCausalLM", rope_scaling=LLAMA3, mlp_bias=True, attention_bias=True, **EXTRA
+    ),
+    "qwen2": published("Qwen2ForCausalLM", rope_scaling=YARN, **EXTRA),
+    "qwen3": published("Qwen3ForCausalLM", attention_bias=False, **EXTRA),
+    "qwen3_moe": published("Qwen3MoeForCausalLM", **MIXED, moe_intermediate_size=16, **EXTRA),
+    "mistral": published("MistralForCausalLM", sliding_window=4, **STATED),
+    "mixtral": published("MixtralForCausalLM", **MIXED, **STATED),
+    "gemma3": published(
+        "Gemma3ForCausalLM",
+        **THREE,
+        **{name: STATED[name] for name in ("rms_norm_eps", "tie_word_embeddings", "head_dim")},
+        hidden_activation="gelu_pytorch_tanh",
+        query_pre_attn_scalar=12,
+        rope_local_base_freq=1e3,
+    ),
+    "gpt_oss": published(
+        "GptOssForCausalLM",
+        **THREE,
+        **STATED,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        rope_scaling=YARN,
+    ),
+    "olmo2": published("Olmo2ForCausalLM", **STATED),
+    "olmo3": published("Olmo3ForCausalLM", **THREE, **STATED, rope_scaling=YARN),
+    "phi3": published("Phi3ForCausalLM", sliding_window=4, **STATED),
+    "sdar": published("SDARForCausalLM", block_size=4, **BLOCKS),
+    "sdar_moe": published("SDARMoeForCausalLM", **MIXED, moe_intermediate_size=16, **BLOCKS),
+    "smollm3": published("SmolLM3ForCausalLM", no_rope_layers=[1, 0], **STATED),
+    "wedlm": published("WeDLMForCausalLM", mask_token_id=MASK, attention_bias=True, **EXTRA),
+}
+WRONG: list[Any] = [None, True, -1, 10**9, 10**30, 0.5, nan, inf, "x", [], ["x"], {"a": 1}]
+"""What no field is, or few are; None takes it out."""
+
+FOREIGN: dict[str, Any] = {
+    "quantization_config": {"quant_method": "fp8"},
+    "hidden_act": "gelu",
+    "activation_type": "gelu",
+    "partial_rotary_factor": 0.5,
+    "num_experts": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "use_sliding_window": True,
+    "a_later_field": 1,
+    "rope_scaling": {"rope_type": "longrope", "factor": 2.0},
+    "rope_parameters": {"full_attention": {"rope_type": "default"}},
+}
+"""Fields that would change what is computed."""
+
+BROKEN = {"cut": b'{"architectures": [', "list": b"[]", "null": b"null", "bytes": b"\xff\xfe\x00"}
+BROKEN |= {"deep": b"[" * 100_000, "empty": b"", "number": b"1" * 5000}
+
+
+def written(file: str, content: bytes) -> Callable[[Path], None]:
+    """A file with another content."""
+    return lambda folder: bool((folder / file).write_bytes(content)) and None
+
+
+def changed(file: str, keys: tuple[str, ...], value: Any) -> Callable[[Path], None]:
+    """A JSON file with another value of a field, which may be nested; None takes it out."""
+
+    def change(folder: Path) -> None:
+        content = json.loads((folder / file).read_text())
+        inner = content
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner.pop(keys[-1], None)
+        if value is not None:
+            inner[keys[-1]] = value
+        (folder / file).write_text(json.dumps(content))
+
+    return change
+
+
+def tensors(file: str, change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    """A safetensors file with other tensors."""
+
+    def rewrite(folder: Path) -> None:
+        found = load_file(folder / file)
+        change(found)
+        save_file(found, folder / file)
+
+    return rewrite
+
+
+def paths(content: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Keys of all values of nested objects."""
+    for key, value in content.items():
+        yield (key,)
+        if isinstance(value, dict):
+            yield from ((key, *rest) for rest in paths(value))
+
+
+def of_json(file: str, content: dict[str, Any]) -> Iterator[Mutation]:
+    """Every field with every wrong value, and a file that is none."""
+    for keys in paths(content):
+        for value in WRONG:
+            yield file, f"{'.'.join(keys)}={value!r}", changed(file, keys, value)
+    for kind, content_ in BROKEN.items():
+        yield file, kind, written(file, content_)
+
+
+def of_tensors(file: str) -> Iterator[Mutation]:
+    """A tensor more, fewer, or with other values; a file that is cut or none."""
+
+    def spoil(values: Callable[[torch.Tensor], torch.Tensor], found: dict[str, Any]) -> None:
+        name = sorted(found)[-1]
+        found[name] = values(found[name]).contiguous()
+
+    spoilt: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "NaN": lambda x: x.clone().index_fill(0, torch.tensor([0]), nan),
+        "infinite": lambda x: x.clone().index_fill(0, torch.tensor([0]), inf),
+        "int8": lambda x: x.to(torch.int8),
+        "fp8": lambda x: x.to(torch.float8_e4m3fn),
+        "bool": lambda x: x > 0,
+        "cut rows": lambda x: x[:-1],
+        "flat": lambda x: x.flatten()[:, None],
+        "scalar": lambda x: x.flatten()[0],
+        "none": lambda x: x[:0],
+    }
+    for kind, values in spoilt.items():
+        yield file, kind, tensors(file, partial(spoil, values))
+    for name in ("weight_scale", "x.layers.9.bias", ""):
+        more = {name: torch.ones(3)}
+        yield file, f"more {name!r}", tensors(file, lambda found, more=more: found.update(more))
+    yield file, "fewer", tensors(file, lambda found: found.pop(sorted(found)[0]))
+    yield file, "no tensors", tensors(file, lambda found: found.clear())
+    for size in (0, 4, 100, -1):
+        yield (
+            file,
+            f"cut at {size}",
+            lambda folder, size=size: written(file, (folder / file).read_bytes()[:size])(folder),
+        )
+    yield file, "text", written(file, b"version https://git-lfs.github.com/spec/v1\n")
+    yield file, "long header", written(file, (2**62).to_bytes(8, "little") + b"{}")
+    yield file, "a folder", lambda folder: ((folder / file).unlink(), (folder / file).mkdir())[1]
+    yield file, "missing", lambda folder: (folder / file).unlink()
+
+
+def of_index() -> Iterator[Mutation]:
+    """An index beside the weights."""
+    file, weights = "model.safetensors.index.json", "model.safetensors"
+    for name in ("../model.safetensors", "/etc/passwd", "", ".", "a\0b", "x" * 5000, 5, None, []):
+        content = json.dumps({"weight_map": {"a": name}}).encode()
+        yield file, f"names {str(name)[:20]!r}", written(file, content)
+    for value in (None, [], {}, "x", 5, [weights], {"a": {"b": weights}}):
+        yield file, f"is {value!r}", written(file, json.dumps({"weight_map": value}).encode())
+    for kind, content in BROKEN.items():
+        yield file, kind, written(file, content)
+    yield file, "is config.json", written(file, b'{"weight_map": {"a": "config.json"}}')
+
+
+def of_tokenizer(folder: Path) -> Iterator[Mutation]:
+    """The files of a tokenizer."""
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        for kind, content in BROKEN.items():
+            yield file, kind, written(file, content)
+        content = json.loads((folder / file).read_text())
+        for key in content:
+            for value in ("x", 5, [], {"a": 1}):
+                yield file, f"{key}={value!r}", changed(file, (key,), value)
+    for key in FIELDS:
+        for value in (*WRONG[1:], {"default": 5}, [{"name": "default"}]):
+            yield (
+                "tokenizer_config.json",
+                f"{key}: {value!r}",
+                changed("tokenizer_config.json", (key,), value),
+            )
+    yield (
+        "tokenizer.json",
+        "other vocabulary",
+        changed("tokenizer.json", ("model", "vocab"), {"a": -1}),
+    )
+    for file in ("special_tokens_map.json", "added_tokens.json"):
+        for kind, content in {**BROKEN, "other": b'{"eos_token": 5}'}.items():
+            yield file, kind, written(file, content)
+    for chat in ("{% if", "{{ raise_exception('no') }}", "{{ 1 / 0 }}"):
+        yield "chat_template.jinja", chat, written("chat_template.jinja", chat.encode())
+    for kind, content in BROKEN.items():
+        yield "generation_config.json", kind, written("generation_config.json", content)
+
+
+def outcome(folder: Path, file: str, load: Callable[[Path], Any]) -> str:
+    """What became of a mutation: loaded, refused, or what it should not do."""
+    began = time.perf_counter()
+    try:
+        load(folder)
+        found = "loaded"
+    except ValueError as error:
+        said = str(error)
+        named = file in said or str(folder) in said
+        found = "refused" if named and "\n" not in said else f"ValueError: {said}"
+    except BaseException as error:
+        found = f"{type(error).__name__}: {error}"
+    seconds = time.perf_counter() - began
+    return found if seconds < SECONDS else f"{seconds:.0f} seconds"
+
+
+def tried(
+    sound: Path, scratch: Path, mutations: Iterator[Mutation], load: Callable[[Path], Any]
+) -> dict[str, str]:
+    """Outcome of each mutation of a folder that loads."""
+    load(sound)
+    found = {}
+    for number, (file, kind, mutate) in enumerate(mutations):
+        folder = scratch / str(number)
+        shutil.copytree(sound, folder)
+        mutate(folder)
+        found[f"{file}: {kind}"[:120]] = outcome(folder, file, load)
+        shutil.rmtree(folder)
+    return found
+
+
+def runs(model: Transformer) -> None:
+    """Raise unless a model that was loaded computes numbers."""
+    assert bool(whole(model, IDS, causal=True).isfinite().all())
+
+
+def check(found: dict[str, str], least: int) -> None:
+    """Nothing but loaded and refused, and both of them."""
+    others = {kind: end for kind, end in found.items() if end not in ("loaded", "refused")}
+    assert not others
+    assert len(found) >= least and {"loaded", "refused"} == set(found.values())
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_configurations(family: str, tmp_path: Path) -> None:
+    """Every field with wrong values, and fields of other models."""
+    save_model(random_model(CONFIGS[family]), tmp_path / "sound", dtype=torch.float32)
+    content = json.loads((tmp_path / "sound" / "config.json").read_text())
+    found = tried(
+        tmp_path / "sound",
+        tmp_path,
+        of_json("config.json", content),
+        lambda folder: runs(load_model(folder)),
+    )
+    check(found, 150)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_fields_that_change_the_model(family: str, tmp_path: Path) -> None:
+    """None of them is passed over."""
+    save_model(random_model(CONFIGS[family]), tmp_path / "sound", dtype=torch.float32)
+    own = {"partial_rotary_factor"} if family == "llada2" else set()  # which is its usual one
+    foreign = [
+        ("config.json", name, changed("config.json", (name,), value))
+        for name, value in FOREIGN.items()
+        if name not in own
+    ]
+    found = tried(tmp_path / "sound", tmp_path, iter(foreign), load_model)
+    assert set(found.values()) == {"refused"} and len(found) == len(foreign)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_weights(family: str, tmp_path: Path) -> None:
+    """Tensors that are none of the model's, and files that are none."""
+    save_model(random_model(CONFIGS[family]), tmp_path / "sound", dtype=torch.float32)
+    mutations = [*of_tensors("model.safetensors"), *of_index()]
+    found = tried(tmp_path / "sound", tmp_path, iter(mutations), load_model)
+    assert set(found.values()) == {"refused"} and len(found) > 30
+
+
+def test_drafts(tmp_path: Path) -> None:
+    """Configuration and weights of a draft, beside its sound target."""
+    target = random_model(CONFIGS["qwen3"])
+    changes = {"num_target_layers": 2, "is_causal": False, "sliding_window": 8, **EXTRA}
+    changes |= {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
+    save_model(feature_draft(target, **changes), tmp_path / "sound", dtype=torch.float32)
+    content = json.loads((tmp_path / "sound" / "config.json").read_text())
+    mutations = [*of_json("config.json", content), *of_tensors("model.safetensors")]
+    found = tried(
+        tmp_path / "sound", tmp_path, iter(mutations), lambda folder: load_draft(folder, target)
+    )
+    check(found, 200)
+
+
+def test_drafts_that_extend(tmp_path: Path) -> None:
+    """Configuration and weights of a draft, beside its sound target."""
+    target = random_model(CONFIGS["llama"])
+    save_model(
+        extending_draft(target, vocab_size=target.config.vocab, draft_vocab_size=20),
+        tmp_path / "sound",
+        dtype=torch.float32,
+    )
+    content = json.loads((tmp_path / "sound" / "config.json").read_text())
+    mutations = [*of_json("config.json", content), *of_tensors("model.safetensors")]
+    found = tried(
+        tmp_path / "sound", tmp_path, iter(mutations), lambda folder: load_draft(folder, target)
+    )
+    check(found, 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_drafts_of_speculators(kind: str, tmp_path: Path) -> None:
+    """Fields in two places, two tables, and a head and an embedding of its own."""
+    target = random_model(CONFIGS["llama"])
+    layer = {**target.config.source, "num_hidden_layers": 1, "model_type": "qwen3"}
+    for name in ("architectures", "rope_scaling", "mlp_bias", "attention_bias", "eos_token_id"):
+        del layer[name]
+    config = {
+        "architectures": [{"eagle3": "Eagle3DraftModel", "dflash": "DFlashDraftModel"}[kind]],
+        "draft_vocab_size": 20,
+        "speculators_config": {"algorithm": kind},
+        "speculators_model_type": kind,
+        "transformer_layer_config": layer,
+    }
+    if kind == "eagle3":
+        config |= {"eagle_aux_hidden_state_layer_ids": [1, 2], "embed_requires_grad": True}
+        config |= {"norm_before_residual": True, "norm_before_fc": True}
+    else:
+        config |= {"aux_hidden_state_layer_ids": [1, 2], "mask_token_id": 3, "block_size": 4}
+        config |= {"sliding_window_non_causal": False, "sample_from_anchor": False}
+    draft = draft_of(translate(config), target)
+    save_model(draft, tmp_path / "sound", dtype=torch.float32)
+    content = json.loads((tmp_path / "sound" / "config.json").read_text())
+    mutations = [*of_json("config.json", content), *of_tensors("model.safetensors")]
+    found = tried(
+        tmp_path / "sound", tmp_path, iter(mutations), lambda folder: load_draft(folder, target)
+    )
+    check(found, 250)
+
+
+def test_adapters(tmp_path: Path) -> None:
+    """Configuration and weights of an adapter, over its sound base."""
+    save_model(random_model(CONFIGS["qwen2"]), tmp_path / "base", dtype=torch.float32)
+    torch.manual_seed(0)
+    update = LowRank(torch.randn(2, 32), torch.randn(32, 2), 1.5)
+    config = {
+        "peft_type": "LORA",
+        "r": 2,
+        "lora_alpha": 3,
+        "rank_pattern": {"q_proj": 2},
+        "alpha_pattern": {"q_proj": 3},
+        "use_rslora": True,
+        "bias": "none",
+        "use_dora": False,
+        "init_lora_weights": True,
+        "fan_in_fan_out": False,
+        "modules_to_save": None,
+    }
+    save_adapter(tmp_path / "sound", {"model.layers.1.self_attn.q_proj.weight": update}, config)
+    mutations = [
+        *of_json("adapter_config.json", config),
+        *of_tensors("adapter_model.safetensors"),
+        (
+            "adapter_config.json",
+            "regex",
+            changed("adapter_config.json", ("rank_pattern",), {"(": 1}),
+        ),
+    ]
+    found = tried(
+        tmp_path / "sound",
+        tmp_path,
+        iter(mutations),
+        lambda folder: runs(load_model(tmp_path / "base", adapter=folder)),
+    )
+    check(found, 120)
+    weights = [end for kind, end in found.items() if kind.startswith("adapter_model")]
+    assert set(weights) == {"refused"}
+
+
+def use_tokenizer(folder: Path) -> None:
+    """Raise unless a tokenizer encodes and decodes."""
+    text = Text(str(folder), load_tokenizer(folder))
+    if text.tokenizer is not None:
+        text.decode([*text.encode("a <|im_end|>", raw=True), *text.encode("a <|im_end|>")])
+        assert text.size and text.eos is not None
+
+
+def test_tokenizers(tmp_path: Path) -> None:
+    """Files of a tokenizer; what renders a prompt is looked at when one is rendered."""
+    save_model(random_model(CONFIGS["dream"]), tmp_path / "sound")
+    save_tokenizer(tmp_path / "sound")
+    mutations = of_tokenizer(tmp_path / "sound")
+    found = tried(tmp_path / "sound", tmp_path, mutations, use_tokenizer)
+    check(found, 80)
+
+
+def test_every_family_is_mutated() -> None:
+    """Drafts have a test of their own."""
+    drafts = {"dflash", "dflash_speculator", "eagle", "eagle_speculator"}
+    assert CONFIGS.keys() | drafts == FAMILIES.keys()

@@ -1,0 +1,43 @@
+"""How far loading has come."""
+
+from __future__ import annotations
+
+import pytest
+
+from outpace.checkpoints.load import ZOO, load_model
+from outpace.checkpoints.progress import TOLD, ignore, told
+from outpace.checkpoints.weights import SINGLE
+from outpace.cli import flags
+
+
+def test_loading_says_how_much_has_come() -> None:
+    """Parameter by parameter, of the bytes of its file; only for as long as asked."""
+    said: list[tuple[int, int]] = []
+    with told(lambda done, total: said.append((done, total))):
+        model = load_model("tiny-ar")
+    parameters = list(model.parameters())
+    assert len(said) == 1 + len(parameters) and said == sorted(said) and said[0][0] == 0
+    size = (ZOO / "tiny-ar" / SINGLE).stat().st_size
+    assert {total for _, total in said} == {size} == {said[-1][0]}
+    assert TOLD.get() is ignore
+    load_model("tiny-ar")
+    assert len(said) == 1 + len(parameters)
+
+
+def test_who_shows_it_may_end_it() -> None:
+    """As Ctrl-C does; nobody is told any longer."""
+
+    def end(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), told(end):
+        load_model("tiny-ar")
+    assert TOLD.get() is ignore
+
+
+def test_the_terminal_shows_it_for_large_models() -> None:
+    """In GiB; a small one is there at once."""
+    said: list[str] = []
+    flags.loaded(said.append, 2**26, 2**27)
+    flags.loaded(said.append, 2**30, 15 * 2**30)
+    assert said == ["1.0 of 15.0 GiB"]

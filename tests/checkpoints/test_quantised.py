@@ -1,0 +1,521 @@
+"""Published formats of quantised weights: each is the matrix that its definition says, to the bit.
+
+Packing and values are written out here element by element, as the formats define them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from helpers import published, random_model
+from outpace.checkpoints.load import CONFIG, load_model, save_model, translate
+from outpace.checkpoints.quantised import FIELD, scheme_of
+
+FILE = "model.safetensors"
+DOWN = "model.layers.0.mlp.down_proj.weight"
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48}
+Packed = tuple[dict[str, Tensor], Tensor]
+"""Stored tensors of a matrix, by the ends of their names, and the matrix itself."""
+
+
+def words(codes: list[list[int]], bits: int, order: tuple[int, ...] = ()) -> Tensor:
+    """Rows of codes as rows of words; `order` says which code stands at each place of a word."""
+    count = 32 // bits
+    order = order or tuple(range(count))
+    rows = []
+    for row in codes:
+        padded = row + [0] * (-len(row) % count)
+        rows.append(
+            [
+                sum(padded[first + order[place]] << bits * place for place in range(count))
+                for first in range(0, len(padded), count)
+            ]
+        )
+    values = [[word - 2**32 if word >= 2**31 else word for word in row] for row in rows]
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def turned(table: list[list[int]]) -> list[list[int]]:
+    """Columns as rows."""
+    return [list(row) for row in zip(*table, strict=True)]
+
+
+def table(rows: int, columns: int, low: int, high: int) -> list[list[int]]:
+    """Random whole numbers."""
+    return [[random.randint(low, high) for _ in range(columns)] for _ in range(rows)]
+
+
+def grid(rows: int, columns: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    """Random scales."""
+    return (torch.rand(rows, columns) * 0.01 + 1e-3).to(dtype)
+
+
+def gptq(
+    out: int, inputs: int, *, bits: int = 4, size: int = 16, step: int = 1, mixed: bool = False
+) -> Packed:
+    """Codes along the inputs; a zero point is stored less a step."""
+    size = inputs if size == -1 else size
+    count, most = -(-inputs // size), 2**bits - 1
+    codes, zeros = table(out, inputs, 0, most), table(count, out, 0, most)
+    scale = grid(count, out)
+    group = [column // size for column in range(inputs)]
+    if mixed:
+        random.shuffle(group)
+    plain = [
+        [
+            (codes[row][column] - zeros[group[column]][row]) * float(scale[group[column], row])
+            for column in range(inputs)
+        ]
+        for row in range(out)
+    ]
+    stored = {
+        "qweight": words(codes, bits).t().contiguous(),
+        "qzeros": words([[(zero - step) % (most + 1) for zero in row] for row in zeros], bits),
+        "scales": scale,
+    }
+    if mixed:
+        stored["g_idx"] = torch.tensor(group, dtype=torch.int32)
+    return stored, torch.tensor(plain)
+
+
+def awq(out: int, inputs: int, *, size: int = 16) -> Packed:
+    """Codes along the outputs, the even ones of eight before the odd ones."""
+    count, order = inputs // size, (0, 2, 4, 6, 1, 3, 5, 7)
+    codes, zeros, scale = table(inputs, out, 0, 15), table(count, out, 0, 15), grid(count, out)
+    plain = [
+        [
+            (codes[column][row] - zeros[column // size][row]) * float(scale[column // size, row])
+            for column in range(inputs)
+        ]
+        for row in range(out)
+    ]
+    stored = {"qweight": words(codes, 4, order), "qzeros": words(zeros, 4, order), "scales": scale}
+    return stored, torch.tensor(plain)
+
+
+def fp8(out: int, inputs: int, *, block: tuple[int, int] | None = (20, 24)) -> Packed:
+    """Numbers in FP8 with a scale for each block, or one."""
+    numbers = (torch.randn(out, inputs) * 20).to(torch.float8_e4m3fn)
+    if block is None:
+        scale = torch.rand(()) + 0.1
+        plain = [[float(x) * float(scale) for x in row] for row in numbers.float()]
+        return {"weight": numbers, "weight_scale": scale}, torch.tensor(plain)
+    high, wide = block
+    scale = grid(-(-out // high), -(-inputs // wide), torch.float32)
+    plain = [
+        [
+            float(numbers[row, column].float()) * float(scale[row // high, column // wide])
+            for column in range(inputs)
+        ]
+        for row in range(out)
+    ]
+    return {"weight": numbers, "weight_scale_inv": scale}, torch.tensor(plain)
+
+
+def whole(out: int, inputs: int, *, strategy: str = "channel", symmetric: bool = True) -> Packed:
+    """Whole numbers of 8 bits as they are, with a scale for each output, group or matrix."""
+    size = {"channel": inputs, "group": 16, "tensor": inputs}[strategy]
+    count, rows = -(-inputs // size), 1 if strategy == "tensor" else out
+    codes, scale = table(out, inputs, -128, 127), grid(rows, count, torch.bfloat16)
+    zeros = table(rows, count, -8, 8) if not symmetric else [[0] * count] * rows
+    plain = [
+        [
+            (codes[row][column] - zeros[row % rows][column // size])
+            * float(scale[row % rows, column // size])
+            for column in range(inputs)
+        ]
+        for row in range(out)
+    ]
+    stored = {"weight": torch.tensor(codes, dtype=torch.int8)}
+    stored["weight_scale"] = scale.flatten() if strategy == "tensor" else scale
+    if not symmetric:
+        stored["weight_zero_point"] = torch.tensor(zeros, dtype=torch.int8)
+    return stored, torch.tensor(plain)
+
+
+def packs(
+    out: int, inputs: int, *, bits: int = 4, symmetric: bool = True, mixed: bool = False
+) -> Packed:
+    """Codes stored above their least, along the inputs; zero points along the outputs."""
+    size, half = 16, 2 ** (bits - 1)
+    count, scale = inputs // size, grid(out, inputs // size, torch.bfloat16)
+    codes = table(out, inputs, -half, half - 1)
+    zeros = table(out, count, -half, half - 1) if not symmetric else [[0] * count] * out
+    group = [column // size for column in range(inputs)]
+    if mixed:
+        random.shuffle(group)
+    plain = [
+        [
+            (codes[row][column] - zeros[row][group[column]]) * float(scale[row, group[column]])
+            for column in range(inputs)
+        ]
+        for row in range(out)
+    ]
+
+    def above(values: list[list[int]]) -> list[list[int]]:
+        return [[value + half for value in row] for row in values]
+
+    stored = {
+        "weight_packed": words(above(codes), bits),
+        "weight_shape": torch.tensor([out, inputs]),
+        "weight_scale": scale,
+    }
+    if not symmetric:
+        stored["weight_zero_point"] = words(turned(above(zeros)), bits).t().contiguous()
+    if mixed:
+        stored["weight_g_idx"] = torch.tensor(group, dtype=torch.int32)
+    return stored, torch.tensor(plain)
+
+
+def blocked(out: int, inputs: int) -> Packed:
+    """FP8 by blocks, under compressed-tensors' names."""
+    stored, plain = fp8(out, inputs)
+    return {"weight": stored["weight"], "weight_scale": stored["weight_scale_inv"]}, plain
+
+
+def rows8(out: int, inputs: int) -> Packed:
+    """FP8 with a scale for each output."""
+    stored, plain = fp8(out, inputs, block=(1, inputs))
+    return {"weight": stored["weight"], "weight_scale": stored["weight_scale_inv"]}, plain
+
+
+def compressed(form: str, *, activations: Any = None, **weights: Any) -> dict[str, Any]:
+    """A `quantization_config` of compressed-tensors, as published."""
+    usual = {
+        "actorder": None,
+        "block_structure": None,
+        "dynamic": False,
+        "group_size": None,
+        "num_bits": 8,
+        "observer": "minmax",
+        "observer_kwargs": {},
+        "strategy": "channel",
+        "symmetric": True,
+        "type": "int",
+    }
+    group = {
+        "input_activations": activations,
+        "output_activations": None,
+        "targets": ["Linear"],
+        "weights": {**usual, **weights},
+    }
+    return {
+        "config_groups": {"group_0": group},
+        "format": form,
+        "global_compression_ratio": 1.5,
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "sparsity_config": {"format": "dense", "targets": []},
+        "version": "0.9.0",
+    }
+
+
+def gptq_config(**changes: Any) -> dict[str, Any]:
+    """A `quantization_config` of GPTQ, as published."""
+    return {
+        "bits": 4,
+        "damp_percent": 0.01,
+        "desc_act": False,
+        "group_size": 16,
+        "model_file_base_name": "model",
+        "model_name_or_path": None,
+        "quant_method": "gptq",
+        "static_groups": False,
+        "sym": True,
+        "true_sequential": True,
+        **changes,
+    }
+
+
+AWQ = {
+    "bits": 4,
+    "group_size": 16,
+    "modules_to_not_convert": None,
+    "quant_method": "awq",
+    "version": "gemm",
+    "zero_point": True,
+}
+FP8 = {
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "quant_method": "fp8",
+    "weight_block_size": [20, 24],
+}
+PLAIN_FP8 = {"activation_scheme": "static", "ignored_layers": ["lm_head"], "quant_method": "fp8"}
+GROUP4 = {"num_bits": 4, "strategy": "group", "group_size": 16}
+BLOCK = {"type": "float", "strategy": "block", "block_structure": [20, 24]}
+
+FORMATS: dict[str, tuple[dict[str, Any], Callable[..., Packed], dict[str, Any]]] = {
+    "fp8": (FP8, fp8, {}),
+    "fp8 whole": (PLAIN_FP8, fp8, {"block": None}),
+    "gptq 4": (gptq_config(), gptq, {}),
+    "gptq 8": (gptq_config(bits=8), gptq, {"bits": 8}),
+    "gptq column": (gptq_config(group_size=-1), gptq, {"size": -1}),
+    "gptq mixed": (gptq_config(desc_act=True, sym=False), gptq, {"mixed": True}),
+    "gptq v2": (gptq_config(checkpoint_format="gptq_v2"), gptq, {"step": 0}),
+    "awq": (AWQ, awq, {}),
+    "int8 channel": (compressed("int-quantized"), whole, {}),
+    "int8 tensor": (compressed("int-quantized", strategy="tensor"), whole, {"strategy": "tensor"}),
+    "int8 group": (
+        compressed("naive-quantized", strategy="group", group_size=16),
+        whole,
+        {"strategy": "group"},
+    ),
+    "int8 asymmetric": (
+        compressed("int-quantized", symmetric=False),
+        whole,
+        {"symmetric": False},
+    ),
+    "int4 packed": (compressed("pack-quantized", **GROUP4), packs, {}),
+    "int8 packed": (compressed("pack-quantized", **GROUP4 | {"num_bits": 8}), packs, {"bits": 8}),
+    "int4 asymmetric": (
+        compressed("pack-quantized", symmetric=False, **GROUP4),
+        packs,
+        {"symmetric": False},
+    ),
+    "int4 mixed": (
+        compressed("pack-quantized", actorder="group", **GROUP4),
+        packs,
+        {"mixed": True},
+    ),
+    "float8 channel": (compressed("float-quantized", type="float"), rows8, {}),
+    "float8 block": (compressed("float-quantized", **BLOCK), blocked, {}),
+}
+
+
+def write(folder: Path, name: str, **config: Any) -> Path:
+    """A checkpoint in a format in `folder / "stored"`, and what it means in `folder / "plain"`."""
+    random.seed(name)
+    torch.manual_seed(0)
+    scheme, pack, options = FORMATS[name]
+    save_model(random_model(published(**SIZES, **config)), folder / "plain", dtype=torch.float32)
+    tensors = load_file(folder / "plain" / FILE)
+    stored = dict(tensors)
+    for matrix in [name for name in tensors if "_proj.weight" in name]:
+        parts, plain = pack(*tensors[matrix].shape, **options)
+        tensors[matrix] = plain.float()
+        del stored[matrix]
+        stored |= {f"{matrix.removesuffix('weight')}{end}": part for end, part in parts.items()}
+    save_file(tensors, folder / "plain" / FILE)
+    (folder / "stored").mkdir()
+    save_file(stored, folder / "stored" / FILE)
+    content = json.loads((folder / "plain" / CONFIG).read_text())
+    (folder / "stored" / CONFIG).write_text(json.dumps({**content, FIELD: scheme}))
+    return folder / "stored"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_read_as_it_is_defined(name: str, tmp_path: Path) -> None:
+    """To the last bit, in whole and in stacked matrices; and saved again it is a plain model."""
+    model, plain = load_model(write(tmp_path, name)), load_model(tmp_path / "plain")
+    for ours, theirs in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        assert torch.equal(ours[1], theirs[1]), ours[0]
+    save_model(model, tmp_path / "again", dtype=torch.float32)
+    assert FIELD not in json.loads((tmp_path / "again" / CONFIG).read_text())
+    assert load_model(tmp_path / "again").config == plain.config
+
+
+def change(folder: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Change the tensors of a checkpoint."""
+    tensors = load_file(folder / FILE)
+    edit(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / FILE)
+
+
+SCALES = {"gptq 4": "scales", "awq": "scales", "fp8": "weight_scale_inv"}
+SCALES |= dict.fromkeys(("int8 channel", "int4 packed", "float8 block"), "weight_scale")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5])
+@pytest.mark.parametrize("name", SCALES)
+def test_scales_are_numbers(name: str, value: float, tmp_path: Path) -> None:
+    """The tensor that has another is named, and its extremes."""
+    folder, scales = write(tmp_path, name), DOWN.replace("weight", SCALES[name])
+    change(folder, lambda tensors: tensors[scales].view(-1)[-1:].fill_(value))
+    with pytest.raises(ValueError, match=rf"{FILE}: the scales '{scales}' go from .* must be fin"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_a_group_of_noughts_may_have_the_scale_nought(name: str, tmp_path: Path) -> None:
+    """But not all of them."""
+    folder, scales = write(tmp_path, name), DOWN.replace("weight", SCALES[name])
+    change(folder, lambda tensors: tensors[scales].view(-1)[-1:].fill_(0))
+    assert not load_model(folder).blocks[0].mlp.down.weight[-1, -1]
+    change(folder, lambda tensors: tensors[scales].fill_(0))
+    with pytest.raises(ValueError, match="go from 0 to 0"):
+        load_model(folder)
+
+
+def first(end: str) -> Callable[[dict[str, Tensor]], str]:
+    """The first tensor whose name ends so."""
+    return lambda tensors: next(name for name in sorted(tensors) if name.endswith(end))
+
+
+def edits(name: str) -> Iterator[tuple[str, Callable[[dict[str, Tensor]], Any]]]:
+    """Ways to spoil the parts of a matrix."""
+    _, pack, options = FORMATS[name]
+    for end in pack(32, 32, **options)[0]:
+        find = first(f"down_proj.{end}")
+        yield f"{end} gone", lambda t, find=find: t.pop(find(t))
+        yield f"{end} cut", lambda t, find=find: t.update({find(t): t[find(t)][..., :-1].clone()})
+        yield f"{end} flat", lambda t, find=find: t.update({find(t): t[find(t)].flatten()[:3]})
+        yield f"{end} bool", lambda t, find=find: t.update({find(t): t[find(t)].float() > 0})
+        yield f"{end} long", lambda t, find=find: t.update({find(t): t[find(t)].double().long()})
+
+
+@pytest.mark.parametrize("name", ["fp8", "gptq mixed", "awq", "int8 asymmetric", "int4 mixed"])
+def test_broken_parts_are_refused(name: str, tmp_path: Path) -> None:
+    """Whichever it is, by its name or that of the folder, and in one line."""
+    folder = write(tmp_path, name)
+    sound = (folder / FILE).read_bytes()
+    for kind, edit in edits(name):
+        if kind in ("weight_shape long", "weight_shape flat", "weight_g_idx long", "g_idx long"):
+            continue  # these are sound
+        (folder / FILE).write_bytes(sound)
+        change(folder, edit)
+        with pytest.raises(ValueError) as error:
+            load_model(folder)
+        assert str(folder) in str(error.value) and "\n" not in str(error.value), kind
+
+
+def test_groups_that_are_none_are_refused(tmp_path: Path) -> None:
+    """The stored number of an input's group is one of them."""
+    for name, end in (("gptq mixed", "g_idx"), ("int4 mixed", "weight_g_idx")):
+        for value in (-1, 3):
+            folder = write(tmp_path / f"{name}{value}", name)
+            change(folder, lambda t, e=end, v=value: t[DOWN.replace("weight", e)][:1].fill_(v))
+            with pytest.raises(ValueError, match=f"{end}' names groups beyond the 3 there are"):
+                load_model(folder)
+
+
+def test_biases_of_nothing_but_zeros_are_passed_over(tmp_path: Path) -> None:
+    """Writers of GPTQ give one to every matrix; any other one is no part of the model."""
+    folder, bias = write(tmp_path, "gptq 4"), DOWN.replace("weight", "bias")
+    change(folder, lambda tensors: tensors.update({bias: torch.zeros(32)}))
+    load_model(folder)
+    change(folder, lambda tensors: tensors[bias][:1].fill_(1e-3))
+    with pytest.raises(ValueError, match=rf"1 tensors .*{bias}"):
+        load_model(folder)
+
+
+def test_scales_of_rows_are_passed_over(tmp_path: Path) -> None:
+    """Rows are not rounded here, so that their scales have no use."""
+    folder = write(tmp_path, "fp8 whole")
+    more = {DOWN.replace("weight", "input_scale"): torch.ones(())}
+    change(folder, lambda tensors: tensors.update(more))
+    load_model(folder)
+
+
+def test_a_scheme_of_plain_weights_is_refused(tmp_path: Path) -> None:
+    """The configuration says one thing, the weights another."""
+    folder = write(tmp_path, "fp8")
+    (tmp_path / "plain" / CONFIG).write_text((folder / CONFIG).read_text())
+    with pytest.raises(ValueError, match="no matrix of the weights is quantised so; what loads"):
+        load_model(tmp_path / "plain")
+
+
+def test_modules_that_were_left_out_are_plain(tmp_path: Path) -> None:
+    """A matrix of floats beside quantised ones, here the head."""
+    model = load_model(write(tmp_path, "int4 packed"))
+    head = load_file(tmp_path / "plain" / FILE)["lm_head.weight"]
+    assert torch.equal(model.get_parameter("unembedding.weight"), head)
+
+
+REFUSED: list[tuple[Any, str]] = [
+    ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not supported; what loads"),
+    ({"load_in_4bit": True}, "quant_method None is not supported; what loads is awq, compressed"),
+    ([], ""),
+    (5, "quantization_config is 5, but must be an object"),
+    (gptq_config(bits=3), "bits is 3, but must be 4 or 8"),
+    (gptq_config(bits=True), "bits is True, but must be 4 or 8"),
+    (gptq_config(group_size=0), "group_size is 0, but must be a number of inputs, or -1"),
+    (gptq_config(checkpoint_format="marlin"), "checkpoint_format is 'marlin', but must be 'gptq'"),
+    (gptq_config(dynamic={"a": 1}), "dynamic is {'a': 1}, which is not supported; what loads is G"),
+    (gptq_config(is_marlin_format=True), "is_marlin_format is True, which is not supported"),
+    ({**AWQ, "version": "gemv"}, "version is 'gemv', but must be 'gemm'"),
+    ({**AWQ, "bits": 8}, "bits is 8, but only 4 is supported"),
+    ({**AWQ, "zero_point": False}, "zero_point is False, but only True is supported"),
+    ({**FP8, "fmt": "e5m2"}, "fmt is 'e5m2', but must be 'e4m3'"),
+    ({**FP8, "weight_block_size": [128]}, r"weight_block_size is \[128\], but must be two sizes"),
+    ({**FP8, "weight_block_size": [0, 1]}, r"weight_block_size is \[0, 1\], but must be a whole"),
+    ({**FP8, "kv_cache_scheme": {"a": 1}}, "kv_cache_scheme is .*, which is not supported"),
+    (compressed("marlin-24"), "format is 'marlin-24', but must be 'int-quantized' or"),
+    (
+        compressed("int-quantized", num_bits=2),
+        "config_groups.group_0: num_bits is 2, but must be 4",
+    ),
+    (
+        compressed("int-quantized", type="float"),
+        "format 'int-quantized' has no numbers of type 'fl",
+    ),
+    (compressed("float-quantized", type="float", num_bits=4), "type 'float' has 8 bits"),
+    (compressed("int-quantized", strategy="tensor_group"), "strategy is 'tensor_group', but must"),
+    (compressed("int-quantized", strategy="group"), "strategy 'group' needs its group_size"),
+    (compressed("int-quantized", strategy="block"), "strategy 'block' needs its block_structure"),
+    (compressed("int-quantized", actorder="x"), "actorder is 'x', but must be"),
+    (compressed("int-quantized", later=1), "later is 1, which is not supported"),
+    ({**compressed("int-quantized"), "config_groups": {}}, "config_groups is empty"),
+    ({**compressed("int-quantized"), "config_groups": {"a": 1}}, "config_groups.a is 1, but must"),
+    ({**compressed("int-quantized"), "ignore": ["re:("]}, r"ignore is .*'re:\(' is not"),
+    ({**compressed("int-quantized"), "ignore": "x"}, "ignore is 'x', but must be a list of names"),
+    ({**compressed("int-quantized"), "kv_cache_scheme": {"a": 1}}, "kv_cache_scheme is"),
+    ({**compressed("int-quantized"), "quantization_status": "frozen"}, "only 'compressed' is supp"),
+    (
+        {**compressed("int-quantized"), "sparsity_config": {"format": "2:4"}},
+        "must be of format 'de",
+    ),
+    ({**compressed("int-quantized"), "transform_config": {"a": 1}}, "transform_config is"),
+]
+
+
+@pytest.mark.parametrize(("scheme", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_what_cannot_be_read_is_refused(scheme: Any, message: str) -> None:
+    """By the field, its value, and what loads."""
+    if not message:
+        assert scheme_of({FIELD: None}) is None
+        return
+    with pytest.raises(ValueError, match=message):
+        translate({**published(), FIELD: scheme})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.filterwarnings("ignore")
+def test_words_are_those_of_the_library(bits: int, tmp_path: Path) -> None:
+    """What compressed-tensors packs is what it unpacks to, here."""
+    compressors = pytest.importorskip("compressed_tensors.compressors")
+    torch.manual_seed(bits)
+    half = 2 ** (bits - 1)
+    codes = torch.randint(-half, half, (32, 48), dtype=torch.int8)
+    zeros = torch.randint(-half, half, (32, 3), dtype=torch.int8)
+    name = f"int{bits} packed"
+    folder = write(tmp_path, name)
+    config = json.loads((folder / CONFIG).read_text())
+    config[FIELD]["config_groups"]["group_0"]["weights"]["symmetric"] = False
+    (folder / CONFIG).write_text(json.dumps(config))
+    tensors = load_file(folder / FILE)
+    for matrix in [known.removesuffix("_packed") for known in tensors if "_packed" in known]:
+        shape = tensors[f"{matrix}_shape"].tolist()
+        own, points = (
+            (codes, zeros)
+            if matrix == DOWN
+            else (torch.zeros(shape, dtype=torch.int8), zeros.new_zeros(shape[0], shape[1] // 16))
+        )
+        tensors[f"{matrix}_packed"] = compressors.pack_to_int32(own, bits)
+        tensors[f"{matrix}_zero_point"] = compressors.pack_to_int32(points, bits, packed_dim=0)
+    save_file({known: part.contiguous() for known, part in tensors.items()}, folder / FILE)
+    scale = tensors[f"{DOWN}_scale"].float().repeat_interleave(16, 1)
+    wanted = (codes.float() - zeros.repeat_interleave(16, 1).float()) * scale
+    assert torch.equal(load_model(folder).blocks[0].mlp.down.weight, wanted)

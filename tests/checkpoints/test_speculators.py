@@ -1,0 +1,344 @@
+"""Drafts that the library speculators writes: the same numbers as in the plain formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from helpers import VOCAB, causal_model, dense, extending_draft, feature_draft
+from outpace import LLM
+from outpace.checkpoints.load import load_draft, save_model, translate
+from outpace.decoding.processor import NEVER
+from outpace.methods import DFlash, Eagle, Method
+from outpace.models.draft import Draft, FeatureDraft
+from outpace.models.extending import ExtendingDraft, draft_of
+from outpace.models.transformer import Transformer
+from outpace.training.weights import draft
+
+LAYER, LISTED = "transformer_layer_config", "aux_hidden_state_layer_ids"
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 160,
+    "mlp_bias": False,
+    "attention_bias": False,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 10_000.0,
+    "vocab_size": VOCAB,
+    "tie_word_embeddings": False,
+}
+SOME = [1, 2, 5, 6, 7, 9, 12, 13, 14, 15, 17, 20, 22, 23]
+"""Tokens of a reduced vocabulary."""
+IDS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def wrapped(kind: str, layer: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A `config.json` of one kind of draft, as the library writes it."""
+    return {
+        "architectures": [{"eagle3": "Eagle3DraftModel", "dflash": "DFlashDraftModel"}[kind]],
+        "auto_map": {"": {"eagle3": "eagle3.Eagle3", "dflash": "config.DFlash"}[kind] + CONFIG},
+        "base_model_ep_plan": None,
+        "draft_vocab_size": VOCAB,
+        "dtype": "float32",
+        "has_no_defaults_at_init": False,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"architectures": ["Qwen2ForCausalLM"], "name_or_path": "some/target"},
+        },
+        "speculators_model_type": kind,
+        "speculators_version": "0.5.0",
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+        LAYER: {**SIZES, **layer},
+        **changes,
+    }
+
+
+CONFIG = "SpeculatorConfig"
+
+
+def eagle(layer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """That of a draft that extends features."""
+    fields = {"model_type": "llama", "num_hidden_layers": 1, **(layer or {})}
+    own = {f"eagle_{LISTED}": [1, 2], "embed_requires_grad": False, "norm_before_residual": False}
+    return wrapped("eagle3", fields, **{**own, **changes})
+
+
+def dflash(layer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """That of a draft that fills blocks."""
+    fields = {"model_type": "qwen3", "num_hidden_layers": 2, **(layer or {})}
+    own = {LISTED: [1, 2], "mask_token_id": VOCAB - 1, "block_size": 4}
+    return wrapped("dflash", fields, **{**own, **changes})
+
+
+def written(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    """A folder with a draft."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: part.contiguous() for name, part in tensors.items()}, folder / WEIGHTS)
+    return folder
+
+
+WEIGHTS = "model.safetensors"
+
+
+def tables(tokens: list[int]) -> dict[str, Tensor]:
+    """The two tables of a reduced vocabulary."""
+    known = torch.zeros(VOCAB, dtype=torch.bool)
+    known[tokens] = True
+    return {"d2t": torch.tensor(tokens) - torch.arange(len(tokens)), "t2d": known}
+
+
+def translated(target: Transformer, plain: Path) -> dict[str, Tensor]:
+    """Tensors of a plain draft under the names of the library, with a copy of the embedding."""
+    found = {
+        name.replace("midlayer.", "layers.0."): tensor
+        for name, tensor in load_file(plain / WEIGHTS).items()
+    }
+    return {**found, "embed_tokens.weight": target.embedding.weight.clone()}
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Transformer:
+    """A target, and its folder."""
+    model = causal_model()
+    save_model(model, tmp_path / "target", dtype=torch.float32)
+    return model
+
+
+def same_weights(ours: Draft, theirs: Draft) -> None:
+    """Raise unless two drafts have the same parameters."""
+    found, wanted = (dict(draft.named_parameters()) for draft in (ours, theirs))
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in found)
+
+
+def texts(folder: Path, method: Method) -> list[Any]:
+    """Outputs of a few requests with a draft."""
+    llm = LLM(folder, method, cache_gib=0.01)
+    return llm.generate([IDS, IDS[:3]], max_tokens=16, ignore_eos=True)
+
+
+def test_eagle_is_the_plain_draft(target: Transformer, tmp_path: Path) -> None:
+    """Weights, choices and text; with its own names it is saved again."""
+    plain = extending_draft(target, vocab_size=VOCAB, draft_vocab_size=len(SOME))
+    for name, table in tables(SOME).items():
+        plain.register_buffer(name, table)
+    save_model(plain, tmp_path / "plain", dtype=torch.float32)
+    tensors = translated(target, tmp_path / "plain")
+    folder = written(tmp_path / "draft", eagle(draft_vocab_size=len(SOME)), tensors)
+    ours = load_draft(folder, target)
+    assert isinstance(ours, ExtendingDraft)
+    same_weights(ours, plain)
+    assert ours.says is not None and ours.says.tolist() == SOME
+    assert ours.config.feature_layers == plain.config.feature_layers == (0, 1)
+    drafts = (str(tmp_path / "plain"), str(folder))
+    one, other = (texts(tmp_path / "target", Eagle(draft=name)) for name in drafts)
+    for mine, theirs in zip(one, other, strict=True):
+        assert (mine.ids, mine.forwards) == (theirs.ids, theirs.forwards)
+    save_model(ours, tmp_path / "again", dtype=torch.float32)
+    del tensors["embed_tokens.weight"]
+    assert load_file(tmp_path / "again" / WEIGHTS).keys() == tensors.keys()
+    same_weights(load_draft(tmp_path / "again", target), plain)
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    """RMSNorm."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def turned(x: Tensor) -> Tensor:
+    """Heads `[H, T, 8]` with rotary embedding, base 10,000."""
+    angles = torch.arange(x.shape[1])[:, None] * 10_000.0 ** (-torch.arange(0, 8, 2) / 8)
+    cos, sin = (torch.cat((part, part), -1) for part in (angles.cos(), angles.sin()))
+    return x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
+
+
+def official(config: dict[str, Any], part: dict[str, Tensor], features: Tensor) -> Tensor:
+    """Logits `[T, D]` of a draft by the definition of its layer, of tokens `IDS`."""
+    if config.get("norm_before_fc"):
+        features = normed(features, part["input_norm.weight"])
+    layer = {name[9:]: own for name, own in part.items() if name.startswith("layers.0.")}
+    hidden = residual = features @ part["fc.weight"].T
+    hidden = normed(hidden, layer["hidden_norm.weight"])
+    if config["norm_before_residual"]:
+        residual = hidden
+    tokens = normed(part["embed_tokens.weight"][IDS], layer["input_layernorm.weight"])
+    x = torch.cat((tokens, hidden), -1)
+    q, k, v = (
+        (x @ layer[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, 8)).transpose(0, 1)
+        for name in "qkv"
+    )
+    if config[LAYER]["model_type"] == "qwen3":
+        q, k = (normed(y, layer[f"self_attn.{n}_norm.weight"]) for n, y in (("q", q), ("k", k)))
+    k, v = (y.repeat_interleave(2, 0) for y in (turned(k), v))
+    seen = F.scaled_dot_product_attention(turned(q)[None], k[None], v[None], is_causal=True)[0]
+    hidden = residual + seen.transpose(0, 1).flatten(1) @ layer["self_attn.o_proj.weight"].T
+    x = normed(hidden, layer["post_attention_layernorm.weight"])
+    gate, up = (x @ layer[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+    hidden = hidden + (F.silu(gate) * up) @ layer["mlp.down_proj.weight"].T
+    return normed(hidden, part["norm.weight"]) @ part["lm_head.weight"].T
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("before", [True, False])
+def test_eagle_computes_what_its_fields_say(
+    kind: str, own: bool, residual: bool, before: bool, target: Transformer, tmp_path: Path
+) -> None:
+    """Every choice that the format has beside the plain one, in any company."""
+    choices = {"norm_before_residual": residual, "norm_before_fc": before}
+    config = {
+        **eagle({"model_type": kind}, draft_vocab_size=len(SOME)),
+        **choices,
+        "embed_requires_grad": own,
+    }
+    made = ExtendingDraft(translate(config), target)
+    torch.manual_seed(1)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 1.0, std=0.5)
+    for name, table in tables(SOME).items():
+        made.register_buffer(name, table)
+    save_model(made, tmp_path / "draft", dtype=torch.float32)
+    tensors = load_file(tmp_path / "draft" / WEIGHTS)
+    assert ("embed_tokens.weight" in tensors) == own
+    assert ("input_norm.weight" in tensors) == before
+    tensors.setdefault("embed_tokens.weight", target.embedding.weight)
+    ours = load_draft(written(tmp_path / "full", config, tensors), target)
+    features = torch.randn(len(IDS), 64)
+    positions = torch.arange(len(IDS))
+    hidden, _ = ours.capture(torch.tensor(IDS), positions, dense(causal=True), features=[features])
+    logits = ours.head(hidden)
+    expected = official(config, tensors, features)
+    torch.testing.assert_close(logits[:, SOME], expected, atol=2e-4, rtol=2e-4)
+    others = [token for token in range(VOCAB) if token not in SOME]
+    assert bool((logits[:, others] == NEVER).all())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("tokens", [SOME, [*range(VOCAB)]], ids=["some", "all"])
+@pytest.mark.parametrize("windows", ["full", "causal", "both ways"])
+def test_dflash_is_the_plain_draft(
+    tokens: list[int], windows: str, target: Transformer, tmp_path: Path
+) -> None:
+    """With the rows of the target's head that the library copies, and windows in either way."""
+    layer: dict[str, Any] = {}
+    if windows != "full":
+        kinds = ["sliding_attention", "full_attention"]
+        layer = {"layer_types": kinds, "sliding_window": 3, "use_sliding_window": True}
+    wide = {"is_causal": False} if windows == "both ways" else {}
+    nested = {"mask_token_id": VOCAB - 1, "target_layer_ids": [0, 1]}
+    plain = feature_draft(target, dflash_config=nested, block_size=4, **layer, **wide)
+    save_model(plain, tmp_path / "plain", dtype=torch.float32)
+    assert target.unembedding is not None
+    tensors = translated(target, tmp_path / "plain")
+    tensors["lm_head.weight"] = target.unembedding.weight[tokens].clone()
+    reduced = len(tokens) < VOCAB
+    config = dflash(layer, draft_vocab_size=len(tokens))
+    config["sliding_window_non_causal"] = windows == "both ways"
+    tensors |= tables(tokens) if reduced else {}
+    folder = written(tmp_path / "draft", config, tensors)
+    ours = load_draft(folder, target)
+    assert isinstance(ours, FeatureDraft) and ours.config.sights == plain.config.sights
+    rows = torch.randn(5, 32)
+    found, wanted = ours.head(rows), plain.head(rows)
+    torch.testing.assert_close(found[:, tokens], wanted[:, tokens])
+    others = [token for token in range(VOCAB) if token not in tokens]
+    assert bool((found[:, others] == NEVER).all())
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(ours.get_parameter(name), parameter), name
+    drafts = (str(tmp_path / "plain"), str(folder))
+    one, other = (texts(tmp_path / "target", DFlash(draft=name)) for name in drafts)
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.ids == theirs.ids
+        assert reduced or mine.forwards == theirs.forwards
+    save_model(ours, tmp_path / "again", dtype=torch.float32)
+    assert load_draft(tmp_path / "again", target).config == ours.config
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (eagle({"model_type": "gemma"}), "model_type is 'gemma', but must be 'llama' or 'qwen3'"),
+        (eagle({"model_type": None}), "'model_type' is missing"),
+        (eagle({"num_hidden_layers": 2}), "num_hidden_layers is 2, but only 1"),
+        (eagle({"vocab_size": 8}), "draft_vocab_size 24 exceeds the vocabulary of 8"),
+        (eagle({"hidden_act": "gelu"}), "hidden_act is 'gelu'"),
+        (eagle({"layer_types": ["sliding_attention"]}), "layer_types has 'sliding_attention'"),
+        (eagle(hidden_size=48), "hidden_size is 32 in one place and 48 in another"),
+        (eagle(fc_norm=True), "fc_norm is True, which is not supported"),
+        (eagle(norm_output=True), "norm_output is True, which is not supported"),
+        (eagle(embed_requires_grad="no"), "embed_requires_grad is 'no', but must be true or"),
+        (eagle(target_hidden_size=64), "target_hidden_size is 64, but only 32"),
+        (eagle(speculators_model_type="eagle"), "model_type is 'eagle', but only 'eagle3'"),
+        (eagle(speculators_config={"algorithm": "mtp"}), "algorithm is 'mtp', but only 'eagle3'"),
+        (eagle(speculators_config=3), "speculators_config is 3, but must be an object"),
+        (eagle(**{LAYER: [1]}), "transformer_layer_config is .1., but must be an object"),
+        (eagle(**{LAYER: None}), "'num_hidden_layers' is missing"),
+        (dflash(sample_from_anchor=True), "sample_from_anchor is True, which is not supported"),
+        (dflash(**{LISTED: None}), "'aux_hidden_state_layer_ids' is missing"),
+        (dflash(**{LISTED: []}), "layer_ids is .., but must be at least one number"),
+        (dflash(mask_token_id=None), "'mask_token_id' is missing"),
+        (dflash(hc_mult=4), "hc_mult is 4"),
+        (dflash(sliding_window_non_causal=1), "non_causal is 1, but must be true or false"),
+        (dflash({"layer_types": []}), "layer_types is .., but must be a list"),
+        (dflash(speculators_model_type="dspark"), "model_type is 'dspark', but only 'dflash'"),
+        (dflash(architectures=["DSparkDraftModel"]), "'DSparkDraftModel'. is not supported"),
+    ],
+)
+def test_what_changes_numbers_is_refused(config: dict[str, Any], message: str) -> None:
+    """By the name of the field."""
+    with pytest.raises(ValueError, match=rf"^config\.json: .*({message})"):
+        translate(config)
+
+
+def test_fields_may_stand_in_both_places() -> None:
+    """Where they say the same; what does not count may differ."""
+    changes = {"hidden_size": 32, "sliding_window": None, "transformers_version": "4", "dtype": "x"}
+    layer = {"transformers_version": "5", "dtype": "y", "sliding_window": None}
+    assert translate(eagle(layer, **changes)) == translate(eagle())
+    defaults = dflash()
+    del defaults["block_size"]
+    assert translate(defaults).block == 8
+
+
+def test_another_embedding_than_the_targets_is_refused(target: Transformer, tmp_path: Path) -> None:
+    """Where the draft is to borrow it."""
+    save_model(extending_draft(target), tmp_path / "plain", dtype=torch.float32)
+    tensors = translated(target, tmp_path / "plain")
+    tensors["embed_tokens.weight"][-1, -1] += 0.25
+    folder = written(tmp_path / "draft", eagle(), tensors)
+    with pytest.raises(ValueError, match=r"'embed_tokens.weight' is another embedding than the ta"):
+        load_draft(folder, target)
+    (folder / "config.json").write_text(json.dumps(eagle(embed_requires_grad=True)))
+    assert load_draft(folder, target).embedding is not None
+
+
+@torch.inference_mode()
+def test_a_draft_of_some_tokens_is_not_trained(target: Transformer, tmp_path: Path) -> None:
+    """Whose loss would count tokens that it cannot say; one of all tokens is."""
+    made = draft_of(translate(dflash(draft_vocab_size=len(SOME))), target)
+    for name, table in tables(SOME).items():
+        made.register_buffer(name, table)
+    save_model(made, tmp_path / "draft", dtype=torch.float32)
+    for init, config in ((str(tmp_path / "draft"), {}), (None, made.config.source)):
+        with pytest.raises(ValueError, match="draft_vocab_size is 14, but a draft of blocks is tr"):
+            draft(init, config, target, seed=0)
+    assert draft(None, dflash(), target, seed=0).unembedding is not None
+    assert draft(None, eagle(draft_vocab_size=14), target, seed=0).says is not None

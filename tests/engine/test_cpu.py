@@ -1,0 +1,339 @@
+"""Layouts change the speed of products and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from helpers import published, whole
+from outpace.checkpoints.load import save_model
+from outpace.decoding import Kind
+from outpace.engine.cpu import (
+    PIECE,
+    FixedLinear,
+    OwnHead,
+    TiledEmbedding,
+    become,
+    lay_out,
+    undo,
+)
+from outpace.kernels import autotune, matmul, tiles
+from outpace.kernels.autotune import ROWS, SMALL, is_batch_invariant
+from outpace.kernels.matmul import LAYOUTS, MANY, STEP, blocked, has, product
+from outpace.models.config import ModelConfig
+from outpace.models.norm import DirectNorm
+from outpace.models.transformer import Transformer
+
+FILE = "model.safetensors"
+SIZES = {"hidden_size": 192, "vocab_size": 1024}
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture
+def untiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without tiles."""
+    monkeypatch.setattr(tiles, "usable", lambda dtype: False)
+    monkeypatch.setattr(matmul, "has", lambda name, dtype: name == "blocks" and has(name, dtype))
+    monkeypatch.setattr("outpace.engine.cpu.has", matmul.has)
+
+
+def model(*, bidirectional: bool, vocab: int = 2048, tied: bool = False) -> Transformer:
+    """A model with matrices of all sizes."""
+    torch.manual_seed(0)
+    config = ModelConfig(
+        family="dream" if bidirectional else "qwen2",
+        architecture="DreamModel" if bidirectional else "Qwen2ForCausalLM",
+        vocab=vocab,
+        dim=192,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=32,
+        mlp=1024,
+        max_length=2 * PIECE,
+        qkv_bias=True,
+        tied=tied,
+        kind=Kind.DIFFUSION if bidirectional else Kind.CAUSAL,
+        mask_id=7 if bidirectional else None,
+    )
+    return Transformer(config).eval().requires_grad_(False)
+
+
+@pytest.fixture(params=["tiled", "untiled"])
+def machine(request: pytest.FixtureRequest) -> str:
+    """With tiles, as far as this one has them, and without."""
+    if request.param == "untiled":
+        request.getfixturevalue("untiled")
+    name: str = request.param
+    return name
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 33, MANY + 1, PIECE + 1, 2 * PIECE])
+def test_results_stay(machine: str, bidirectional: bool, rows: int) -> None:
+    """For few rows and many, head included."""
+    plain = model(bidirectional=bidirectional)
+    laid_out = copy.deepcopy(plain)
+    lay_out(laid_out)
+    ids = list(range(rows))
+    before, after = (whole(m, ids, causal=not bidirectional) for m in (plain, laid_out))
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
+
+
+def test_many_rows_share_kernels() -> None:
+    """So a row is the same to the last bit among any number of rows up to the next multiple."""
+    weight, rows = blocked(torch.randn(96, 64)), torch.randn(MANY + STEP, 64)
+    whole = product(rows, weight, None)
+    for count in range(MANY + 1, MANY + STEP):
+        some = product(rows[:count], weight, None)
+        assert torch.equal(some, whole[:count])
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, **times: float) -> None:
+    """Let each layout take a time for any number of rows."""
+    found = {name: dict.fromkeys(ROWS, time) for name, time in times.items()}
+    monkeypatch.setattr(autotune, "seconds", lambda *_: found)
+
+
+needs_both = pytest.mark.skipif(
+    not (has("tiles", torch.float32) and has("blocks", torch.float32)),
+    reason="this machine lacks one of the layouts",
+)
+
+
+@needs_both
+@pytest.mark.parametrize("blocks, wanted", [(0.6, "blocks"), (0.75, "tiles")])
+def test_chance_chooses_no_layout(
+    blocks: float, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual one is left for one that takes less than seven tenths of the time."""
+    fake(monkeypatch, tiles=1.0, blocks=blocks)
+    assert autotune.quickest(torch.ones(SMALL // 64, 64)) == wanted
+    assert autotune.quickest(torch.ones(SMALL // 128, 64)) == "tiles"  # small ones are not timed
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """What is batch invariant is found out anew, before and after."""
+    is_batch_invariant.cache_clear()
+    yield
+    is_batch_invariant.cache_clear()
+
+
+@needs_both
+@pytest.mark.parametrize("shape", [(192, 192), (37, 64)])
+@pytest.mark.parametrize("at", [1, 3, 129])
+def test_a_layout_whose_rows_depend_on_their_company_is_not_used(
+    shape: tuple[int, int],
+    at: int,
+    fresh: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """However quick: tiles are, or plain rows where a matrix does not fill tiles."""
+
+    def dependent(x: Tensor, weight: Tensor, *rest: Tensor | None) -> Tensor:
+        found = product(x, weight, *rest)
+        return found * (1 + 2**-20) if weight.is_mkldnn and len(x) == at else found
+
+    weight = torch.randn(shape)
+    fake(monkeypatch, tiles=1.0, blocks=0.1)
+    assert autotune.quickest(weight) == "blocks"
+    is_batch_invariant.cache_clear()
+    monkeypatch.setattr(autotune, "product", dependent)
+    with caplog.at_level("INFO", "outpace"):
+        assert autotune.quickest(weight) == ("tiles" if shape[0] % 16 == 0 else "rows")
+    assert f"blocks torch.float32 {shape[0]} x {shape[1]} are left out: {at} rows" in caplog.text
+    monkeypatch.setattr(tiles, "usable", lambda dtype: False)
+    assert autotune.quickest(weight) == "rows"
+
+
+def test_layouts_are_tried_once_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """For each shape, dtype and number of threads; one layout alone is not timed."""
+    weight = torch.ones(384, 208)
+    with caplog.at_level("INFO", "outpace"):
+        chosen = [autotune.quickest(weight) for _ in range(3)]
+    lines = [r.message for r in caplog.records if "384 x 208, micro" in r.message]
+    assert len(lines) == (len(matmul.layouts(weight)) > 1) and len(set(chosen)) == 1
+    assert all("blocks" in line and "tiles" in line and "(1, 4, 16, 64)" in line for line in lines)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fault", [AttributeError("no such operator"), RuntimeError("no avx512")])
+def test_without_blocks_models_keep_their_layout(
+    dtype: torch.dtype, fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a processor or a build of PyTorch without them; what comes out is the same."""
+
+    def missing(weight: torch.Tensor) -> torch.Tensor:
+        raise fault
+
+    monkeypatch.setitem(matmul.LAYOUTS, "blocks", missing)  # type: ignore[arg-type]
+    monkeypatch.setattr(tiles, "usable", lambda dtype: False)
+    has.cache_clear()
+    plain = model(bidirectional=False, tied=True).to(dtype)
+    laid_out = copy.deepcopy(plain)
+    lay_out(laid_out)
+    has.cache_clear()
+    assert not any(isinstance(m, FixedLinear | OwnHead) for m in laid_out.modules())
+    assert laid_out.embedding.weight.stride(0) == 1
+    before, after = (whole(m, [3, 1, 4], causal=True) for m in (plain, laid_out))
+    torch.testing.assert_close(after, before, atol=1e-3, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(192, 192), (1152, 896), (896, 4864), (320, 64)])
+@pytest.mark.parametrize("name", ["tiles", "blocks", "chosen"])
+def test_a_row_does_not_change_with_its_company(
+    name: str, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    """Bit by bit, among any number of rows, in every layout that may be chosen."""
+    torch.manual_seed(0)
+    weight, x = (torch.randn(n, shape[1]).to(dtype) for n in (shape[0], 300))
+    threads = torch.get_num_threads()
+    name = autotune.quickest(weight) if name == "chosen" else name
+    if name == "rows" or not has(name, dtype):
+        pytest.skip(f"this machine has no {name} of {dtype} for any company")
+    if not is_batch_invariant(name, shape, dtype, threads):
+        pytest.skip(f"{name} of {dtype} are not used on this machine: rows depend on company")
+    laid = LAYOUTS[name](weight)
+    whole = product(x, laid)
+    for rows in (1, 2, 3, 4, 6, 7, 15, 16, 17, 33, 47, 130, 299):
+        assert torch.equal(product(x[:rows], laid), whole[:rows]), rows
+        assert torch.equal(product(x[-rows:], laid), whole[-rows:]), rows
+    if name != "tiles":
+        return
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(product(x[:17], laid), whole[:17])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "isa, have",
+    [
+        ("AVX2", "none"),
+        ("AVX512_CORE", "none"),
+        ("AVX512_CORE_BF16", "none"),
+        ("ALL", "none"),
+        ("ALL", "tiles"),
+    ],
+)
+def test_what_is_chosen_is_batch_invariant_with_any_instructions(isa: str, have: str) -> None:
+    """Full shapes, of which the trial sees a part, with the kernels that oneDNN has for each."""
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "chosen.py"), have],
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "bfloat16" in run.stdout and "blocks torch.bfloat16" not in run.stdout
+
+
+@pytest.mark.skipif(not tiles.usable(torch.float32), reason="this machine has no tiles")
+def test_matrices_that_fill_tiles_are_batch_invariant_whatever_their_size() -> None:
+    """With AVX512 neither small matrices nor bfloat16 are left to PyTorch."""
+    for dtype in DTYPES:
+        for shape in ((16, 2), (64, 64), (640, 192), (1152, 896)):
+            assert autotune.quickest(torch.ones(shape, dtype=dtype)) != "rows"
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_tied_head(
+    bidirectional: bool, rows: int, machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but large ones have a copy, and large tiles serve both; without blocks and tiles, that of
+    a causal model lies by column."""
+    monkeypatch.setattr(tiles, "LARGE", 4 * 192 * 3072)
+    tiled = machine == "tiled" and tiles.usable(torch.float32)
+    blocks = has("blocks", torch.float32)
+    for vocab in (1024, 2048, 3072):
+        laid_out = model(bidirectional=bidirectional, vocab=vocab, tied=True)
+        before, hidden = laid_out.embedding.weight.clone(), torch.randn(rows, 192)
+        names = dict(laid_out.named_parameters()).keys()
+        lay_out(laid_out)
+        if tiled and vocab == 3072:
+            assert isinstance(laid_out.embedding, TiledEmbedding)
+        else:
+            after = laid_out.embedding.weight
+            assert torch.equal(before, after)
+            assert (after.stride(0) == 1) == (not tiled and not blocks and not bidirectional)
+            assert isinstance(laid_out, OwnHead) == (tiled or blocks)
+        if isinstance(laid_out, OwnHead):
+            head = laid_out.own[0].matrix
+            shared = not head.is_mkldnn and head.data_ptr() == after.data_ptr()
+            assert shared == (vocab == 3072)
+        assert dict(laid_out.named_parameters()).keys() == names
+        ids = torch.tensor([5, 0, vocab - 1])
+        assert torch.equal(laid_out.embed(ids), before[ids])
+        assert torch.equal(laid_out.state_dict()["embedding.weight"], before)
+        torch.testing.assert_close(laid_out.head(hidden), hidden @ before.T, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [1024, 2048])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_layout_is_undone(
+    dtype: torch.dtype, vocab: int, tied: bool, machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the same classes and the same bits, which fire their hooks again."""
+    monkeypatch.setattr(tiles, "LARGE", 2048 * 192 * dtype.itemsize)
+    plain = model(bidirectional=False, vocab=vocab, tied=tied).to(dtype)
+    laid_out = copy.deepcopy(plain)
+    lay_out(laid_out)
+    assert [n for n, _ in laid_out.named_parameters()] == [n for n, _ in plain.named_parameters()]
+    undo(laid_out)
+    assert list(map(type, laid_out.modules())) == list(map(type, plain.modules()))
+    for (name, ours), (_, theirs) in zip(
+        laid_out.named_parameters(), plain.named_parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs) and ours.stride() == theirs.stride(), name
+    fired: list[str] = []
+    for name, module in laid_out.named_modules():
+        if not list(module.children()) and name != "embedding":
+            module.register_forward_hook(lambda *_, name=name: fired.append(name))
+    whole(laid_out, [1, 2, 3], causal=True)
+    assert len(fired) == sum(1 for m in plain.modules() if not list(m.children())) - 1
+
+
+def test_a_model_that_decodes_can_be_saved(machine: str, tmp_path: Path) -> None:
+    """Every tensor, bit by bit, whatever its layout."""
+    plain = model(bidirectional=False, vocab=1024, tied=True)
+    plain.config = replace(plain.config, source=published(**SIZES))
+    laid_out = copy.deepcopy(plain)
+    lay_out(laid_out)
+    for name, each in (("plain", plain), ("laid-out", laid_out)):
+        save_model(each, tmp_path / name, dtype=torch.float32)
+    before, after = (load_file(tmp_path / name / FILE) for name in ("plain", "laid-out"))
+    assert before.keys() == after.keys() and len(before) == 26
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
+def test_a_norm_that_is_called_directly_is_the_norm(dtype: torch.dtype, scale: float) -> None:
+    """Of small numbers and large ones."""
+    torch.manual_seed(0)
+    norm = torch.nn.RMSNorm(96, 1e-5).requires_grad_(False)
+    torch.nn.init.normal_(norm.weight)
+    norm, x = norm.to(dtype), (torch.randn(3, 2, 96) * scale).to(dtype)
+    become(norm, DirectNorm)
+    fast = norm(x)
+    exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    exact = exact * norm.weight.double()
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(fast.double(), exact, atol=tolerance, rtol=tolerance)
+    assert fast.dtype == dtype

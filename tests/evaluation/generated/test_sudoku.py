@@ -1,0 +1,147 @@
+"""Sheets of Sudoku: one solution each, no puzzle in both splits, the zoo's words alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib.resources import as_file, files
+from itertools import product
+from random import Random
+
+import pytest
+from transformers import AutoTokenizer
+
+from outpace.evaluation.generated.problems import Problem
+from outpace.evaluation.generated.sudoku import (
+    GIVENS,
+    MOST,
+    SPLITS,
+    grids,
+    problems,
+    puzzle,
+    sheet_of,
+)
+from outpace.evaluation.scoring.planning import rows, sheet
+
+Board = list[list[int]]
+
+
+def fillings(board: Board) -> list[Board]:
+    """All ways to fill a board, by trying: slower than the module's, and nothing of it."""
+    empty = [(y, x) for y, x in product(range(4), repeat=2) if board[y][x] == 0]
+    if not empty:
+        return [board]
+    y, x = empty[0]
+    found = []
+    for digit in range(1, 5):
+        seen = [*board[y], *(row[x] for row in board)]
+        seen += [board[y // 2 * 2 + i][x // 2 * 2 + j] for i, j in product(range(2), repeat=2)]
+        if digit not in seen:
+            tried = [list(row) for row in board]
+            tried[y][x] = digit
+            found += fillings(tried)
+    return found
+
+
+def puzzles(problem: Problem) -> list[tuple[Board, Board]]:
+    """Boards of a sheet, asked and answered."""
+    asked, answered = sheet_of(problem.question).split("\n\n"), problem.answer.split("\n\n")
+    found = []
+    for question, answer in zip(asked, answered, strict=True):
+        board, solved = rows(question), rows(answer)
+        assert board is not None and solved is not None
+        found.append((board, solved))
+    return found
+
+
+def puzzles_of(made: list[Problem]) -> list[str]:
+    """All that the sheets ask, in their order."""
+    return [text for problem in made for text in sheet_of(problem.question).split("\n\n")]
+
+
+def test_grids_are_all_there_are() -> None:
+    """Those that trying finds."""
+    tried = fillings([[0] * 4 for _ in range(4)])
+    assert sorted(grids()) == sorted(tuple(sum(board, [])) for board in tried)
+    assert len(grids()) == 288
+
+
+@pytest.mark.parametrize("split", SPLITS.names)
+def test_each_puzzle_has_the_answer_and_no_other(split: str) -> None:
+    """Found by trying."""
+    for problem in problems(split, 100):
+        for board, solved in puzzles(problem):
+            assert fillings(board) == [solved] != [board]
+
+
+def test_sheets_and_givens_are_drawn_alike() -> None:
+    """One to four puzzles of four to ten givens."""
+    sheets = [puzzles(problem) for problem in problems("train", 2000)]
+    sizes = Counter(map(len, sheets))
+    assert set(sizes) == set(range(1, MOST + 1)) and min(sizes.values()) > 400
+    givens = Counter(
+        sum(cell > 0 for row in board for cell in row) for sheet in sheets for board, _ in sheet
+    )
+    assert set(givens) == set(GIVENS) and min(givens.values()) > 600
+
+
+def test_splits_share_no_puzzle() -> None:
+    """However many are drawn: not only no sheet."""
+    train = puzzles_of(problems("train", 5000))
+    test = puzzles_of(problems("test", 100))
+    assert not set(train) & set(test)
+    assert len(set(test)) > 0.9 * len(test)
+
+
+def test_problems_stay_the_same() -> None:
+    """What was measured on them holds."""
+    asked = "0000\n4302\n2000\n0124\n\n0401\n3142\n0203\n0304"
+    solved = "1243\n4312\n2431\n3124\n\n2431\n3142\n4213\n1324"
+    assert problems("test", 1, start=2) == [Problem(f"Solve:\n{asked}", solved)]
+
+
+def test_prompt_and_answer_tokenize_apart_and_are_short() -> None:
+    """A token for each digit and line; the longest sheets fit what the task allows."""
+    with as_file(files("outpace.zoo") / "vocabulary") as folder:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    lengths = set()
+    for problem in problems("train", 300):
+        prompt, answer = problem.question + "\n", problem.answer + tokenizer.eos_token
+        apart = tokenizer(prompt).input_ids + tokenizer(answer).input_ids
+        assert apart == tokenizer(prompt + answer).input_ids
+        lengths.add(len(tokenizer(answer).input_ids))
+    assert lengths == {20, 41, 62, 83}
+
+
+def test_a_sheet_is_right_as_a_whole() -> None:
+    """Every puzzle, in order, and none besides; spaces are free, as in the published rule."""
+    problem = next(each for each in problems("train", 30) if each.answer.count("\n\n") == 2)
+    reference = sheet_of(problem.question)
+    first, second, third = problem.answer.split("\n\n")
+    assert sheet(problem.answer, reference) and sheet(f"\n{problem.answer}\n", reference)
+    assert sheet(problem.answer.replace("1", " 1"), reference)
+    wrong = third.translate(str.maketrans("12", "21"))
+    for answer in (
+        "",
+        first,
+        reference,
+        f"{second}\n\n{first}\n\n{third}",
+        f"{first}\n\n{second}\n\n{wrong}",
+        f"{problem.answer}\n\n{first}",
+        problem.answer.replace("\n\n", "\n"),
+    ):
+        assert not sheet(answer, reference)
+
+
+def test_hard_puzzles_are_made_too() -> None:
+    """Four givens are as few as there can be."""
+    rng = Random(0)
+    fewest = min(sum(cell > 0 for cell in puzzle("train", rng)[0]) for _ in range(50))
+    assert fewest == 4
+
+
+def test_bad_requests_are_refused() -> None:
+    """With the splits that there are."""
+    with pytest.raises(ValueError, match="'unseen': choose one of train, test"):
+        problems("unseen", 1)
+    with pytest.raises(ValueError, match="negative"):
+        problems("train", -1)

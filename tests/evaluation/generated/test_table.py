@@ -1,0 +1,86 @@
+"""Tables: true answers, disjoint splits, problems by index, and the zoo's words alone."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from importlib.resources import as_file, files
+
+import pytest
+from transformers import AutoTokenizer
+
+from outpace.evaluation.generated.problems import Problem
+from outpace.evaluation.generated.table import RESULTS, SPLITS, problems
+
+COUNT = re.compile(r"Count (back )?from (\d+) by (\d) (?:down|up) to (\d+)\.")
+FILL = re.compile(r"Fill the table n([-+*])(\d+) from (\d+) to (\d+)\.")
+
+
+def solved(question: str) -> str:
+    """The answer that a question asks for."""
+    if found := COUNT.fullmatch(question):
+        first, step, last = int(found[2]), int(found[3]), int(found[4])
+        numbers = range(first, last - 1, -step) if found[1] else range(first, last + 1, step)
+        return " ".join(map(str, numbers))
+    if found := FILL.fullmatch(question):
+        op, other = found[1], int(found[2])
+        numbers = range(int(found[3]), int(found[4]) + 1)
+        return "\n".join(f"{n}{op}{other}={RESULTS[op](n, other)}" for n in numbers)
+    return question.removeprefix("Copy: ")
+
+
+@pytest.mark.parametrize("split", SPLITS.names)
+def test_answers_are_what_the_questions_ask_for(split: str) -> None:
+    """And no question is its own answer."""
+    for problem in problems(split, 1000):
+        assert problem.answer == solved(problem.question) != problem.question
+
+
+@pytest.mark.parametrize("split", SPLITS.names)
+def test_numbers_have_one_or_two_digits(split: str) -> None:
+    """In answers; none is below one."""
+    for problem in problems(split, 1000):
+        numbers = [int(number) for number in re.findall(r"\d+", problem.answer)]
+        assert min(numbers) >= 1 and max(numbers) <= 99
+
+
+def test_kinds_are_drawn_alike() -> None:
+    """Counting, copying and filling."""
+    kinds = Counter(problem.question.split()[0] for problem in problems("train", 3000))
+    assert set(kinds) == {"Count", "Copy:", "Fill"}
+    assert min(kinds.values()) > 800
+
+
+def test_splits_share_no_question() -> None:
+    """However many are drawn."""
+    train = {problem.question for problem in problems("train", 20_000)}
+    test = {problem.question for problem in problems("test", 500)}
+    assert not train & test
+    assert len(test) > 250
+
+
+def test_problems_stay_the_same() -> None:
+    """What was measured on them holds."""
+    numbers = "58 56 12 65 94 37 52 47"
+    assert problems("test", 1, start=5) == [Problem(f"Copy: {numbers}", numbers)]
+
+
+def test_prompt_and_answer_tokenize_apart_and_are_short() -> None:
+    """Short enough for the zoo's models."""
+    with as_file(files("outpace.zoo") / "vocabulary") as folder:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    for split in SPLITS.names:
+        for problem in problems(split, 300):
+            prompt, answer = problem.question + "\n", problem.answer + tokenizer.eos_token
+            apart = tokenizer(prompt).input_ids + tokenizer(answer).input_ids
+            assert apart == tokenizer(prompt + answer).input_ids
+            assert len(apart) <= 127
+            assert 24 <= len(tokenizer(answer).input_ids) <= 100
+
+
+def test_bad_requests_are_refused() -> None:
+    """With the splits that there are."""
+    with pytest.raises(ValueError, match="'unseen': choose one of train, test"):
+        problems("unseen", 1)
+    with pytest.raises(ValueError, match="negative"):
+        problems("train", -1)

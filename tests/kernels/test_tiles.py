@@ -1,0 +1,148 @@
+"""Products of tiles: exact, the same in any company, and refused where the loop cannot read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outpace.kernels import tiles
+from outpace.kernels.compiled import library
+from outpace.kernels.matmul import product
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(params=[(torch.float32, 0), (torch.bfloat16, 1), (torch.bfloat16, 3)], ids=str)
+def looped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
+    """A dtype with each of its loops, where this machine has it."""
+    dtype, kind = request.param
+    loaded = library()
+    if loaded is None or not loaded.outpace_has_tiles(kind):
+        pytest.skip(f"this machine has no tiles of {dtype} with loop {kind}")
+    monkeypatch.setattr(tiles, "loop", lambda dtype: kind)
+    return dtype
+
+
+@pytest.mark.parametrize("shape", [(16, 2), (32, 6), (48, 256), (16, 258), (192, 1026), (64, 9000)])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 15, 16, 17, 127, 129])
+def test_a_product_of_tiles_is_exact(
+    looped: torch.dtype, shape: tuple[int, int], rows: int
+) -> None:
+    """Within the rounding of its dtype, of any number of rows, with a bias and without."""
+    dtype = looped
+    torch.manual_seed(rows)
+    weight, x = (torch.randn(n, shape[1]).to(dtype) for n in (shape[0], rows))
+    bias, laid = torch.randn(shape[0]), tiles.laid(weight)
+    assert torch.equal(tiles.plain(laid), weight)
+    exact = x.double() @ weight.double().T
+    scale = x.double().abs() @ weight.double().abs().T
+    bound = scale * 1e-6 + exact.abs() * (2**-8 if dtype == torch.bfloat16 else 2**-23)
+    for added in (None, bias):
+        found = product(x, laid, added)
+        assert found.dtype == dtype and found.shape == exact.shape
+        wanted = exact if added is None else exact + added
+        assert bool(
+            (
+                (found.double() - wanted).abs()
+                <= bound + wanted.abs() * 2**-8 * (dtype == torch.bfloat16) + 1e-6
+            ).all()
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_only_matrices_that_fill_tiles_lie_in_them(dtype: torch.dtype) -> None:
+    """All others keep the layouts that they had."""
+    for shape in (
+        (8, 64),
+        (17, 64),
+        (0, 64),
+        (16, 0),
+        *([(16, 63)] if dtype.itemsize == 2 else []),
+    ):
+        assert not tiles.fits(torch.ones(shape, dtype=dtype))
+    assert tiles.fits(torch.ones(32, 64, dtype=dtype)) == tiles.usable(dtype)
+    assert not tiles.usable(torch.float16) and not tiles.usable(torch.float64)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_number_stays_in_its_row(looped: torch.dtype, value: float) -> None:
+    """NaN and infinities, and is not hidden there."""
+    weight, x = torch.randn(32, 64).to(looped), torch.randn(3, 64).to(looped)
+    x[1, 5] = value
+    found = product(x, tiles.laid(weight))
+    wanted = (x.double() @ weight.double().T).to(looped)[1]
+    assert torch.equal(found[1].nan_to_num(nan=7), wanted.nan_to_num(nan=7))
+    assert not found[1].isfinite().any() and found[[0, 2]].isfinite().all()
+
+
+def test_rows_do_not_change_with_their_company_in_any_loop(looped: torch.dtype) -> None:
+    """On any number of threads, whether few rows share a tile or many."""
+    weight, x = (torch.randn(n, 770).to(looped) for n in (176, 300))
+    laid = tiles.laid(weight)
+    whole = product(x, laid)
+    for rows in (*range(1, 35), 127, 128, 129, 299):
+        assert torch.equal(product(x[-rows:], laid), whole[-rows:]), rows
+
+
+def test_views_are_multiplied_as_what_they_show(looped: torch.dtype) -> None:
+    """Rows, bias and matrix that do not lie side by side, and rows that lie on each other."""
+    weight, x, bias = torch.randn(64, 32).to(looped), torch.randn(32, 6).to(looped), torch.randn(32)
+    laid = tiles.laid(weight[::2])
+    for rows in (x.T, x.T[1:4:2], x[:, :1].T.expand(5, -1), x.T.reshape(2, 3, 32)):
+        for added in (bias, torch.randn(64)[::2], torch.randn(1).expand(32)):
+            found = tiles.product(rows, laid, added)
+            assert torch.equal(found, tiles.product(rows.clone(), laid, added.clone()))
+            exact = rows.double() @ weight[::2].double().T + added
+            torch.testing.assert_close(found.double(), exact, atol=1e-4, rtol=2**-7)
+
+
+@pytest.mark.skipif(not tiles.usable(torch.int8), reason="this machine has no tiles of 8 bits")
+def test_what_the_loop_cannot_read_is_refused() -> None:
+    """By name, before it is read."""
+    x, bias = torch.ones(3, 64), torch.ones(32)
+    whole, eight = tiles.laid(torch.ones(32, 64)), tiles.laid(torch.ones(32, 64, dtype=torch.int8))
+    meta = torch.ones(32, device="meta")
+    for arguments, words in [
+        ((x.bfloat16(), whole), "x: "),
+        ((x.double(), whole), "x: "),
+        ((x[:, :62], whole), "x: "),
+        ((x.to("meta"), whole), "x: "),
+        ((torch.ones(64, 3).T, whole.transpose(0, 1)), "x: "),
+        ((x, torch.ones(32, 64)), "x: "),
+        ((x, eight), "without scales"),
+        ((x, whole, None, bias), "with scales"),
+        ((x, whole, bias[:16]), "bias: "),
+        ((x, whole, bias.double()), "bias: "),
+        ((x, whole, bias[None]), "bias: "),
+        ((x, whole, meta), "bias: "),
+        ((x, eight, None, bias[:16]), "scale: "),
+        ((x, eight, None, bias.bfloat16()), "scale: "),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            tiles.product(*arguments)
+    for weight in (
+        torch.ones(16),
+        torch.ones(16, 4, 4),
+        torch.ones(15, 4),
+        torch.ones(0, 4),
+        torch.ones(16, 0),
+        torch.ones(16, 3, dtype=torch.bfloat16),
+        torch.ones(16, 6, dtype=torch.int8),
+        torch.ones(16, 4, dtype=torch.float16),
+        torch.ones(16, 4, dtype=torch.uint8),
+        torch.ones(16, 4, device="meta"),
+    ):
+        with pytest.raises(ValueError, match="^weight: "):
+            tiles.laid(weight)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
+@pytest.mark.parametrize("inputs", [1, 2, 4, 8])
+def test_tiles_are_a_copy(dtype: torch.dtype, inputs: int) -> None:
+    """However few inputs there are."""
+    weight = torch.ones(32, inputs, dtype=dtype)
+    if not tiles.fits(weight):
+        pytest.skip(f"{inputs} inputs of {dtype} do not fill tiles here")
+    laid = tiles.laid(weight)
+    assert torch.equal(weight, torch.ones_like(weight)) and laid.data_ptr() != weight.data_ptr()
+    assert torch.equal(tiles.plain(laid), weight)

@@ -1,0 +1,64 @@
+"""Seconds of passes by their rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from outpace.pacing.cost import Cost
+
+
+def cost_of(*passes: tuple[int, float]) -> Cost:
+    """What is known behind a first pass, which counts for nothing."""
+    cost = Cost()
+    for rows, seconds in ((1, 99.0), *passes):
+        cost.add(rows, seconds)
+    return cost
+
+
+def test_cost_lies_between_those_of_passes_that_were_seen() -> None:
+    """Below them in proportion, above them flat: the best that is possible."""
+    cost = cost_of((2, 5.0), (4, 7.0), (16, 19.0))
+    assert [cost.at(rows) for rows in (1, 2, 3, 10, 16, 64)] == pytest.approx(
+        [2.5, 5, 6, 13, 19, 19]
+    )
+    assert [cost.knows(rows) for rows in (1, 2, 3, 16, 18, 24)] == [False, *[True] * 4, False]
+    assert cost.row == pytest.approx(19 / 16)
+
+
+def test_more_rows_never_take_less() -> None:
+    """A pass that took longer than longer ones was disturbed."""
+    cost = cost_of((2, 8.0), (4, 6.0), (8, 9.0))
+    assert [cost.at(rows) for rows in (2, 3, 4, 8)] == pytest.approx([6, 6, 6, 9])
+
+
+def test_what_is_slow_for_once_counts_little() -> None:
+    """The first pass not at all, of the first two of a length the quicker, later ones twofold."""
+    assert cost_of((8, 90.0), (8, 10.0)).at(8) == pytest.approx(10)
+    assert cost_of((8, 10.0), (8, 90.0)).at(8) == pytest.approx(10, rel=0.6)
+    assert cost_of(*[(8, 10.0)] * 9, (8, 1e9)).at(8) == pytest.approx(11)
+
+
+def test_costs_that_change_are_followed() -> None:
+    """Within some hundred passes."""
+    cost = cost_of(*[(8, 10.0)] * 200, *[(8, 15.0)] * 300)
+    assert cost.at(8) == pytest.approx(15, rel=0.02)
+
+
+def test_what_is_known_elsewhere_is_moved_by_what_was_seen_here() -> None:
+    """Host time for each request is more, or less, whatever the rows; what was seen here stands."""
+    there = cost_of((2, 5.0), (4, 7.0), (16, 19.0))
+    here = there.elsewhere()
+    assert [here.at(rows) for rows in (2, 4, 16)] == pytest.approx([5, 7, 19])
+    assert here.row == pytest.approx(19 / 16)
+    assert not any(here.knows(rows) for rows in (2, 4, 16))
+    here.add(4, 10.0)
+    assert [here.at(rows) for rows in (2, 4, 16)] == pytest.approx([8, 10, 22])
+    assert here.knows(4) and not here.knows(2)
+    assert [there.at(rows) for rows in (2, 4, 16)] == pytest.approx([5, 7, 19])
+    here.add(16, 30.0)
+    assert [here.at(rows) for rows in (2, 4, 16)] == pytest.approx([10, 10, 30])
+    quick = there.elsewhere()
+    quick.add(16, 1.0)
+    assert quick.at(2) == 0
+    quick.add(2, 0.5)
+    assert [quick.at(rows) for rows in (2, 4)] == pytest.approx([0.5, 0.5])  # no less than here
