@@ -65,10 +65,10 @@ def one(dtype: torch.dtype, outputs: int, inputs: int, rows: int) -> None:
     assert torch.equal(tiles.plain(laid), weight.to(dtype))
     if dtype == torch.int8:
         codes, scale = of_rows(x)
-        found = tiles.product(x, laid, bias, torch.ones(outputs)).double()
+        found = tiles.bind_product(laid, bias, torch.ones(outputs))(x).double()
         exact = (codes.double() - 128) @ weight.to(dtype).double().T * scale
     else:
-        found = tiles.product(x.to(dtype), laid, bias).double()
+        found = tiles.bind_product(laid, bias)(x.to(dtype)).double()
         exact = x.to(dtype).double() @ weight.to(dtype).double().T
     exact = exact if bias is None else exact + bias
     within = 2**-7 if dtype == torch.bfloat16 else 1e-4
@@ -83,7 +83,7 @@ def odd_rows() -> None:
         for count in (1, 2, 12):
             x = torch.zeros(3, 12)
             x[1, -count:] = value
-            found = tiles.product(x, laid, None, scale)
+            found = tiles.bind_product(laid, None, scale)(x)
             assert found[1].isnan().all() == (not abs(value) < torch.inf)
             assert not found[[0, 2]].any()
 

@@ -29,7 +29,8 @@ from outpace.engine.cpu import (
 )
 from outpace.kernels import autotune, matmul, tiles
 from outpace.kernels.autotune import ROWS, SMALL, is_batch_invariant
-from outpace.kernels.matmul import LAYOUTS, MANY, STEP, blocked, has, product
+from outpace.kernels.matmul import LAYOUTS, MANY, STEP, bind_product, blocked, has
+from outpace.kernels.tiles import Product
 from outpace.models.config import ModelConfig
 from outpace.models.norm import DirectNorm
 from outpace.models.transformer import Transformer
@@ -93,9 +94,10 @@ def test_results_stay(machine: str, bidirectional: bool, rows: int) -> None:
 def test_many_rows_share_kernels() -> None:
     """So a row is the same to the last bit among any number of rows up to the next multiple."""
     weight, rows = blocked(torch.randn(96, 64)), torch.randn(MANY + STEP, 64)
-    whole = product(rows, weight, None)
+    product = bind_product(weight)
+    whole = product(rows)
     for count in range(MANY + 1, MANY + STEP):
-        some = product(rows[:count], weight, None)
+        some = product(rows[:count])
         assert torch.equal(some, whole[:count])
 
 
@@ -142,15 +144,16 @@ def test_a_layout_whose_rows_depend_on_their_company_is_not_used(
 ) -> None:
     """However quick: tiles are, or plain rows where a matrix does not fill tiles."""
 
-    def dependent(x: Tensor, weight: Tensor, *rest: Tensor | None) -> Tensor:
-        found = product(x, weight, *rest)
-        return found * (1 + 2**-20) if weight.is_mkldnn and len(x) == at else found
+    def bind_dependent(weight: Tensor, *rest: Tensor | None) -> Product:
+        product = bind_product(weight, *rest)
+        wrong = 1 + 2**-20 if weight.is_mkldnn else 1
+        return lambda x: product(x) * (wrong if len(x) == at else 1)
 
     weight = torch.randn(shape)
     fake(monkeypatch, tiles=1.0, blocks=0.1)
     assert autotune.quickest(weight) == "blocks"
     is_batch_invariant.cache_clear()
-    monkeypatch.setattr(autotune, "product", dependent)
+    monkeypatch.setattr(autotune, "bind_product", bind_dependent)
     with caplog.at_level("INFO", "outpace"):
         assert autotune.quickest(weight) == ("tiles" if shape[0] % 16 == 0 else "rows")
     assert f"blocks torch.float32 {shape[0]} x {shape[1]} are left out: {at} rows" in caplog.text
@@ -207,15 +210,16 @@ def test_a_row_does_not_change_with_its_company(
     if not is_batch_invariant(name, shape, dtype, threads):
         pytest.skip(f"{name} of {dtype} are not used on this machine: rows depend on company")
     laid = LAYOUTS[name](weight)
-    whole = product(x, laid)
+    product = bind_product(laid)
+    whole = product(x)
     for rows in (1, 2, 3, 4, 6, 7, 15, 16, 17, 33, 47, 130, 299):
-        assert torch.equal(product(x[:rows], laid), whole[:rows]), rows
-        assert torch.equal(product(x[-rows:], laid), whole[-rows:]), rows
+        assert torch.equal(product(x[:rows]), whole[:rows]), rows
+        assert torch.equal(product(x[-rows:]), whole[-rows:]), rows
     if name != "tiles":
         return
     try:
         torch.set_num_threads(3)
-        assert torch.equal(product(x[:17], laid), whole[:17])
+        assert torch.equal(product(x[:17]), whole[:17])
     finally:
         torch.set_num_threads(threads)
 

@@ -7,7 +7,7 @@ import torch
 
 from outpace.kernels import tiles
 from outpace.kernels.compiled import library
-from outpace.kernels.matmul import product
+from outpace.kernels.matmul import bind_product
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -38,7 +38,7 @@ def test_a_product_of_tiles_is_exact(
     scale = x.double().abs() @ weight.double().abs().T
     bound = scale * 1e-6 + exact.abs() * (2**-8 if dtype == torch.bfloat16 else 2**-23)
     for added in (None, bias):
-        found = product(x, laid, added)
+        found = bind_product(laid, added)(x)
         assert found.dtype == dtype and found.shape == exact.shape
         wanted = exact if added is None else exact + added
         assert bool(
@@ -69,7 +69,7 @@ def test_what_is_no_number_stays_in_its_row(looped: torch.dtype, value: float) -
     """NaN and infinities, and is not hidden there."""
     weight, x = torch.randn(32, 64).to(looped), torch.randn(3, 64).to(looped)
     x[1, 5] = value
-    found = product(x, tiles.laid(weight))
+    found = bind_product(tiles.laid(weight))(x)
     wanted = (x.double() @ weight.double().T).to(looped)[1]
     assert torch.equal(found[1].nan_to_num(nan=7), wanted.nan_to_num(nan=7))
     assert not found[1].isfinite().any() and found[[0, 2]].isfinite().all()
@@ -79,9 +79,10 @@ def test_rows_do_not_change_with_their_company_in_any_loop(looped: torch.dtype) 
     """On any number of threads, whether few rows share a tile or many."""
     weight, x = (torch.randn(n, 770).to(looped) for n in (176, 300))
     laid = tiles.laid(weight)
-    whole = product(x, laid)
+    product = bind_product(laid)
+    whole = product(x)
     for rows in (*range(1, 35), 127, 128, 129, 299):
-        assert torch.equal(product(x[-rows:], laid), whole[-rows:]), rows
+        assert torch.equal(product(x[-rows:]), whole[-rows:]), rows
 
 
 def test_views_are_multiplied_as_what_they_show(looped: torch.dtype) -> None:
@@ -90,8 +91,8 @@ def test_views_are_multiplied_as_what_they_show(looped: torch.dtype) -> None:
     laid = tiles.laid(weight[::2])
     for rows in (x.T, x.T[1:4:2], x[:, :1].T.expand(5, -1), x.T.reshape(2, 3, 32)):
         for added in (bias, torch.randn(64)[::2], torch.randn(1).expand(32)):
-            found = tiles.product(rows, laid, added)
-            assert torch.equal(found, tiles.product(rows.clone(), laid, added.clone()))
+            found = bind_product(laid, added)(rows)
+            assert torch.equal(found, bind_product(laid, added.clone())(rows.clone()))
             exact = rows.double() @ weight[::2].double().T + added
             torch.testing.assert_close(found.double(), exact, atol=1e-4, rtol=2**-7)
 
@@ -102,13 +103,13 @@ def test_what_the_loop_cannot_read_is_refused() -> None:
     x, bias = torch.ones(3, 64), torch.ones(32)
     whole, eight = tiles.laid(torch.ones(32, 64)), tiles.laid(torch.ones(32, 64, dtype=torch.int8))
     meta = torch.ones(32, device="meta")
-    for arguments, words in [
+    for (rows, *matrix), words in [
         ((x.bfloat16(), whole), "x: "),
         ((x.double(), whole), "x: "),
         ((x[:, :62], whole), "x: "),
         ((x.to("meta"), whole), "x: "),
-        ((torch.ones(64, 3).T, whole.transpose(0, 1)), "x: "),
-        ((x, torch.ones(32, 64)), "x: "),
+        ((x, whole.transpose(0, 1)), "tiles: "),
+        ((x, torch.ones(32, 64)), "tiles: "),
         ((x, eight), "without scales"),
         ((x, whole, None, bias), "with scales"),
         ((x, whole, bias[:16]), "bias: "),
@@ -119,7 +120,7 @@ def test_what_the_loop_cannot_read_is_refused() -> None:
         ((x, eight, None, bias.bfloat16()), "scale: "),
     ]:
         with pytest.raises(ValueError, match=words):
-            tiles.product(*arguments)
+            tiles.bind_product(*matrix)(rows)
     for weight in (
         torch.ones(16),
         torch.ones(16, 4, 4),

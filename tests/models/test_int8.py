@@ -89,8 +89,8 @@ def test_layouts_give_the_same_bits(each: str, shape: tuple[int, int], rows: int
     before = codes.clone()
     for layout in (each, "rows"):
         matrix = LAYOUTS[layout](codes)
-        assert torch.equal(matmul.product(x, matrix, None, scale), exact)
-        assert torch.equal(matmul.product(x, matrix, bias, scale), exact + bias)
+        assert torch.equal(matmul.bind_product(matrix, None, scale)(x), exact)
+        assert torch.equal(matmul.bind_product(matrix, bias, scale)(x), exact + bias)
     assert torch.equal(codes, before)
 
 
@@ -100,7 +100,7 @@ def test_the_longest_sums_are_right(each: str) -> None:
     codes = torch.full((16, longest), -128, dtype=torch.int8)
     codes[1::2] = 127
     x = torch.tensor([[1.0], [-1.0]]).expand(2, longest)
-    found = matmul.product(x, LAYOUTS[each](codes), None, torch.ones(16))
+    found = matmul.bind_product(LAYOUTS[each](codes), None, torch.ones(16))(x)
     exact = (x.double() * LEVELS) @ codes.double().T
     torch.testing.assert_close(found.double(), exact / LEVELS, rtol=1e-6, atol=0)
     assert exact.abs().max() < 2**31 <= exact.abs().max() + 4 * 128 * LEVELS

@@ -11,6 +11,7 @@ its name; `undo` gives them their own class back.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from outpace.decoding import Kind
 from outpace.engine.fuse import FusedBlock
 from outpace.kernels import tiles
 from outpace.kernels.autotune import quickest
-from outpace.kernels.matmul import LAYOUTS, by_column, dense, has, is_tiled, product
+from outpace.kernels.matmul import LAYOUTS, bind_product, by_column, dense, has, is_tiled
+from outpace.kernels.tiles import Product
 from outpace.models.experts import PreciseRouter
 from outpace.models.int8 import is_quantised
 from outpace.models.norm import DIRECT as NORMS
@@ -35,24 +37,25 @@ class FixedLinear(nn.Linear):
     """A linear layer for inference, whose weight lies as is quickest on this machine."""
 
     matrix: Tensor
-    added: Tensor | None
+    multiply: Product
 
     def lay_out(self, layout: str | None = None) -> None:
         """Store the weight anew, in the quickest layout or in another one."""
         weight = self.weight.detach()
         self.matrix = LAYOUTS[layout or quickest(weight)](weight)
-        added = None if self.bias is None else self.bias.detach()
-        self.added = added.float() if added is not None and is_tiled(self.matrix) else added
+        bias = None if self.bias is None else self.bias.detach()
+        if bias is not None and is_tiled(self.matrix):
+            bias = bias.float()
+        self.multiply = bind_product(self.matrix, bias)
         self.weight = nn.Parameter(self.matrix, requires_grad=False)
 
     def undo(self) -> None:
         """Store the weight row by row again."""
         self.weight = nn.Parameter(dense(self.matrix), requires_grad=False)
-        del self.matrix, self.added
+        del self.matrix, self.multiply
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map rows `x [T, in]`."""
-        return product(x, self.matrix, self.added)
+    # Calling the layer is calling the product, without a frame of Python between the two.
+    __call__ = property(attrgetter("multiply"))
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -79,19 +82,23 @@ class FixedRouter(PreciseRouter, FixedLinear):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Scores `f32[T, E]` of rows `x [T, dim]`."""
-        return FixedLinear.__call__(self, x.float())
+        return self.multiply(x.float())
 
 
 class TiledEmbedding(Embedding):
     """An embedding that is the head as well, and lies in tiles: rows are looked up there."""
 
+    multiply: Product
+
     def lay_out(self) -> None:
         """Store the table anew."""
         self.weight = nn.Parameter(tiles.laid(self.weight.detach()), requires_grad=False)
+        self.multiply = bind_product(self.weight.detach())
 
     def undo(self) -> None:
         """Store the table row by row again."""
         self.weight = nn.Parameter(dense(self.weight), requires_grad=False)
+        del self.multiply
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Rows `[T, dim]` of tokens `ids i64[T]`."""
@@ -99,7 +106,7 @@ class TiledEmbedding(Embedding):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[..., vocab]` of hidden states `[..., dim]`."""
-        return tiles.product(hidden, self.weight)
+        return self.multiply(hidden)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

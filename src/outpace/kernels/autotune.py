@@ -16,7 +16,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from outpace.kernels.matmul import LAYOUTS, layouts, product
+from outpace.kernels.matmul import LAYOUTS, bind_product, layouts
+from outpace.kernels.tiles import Product
 
 LOG = logging.getLogger(__name__)
 
@@ -89,12 +90,12 @@ def is_batch_invariant(
     scale = torch.ones(shape[0]) if dtype == torch.int8 else None
     x = torch.randn(MOST, shape[1], generator=generator)
     x = x.to(dtype) if scale is None else x
-    matrix = LAYOUTS[layout](weight)
+    product = bind_product(LAYOUTS[layout](weight), None, scale)
     with torch.inference_mode():
-        whole = product(x, matrix, None, scale)
+        whole = product(x)
         for count in COUNTS:
             for rows in (slice(count), slice(-count, None)):
-                if not torch.equal(product(x[rows], matrix, None, scale), whole[rows]):
+                if not torch.equal(product(x[rows]), whole[rows]):
                     told = (layout, dtype, *shape, count)
                     LOG.info("%s %s %s x %s are left out: %s rows alone have other bits", *told)
                     return False
@@ -109,13 +110,16 @@ def seconds(
     weight = torch.ones(shape, dtype=dtype)
     eight = dtype == torch.int8
     copies, scale = max(COLD // weight.nbytes, 1), torch.ones(shape[0]) if eight else None
-    laid = {name: [LAYOUTS[name](weight.clone()) for _ in range(copies)] for name in layouts}
+    products = {
+        name: [bind_product(LAYOUTS[name](weight.clone()), None, scale) for _ in range(copies)]
+        for name in layouts
+    }
     best = {name: dict.fromkeys(ROWS, float("inf")) for name in layouts}
     for count in ROWS:
         x = torch.ones(count, shape[1], dtype=torch.float32 if eight else dtype)
         for _ in range(TURNS):
             for name in layouts:
-                best[name][count] = min(best[name][count], turn(x, laid[name], scale))
+                best[name][count] = min(best[name][count], turn(x, products[name]))
     told = "; ".join(
         f"{name} {'/'.join(f'{1e6 * time:.0f}' for time in times.values())}"
         for name, times in best.items()
@@ -125,11 +129,11 @@ def seconds(
 
 
 @torch.inference_mode()
-def turn(x: Tensor, copies: list[Tensor], scale: Tensor | None) -> float:
-    """Seconds of a product, with copies one after the other."""
+def turn(x: Tensor, products: list[Product]) -> float:
+    """Seconds of a product, with copies of its matrix one after the other."""
     # On one thread its own clock stands still where other programs run.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     began = clock()
-    for weight in copies:
-        product(x, weight, None, scale)
-    return (clock() - began) / len(copies)
+    for product in products:
+        product(x)
+    return (clock() - began) / len(products)

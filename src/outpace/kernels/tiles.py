@@ -7,12 +7,13 @@ same order whatever is beside it, so what becomes of it does not depend on its c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from outpace.kernels.compiled import library, threads
+from outpace.kernels.compiled import WORK, library
 
 WIDTH, UNIT = 16, 4
 """Outputs of a tile, and bytes of a row that meet them at a time."""
@@ -99,53 +100,59 @@ def rows(tiles: Tensor, numbers: Tensor) -> Tensor:
     return units.view(tiles.dtype)
 
 
-def product(
-    x: Tensor, tiles: Tensor, bias: Tensor | None = None, scale: Tensor | None = None
-) -> Tensor:
-    """Rows `[..., out]` of what becomes of rows `x [..., in]`, plus a bias `f32[out]`.
+Product = Callable[[Tensor], Tensor]
+"""Maps rows `[..., in]` by a matrix to rows `[..., out]`."""
+
+
+def bind_product(tiles: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Product:
+    """The product with a matrix in tiles, plus a bias `f32[out]`; all but the rows is checked once.
 
     Tiles of 8 bits have a scale `f32[out]` for each output, and round rows of float32 to 8 bits
     with a scale of their own; a row with an infinity or NaN becomes NaN.
-
-    Raises `ValueError` for another shape, dtype or device: the loop reads what it is pointed to.
+    Raises `ValueError` for another shape, dtype or device, here or for the rows: the loop reads
+    what it is pointed to.
     """
     eight = tiles.dtype is torch.uint8
     kind, loaded = loop(torch.int8 if eight else tiles.dtype), library()
-    shape, (*leading, inputs) = tiles.shape, x.shape
-    if not (
-        len(shape) == 4
-        and shape[1] * shape[3] == inputs
-        and x.dtype is (torch.float32 if eight else tiles.dtype)
-        and x.is_cpu
-        and tiles.is_cpu
-        and tiles.is_contiguous()
-        and (scale is not None) == eight
-        and kind is not None
-        and loaded is not None
+    if (
+        tiles.dim() != 4
+        or not tiles.is_cpu
+        or not tiles.is_contiguous()
+        or (scale is not None) != eight
+        or kind is None
+        or loaded is None
     ):
         with_scale = "without" if scale is None else "with"
-        raise ValueError(
-            f"x: rows {describe(x)} do not fit tiles {describe(tiles)} {with_scale} scales"
-        )
-    outputs, count = WIDTH * shape[0], x.numel() // inputs
-    x, out = x.contiguous(), torch.empty(*leading, outputs, dtype=x.dtype)
+        raise ValueError(f"tiles: {describe(tiles)} {with_scale} scales cannot be multiplied")
+    units, inputs, outputs = tiles.shape[1], tiles.shape[1] * tiles.shape[3], WIDTH * len(tiles)
+    dtype = torch.float32 if eight else tiles.dtype
     bias = bias if bias is None else check_vector("bias", bias, outputs)
     scale = scale if scale is None else check_vector("scale", scale, outputs)
-    done = loaded.outpace_multiply(
-        kind,
-        x.data_ptr(),
-        count,
-        shape[1],
-        tiles.data_ptr(),
-        outputs,
-        None if scale is None else scale.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        threads(count * inputs * outputs),
-    )
-    if not done:
-        raise MemoryError(f"no memory is left for a product of {count} rows")
-    return out
+    call, work = loaded.outpace_multiply, inputs * outputs
+
+    def product(x: Tensor) -> Tensor:
+        *leading, given = x.shape
+        if given != inputs or x.dtype is not dtype or not x.is_cpu:
+            raise ValueError(f"x: rows {describe(x)} do not fit tiles {describe(tiles)}")
+        x, out = x.contiguous(), torch.empty(*leading, outputs, dtype=dtype)
+        count = x.numel() // inputs
+        threads = min(torch.get_num_threads(), 1 + count * work // WORK)
+        if not call(
+            kind,
+            x.data_ptr(),
+            count,
+            units,
+            tiles.data_ptr(),
+            outputs,
+            None if scale is None else scale.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            threads,
+        ):
+            raise MemoryError(f"no memory is left for a product of {count} rows")
+        return out
+
+    return product
 
 
 def check_vector(name: str, part: Tensor, outputs: int) -> Tensor:

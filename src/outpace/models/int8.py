@@ -20,12 +20,13 @@ from outpace.kernels.matmul import (
     LEVELS,
     NOUGHT,
     TINY,
+    bind_product,
     dense,
     has,
     is_tiled,
     of_codes,
-    product,
 )
+from outpace.kernels.tiles import Product
 from outpace.models.transformer import Embedding
 
 LOG = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Int8Linear(nn.Linear):
 
     matrix: Tensor
     scale: Tensor
-    added: Tensor | None
+    multiply: Product
 
     def hold(self, codes: Tensor, scale: Tensor) -> None:
         """Take a matrix that is quantised already.
@@ -76,7 +77,8 @@ class Int8Linear(nn.Linear):
                 f"{tiles.LONGEST}; leave quantize out"
             )
         self.matrix, self.scale = LAYOUTS[quickest(codes)](codes), scale
-        self.added = None if self.bias is None else self.bias.detach().float()
+        bias = None if self.bias is None else self.bias.detach().float()
+        self.multiply = bind_product(self.matrix, bias, self.scale)
         self.weight = nn.Parameter(self.matrix, requires_grad=False)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -85,7 +87,7 @@ class Int8Linear(nn.Linear):
 
     def unrounded(self, x: Tensor) -> Tensor:
         """What becomes of rows `x [T, in]`, `f32[T, out]`, before it is rounded to their dtype."""
-        return product(x.float(), self.matrix, self.added, self.scale)
+        return self.multiply(x.float())
 
     def dense(self) -> Tensor:
         """The matrix `f32[out, in]` that rows are multiplied by."""
