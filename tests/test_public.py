@@ -182,6 +182,7 @@ ELSEWHERE = {
     "checkpoints/gguf/tokenizer.py": "names that files have for ways to cut text",
     "checkpoints/quantised/awq.py": "a published field that has the name of a program",
     "checkpoints/quantised/gptq.py": "a published field that has the name of a program",
+    "evaluation/generated/vocabulary.py": "the split of text that it shares",
     "checkpoints/load.py": "the class that stands in for remote code, a name in a message",
     "models/rope.py": "the published name of a rotary scaling",
 }

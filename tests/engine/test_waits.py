@@ -100,7 +100,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
     monkeypatch.setattr(sampling, "read_rows", read_rows)
     monkeypatch.setattr(accept, "verify_rows", verify_rows)
     for module in (sampling, apd, accept):
-        monkeypatch.setattr(module, "fits", lambda device: True)
+        monkeypatch.setattr(module, "runs_triton", lambda device: True)
     monkeypatch.setattr(cut, "waits", lambda logits: False)
     return told
 

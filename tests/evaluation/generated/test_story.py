@@ -15,7 +15,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from outpace.evaluation.generated.problems import Problem
 from outpace.evaluation.generated.story import SPLITS, drill, main, problems
-from zoo_vocabulary import SPECIALS, build_tokenizer, save_tokenizer, story_texts
+from outpace.evaluation.generated.vocabulary import (
+    SPECIALS,
+    build_tokenizer,
+    save_tokenizer,
+    story_texts,
+)
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,

@@ -85,5 +85,5 @@ def story_texts(count: int = 20_000) -> Iterator[str]:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python benchmarks/zoo_vocabulary.py OUT_FOLDER")
+        sys.exit("usage: python -m outpace.evaluation.generated.vocabulary OUT_FOLDER")
     save_tokenizer(build_tokenizer(story_texts()), Path(sys.argv[1]))
