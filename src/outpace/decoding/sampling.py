@@ -157,16 +157,21 @@ class Sample(Read):
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Reader:
         """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
+        for read in reads:
+            if read.sampling.temperature != 0 or read.scores or read.joint is not None:
+                break
+        else:
+            return read_greedily
         if runs_triton(device) and cls.at_once(reads):
             return cls.fused(reads, slots, device)
         choose = cls.choice(reads, slots, device)
         judge = cls.judge(reads, slots, device)
 
-        def read(logits: Tensor, rows: slice) -> Readout:
+        def choose_and_judge(logits: Tensor, rows: slice) -> Readout:
             tokens = choose(logits, rows)
             return Readout(tokens, judge(logits, tokens, rows))
 
-        return read
+        return choose_and_judge
 
     @classmethod
     def at_once(cls, reads: Sequence[Self]) -> bool:
@@ -225,6 +230,11 @@ class Sample(Read):
 
 
 GREEDY = Sample()
+
+
+def read_greedily(logits: Tensor, rows: slice) -> Readout:
+    """The most probable token of each row, and no score."""
+    return Readout(likeliest(logits), {})
 
 
 Chooser = Callable[[Tensor, slice], Tensor]

@@ -50,7 +50,9 @@ class FusedBlock(Block):
     ) -> Tensor:
         """Map rows `x [T, dim]`, as a `Block` does."""
         q, k, v = self.before(self, x, cos, sin, context)
-        attended = self.attention.look(attend, q, k, v)
+        attention = self.attention
+        sinks = () if attention.sinks is None else (attention.sinks,)
+        attended = attend(attention.layer, q, k, v, *sinks).flatten(1)
         if wanted is not None:
             x, attended = x[wanted], attended[wanted]
         return self.after(self, x, attended)
@@ -64,7 +66,9 @@ def before(
     block: Block, x: Tensor, cos: Tensor, sin: Tensor, context: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries of rows `x`, and keys and values of the context and of them."""
-    q, k, v = block.attention.project(block.normed(x, context), cos, sin)
+    y = x if block.attention_norm is None else block.attention_norm(x)
+    y = y if context is None else torch.cat((context, y))
+    q, k, v = block.attention.project(y, cos, sin)
     return q if context is None else q[context.shape[0] :], k, v
 
 

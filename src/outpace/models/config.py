@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from outpace.decoding.target import Kind, Order
@@ -190,12 +191,12 @@ class ModelConfig:
         first = self.head_dim if self.sights and self.sights[layer].window is not None else 0
         return slice(first, first + self.head_dim)
 
-    @property
+    @cached_property
     def feature_size(self) -> int:
         """Width of the features of one position that a draft reads; 0 for other models."""
         return len(self.feature_layers) * self.dim
 
-    @property
+    @cached_property
     def widths(self) -> tuple[int, ...]:
         """Widths of what a draft takes in with its rows: a target's features, its own states."""
         if self.kind is Kind.EXTENDING:
