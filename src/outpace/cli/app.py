@@ -16,8 +16,8 @@ from typer import BadParameter, Exit, Option, Typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from outpace.cli.exit import FAILED, fail
 from outpace.cli.keyboard import hold_typed
-from outpace.cli.main import FAILED, fail
 from outpace.cli.terminal import loading
 from outpace.version import __version__
 

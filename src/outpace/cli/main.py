@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 import sys
 
+from outpace.cli.exit import INTERRUPTED, TERMINATED, fail
+
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
-
-FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
-"""Exit statuses: of what no other words would have saved, of Ctrl-C, and of SIGTERM."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -49,14 +47,6 @@ def again() -> None:
     from threading import Timer
 
     Timer(0.01, interrupt_main).start()
-
-
-def fail(message: str, status: int = 2) -> NoReturn:
-    """End with one line on standard error, in which nothing moves the cursor."""
-    line = " ".join(message.split())
-    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
-    print(f"outpace: {''.join(shown)}", file=sys.stderr)
-    sys.exit(status)
 
 
 def is_full() -> bool:

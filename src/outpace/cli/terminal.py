@@ -23,8 +23,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from outpace.cli.exit import INTERRUPTED, TERMINATED, fail
 from outpace.cli.keyboard import held
-from outpace.cli.main import INTERRUPTED, TERMINATED, fail
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 """Prompts and answers are shown as they are."""
