@@ -20,8 +20,8 @@ from outpace.provenance import provenance
 
 if TYPE_CHECKING:
     from outpace.benchmark.client import Client
-    from outpace.benchmark.load import Level
     from outpace.benchmark.load_figures import Figures
+    from outpace.benchmark.measure import Level
     from outpace.benchmark.workload import Workload
 
 STREAMS = "1,2,4,8,16,32,64"
@@ -91,8 +91,8 @@ def benchmark_serve(
 ) -> None:
     """Load on a running server: latency and throughput at each level of concurrency or rate."""
     from outpace.benchmark.client import Client
-    from outpace.benchmark.load import requests_of
     from outpace.benchmark.load_figures import parse_limits
+    from outpace.benchmark.measure import requests_of
 
     limits = {} if goodput is None else parse_limits(goodput)
     levels = levels_of(concurrency, rate, requests, asked.seed)
@@ -125,7 +125,7 @@ def levels_of(
 ) -> list[Level]:
     """A level for each number of a list; `ValueError` for a bad one."""
     from outpace.benchmark.arrivals import Closed, Poisson
-    from outpace.benchmark.load import Level
+    from outpace.benchmark.measure import Level
 
     if concurrency is not None and rate is not None:
         raise ValueError("give --concurrency or --rate, not both")
@@ -166,7 +166,7 @@ async def only_model(client: Client) -> str:
 
 def run(client: Client, workload: Workload, levels: Sequence[Level], warmup: int) -> bool:
     """Measure with a progress bar; whether Ctrl-C ended it."""
-    from outpace.benchmark.load import measure
+    from outpace.benchmark.measure import measure
 
     with bars() as shown:
         bar = shown.add_task("warm-up", total=sum(level.requests for level in levels))

@@ -29,8 +29,8 @@ def train_command(
     with needing_extra():
         import torch
 
+        from outpace.training.host import describe_processor
         from outpace.training.plan import Planner
-        from outpace.training.processor import describe_processor
         from outpace.training.recipe import load
     table = Table(box=None, show_header=False, pad_edge=False)
     planner = Planner(load(recipe, overrides or []))
