@@ -17,7 +17,7 @@ from outpace.attention import compiled as attention
 from outpace.attention.compiled import Compiled
 from outpace.attention.dense import Dense
 from outpace.decoding.tree import Tree
-from outpace.kernels import compiled, tiles
+from outpace.kernels import library, tiles
 from outpace.kernels.matmul import of_rows
 from outpace.models.config import Sight
 from spans import FAR, TREE, attend, random, spans_of
@@ -40,7 +40,7 @@ SIGHTS = [Sight(), Sight(window=1), Sight(window=3, causal=True), Sight(window=1
 
 def products() -> Iterator[None]:
     """Each loop with every size, number of rows and threads, with a bias and without."""
-    library = compiled.library()
+    library = library.library()
     assert library is not None
     for kind, dtype in enumerate((torch.float32, torch.bfloat16, torch.int8, torch.bfloat16)):
         if not library.outpace_has_tiles(kind):
