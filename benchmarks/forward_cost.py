@@ -34,7 +34,7 @@ from transformers.utils.logging import disable_progress_bar
 from checkpoints import SMALL, TINY_AR, Config, load, prompt, write
 from harness import Bar, Row, alternate, arguments, finish, median, prepare, ratio, show, spread
 from outpace import LLM
-from outpace.kernels.library import library
+from outpace.kernels.loader import library
 
 PRODUCTS = re.compile(
     r"mkldnn::_linear_pointwise|aten::(addmm|mm|bmm|linear|matmul|\w*(scaled_dot_product|flash_att)\w*)"

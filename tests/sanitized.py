@@ -17,7 +17,7 @@ from outpace.attention import compiled as attention
 from outpace.attention.compiled import Compiled
 from outpace.attention.dense import Dense
 from outpace.decoding.tree import Tree
-from outpace.kernels import library, tiles
+from outpace.kernels import loader, tiles
 from outpace.kernels.matmul import of_rows
 from outpace.models.config import Sight
 from spans import FAR, TREE, attend, random, spans_of
@@ -40,7 +40,7 @@ SIGHTS = [Sight(), Sight(window=1), Sight(window=3, causal=True), Sight(window=1
 
 def products() -> Iterator[None]:
     """Each loop with every size, number of rows and threads, with a bias and without."""
-    library = library.library()
+    library = loader.library()
     assert library is not None
     for kind, dtype in enumerate((torch.float32, torch.bfloat16, torch.int8, torch.bfloat16)):
         if not library.outpace_has_tiles(kind):
@@ -129,5 +129,5 @@ def look(
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    compiled.find_spec = lambda _: SimpleNamespace(origin=sys.argv[1])  # type: ignore[assignment]
+    loader.find_spec = lambda _: SimpleNamespace(origin=sys.argv[1])  # type: ignore[assignment]
     print(sum(1 for _ in products()), sum(1 for _ in passes()))

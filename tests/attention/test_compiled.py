@@ -17,7 +17,7 @@ from outpace.attention.compiled import Compiled, unfit
 from outpace.attention.dense import Dense
 from outpace.decoding.tree import Tree
 from outpace.engine.cache import PAGE
-from outpace.kernels import library
+from outpace.kernels import loader
 from outpace.models.config import Sight
 from spans import FAR, TREE, attend, random, spans_of
 
@@ -83,7 +83,7 @@ def test_for_any_number_of_rows_and_threads(
     rows: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One sequence, from its first slot and from a later one."""
-    monkeypatch.setattr("outpace.attention.library.threads", lambda work: threads)
+    monkeypatch.setattr("outpace.attention.compiled.threads", lambda work: threads)
     for start in (0, 5, 300):
         Side((14, 2, 64), torch.float32, [(start, rows, "causal")], start + rows).compare()
 
@@ -136,7 +136,7 @@ def test_a_row_does_not_change_with_its_company(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit by bit, whatever sequences are beside it, and however its own rows are cut."""
-    monkeypatch.setattr("outpace.attention.library.threads", lambda work: 3)
+    monkeypatch.setattr("outpace.attention.compiled.threads", lambda work: 3)
     side = Side((14, 2, 64), dtype, [*MIXED, (0, 40, "causal")], 140)
     whole = attend(side.ours, side.spans, side.q)
     for span in side.spans:
@@ -220,8 +220,8 @@ def test_without_a_compiler_there_is_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log says so once, and what to do."""
-    monkeypatch.setattr(compiled, "find_spec", lambda name: None)
-    library.library.cache_clear()
+    monkeypatch.setattr(loader, "find_spec", lambda name: None)
+    loader.library.cache_clear()
     try:
         assert isinstance(choose("auto"), Dense)
         choose("auto")
@@ -230,7 +230,7 @@ def test_without_a_compiler_there_is_none(
         with pytest.raises(ValueError, match="it was not compiled when outpace was installed"):
             LLM("tiny-ar", attention="compiled")
     finally:
-        library.library.cache_clear()
+        loader.library.cache_clear()
 
 
 @needs_loop

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outpace.kernels import tiles
-from outpace.kernels.library import library
+from outpace.kernels.loader import library
 from outpace.kernels.matmul import bind_product
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -17,7 +17,7 @@ from torch import Tensor
 from outpace.attention.batch import Batch, Span
 from outpace.attention.dense import Dense
 from outpace.attention.plan import Numbers, seen_by, tables, unknown
-from outpace.kernels.library import library, threads
+from outpace.kernels.loader import library, threads
 from outpace.kernels.tiles import check_vector, describe
 from outpace.models.config import Sight
 from outpace.models.transformer import Attend

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from outpace.kernels.library import WORK, library
+from outpace.kernels.loader import WORK, library
 
 WIDTH, UNIT = 16, 4
 """Outputs of a tile, and bytes of a row that meet them at a time."""
