@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers import MASK, pages_in_use
+from helpers import MASK
 from outpace import LLM
 from outpace.api.driver import Driver
 from outpace.api.stream import Stream
@@ -78,9 +78,7 @@ def together(*work: Callable[[], Any]) -> list[Any]:
 def idle(llm: LLM) -> bool:
     """Whether nothing is left of any request."""
     llm.driver.step()
-    engine = llm.engine
-    waiting = engine.running or engine.queue or llm.driver.inbox
-    return not waiting and pages_in_use(engine) == 0 and llm.driver.driver is None
+    return llm.driver.stats.is_idle and llm.driver.driver is None
 
 
 def answers(llm: LLM, numbers: list[int], methods: list[Method], *, odd: bool = False) -> list:

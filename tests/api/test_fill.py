@@ -213,7 +213,7 @@ def test_bad_clozes_are_refused_in_time(cloze: Any, says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         model.fill(cloze)
     assert time.process_time() - began < 1.5
-    assert not model.engine.running and not model.driver.inbox
+    assert model.driver.stats.is_idle
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import literal
-from helpers import engine_of, finish, pages_in_use, runner
+from helpers import engine_of, finish, is_idle, pages_in_use, runner
 from outpace.decoding import Sampling
 from outpace.engine.cache import PAGE
 from outpace.methods import (
@@ -96,8 +96,7 @@ def test_a_hundred_mixed_requests_equal_each_alone() -> None:
     batch = [random_request(rng) for _ in range(100)]
     engine = new_engine(slots=400, max_rows=64)
     assert serve(engine, batch) == [alone(request) for request in batch]
-    assert pages_in_use(engine) == 0
-    assert not engine.running and not engine.queue
+    assert is_idle(engine)
     assert {type(request.method) for request in batch} == set(METHODS.values())
 
 
