@@ -23,7 +23,7 @@ demo: .venv/core
 
 # Units of what decodes, and every method together against alone. They need one process only.
 QUICK := $(addprefix tests/,decoding kernels methods models pacing) \
-	$(addprefix tests/engine/test_,cache.py engine.py feed.py graphs.py orders.py runner.py) \
+	$(addprefix tests/engine/test_,cache.py engine.py feed.py orders.py runner.py) \
 	$(addprefix tests/constraint/test_,automaton.py compiler.py) \
 	tests/engine/test_equivalence.py::test_scattered_pages_change_nothing
 LONGER := $(addprefix tests/methods/test_,features.py naive.py options.py)
