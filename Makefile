@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test slow exhaustive browser check docs gallery clean
+.PHONY: demo quick test slow exhaustive browser check docs gallery clean
 
 # The release of torch that the tests run with; `pip install .` alone takes any from 2.9 on.
 .venv/core: pyproject.toml $(wildcard src/outpace/*/*.[ch])
@@ -10,12 +10,26 @@ BIN := .venv/bin
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
+.venv/test: .venv/core
+	$(BIN)/pip install --quiet --editable '.[test]'
+	touch $@
+
 .venv/dev: .venv/core
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@
 
 demo: .venv/core
 	$(BIN)/outpace race
+
+# Units of what decodes, and every method together against alone. They need one process only.
+QUICK := $(addprefix tests/,decoding kernels methods models pacing) \
+	$(addprefix tests/engine/test_,cache.py engine.py feed.py orders.py runner.py) \
+	$(addprefix tests/constraint/test_,automaton.py compiler.py) \
+	tests/engine/test_equivalence.py::test_scattered_pages_change_nothing
+LONGER := $(addprefix tests/methods/test_,features.py naive.py options.py)
+
+quick: .venv/test
+	$(BIN)/python -m pytest -q -m "not slow and not exhaustive" $(LONGER:%=--ignore=%) $(QUICK)
 
 # Each process runs torch on one thread.
 TOGETHER := -n auto --maxprocesses 4 --dist worksteal

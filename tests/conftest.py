@@ -1,13 +1,18 @@
-"""What all tests share: one thread, kernels on the CPU, properties that are the same every run."""
+"""What all tests share: one thread, kernels on the CPU, the same examples in every run.
+
+A test that needs an optional package is skipped where the package is not installed.
+"""
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
+
+from optional import skip_if_absent
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything loads a kernel
 torch.set_num_threads(1)
@@ -15,6 +20,27 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of programs that tests start
 
 settings.register_profile("outpace", deadline=None, derandomize=True, database=None)
 settings.load_profile("outpace")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip files that cannot be imported without an optional package."""
+    report = yield
+    skip_if_absent(report, report.call, collector.path)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skip tests that cannot run without an optional package."""
+    report = yield
+    skip_if_absent(report, call, item.path)
+    return report
+
 
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),

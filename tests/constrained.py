@@ -17,6 +17,7 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
+from workload import Case, further
 
 CAUSAL: list[Method] = [
     Autoregressive(),
@@ -47,7 +48,7 @@ FILLING: list[Method] = [
     WeDLM(block=True, window=8),
     WeDLM(verify=True),
 ]
-CASES = [
+CASES: list[Case] = [
     *(("tiny-ar", method) for method in CAUSAL),
     *(("tiny-dream", method) for method in DIFFUSION),
     *(("tiny-llada", method) for method in DIFFUSION if not isinstance(method, APD)),
@@ -57,6 +58,8 @@ CASES = [
     ("tiny-block", BlockDiffusion(budget=1.0, part=3, canvas=True)),
     ("tiny-llada", Diffusion(guidance=0.5)),
 ]
+CASES += further(CASES)
+"""Every registered method, some with several options."""
 
 _loaded: dict[str, LLM] = {}
 

@@ -27,6 +27,7 @@ from outpace.engine.feed import Feed
 from outpace.engine.job import Job, Listener
 from outpace.engine.pairing import Pairing, check_kinds
 from outpace.engine.runner import Runner
+from outpace.engine.stats import Stats
 from outpace.methods import Method
 from outpace.models.config import Sight
 from outpace.models.draft import AddingDraft, FeatureDraft
@@ -259,7 +260,12 @@ def tokens(job: Job) -> list[int]:
 
 def pages_in_use(engine: Engine) -> int:
     """Pages that some request holds."""
-    return sum(int((~runner.cache.free).sum()) for runner in engine.runners)
+    return Stats.of(engine).held
+
+
+def is_idle(engine: Engine) -> bool:
+    """Whether no request waits, runs or holds memory."""
+    return Stats.of(engine).is_idle
 
 
 def run(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import causal_model, feature_draft, pages_in_use, save_tokenizer
+from helpers import causal_model, feature_draft, is_idle, save_tokenizer
 from outpace import LLM
 from outpace.checkpoints.load import save_model
 from outpace.methods import APD, DFlash, Speculative
@@ -88,7 +88,7 @@ def test_odd_options_are_refused_or_answered(llm: LLM, option: str, entry: str) 
 
     refused = only_value_errors(call)
     assert refused > 10 or option in ("raw", "logprobs", "ignore_eos")
-    assert not llm.engine.running and not llm.engine.queue and pages_in_use(llm.engine) == 0
+    assert is_idle(llm.engine)
 
 
 @pytest.mark.parametrize("raw", [False, True])
@@ -98,7 +98,7 @@ def test_odd_prompts_are_refused_or_answered(
 ) -> None:
     """Alone and beside a good one."""
     assert only_value_errors(lambda value: llm.generate(wrap(value), max_tokens=2, raw=raw)) > 10
-    assert not llm.engine.running and not llm.engine.queue and pages_in_use(llm.engine) == 0
+    assert is_idle(llm.engine)
 
 
 def test_odd_messages_are_refused_or_answered(llm: LLM) -> None:

@@ -10,38 +10,10 @@ import torch
 from helpers import whole
 from outpace import LLM
 from outpace.checkpoints.load import load_model
-from outpace.methods import (
-    APD,
-    D2F,
-    Autoregressive,
-    BlockDiffusion,
-    DFlash,
-    Diffusion,
-    Eagle,
-    FastDLLM,
-    LeftToRight,
-    Method,
-    Speculative,
-    WeDLM,
-)
+from outpace.methods import Method, WeDLM
+from workload import ON_ZOO, ZOO
 
 STORY = "Omar has 9 coins and gives 3 of them to Ann. How many coins are left?"
-METHODS: list[tuple[str, Method]] = [
-    ("tiny-ar", Autoregressive()),
-    ("tiny-ar", Speculative(draft="tiny-aux", tokens=4)),
-    ("tiny-ar", Speculative(draft="tiny-aux", tokens=4, verify="rejection")),
-    ("tiny-ar", DFlash(draft="tiny-dflash", tokens=5)),
-    ("tiny-ar", Eagle(draft="tiny-eagle", width=3, nodes=8)),
-    ("tiny-wedlm", WeDLM()),
-    ("tiny-wedlm", WeDLM(verify=True)),
-    ("tiny-dream", LeftToRight(tokens=2, window=8, lookahead=16)),
-    ("tiny-dream", APD(verifier="tiny-aux", window=8, lookahead=16)),
-    ("tiny-dream", Diffusion(block=8)),
-    ("tiny-llada", Diffusion(block=8, ends="last")),
-    ("tiny-dream", FastDLLM(block=8)),
-    ("tiny-d2f", D2F()),
-    ("tiny-block", BlockDiffusion()),
-]
 
 
 @cache
@@ -51,7 +23,7 @@ def llm(name: str) -> LLM:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize(("name", "method"), METHODS, ids=lambda each: str(each)[:12])
+@pytest.mark.parametrize(("name", "method"), ON_ZOO, ids=repr)
 def test_each_token_has_one(name: str, method: Method, temperature: float) -> None:
     """Beside a neighbour that wants none, and the tokens stay as they are."""
     options = {"method": method, "temperature": temperature, "seed": 3, "max_tokens": 24}
@@ -65,9 +37,7 @@ def test_each_token_has_one(name: str, method: Method, temperature: float) -> No
     assert all(-60 < each <= 0 for each in logprobs)
 
 
-@pytest.mark.parametrize(
-    "method", [method for name, method in METHODS if name == "tiny-ar"], ids=lambda m: str(m)[:12]
-)
+@pytest.mark.parametrize("method", ZOO["tiny-ar"], ids=repr)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_lossless_methods_have_those_of_the_target(method: Method, temperature: float) -> None:
     """Recomputed in one forward over the whole text, whatever they were drawn from."""

@@ -16,55 +16,11 @@ from outpace.decoding import Sampling
 from outpace.decoding.processor import NotBefore
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
-from outpace.methods import (
-    APD,
-    D2F,
-    Autoregressive,
-    BlockDiffusion,
-    DFlash,
-    Diffusion,
-    Eagle,
-    FastDLLM,
-    LeftToRight,
-    Method,
-    Speculative,
-    WeDLM,
-)
-from workload import EOS, KINDS, LONG, Request, new_engine, requests
+from outpace.methods import FastDLLM, Method
+from workload import EOS, KINDS, LONG, ON_ZOO, Request, new_engine, requests
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 MAX_TOKENS = 40
-
-ZOO: dict[str, list[Method]] = {
-    "tiny-ar": [
-        Autoregressive(),
-        Speculative(draft="tiny-aux", tokens=3),
-        Speculative(draft="tiny-aux"),
-        DFlash(draft="tiny-dflash", tokens=4),
-        Eagle(draft="tiny-eagle", width=1, depth=3),
-        Eagle(draft="tiny-eagle", width=3, depth=3, nodes=12),
-    ],
-    "tiny-wedlm": [WeDLM(), WeDLM(verify=True), WeDLM(eager=False), WeDLM(block=True, clip=True)],
-    "tiny-dream": [
-        LeftToRight(tokens=2, window=8, lookahead=16),
-        APD(verifier="tiny-aux", window=8, lookahead=16),
-        Diffusion(),
-        Diffusion(block=8, steps=12, canvas=True),
-        Diffusion(order="origin", block=16),
-        FastDLLM(block=8),
-    ],
-    "tiny-llada": [
-        Diffusion(),
-        Diffusion(block=8, ends="last"),
-        FastDLLM(),
-        FastDLLM(cache="prefix", block=8),
-        FastDLLM(cache=None, factor=1.0, block=16),
-        FastDLLM(budget=0.5),
-    ],
-    "tiny-d2f": [D2F(block=8), D2F(block=8, canvas=True)],
-    "tiny-block": [BlockDiffusion(), BlockDiffusion(steps=2, canvas=True), D2F()],
-}
-"""Every method on a model that it suits."""
 
 
 def submit(
@@ -202,16 +158,13 @@ def check_zoo(name: str, method: Method, temperature: float, least: int, share: 
     return len(stops)
 
 
-CASES = [(name, method) for name, methods in ZOO.items() for method in methods]
-
-
 def test_stops_of_fast_dllm() -> None:
     """Where a stop id in the canvas was taken for end-of-sequence."""
     assert check_zoo("tiny-llada", FastDLLM(block=8), 0.0, 0, share=2) > 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "method"), CASES, ids=repr)
+@pytest.mark.parametrize(("name", "method"), ON_ZOO, ids=repr)
 def test_some_stops_of_every_method(name: str, method: Method) -> None:
     """Strings and ids behind a least length."""
     assert check_zoo(name, method, 0.9, 5, share=5) > 2
@@ -219,7 +172,7 @@ def test_some_stops_of_every_method(name: str, method: Method) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("least", [0, 6])
-@pytest.mark.parametrize(("name", "method"), CASES, ids=repr)
+@pytest.mark.parametrize(("name", "method"), ON_ZOO, ids=repr)
 def test_stops_of_every_method(name: str, method: Method, least: int) -> None:
     """Strings and ids from anywhere in the answer, without and with a least length."""
     assert sum(check_zoo(name, method, temperature, least) for temperature in (0.0, 0.9)) > 16

@@ -107,6 +107,48 @@ KINDS: list[Method] = [
 """Of each method a few, which run on any prompt with 12 or 20 tokens."""
 
 
+ZOO: dict[str, list[Method]] = {
+    "tiny-ar": [
+        Autoregressive(),
+        Speculative(draft="tiny-aux", tokens=3),
+        Speculative(draft="tiny-aux"),
+        Speculative(draft="tiny-aux", tokens=3, verify="rejection"),
+        DFlash(draft="tiny-dflash", tokens=4),
+        Eagle(draft="tiny-eagle", width=1, depth=3),
+        Eagle(draft="tiny-eagle", width=3, depth=3, nodes=12),
+    ],
+    "tiny-wedlm": [WeDLM(), WeDLM(verify=True), WeDLM(eager=False), WeDLM(block=True, clip=True)],
+    "tiny-dream": [
+        LeftToRight(tokens=2, window=8, lookahead=16),
+        APD(verifier="tiny-aux", window=8, lookahead=16),
+        Diffusion(),
+        Diffusion(block=8, steps=12, canvas=True),
+        Diffusion(order="origin", block=16),
+        FastDLLM(block=8),
+    ],
+    "tiny-llada": [
+        Diffusion(),
+        Diffusion(block=8, ends="last"),
+        FastDLLM(),
+        FastDLLM(cache="prefix", block=8),
+        FastDLLM(cache=None, factor=1.0, block=16),
+        FastDLLM(budget=0.5),
+    ],
+    "tiny-d2f": [D2F(block=8), D2F(block=8, canvas=True)],
+    "tiny-block": [BlockDiffusion(), BlockDiffusion(steps=2, canvas=True), D2F()],
+}
+"""Every registered method with models of the zoo, by target."""
+
+Case = tuple[str, Method]
+ON_ZOO: list[Case] = [(name, method) for name, methods in ZOO.items() for method in methods]
+
+
+def further(cases: list[Case]) -> list[Case]:
+    """Cases of `ON_ZOO` whose method a list lacks."""
+    kinds = {type(method) for _, method in cases}
+    return [(name, method) for name, method in ON_ZOO if type(method) not in kinds]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What a user asks for, and in which turn of the engine; prompts are token ids."""
@@ -438,6 +480,7 @@ def missing() -> str:
     """Registered methods that some part of this workload lacks, in words."""
     parts = {
         "KINDS": {type(method) for method in KINDS},
+        "ZOO": {type(method) for _, method in ON_ZOO},
         "STRATEGIES": set(STRATEGIES),
         "RANDOM": set(RANDOM),
     }

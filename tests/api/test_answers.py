@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from helpers import is_idle
 from outpace import LLM, Output
 from outpace.api.answers import Refused, answer_file, answers, appended
 from outpace.checkpoints.load import ZOO, load_tokenizer
@@ -86,7 +87,7 @@ def test_a_killed_run_goes_on(
 
     with pytest.raises(KeyboardInterrupt):
         answer_file(llm, source, killed, progress=kill, **options)
-    assert len(read(killed)) == 4 and not llm.engine.running
+    assert len(read(killed)) == 4 and not llm.driver.stats.running
     torn = torn.replace(b"%b", QUESTIONS[4].encode())
     killed.write_bytes(killed.read_bytes() + torn)
     asked: list[int] = []
@@ -145,7 +146,7 @@ def test_a_prompt_without_room_is_named(llm: LLM, tmp_path: Path) -> None:
     source = write(tmp_path / "prompts", {"prompt": "x"}, {"prompt": "apples " * 400})
     with pytest.raises(ValueError, match=r"prompts:2: .* is too long"):
         answer_file(llm, source, tmp_path / "out", max_tokens=8)
-    assert not llm.engine.running and not llm.engine.queue
+    assert is_idle(llm.engine)
 
 
 def test_answers_to_other_prompts_are_refused(llm: LLM, tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_a_full_disk_loses_and_doubles_nothing(llm: LLM, tmp_path: Path) -> None
             answer_file(llm, source, full, max_tokens=8)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert full.stat().st_size == whole.stat().st_size // 2 and not llm.engine.running
+    assert full.stat().st_size == whole.stat().st_size // 2 and not llm.driver.stats.running
     answer_file(llm, source, full, max_tokens=8)
     assert read(full) == read(whole)
 
@@ -280,5 +281,5 @@ def test_prompts_are_taken_as_they_are_needed(llm: LLM) -> None:
 
     first = list(islice(answers(llm, requests(), batch=2), 1))
     assert first[0][0] == 0 and len(taken) <= 5
-    assert not llm.engine.running and not llm.engine.queue
+    assert is_idle(llm.engine)
     assert llm.engine.max_sequences == 256

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from helpers import pages_in_use
+from helpers import is_idle, pages_in_use
 from outpace import LLM, AsyncLLM
 from outpace.api.async_llm import Draining, QueueFull
 from outpace.api.worker import HOPS, LONGEST, SHARE, Worker, WorkerDied
@@ -57,7 +57,7 @@ async def serving(llm: LLM, **options: Any) -> AsyncIterator[AsyncLLM]:
         served.close()
         served.worker.thread.join(LIMIT)
     assert not served.worker.thread.is_alive()
-    assert not llm.engine.running and not llm.engine.queue and pages_in_use(llm.engine) == 0
+    assert is_idle(llm.engine)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:

@@ -6,7 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from threading import Event, Thread
 from typing import Any
@@ -14,16 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers import (
-    MASK,
-    block_model,
-    causal_model,
-    diffusion_model,
-    extending_draft,
-    feature_draft,
-    masked_model,
-    pages_in_use,
-)
+from helpers import MASK
 from outpace import LLM
 from outpace.api.driver import Driver
 from outpace.api.stream import Stream
@@ -31,21 +22,9 @@ from outpace.checkpoints.load import save_model
 from outpace.decoding import Decoding, Forward, Request
 from outpace.engine.engine import Engine
 from outpace.engine.job import DecodingError
-from outpace.methods import (
-    APD,
-    D2F,
-    METHODS,
-    Autoregressive,
-    BlockDiffusion,
-    DFlash,
-    Diffusion,
-    Eagle,
-    FastDLLM,
-    LeftToRight,
-    Method,
-    Speculative,
-    WeDLM,
-)
+from outpace.methods import METHODS, Autoregressive, Method
+from workload import KINDS, MODELS, missing
+from workload import Request as Workload
 
 LIMIT = 120
 """Seconds after which threads are thought to wait for each other."""
@@ -53,44 +32,22 @@ LIMIT = 120
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A causal model that fills masks, diffusion models, and drafts and verifiers of them."""
+    """The models of the workload."""
     root = tmp_path_factory.mktemp("models")
-    target = masked_model(seed=1)
-    models = {
-        "masked": target,
-        "diffusion": diffusion_model(seed=1),
-        "blocks": block_model(seed=1),
-        "causal": causal_model(seed=2),
-        "draft": feature_draft(target),
-        "states": extending_draft(target),
-    }
-    for name, model in models.items():
+    for name, model in MODELS.items():
         save_model(model, root / name, dtype=torch.float32)
-    return {name: str(root / name) for name in models}
+    return {name: str(root / name) for name in MODELS}
 
 
 @pytest.fixture(scope="module")
 def methods(folders: dict[str, str]) -> dict[str, list[Method]]:
-    """Every method, by the model that it decodes."""
-    causal = folders["causal"]
-    return {
-        "masked": [
-            Autoregressive(),
-            Speculative(draft=causal, tokens=3),
-            Speculative(draft=causal, tokens=2, verify="rejection"),
-            DFlash(draft=folders["draft"], tokens=3),
-            Eagle(draft=folders["states"], width=2, depth=2, nodes=6),
-            WeDLM(window=5, entropy=2.0),
-        ],
-        "diffusion": [
-            LeftToRight(tokens=2, window=4),
-            APD(verifier=causal, ratio=0.6, window=4, lookahead=8),
-            D2F(block=4, confidence=0.6),
-            Diffusion(order="entropy"),
-            FastDLLM(threshold=0.4, block=4),
-        ],
-        "blocks": [BlockDiffusion(threshold=0.4), D2F(confidence=0.6)],
-    }
+    """Every method of the workload, by the model that it decodes."""
+    found: dict[str, list[Method]] = {}
+    for method in KINDS:
+        further = {role: folders[name] for role, name in method.models().items()}
+        target = Workload(method=method).target
+        found.setdefault(target, []).append(replace(method, **further))
+    return found
 
 
 def llm_of(folders: dict[str, str], name: str, **options: Any) -> LLM:
@@ -121,9 +78,7 @@ def together(*work: Callable[[], Any]) -> list[Any]:
 def idle(llm: LLM) -> bool:
     """Whether nothing is left of any request."""
     llm.driver.step()
-    engine = llm.engine
-    waiting = engine.running or engine.queue or llm.driver.inbox
-    return not waiting and pages_in_use(engine) == 0 and llm.driver.driver is None
+    return llm.driver.stats.is_idle and llm.driver.driver is None
 
 
 def answers(llm: LLM, numbers: list[int], methods: list[Method], *, odd: bool = False) -> list:
@@ -179,7 +134,7 @@ def ring_of(stream: Stream) -> None:
     gc.collect()
 
 
-@pytest.mark.parametrize("name", ["masked", "diffusion", "blocks"])
+@pytest.mark.parametrize("name", ["causal", "rich", "deep", "diffusion", "blocks"])
 @pytest.mark.parametrize(
     ("threads", "odd"),
     [
@@ -211,6 +166,7 @@ def test_threads_get_the_tokens_of_one(
 def test_the_test_above_asks_every_method(methods: dict) -> None:
     """Of those that are registered."""
     kinds = {type(method) for some in methods.values() for method in some}
+    assert not missing(), missing()
     assert kinds == set(METHODS.values())
     used = {type(asked(n, methods[name])[1]["method"]) for name in methods for n in range(200)}
     assert used == kinds
@@ -246,9 +202,9 @@ def test_a_thread_that_fails_stops_no_other(
     folders: dict[str, str], methods: dict, error: BaseException
 ) -> None:
     """Here by an exception from a method of its own, which whoever drives may see."""
-    llm = llm_of(folders, "masked")
+    llm = llm_of(folders, "causal")
     numbers = list(range(40))
-    expected = answers(llm_of(folders, "masked"), numbers, methods["masked"])
+    expected = answers(llm_of(folders, "causal"), numbers, methods["causal"])
     begun = Event()
 
     def failing() -> int:
@@ -265,7 +221,7 @@ def test_a_thread_that_fails_stops_no_other(
         begun.wait(LIMIT)
         found = []
         for number in numbers:
-            prompt, options = asked(number, methods["masked"])
+            prompt, options = asked(number, methods["causal"])
             while True:
                 try:
                     found.append(llm.generate([prompt], **options)[0].ids)
@@ -281,7 +237,7 @@ def test_a_thread_that_fails_stops_no_other(
 
 def test_a_method_that_waits_for_other_answers_is_told_so(folders: dict[str, str]) -> None:
     """Its request ends with an error, what it asked for is taken back, others go on."""
-    llm = llm_of(folders, "masked")
+    llm = llm_of(folders, "causal")
     expected = llm.generate([4, 5], method=Autoregressive(), max_tokens=12)[0].ids
     inner = [
         lambda request: llm.generate([1, 2], max_tokens=2, method=Autoregressive()),
@@ -301,7 +257,7 @@ def test_a_method_that_waits_for_other_answers_is_told_so(folders: dict[str, str
 
 def test_a_method_may_cancel_and_drop_what_it_does_not_wait_for(folders: dict[str, str]) -> None:
     """From the thread that drives; it happens before the next step."""
-    llm = llm_of(folders, "masked")
+    llm = llm_of(folders, "causal")
 
     def does(request: Request) -> None:
         streams = [llm.stream([n + 1], max_tokens=9, method=Autoregressive()) for n in range(4)]
@@ -321,7 +277,7 @@ def test_a_loop_left_to_the_collector_cancels_all_that_is_left_of_it(
     folders: dict[str, str],
 ) -> None:
     """Also where the collector comes while a step is made, in the thread that makes it."""
-    llm = llm_of(folders, "masked")
+    llm = llm_of(folders, "causal")
     options = {"max_tokens": 60, "method": Autoregressive()}
     short = {"max_tokens": 1, "method": Autoregressive()}
     loop = llm.serve([([1], short), ([2], options), ([3], options), ([4], options)])
@@ -341,7 +297,7 @@ def test_a_loop_left_to_the_collector_cancels_all_that_is_left_of_it(
 
 def test_ctrl_c_behind_a_step_leaves_the_driver_free(folders: dict[str, str]) -> None:
     """It may come while a thread says that it is done."""
-    llm = llm_of(folders, "masked")
+    llm = llm_of(folders, "causal")
     expected = llm.generate([4, 5], method=Autoregressive(), max_tokens=12)[0].ids
     answer = llm.submit([4, 5], method=Autoregressive(), max_tokens=12)
     notify = llm.driver.turn.notify_all

@@ -22,15 +22,13 @@ from outpace.methods import (
     METHODS,
     Autoregressive,
     BlockDiffusion,
-    DFlash,
     Diffusion,
-    Eagle,
     FastDLLM,
     LeftToRight,
     Method,
-    Speculative,
     WeDLM,
 )
+from workload import ON_ZOO, further, missing
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 CLOZE: Parts = [
@@ -69,6 +67,7 @@ CASES = [
     ("tiny-wedlm", WeDLM(window=4)),
     ("tiny-wedlm", WeDLM(window=64, eager=False, clip=True)),
 ]
+CASES += [case for case in further(CASES) if case[1].sees_ahead]
 _loaded: dict[str, LLM] = {}
 
 
@@ -157,14 +156,8 @@ def test_what_a_hole_leaves_over_is_no_part_of_the_text() -> None:
     assert llm("tiny-dream").fill(["a", Hole(up_to=5, regex="")]).holes == ("",)
 
 
-REFUSED: list[tuple[str, Method]] = [
-    ("tiny-ar", Autoregressive()),
-    ("tiny-ar", Speculative(draft="tiny-aux")),
-    ("tiny-ar", DFlash(draft="tiny-dflash")),
-    ("tiny-ar", Eagle(draft="tiny-eagle")),
-    ("tiny-wedlm", WeDLM(verify=True)),
-    ("tiny-wedlm", Autoregressive()),
-]
+REFUSED = [(name, method) for name, method in ON_ZOO if not method.sees_ahead]
+REFUSED.append(("tiny-wedlm", Autoregressive()))
 
 
 @pytest.mark.parametrize(("name", "method"), REFUSED, ids=str)
@@ -177,9 +170,10 @@ def test_methods_that_see_nothing_behind_a_hole_are_refused(name: str, method: M
 
 
 def test_all_methods_are_of_one_sort_or_the_other() -> None:
-    """A new one comes into a list here."""
-    able = {type(method) for _, method in CASES}
-    assert able | {type(method) for _, method in REFUSED} == set(METHODS.values())
+    """Each of the workload is tried."""
+    able, refused = ({type(method) for _, method in some} for some in (CASES, REFUSED))
+    assert not missing(), missing()
+    assert able | refused == set(METHODS.values())
 
 
 BAD: list[tuple[Any, str]] = [
@@ -219,7 +213,7 @@ def test_bad_clozes_are_refused_in_time(cloze: Any, says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         model.fill(cloze)
     assert time.process_time() - began < 1.5
-    assert not model.engine.running and not model.driver.inbox
+    assert model.driver.stats.is_idle
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from helpers import (
     diffusion_model,
     feature_draft,
     masked_model,
-    pages_in_use,
     save_tokenizer,
     whole,
 )
@@ -103,9 +102,7 @@ def one(llm: LLM, prompt, **options) -> Output:
 
 def idle(llm: LLM) -> bool:
     """Whether nothing is left of any request."""
-    engine = llm.engine
-    waiting = engine.running or engine.queue or llm.driver.inbox
-    return not waiting and pages_in_use(engine) == 0
+    return llm.driver.stats.is_idle
 
 
 @dataclass(frozen=True, kw_only=True)

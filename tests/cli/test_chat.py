@@ -173,7 +173,7 @@ def test_ctrl_c_ends_an_answer_and_keeps_what_is_there(
     assert talk.last is not None and talk.last.output is not None
     assert talk.last.output.finish_reason == "cancelled"
     assert talk.said[1]["content"] == talk.last.output.text == talk.last.text.plain != ""
-    assert not llm.engine.running and not llm.driver.inbox
+    assert llm.driver.stats.is_idle
     talk.take(STORY)
     assert talk.last.output.finish_reason == "length"
 

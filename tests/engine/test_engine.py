@@ -17,6 +17,7 @@ from helpers import (
     engine_of,
     enter,
     finish,
+    is_idle,
     pages_in_use,
     runner,
     tokens,
@@ -27,6 +28,7 @@ from outpace.engine import readout
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import Engine
 from outpace.engine.job import DecodingError, Job
+from outpace.engine.stats import Stats
 from outpace.methods import APD, D2F, Autoregressive, LeftToRight, Method
 from workload import MODELS, Request, alone, new_engine, result, serve
 
@@ -229,7 +231,7 @@ def test_requests_wait_for_memory_in_order() -> None:
         for i, request in enumerate(batch)
     ]
     engine.step()
-    assert len(engine.running) == 1 and len(engine.queue) == 2
+    assert Stats.of(engine).running == 1 and Stats.of(engine).waiting == 2
     finish(engine)
     assert [result(job) for job in jobs] == [alone(request) for request in batch]
     assert ended == [0, 1, 2]
@@ -266,7 +268,7 @@ def test_number_of_running_requests_is_limited() -> None:
     jobs = [Request(method=AR, max_tokens=3).submit(engine) for _ in range(5)]
     running = []
     while engine.step():
-        running.append(len(engine.running))
+        running.append(Stats.of(engine).running)
     assert max(running) == 2 and all(job.done for job in jobs)
 
 
@@ -279,7 +281,8 @@ def test_cancelling_a_queued_request_takes_it_out() -> None:
     first, second = (Request(method=AR).submit(engine) for _ in range(2))
     engine.step()
     engine.cancel(second)
-    assert second.request.finish_reason == "cancelled" and not engine.queue
+    assert second.request.finish_reason == "cancelled"
+    assert not Stats.of(engine).waiting
     finish(engine)
     assert result(first) == alone(Request(method=AR)) and second.request.trace == []
 
@@ -337,7 +340,7 @@ def test_one_listener_may_cancel_another_request() -> None:
     finish(engine)
     assert result(jobs[0]) == alone(Request(method=AR))
     assert jobs[1].request.finish_reason == "cancelled"
-    assert pages_in_use(engine) == 0 and not engine.running
+    assert is_idle(engine)
 
 
 def test_cancelling_what_has_ended_changes_nothing() -> None:
@@ -361,8 +364,7 @@ def fails_alone(method: Method) -> DecodingError:
     assert result(jobs[0]) == result(jobs[2]) == alone(neighbour)
     assert isinstance(jobs[1].error, DecodingError)
     assert jobs[1].request.finish_reason is None and jobs[1].done
-    assert not engine.running
-    assert pages_in_use(engine) == 0
+    assert is_idle(engine)
     return jobs[1].error
 
 
@@ -422,7 +424,7 @@ def test_error_in_a_pass_fails_all_who_were_in_it(monkeypatch: pytest.MonkeyPatc
         patch.setattr(jobs[0].pairing.runners["target"], "launch", broken)
         finish(engine)
     assert all("out of memory" in str(job.error) for job in jobs)
-    assert pages_in_use(engine) == 0 and not engine.running
+    assert is_idle(engine)
     job = Request(method=AR).submit(engine)
     finish(engine)
     assert result(job) == alone(Request(method=AR))
@@ -468,7 +470,7 @@ def test_a_lost_device_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(each.cache, "erase", gone)
     finish(engine)
     assert all("device is lost" in str(job.error) and job.over for job in jobs)
-    assert not engine.running and not engine.queue and pages_in_use(engine) == 0
+    assert is_idle(engine)
     late = Request(method=AR).submit(engine)
     finish(engine)
     assert "device is lost" in str(late.error)
@@ -493,7 +495,7 @@ def refuse(request: Request, message: str, engine: Engine | None = None) -> None
     engine = engine or new_engine()
     with pytest.raises(ValueError, match=message):
         request.submit(engine)
-    assert not engine.queue
+    assert not Stats.of(engine).waiting
 
 
 def test_empty_prompt_is_refused() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import literal
-from helpers import engine_of, finish, pages_in_use, runner
+from helpers import engine_of, finish, is_idle, pages_in_use, runner
 from outpace.decoding import Sampling
 from outpace.engine.cache import PAGE
 from outpace.methods import (
@@ -55,6 +55,7 @@ def test_every_registered_method_is_in_the_workload(monkeypatch: pytest.MonkeyPa
     monkeypatch.delitem(RANDOM, WeDLM)
     assert missing().split("; ") == [
         "KINDS of tests/workload.py has no New: add one",
+        "ZOO of tests/workload.py has no New: add one",
         "STRATEGIES of tests/workload.py has no New: add one",
         "RANDOM of tests/workload.py has no WeDLM: add one",
         "RANDOM of tests/workload.py has no New: add one",
@@ -95,8 +96,7 @@ def test_a_hundred_mixed_requests_equal_each_alone() -> None:
     batch = [random_request(rng) for _ in range(100)]
     engine = new_engine(slots=400, max_rows=64)
     assert serve(engine, batch) == [alone(request) for request in batch]
-    assert pages_in_use(engine) == 0
-    assert not engine.running and not engine.queue
+    assert is_idle(engine)
     assert {type(request.method) for request in batch} == set(METHODS.values())
 
 

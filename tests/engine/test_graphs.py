@@ -22,6 +22,8 @@ from outpace.models.transformer import Transformer
 from spans import random
 from workload import KINDS, MODELS, Request
 
+pytest.importorskip("triton")
+
 CPU, KEPT = torch.device("cpu"), Sample(keep=True)
 FIRST = (Autoregressive, APD, DFlash, Eagle)
 QUICK = [next(method for method in KINDS if isinstance(method, kind)) for kind in FIRST]

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 import outpace
-from helpers import pages_in_use
+from helpers import is_idle
 from outpace.decoding import Decoding, Forward
 from outpace.decoding import Request as Tokens
 from outpace.engine.cache import PAGE
 from outpace.engine.engine import Engine
 from outpace.engine.job import DecodingError, Job
+from outpace.engine.stats import Stats
 from outpace.methods import Method
 from workload import BATCH, Request, alone, new_engine, result
 
@@ -94,7 +95,7 @@ def serve(engine: Engine, requests: list[Request], trace: Trace | None = None) -
 
 def harmed(engine: Engine, jobs: list[Job], requests: list[Request]) -> int:
     """How many ended with an error; all others must be as alone, and nothing may be left."""
-    assert not engine.running and not engine.queue and pages_in_use(engine) == 0
+    assert is_idle(engine)
     assert all(job.done for job in jobs)
     errors = 0
     for job, request in zip(jobs, requests, strict=True):
@@ -306,7 +307,7 @@ def test_an_interrupt_while_one_is_cancelled_harms_nobody(steps: int) -> None:
         for _ in range(1000):
             if not engine.step():
                 break
-        assert not engine.running and not engine.queue and pages_in_use(engine) == 0
+        assert is_idle(engine)
         assert [result(job) for job in jobs[::2]] == [alone(request) for request in BATCH[:3:2]]
         assert jobs[1].done, trace.where
     assert at > 5
@@ -317,7 +318,7 @@ def test_one_that_was_cancelled_before_it_came_never_runs() -> None:
     engine = new_engine()
     job = BATCH[0].submit(engine)
     engine.cancel(job)
-    assert engine.enter(job) is job and not engine.queue
+    assert engine.enter(job) is job and not Stats.of(engine).waiting
     assert not engine.step() and not job.request.trace
 
 
@@ -358,9 +359,7 @@ for number in range(60):
         assert text == expected == stream.output.text, (number, text)
     assert llm.generate("Ben has three apples", **asked)[0].text == expected
     llm.driver.step()
-    engine = llm.engine
-    held = sum(int((~runner.cache.free).sum()) for runner in engine.runners)
-    assert not (engine.running or engine.queue or llm.driver.inbox or held), (number, held)
+    assert llm.driver.stats.is_idle, (number, llm.driver.stats)
     assert llm.driver.driver is None
 assert harmed <= 10, harmed
 print("well")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import causal_model, engine_of, enter, finish, pages_in_use, runner
+from helpers import causal_model, engine_of, enter, finish, is_idle, pages_in_use, runner
 from outpace.decoding import CAUSAL_KINDS, FULL, Decoding, Forward, Kind, Read, Request, Sampling
 from outpace.decoding.sampling import Reader, Readout, Sample
 from outpace.engine.cache import PAGE
@@ -148,7 +148,7 @@ def beside(
     jobs += [request.submit(engine) for request in around[2:]]
     finish(engine)
     assert [result(job) for job in jobs] == [alone(request) for request in around]
-    assert pages_in_use(engine) == 0 and not engine.running and not engine.queue
+    assert is_idle(engine)
     return own
 
 

@@ -15,8 +15,8 @@ from helpers import (
     causal_model,
     diffusion_model,
     feature_draft,
+    is_idle,
     masked_model,
-    pages_in_use,
     save_tokenizer,
 )
 from outpace import LLM, Output
@@ -133,7 +133,7 @@ def test_a_prompt_that_the_smaller_one_cannot_read_is_refused_there_alone(
         with pytest.raises(ValueError, match=f"vocabulary of .*small, which has {SMALL} tokens"):
             llm.generate(PROMPTS, method=method, max_tokens=5)
         assert ids(said(llm, PROMPTS)) == expected
-    assert not llm.engine.queue and pages_in_use(llm.engine) == 0
+    assert is_idle(llm.engine)
 
 
 def test_the_end_of_sequence_may_be_what_only_the_larger_one_has(folders: dict[str, str]) -> None:
@@ -287,7 +287,7 @@ class Watching(Autoregressive):
 
     def decode(self, request: Request) -> Decoding:
         """Decode as ever."""
-        Watching.most = max(Watching.most, len(self.llm.engine.running))
+        Watching.most = max(Watching.most, self.llm.driver.stats.running)
         request.finish_reason = "cancelled"
         yield from ()
 

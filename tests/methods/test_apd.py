@@ -336,6 +336,7 @@ def test_ratio_zero_keeps_only_what_the_verifier_would_decode(engine: Engine) ->
     assert checked > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"temperature": 2.5}, {"temperature": 4.0, "top_p": 0.8}], ids=str
 )

@@ -32,6 +32,7 @@ from outpace.checkpoints.load import load_config
 from outpace.decoding import FULL, Prediction, Request, Sample, Sampling, Target
 from outpace.engine.engine import Engine
 from outpace.engine.pairing import view
+from outpace.engine.stats import Stats
 from outpace.methods import Diffusion
 from outpace.methods.diffusion import Moved
 
@@ -339,7 +340,7 @@ def test_guidance_needs_a_model_that_was_trained_for_it(engine: Engine) -> None:
     message = "guidance=0.5 needs a model that was trained to answer a prompt"
     with pytest.raises(ValueError, match=message):
         enter(engine, Diffusion(guidance=0.5), PROMPT, runners=runners, max_tokens=32)
-    assert not engine.queue
+    assert not Stats.of(engine).waiting
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive
+from compared import PROMPTS, TOKENS, check_verified, newest
 from helpers import (
     MASK,
     VOCAB,
@@ -46,9 +47,6 @@ from outpace.methods import (
     WeDLM,
 )
 
-PROMPTS = [[5], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]]
-TOKENS = 16
-
 CAUSAL = causal_model(seed=1)
 MASKED = masked_model(seed=3)
 # One set of weights seen with and without later rows, so that both agree now and then.
@@ -71,11 +69,6 @@ def run(engine: Engine, method, prompt: list[int], eos: int | None, **roles: str
     job = enter(engine, method, prompt, runners=runners, max_tokens=TOKENS, eos=ends)
     finish(engine)
     return tokens(job)
-
-
-def newest(output: list[int]) -> int:
-    """The token that comes last for the first time: as end-of-sequence it cuts late."""
-    return max(set(output), key=output.index)
 
 
 @pytest.fixture(scope="module")
@@ -315,20 +308,6 @@ def test_the_comparison_above_sees_long_and_short_runs(engine: Engine) -> None:
     assert {1, 2, 3, 4} <= kept
 
 
-def check_verified(engine: Engine, method, names: tuple[str, str], prompt, loop) -> None:
-    """Tokens, and how many each verification brought, with and without an end-of-sequence."""
-    runners = {role: runner(engine, n) for role, n in zip(("target", "draft"), names, strict=True)}
-    target = runners["target"].model
-    plain = naive.autoregressive(target, prompt, TOKENS)
-    for eos in (None, newest(plain)):
-        ends = frozenset() if eos is None else frozenset([eos])
-        job = enter(engine, method, prompt, runners=runners, max_tokens=TOKENS, eos=ends)
-        finish(engine)
-        kept = [step.kept for step in job.request.trace if step.model == "target"]
-        assert (tokens(job), kept) == loop(eos)
-        assert tokens(job) == naive.autoregressive(target, prompt, TOKENS, eos)
-
-
 @pytest.mark.parametrize("count", [1, 2, 5, 20])
 @pytest.mark.parametrize("draft", ["near", "verifier"])
 def test_speculative(engine: Engine, count: int, draft: str) -> None:
@@ -340,7 +319,7 @@ def test_speculative(engine: Engine, count: int, draft: str) -> None:
             return naive.speculative(CAUSAL, model, prompt, TOKENS, tokens=count, eos=eos)
 
         method = Speculative(draft="", tokens=count)
-        check_verified(engine, method, ("causal", draft), prompt, loop)
+        check_verified(engine, method, {"target": "causal", "draft": draft}, prompt, loop)
 
 
 @pytest.mark.parametrize("block", [1, 2, 4, 5])
@@ -355,7 +334,7 @@ def test_dflash(engine: Engine, draft: str, block: int) -> None:
             return naive.dflash(TARGET, FEATURES, prompt, TOKENS, block=block, eos=eos)
 
         method = DFlash(draft="", block=block, tokens=TOKENS)
-        check_verified(engine, method, ("target", draft), prompt, loop)
+        check_verified(engine, method, {"target": "target", "draft": draft}, prompt, loop)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +349,7 @@ def test_eagle(engine: Engine, width: int, depth: int, nodes: int) -> None:
             return naive.eagle(DEEP, STATES, prompt, TOKENS, **shape, eos=eos)
 
         method = Eagle(draft="", width=width, depth=depth, nodes=nodes)
-        check_verified(engine, method, ("deep", "states"), prompt, loop)
+        check_verified(engine, method, {"target": "deep", "draft": "states"}, prompt, loop)
 
 
 shares = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 0.95, 1.0])

@@ -20,6 +20,7 @@ from helpers import (
 )
 from outpace.decoding import CAUSAL, Forward, Prediction, Request, Sampling, Target
 from outpace.engine.engine import Engine
+from outpace.engine.stats import Stats
 from outpace.methods import Autoregressive, WeDLM
 
 SURE, TORN = 0.0, 2.0
@@ -247,11 +248,12 @@ def test_requests_that_exceed_the_memory_wait() -> None:
         enter(engine, WeDLM(window=16), [1, 2, 3], runners=runners, max_tokens=20) for _ in range(3)
     ]
     engine.step()
-    assert len(engine.queue) == 2
+    assert Stats.of(engine).waiting == 2
     finish(engine)
     assert len({tuple(tokens(job)) for job in jobs}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"temperature": 0.7}, {"temperature": 1.5, "top_p": 0.9}, {"temperature": 3.0, "top_k": 6}],

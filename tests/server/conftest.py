@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-from openai import OpenAI
-from starlette.testclient import TestClient
 
-from outpace.server.app import build
-from outpace.server.service import Service
-from outpace.server.settings import Config, zoo
+if TYPE_CHECKING:
+    from openai import OpenAI
+    from starlette.testclient import TestClient
+
+    from outpace.server.service import Service
 
 URL = "http://localhost"
 """A host under which a server without a key answers."""
@@ -19,12 +20,19 @@ URL = "http://localhost"
 @pytest.fixture(scope="session")
 def service() -> Service:
     """The zoo, loaded."""
+    from outpace.server.service import Service
+    from outpace.server.settings import Config, zoo
+
     return Service.load(Config(models=zoo()))
 
 
 @pytest.fixture(scope="session")
 def client(service: Service) -> Iterator[TestClient]:
     """Its routes; what fails in them is an answer, as it is on a network."""
+    from starlette.testclient import TestClient
+
+    from outpace.server.app import build
+
     with TestClient(build(service), URL, raise_server_exceptions=False) as client:
         yield client
 
@@ -32,4 +40,6 @@ def client(service: Service) -> Iterator[TestClient]:
 @pytest.fixture(scope="session")
 def openai(client: TestClient) -> OpenAI:
     """The official client, which asks them."""
+    from openai import OpenAI
+
     return OpenAI(base_url=f"{URL}/v1", api_key="none", http_client=client, max_retries=0)

@@ -9,6 +9,7 @@ from threading import Condition, get_ident
 
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
+from outpace.engine.stats import Stats
 
 LOG = logging.getLogger(__name__)
 
@@ -34,6 +35,13 @@ class Driver:
         self.turn = Condition()
         self.driver: int | None = None
         self.failures = 0
+
+    @property
+    def stats(self) -> Stats:
+        """Those of the engine; requests that it has not received yet wait as well."""
+        stats = Stats.of(self.engine)
+        coming = sum(enters for _, enters in list(self.inbox))
+        return stats._replace(waiting=stats.waiting + coming)
 
     def submit(self, job: Job) -> None:
         """Let a request in before the next step."""

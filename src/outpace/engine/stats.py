@@ -1,0 +1,38 @@
+"""An engine at one moment: its requests, and the memory that they hold."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from outpace.engine.engine import Engine
+from outpace.engine.runner import Usage
+
+
+class Stats(NamedTuple):
+    """Requests and memory of an engine.
+
+    Attributes:
+        waiting: requests that have no memory yet.
+        running: requests that have memory.
+        models: pages of each model's cache.
+    """
+
+    waiting: int
+    running: int
+    models: tuple[Usage, ...]
+
+    @classmethod
+    def of(cls, engine: Engine) -> Stats:
+        """Read them; safe in any thread."""
+        models = tuple(runner.usage for runner in engine.runners)
+        return cls(len(engine.queue), len(engine.running), models)
+
+    @property
+    def held(self) -> int:
+        """Pages that requests hold, in the caches of all models."""
+        return sum(model.held for model in self.models)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no request, and no memory of an earlier one."""
+        return not (self.waiting or self.running or self.held)

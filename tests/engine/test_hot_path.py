@@ -1,0 +1,54 @@
+"""How much of the library one further token runs through: few calls, in few files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CALLS, FILES = 350, 30
+"""The most calls of functions of the library, and files, of one further token of a request."""
+TOKENS = 8
+
+PROGRAM = f"""
+import sys
+from pathlib import Path
+
+import torch
+
+import outpace
+from outpace import LLM
+from outpace.methods import Autoregressive
+
+torch.set_num_threads(1)
+root = str(Path(outpace.__file__).parent)
+calls = []
+
+
+def count(frame, event, argument):
+    if event == "call" and frame.f_code.co_filename.startswith(root):
+        calls.append(frame.f_code.co_filename)
+
+
+llm = LLM("tiny-ar", method=Autoregressive())
+answer = llm.submit("Count from 10 by 5 up to 99.", max_tokens=40, temperature=0.0)
+request = answer.job.request
+while len(request.tokens) < 8:
+    llm.driver.step()
+before = len(request.tokens)
+sys.setprofile(count)
+while len(request.tokens) < before + {TOKENS}:
+    llm.driver.step()
+sys.setprofile(None)
+assert len(request.tokens) == before + {TOKENS} and not answer.job.done
+print(len(calls) / {TOKENS}, len(set(calls)))
+"""
+
+
+def test_a_further_token_takes_few_calls_and_files() -> None:
+    """Of one request of a small model, without noise, in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    calls, files = (float(each) for each in done.stdout.split())
+    print(f"{calls:g} calls and {files:g} files per further token")
+    assert calls <= CALLS and files <= FILES, (calls, files)
+    assert calls > 20 and files > 5  # otherwise nothing was counted

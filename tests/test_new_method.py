@@ -1,0 +1,204 @@
+"""The page on adding a method, followed word for word in a copy: few files, and all guards pass."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shown import blocks
+
+ROOT = Path(__file__).parent.parent
+PAGE = "docs/adding-a-method.md"
+FILES = 8
+"""Files that a new method may need, all guards and its own tests included."""
+
+HEAD = '''"""Prompt lookup: drafts are copied from the text so far (Saxena, 2023)."""
+
+from dataclasses import dataclass
+
+from outpace.decoding import Decoding, Forward, Request, agreement
+from outpace.methods.method import Method
+
+'''
+MEANINGS = """    "prompt_lookup": {
+        "tokens": "most tokens copied at a time",
+        "match": "last tokens that an earlier place must have as well",
+    },
+"""
+LOOP = '''
+
+def prompt_lookup(
+    model: Transformer,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    tokens: int,
+    match: int,
+    eos: int | None = None,
+) -> Verified:
+    """Drafts are what followed the last few tokens where they stood before."""
+
+    def guess(ids: list[int], room: int) -> list[int]:
+        for end in reversed(range(match, len(ids))):
+            if ids[end - match : end] == ids[-match:]:
+                return ids[end:][: min(tokens, room)]
+        return []
+
+    return verified(model, prompt, max_tokens, eos, guess)
+'''
+COMPARISON = '''
+
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("match", [1, 2])
+def test_it_equals_its_loop(tokens: int, match: int) -> None:
+    """Drafts of several lengths."""
+    method = PromptLookup(tokens=tokens, match=match)
+    for prompt in [*PROMPTS, [3, 1, 4] * 4]:
+
+        def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
+            options = {"tokens": tokens, "match": match}
+            return naive.prompt_lookup(MODELS["near"], prompt, TOKENS, **options, eos=eos)
+
+        check_verified(new_engine(), method, {"target": "near"}, prompt, loop)
+'''
+IMPORTS = '''"""Prompt lookup, step by step and against its loop."""
+
+import pytest
+
+import naive
+from compared import PROMPTS, TOKENS, check_verified
+from outpace.decoding import Prediction, Request
+from outpace.methods import PromptLookup
+from workload import MODELS, new_engine
+
+
+'''
+ROW = (
+    "| `prompt_lookup` | `PromptLookup` | causal models | – | adaptive, up to `tokens` + 1; "
+    "lossless |\n"
+)
+SECTION = """## PromptLookup
+
+*Source:* [Saxena, 2023](https://github.com/apoorvumang/prompt-lookup-decoding).
+
+*Loop:* what followed the last few tokens before is verified in one pass.
+
+| option | default | meaning |
+|---|---|---|
+| `tokens` | 6 | most tokens copied at a time |
+| `match` | 2 | last tokens that an earlier place must have as well |
+
+"""
+STRATEGY = "st.builds(PromptLookup, tokens=st.integers(1, 6), match=st.integers(1, 3))"
+RANDOM = "lambda rng: PromptLookup(tokens=rng.randint(1, 6), match=rng.randint(1, 2))"
+
+
+def insert(path: Path, place: str, text: str) -> None:
+    """Insert text before a place that a file has once."""
+    old = path.read_text()
+    assert old.count(place) == 1, (path, place, old.count(place))
+    path.write_text(old.replace(place, text + place))
+
+
+def contribute(root: Path) -> None:
+    """Make the edits of the page's table for its worked example."""
+    page = blocks(root / PAGE, "python")
+    (method,) = (block for block in page if "class PromptLookup" in block)
+    (scripted,) = (block for block in page if "def test_prompt_lookup" in block)
+    package, tests = root / "src/outpace/methods", root / "tests"
+    (package / "prompt_lookup.py").write_text(HEAD + "\n" + method[method.index("@dataclass") :])
+    names = package / "__init__.py"
+    insert(names, "from outpace.methods.speculative", IMPORT)
+    insert(names, '    "speculative": ', '    "prompt_lookup": PromptLookup,\n')
+    insert(names, '    "Speculative",', '    "PromptLookup",\n')
+    insert(package / "meanings.py", '    "speculative": {', MEANINGS)
+
+    with (tests / "naive.py").open("a") as file:
+        file.write(LOOP)
+    work = tests / "workload.py"
+    insert(work, "    Speculative,\n    WeDLM,\n)", "    PromptLookup,\n")
+    insert(work, ']\n"""Of each method a few', "    PromptLookup(tokens=3, match=1),\n")
+    insert(work, '    ],\n    "tiny-wedlm": [', "        PromptLookup(match=1),\n")
+    insert(work, "    WeDLM: st.builds(", f"    PromptLookup: {STRATEGY},\n")
+    insert(work, "    WeDLM: lambda rng", f"    PromptLookup: {RANDOM},\n")
+    own = IMPORTS + scripted[scripted.index("def test_prompt_lookup") :].rstrip() + "\n"
+    (tests / "methods/test_prompt_lookup.py").write_text(own + COMPARISON)
+
+    insert(root / "docs/methods.md", "| `dflash` | `DFlash` |", ROW)
+    insert(root / "docs/methods.md", "## DFlash\n", SECTION)
+    insert(root / "CHANGELOG.md", "- `WeDLM`: masks", "- `PromptLookup` copies its drafts.\n")
+
+
+IMPORT = "from outpace.methods.prompt_lookup import PromptLookup\n"
+WHOLE = (
+    *("tests/test_public.py", "tests/test_floors.py", "tests/test_size.py"),
+    *("tests/methods/test_prompt_lookup.py", "tests/methods/test_method.py"),
+    *("tests/cli/test_options.py", "tests/test_docs.py::test_links_lead_somewhere"),
+    "tests/engine/test_equivalence.py::test_a_hundred_mixed_requests_equal_each_alone",
+    "tests/engine/test_equivalence.py::test_every_registered_method_is_in_the_workload",
+    "tests/methods/test_naive.py::test_every_method_has_a_naive_loop",
+    "tests/api/test_driver.py::test_the_test_above_asks_every_method",
+    "tests/api/test_fill.py::test_all_methods_are_of_one_sort_or_the_other",
+)
+BY_NAME = (
+    *("tests/methods/test_options.py", "tests/engine/test_equivalence.py", "tests/test_stops.py"),
+    *("tests/test_logprobs.py", "tests/api/test_fill.py", "tests/engine/test_int8.py"),
+)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """All files of a tree but what Python writes, by path."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository's files in which the method is contributed."""
+    root = tmp_path_factory.mktemp("copy")
+    leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("src", "tests", "docs", "examples", "benchmarks"):
+        shutil.copytree(ROOT / name, root / name, ignore=leave)
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("*.toml"), ROOT / "LICENSE", ROOT / "Makefile"):
+        shutil.copy(path, root)
+    return root
+
+
+def run(root: Path, *words: str) -> str:
+    """Run tests of the copy, on its package; return what they print."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_method_is_added_as_the_page_says(copy: Path) -> None:
+    """Its table names each file that is edited, and no other; the guards and its tests pass."""
+    before = files(copy)
+    contribute(copy)
+    after = files(copy)
+    edited = {name for name, data in after.items() if before.get(name) != data}
+    table = (copy / PAGE).read_text().partition("## Contributing it")[2]
+    named = re.findall(r"^\| `([\w./]+)` \|", table.replace("NAME", "prompt_lookup"), re.MULTILINE)
+    assert edited == set(named) and before.keys() <= after.keys()
+    assert len(edited) <= FILES, sorted(edited)
+    quick = "not slow and not exhaustive and not browser"
+    run(copy, "-m", quick, *WHOLE)
+    ran = run(copy, "-m", quick, "-k", "PromptLookup or prompt_lookup", *BY_NAME)
+    (passed,) = re.findall(r"(\d+) passed", ran)
+    assert int(passed) >= 10, ran
