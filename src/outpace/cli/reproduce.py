@@ -79,7 +79,7 @@ def redraw(
     figure: Figure, plan: Scale, scale: str, asking: Asking, loading: Loading, out: Path
 ) -> None:
     """Measure a figure, judge what the paper claims, write figures and picture."""
-    from outpace.benchmark.picture import draw_figure
+    from outpace.benchmark.plots import draw_figure
 
     name = figure.file(scale)
     with replaced(out / f"{name}.json") as file, replaced(out / f"{name}.png") as picture:
