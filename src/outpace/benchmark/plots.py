@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ SPEEDS = {
     "tokens_per_forward": "tokens per forward",
     "tokens_per_cpu_second": "tokens per CPU second",
 }
-CLOCKED = SPEEDS | {"tokens_per_second": "tokens per second", "speedup": "times as fast"}
-HEIGHTS = {"accuracy": "accuracy (%)", "acceptance_length": "acceptance length"}
 GREY = "#888888"
 BLUE, ORANGE = "#2166ac", "#d95f0e"
 
@@ -86,7 +83,7 @@ def draw_front(results: Results, path: Path) -> None:
     Beside tokens per forward stand those per CPU second, where all results have them.
     """
     keys = [key for key in SPEEDS if all(key in result for result in results)]
-    figure = Figure(figsize=(6.2 * len(keys), 5.2), layout="constrained")
+    figure = new_figure(6.2 * len(keys), 5.2)
     panes = figure.subplots(1, len(keys), sharey=True, squeeze=False)[0]
     for pane, key in zip(panes, keys, strict=True):
         for name, line in lines_of(results).items():
@@ -100,57 +97,6 @@ def draw_front(results: Results, path: Path) -> None:
     panes[0].set_ylabel("accuracy (%)")
     add_legend(figure, panes[0])
     save(figure, path)
-
-
-def draw_figure(results: Results, published: Results, title: str, path: Path) -> None:
-    """Write a plot of accuracy, or what is accepted, against speed: here and in the paper."""
-    figure = Figure(figsize=(12.4, 5.2), layout="constrained")
-    here, there = figure.subplots(1, 2)
-    key = "tokens_per_cpu_second" if results[0]["clock"] == "cpu" else "tokens_per_second"
-    speed, height = axes_of(published)
-    for name, line in lines_of(results).items():
-        plot(here, line, key, name, height)
-    shown = [point for point in published if {speed, height} <= set(point)]
-    for name in dict.fromkeys(point["setting"] for point in shown):
-        line = [point for point in shown if point["setting"] == name]
-        x, y = ([point[axis] for point in line] for axis in (speed, height))
-        there.plot(x, y, "o", fillstyle="none", label=name)
-        for point in line:
-            place = (point[speed], point[height])
-            there.annotate(differing(point), place, (4, 4), textcoords="offset points", size=6)
-    if not shown:
-        middle = {"ha": "center", "transform": there.transAxes}
-        there.text(0.5, 0.5, "no points with both figures", **middle)
-    for pane, name in ((here, CLOCKED[key]), (there, f"{CLOCKED[speed]}, as published")):
-        pane.set_xlabel(name)
-        pane.set_ylabel(HEIGHTS[height])
-        pane.grid(alpha=0.3)
-        pane.margins(x=0.14, y=0.09)
-        if pane.get_legend_handles_labels()[0]:
-            pane.legend(loc="upper left", bbox_to_anchor=(0, -0.1), fontsize=6, frameon=False)
-    figure.suptitle(title, fontsize=10)
-    save(figure, path)
-
-
-def axes_of(published: Results) -> tuple[str, str]:
-    """The speed and the height that most published points have both of."""
-    pairs = product(("tokens_per_second", "speedup"), HEIGHTS)
-    return max(pairs, key=lambda pair: sum(set(pair) <= set(point) for point in published))
-
-
-def differing(point: Result) -> str:
-    """What a published point says beside its figures."""
-    figures = (
-        "accuracy",
-        "tokens_per_",
-        "latency",
-        "answer_tokens",
-        "place",
-        "setting",
-        "speedup",
-        "acceptance",
-    )
-    return ", ".join(f"{k}={v}" for k, v in point.items() if not k.startswith(figures))
 
 
 def plot(pane: Axes, line: Results, key: str, name: str, height: str = "accuracy") -> None:
@@ -172,7 +118,7 @@ def plot(pane: Axes, line: Results, key: str, name: str, height: str = "accuracy
 
 def draw_loads(results: Results, path: Path) -> None:
     """Write a plot of throughput and latency against the number of requests at a time."""
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    figure = new_figure(10, 4.6)
     throughput, latency = figure.subplots(1, 2)
     for name, line in by_batch(results).items():
         batches = [result["batch"] for result in line]
@@ -213,7 +159,7 @@ def draw_bars(results: Results, path: Path, key: str, label: str) -> None:
         + (f"\n{loaded(result)}" if several else "")
         for result in ordered
     ]
-    figure = Figure(figsize=(9, 0.45 * len(ordered) + 1.2), layout="constrained")
+    figure = new_figure(9, 0.45 * len(ordered) + 1.2)
     pane = figure.add_subplot()
     bars = pane.barh(range(len(ordered)), [value_of(result, key) for result in ordered])
     pane.set_yticks(range(len(ordered)), names, fontsize=7)
@@ -236,7 +182,7 @@ def draw_levels(levels: Sequence[LevelFigures], title: str, path: Path) -> None:
     name = "rate" if "rate" in levels[0] else "concurrency"
     levels = sorted(levels, key=lambda level: level[name])
     load = [level[name] for level in levels]
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure = new_figure(10, 4.2)
     throughput, latency = figure.subplots(1, 2)
     rates = [level["tokens_per_second"] or 0 for level in levels]
     throughput.plot(load, rates, "-o", color=BLUE, markersize=4)
@@ -261,7 +207,7 @@ def draw_slots(output: Output, title: str, path: Path) -> None:
     states = slot_states(output)
     forwards, slots = states.shape
     width, height = max(slots * CELL, 5.5) + 0.9, max(forwards * 1.6 * CELL, 1.2) + 1.5
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = new_figure(width, height)
     pane = figure.add_subplot()
     pane.imshow(
         states,
@@ -284,6 +230,11 @@ def draw_slots(output: Output, title: str, path: Path) -> None:
     ]
     figure.legend(handles=patches, loc="outside lower left", ncols=4, fontsize=8, frameon=False)
     save(figure, path)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of this size in inches, whose parts do not overlap."""
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def format_load_axis(pane: Axes, ticks: Sequence[float], label: str) -> None:
