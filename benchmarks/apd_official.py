@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,8 +34,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from checkpoints import SMALL_AUX, SMALL_DREAM, load, prompt, silenced, write
-from harness import Bar, Row, alternate, arguments, costs, finish, imported, prepare, show
-from outpace import LLM
+from harness import Bar, imported
+from official import Decode, Measured, allow_loading, compare, ours, parser_for, run_comparison
+from outpace.api.options import Options
 from outpace.decoding import agreement
 from outpace.methods import APD
 
@@ -44,15 +45,12 @@ ACCEPTED = 5
 WINDOWS = ((16, 32), (16, 100), (None, None))
 LIMITS = {0.2: 0.7, 0.0: 0.85}
 
-Run = Callable[[], tuple[list[int], int]]
-"""New tokens and number of iterations of a decode."""
-
 
 class Official:
     """The authors' code on a target and a verifier."""
 
     def __init__(self, module: Any, target: Path, verifier: Path) -> None:
-        (target / "generation_config.json").write_text("{}")  # their loading asks for one
+        allow_loading(target)
         self.module = module
         dream = importlib.import_module("dream.modeling_dream").DreamModel
         self.target = dream.from_pretrained(target, attn_implementation="sdpa").float().eval()
@@ -60,10 +58,10 @@ class Official:
             verifier, attn_implementation="sdpa", dtype=torch.float32
         ).eval()
 
-    def run(self, ids: list[int], tokens: int, temperature: float, **window: int | None) -> Run:
+    def run(self, tokens: int, temperature: float, **window: int | None) -> Decode:
         """A decode with `kv_window` and `max_lookahead`."""
 
-        def decode() -> tuple[list[int], int]:
+        def decode(ids: list[int]) -> tuple[list[int], int]:
             torch.manual_seed(0)
             out = self.target.diffusion_generate(
                 torch.tensor([ids]),
@@ -82,21 +80,11 @@ class Official:
         return decode
 
 
-def ours(llm: LLM, method: APD, ids: list[int], tokens: int, temperature: float) -> Run:
-    """The same decode here."""
-
-    def decode() -> tuple[list[int], int]:
-        output = llm.generate(
-            ids,
-            method=method,
-            max_tokens=tokens,
-            temperature=temperature,
-            top_p=TOP_P if temperature else 1.0,
-            top_k=TOP_K if temperature else None,
-        )[0]
-        return output.ids, output.forwards
-
-    return decode
+def filters(temperature: float) -> Options:
+    """Options of `generate` as the authors filter."""
+    if not temperature:
+        return Options(temperature=0.0, top_p=1.0, top_k=None)
+    return Options(temperature=temperature, top_p=TOP_P, top_k=TOP_K)
 
 
 @contextmanager
@@ -121,72 +109,57 @@ def forced(official: Official, accepted: int) -> Iterator[None]:
         yield
 
 
-def compare(sides: dict[str, Run], rounds: int) -> list[Row]:
-    """Milliseconds per iteration of each side, and its ratio to the first one."""
-    iterations = {name: run()[1] for name, run in sides.items()}
-    sums = costs(alternate(sides, rounds), iterations, "iteration")
-    return [{"side": name, **row} for name, row in sums.items()]
-
-
 def label(window: int | None, lookahead: int | None) -> str:
     """Name of a setting."""
     return "no W, no M" if window is None else f"W {window}, M {lookahead}"
 
 
-def measure(
-    official: Official, llm: LLM, verifier: str, options: argparse.Namespace
-) -> tuple[dict[str, list[Row]], list[Bar]]:
+def measure(options: argparse.Namespace, module: Any, folder: Path) -> Measured:
     """All settings with forced acceptance, then greedily with free acceptance."""
-    ids = prompt(64, llm.config.vocab)
+    target = write(folder / "target", SMALL_DREAM, mute=silenced(SMALL_DREAM))
+    verifier = str(write(folder / "verifier", SMALL_AUX, seed=1))
+    official, llm = Official(module, target, Path(verifier)), load(target, APD(verifier=verifier))
+    ids = [prompt(64, llm.config.vocab)]
     speed, free, bars = [], [], []
-    for window, lookahead in WINDOWS:
-        for temperature, limit in LIMITS.items():
-            where = {"setting": label(window, lookahead), "temperature": temperature}
-            sides = {
-                "official": official.run(
-                    ids, options.tokens, temperature, kv_window=window, max_lookahead=lookahead
-                )
-            }
-            for coupling in ("gumbel", "argmax") if temperature else ("gumbel",):
-                method = APD(
-                    verifier=verifier,
-                    ratio=RATIO,
-                    window=window,
-                    lookahead=lookahead,
-                    coupling=coupling,
-                )
-                name = f"ours, {coupling}" if temperature else "ours"
-                sides[name] = ours(llm, method, ids, options.tokens, temperature)
-            with forced(official, ACCEPTED):
-                rows = compare(sides, options.rounds)
-            assert len({row["iterations"] for row in rows}) == 1, "iterations differ"
-            speed += [where | row for row in rows]
-            for row in rows[1:]:
-                what = f"{where['setting']}, temperature {temperature}: {row['side']}"
-                bars.append(Bar(what=what, value=row["CPU ratio"], limit=limit))
-            if not temperature:
-                assert sides["official"]() == sides["ours"](), f"{where}: the outputs differ"
-                free += [where | row for row in compare(sides, max(options.rounds // 3, 1))]
+    for (window, lookahead), (temperature, limit) in product(WINDOWS, LIMITS.items()):
+        where = {"setting": label(window, lookahead), "temperature": temperature}
+        limits = {"kv_window": window, "max_lookahead": lookahead}
+        decodes = {"official": official.run(options.tokens, temperature, **limits)}
+        for coupling in ("gumbel", "argmax") if temperature else ("gumbel",):
+            method = APD(
+                verifier=verifier,
+                ratio=RATIO,
+                window=window,
+                lookahead=lookahead,
+                coupling=coupling,
+            )
+            name = f"ours, {coupling}" if temperature else "ours"
+            decodes[name] = ours(llm, method, options.tokens, options=filters(temperature))
+        with forced(official, ACCEPTED):
+            rows = compare(where, decodes, ids, options.rounds, "iteration")
+        assert len({row["iterations"] for row in rows}) == 1, "iterations differ"
+        speed += rows
+        for row in rows[1:]:
+            what = f"{where['setting']}, temperature {temperature}: {row['side']}"
+            bars.append(Bar(what=what, value=row["CPU ratio"], limit=limit))
+        if not temperature:
+            rounds = max(options.rounds // 3, 1)
+            free += compare(where, decodes, ids, rounds, "iteration", same=["ours"])
     return {"forced": speed, "free": free}, bars
 
 
 def main() -> None:
     """Measure all settings."""
-    parser = arguments(__doc__, rounds=9)
-    parser.add_argument("--official", type=Path, required=True, help="clone of danielmisrael/apd")
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens (128)")
-    options = parser.parse_args()
-    prepare(options)
-    module = imported(options.official, "dream.generation_utils", "danielmisrael/apd")
-    with tempfile.TemporaryDirectory() as folder:
-        target = write(Path(folder) / "target", SMALL_DREAM, mute=silenced(SMALL_DREAM))
-        verifier = write(Path(folder) / "verifier", SMALL_AUX, seed=1)
-        official = Official(module, target, verifier)
-        llm = load(target, APD(verifier=str(verifier)))
-        tables, bars = measure(official, llm, str(verifier), options)
-    show(f"{ACCEPTED} accepted tokens per iteration", tables["forced"])
-    show("free acceptance, same tokens", tables["free"])
-    finish(options, tables, bars)
+    repository = "danielmisrael/apd"
+    run_comparison(
+        parser_for(__doc__, repository, rounds=9),
+        lambda clone: imported(clone, "dream.generation_utils", repository),
+        measure,
+        {
+            "forced": f"{ACCEPTED} accepted tokens per iteration",
+            "free": "free acceptance, same tokens",
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -24,8 +24,7 @@ import argparse
 import importlib
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,12 +34,15 @@ from unittest.mock import MagicMock
 import torch
 
 from checkpoints import SMALL_DREAM, load, prompt, silenced, write
-from harness import Bar, Row, alternate, arguments, costs, finish, imported, prepare, show
+from harness import Bar, imported
+from official import Measured, Result, allow_loading, compare, ours, parser_for, run_comparison
 from outpace import LLM
+from outpace.api.options import Options
 from outpace.checkpoints.load import resolve, tokenizer_folder
 from outpace.evaluation.run import questions_of
 from outpace.methods import D2F
 
+REPOSITORY = "zhijie-group/Discrete-Diffusion-Forcing"
 UNUSED = (
     *("accelerate", "datasets", "lm_eval", "lm_eval.__main__", "lm_eval.api.instance"),
     *("lm_eval.api.model", "lm_eval.api.registry", "lm_eval.models.utils", "peft"),
@@ -48,11 +50,8 @@ UNUSED = (
 PEAK = 13.0
 """Factor of the random head, with which about four tokens per forward are sure enough."""
 
-Run = Callable[[], tuple[list[list[int]], int]]
-"""Answers of some prompts, and the forwards that they took."""
 
-
-def import_official(clone: Path) -> Any:
+def load_clone(clone: Path) -> Any:
     """The authors' evaluation file; the stand-ins are there only while it is imported."""
     stand_ins = {name: MagicMock() for name in UNUSED if find_spec(name.split(".")[0]) is None}
     if "lm_eval" in stand_ins:
@@ -60,7 +59,7 @@ def import_official(clone: Path) -> Any:
         stand_ins["lm_eval.api.registry"].register_model = lambda name: lambda kind: kind
     sys.modules |= stand_ins
     try:
-        return imported(clone / "D2F-eval", "eval_dream", "zhijie-group/Discrete-Diffusion-Forcing")
+        return imported(clone / "D2F-eval", "eval_dream", REPOSITORY)
     finally:
         for name in stand_ins:
             del sys.modules[name]
@@ -110,54 +109,17 @@ class Official:
         """Its text, which nobody needs."""
         return [""]
 
-    def run(self, prompts: Sequence[list[int]]) -> Run:
-        """A decode of some prompts."""
-
-        def decode() -> tuple[list[list[int]], int]:
-            self.forwards, outputs = 0, []
-            for ids in prompts:
-                self.decoder._generate_block_single(torch.tensor([ids]))
-                outputs.append(self.output)
-            return outputs, self.forwards
-
-        return decode
+    def run(self, ids: list[int]) -> tuple[list[int], int]:
+        """A decode."""
+        self.forwards = 0
+        self.decoder._generate_block_single(torch.tensor([ids]))
+        return self.output, self.forwards
 
 
-def ours(llm: LLM, method: D2F, prompts: Sequence[list[int]], tokens: int) -> Run:
-    """The same decode here."""
-
-    def decode() -> tuple[list[list[int]], int]:
-        outputs = [
-            llm.generate(ids, method=method, max_tokens=tokens, temperature=0.0, top_p=1.0)[0]
-            for ids in prompts
-        ]
-        return [output.ids for output in outputs], sum(output.forwards for output in outputs)
-
-    return decode
-
-
-def visible(outputs: list[list[int]], eos: frozenset[int]) -> list[list[int]]:
+def visible(result: Result, eos: frozenset[int]) -> list[list[int]]:
     """Outputs up to their end-of-sequence."""
-    ends = [[place for place, token in enumerate(ids) if token in eos] for ids in outputs]
-    return [ids[: end[0]] if end else ids for ids, end in zip(outputs, ends, strict=True)]
-
-
-def compare(
-    official: Official, llm: LLM, method: D2F, prompts: list[list[int]], options: argparse.Namespace
-) -> list[Row]:
-    """Milliseconds per forward of both sides."""
-    sides = {
-        "official": official.run(prompts),
-        "ours": ours(llm, replace(method, canvas=True), prompts, options.tokens),
-        "ours, without canvas": ours(llm, method, prompts, options.tokens),
-    }
-    results = {name: run() for name, run in sides.items()}
-    text = visible(results["official"][0], llm.eos)
-    assert all(visible(output, llm.eos) == text for output, _ in results.values()), "texts differ"
-    forwards = {name: count for name, (_, count) in results.items()}
-    assert forwards["official"] == forwards["ours"], f"forwards differ: {forwards}"
-    sums = costs(alternate(sides, options.rounds), forwards, "forward")
-    return [{"side": name, "tokens": sum(map(len, text)), **row} for name, row in sums.items()]
+    ends = [[place for place, token in enumerate(ids) if token in eos] for ids in result[0]]
+    return [ids[: end[0]] if end else ids for ids, end in zip(result[0], ends, strict=True)]
 
 
 def settings(folder: Path, options: argparse.Namespace) -> list[tuple[str, Path, int, float]]:
@@ -166,7 +128,7 @@ def settings(folder: Path, options: argparse.Namespace) -> list[tuple[str, Path,
     tiny = Path(shutil.copytree(resolve(options.model), folder / "zoo"))
     shutil.copytree(tokenizer_folder(options.model), tiny, dirs_exist_ok=True)
     for path in (random, tiny):
-        (path / "generation_config.json").write_text("{}")  # the authors' loading asks for one
+        allow_loading(path)
     return [("512 x 8", random, 32, 0.85), (options.model, tiny, 16, 0.5)]
 
 
@@ -177,28 +139,44 @@ def prompts_for(llm: LLM, options: argparse.Namespace) -> list[list[int]]:
     return [llm.text.encode(each.prompt) for each in questions_of("story", options.problems)]
 
 
+def measure(options: argparse.Namespace, module: Any, folder: Path) -> Measured:
+    """Milliseconds per forward, of both sizes."""
+    rows, bars = [], []
+    for name, path, block, limit in settings(folder, options):
+        llm, method = load(path), D2F(block=block)
+        filled = replace(method, canvas=True)
+        greedy = Options(temperature=0.0, top_p=1.0)
+        decodes = {
+            "official": Official(module, path, method, options.tokens).run,
+            "ours": ours(llm, filled, options.tokens, options=greedy),
+            "ours, without canvas": ours(llm, method, options.tokens, options=greedy),
+        }
+
+        def text(result: Result, eos: frozenset[int] = llm.eos) -> list[list[int]]:
+            return visible(result, eos)
+
+        part = compare(
+            {"model": name, "block": block},
+            decodes,
+            prompts_for(llm, options),
+            options.rounds,
+            "forward",
+            same=list(decodes),
+            shared=text,
+            columns=lambda result, _: {"tokens": sum(map(len, text(result)))},
+        )
+        assert part[0]["forwards"] == part[1]["forwards"], f"forwards differ: {part}"
+        rows += part
+        bars.append(Bar(what=f"CPU per forward, {name}", value=part[1]["CPU ratio"], limit=limit))
+    return {"forwards": rows}, bars
+
+
 def main() -> None:
     """Measure both sizes."""
-    parser = arguments(__doc__, rounds=7)
-    parser.add_argument("--official", type=Path, required=True, help="clone of the authors' code")
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens (128)")
+    parser = parser_for(__doc__, REPOSITORY, rounds=7, problems=True)
     parser.add_argument("--model", default="tiny-d2f", help="model of the zoo (tiny-d2f)")
-    parser.add_argument("--problems", type=int, default=8, help="story problems (8)")
-    options = parser.parse_args()
-    prepare(options)
-    module = import_official(options.official)
-    rows, bars = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        for name, path, block, limit in settings(Path(folder), options):
-            llm, method = load(path), D2F(block=block)
-            official = Official(module, path, method, options.tokens)
-            part = compare(official, llm, method, prompts_for(llm, options), options)
-            rows += [{"model": name, "block": block} | row for row in part]
-            bars.append(
-                Bar(what=f"CPU per forward, {name}", value=part[1]["CPU ratio"], limit=limit)
-            )
-    show("a forward of both sides, same tokens", rows)
-    finish(options, {"forwards": rows}, bars)
+    titles = {"forwards": "a forward of both sides, same tokens"}
+    run_comparison(parser, load_clone, measure, titles)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,8 @@ about most, so that its context grows by many rows at a time.
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from checkpoints import SMALL_GROUPED, Config, load, prompt, qwen3, write
-from harness import Bar, Row, alternate, arguments, costs, finish, imported, prepare, show
-from outpace import LLM
+from harness import Bar, Row, imported
+from official import Decode, Measured, compare, ours, parser_for, run_comparison
+from outpace import Output
 from outpace.checkpoints.load import load_model, resolve, save_model, translate
 from outpace.evaluation.run import questions_of
 from outpace.methods import DFlash
@@ -49,9 +49,6 @@ DRAFT: Config = {
     "dflash_config": {"mask_token_id": 8191, "target_layer_ids": [1, 5]},
 }
 LIMITS = {"512 x 8": 0.8, "zoo": 0.5}
-
-Run = Callable[[], tuple[list[list[int]], int]]
-"""New tokens of each prompt, and the number of pairs that they took."""
 
 
 def write_draft(folder: Path, target: Path) -> Path:
@@ -77,69 +74,51 @@ class Official:
             )
         )
 
-    def run(self, prompts: Sequence[list[int]], tokens: int, block: int, eos: list[int]) -> Run:
-        """Decodes of all prompts, one after another."""
+    def run(self, tokens: int, block: int, eos: list[int]) -> Decode:
+        """A decode with blocks of a length."""
 
-        def decode() -> tuple[list[list[int]], int]:
-            outputs, pairs = [], 0
-            for ids in prompts:
-                out = self.module.dflash_generate(
-                    self.draft,
-                    self.target,
-                    torch.tensor([ids]),
-                    max_new_tokens=tokens,
-                    stop_token_ids=eos or None,
-                    temperature=0.0,
-                    block_size=block,
-                    return_stats=True,
-                )
-                new = out.output_ids[0, len(ids) :].tolist()
-                outputs.append(new[:-1] if new[-1] in eos else new)
-                pairs += len(out.acceptance_lengths)
-            return outputs, pairs
+        def decode(ids: list[int]) -> tuple[list[int], int]:
+            out = self.module.dflash_generate(
+                self.draft,
+                self.target,
+                torch.tensor([ids]),
+                max_new_tokens=tokens,
+                stop_token_ids=eos or None,
+                temperature=0.0,
+                block_size=block,
+                return_stats=True,
+            )
+            new = out.output_ids[0, len(ids) :].tolist()
+            return new[:-1] if new[-1] in eos else new, len(out.acceptance_lengths)
 
         return decode
 
 
-def ours(llm: LLM, method: DFlash, prompts: Sequence[list[int]], tokens: int) -> Run:
-    """The same decodes here."""
-
-    def decode() -> tuple[list[list[int]], int]:
-        outputs, pairs = [], 0
-        for ids in prompts:
-            (output,) = llm.generate(ids, method=method, max_tokens=tokens)
-            outputs.append(output.ids)
-            pairs += sum(step.model == "draft" for step in output.steps)
-        return outputs, pairs
-
-    return decode
+def pairs(output: Output) -> int:
+    """Forwards of the draft, each of which has one of the target."""
+    return sum(step.model == "draft" for step in output.steps)
 
 
-def compare(where: Row, official: Run, own: Run, rounds: int) -> list[Row]:
-    """Milliseconds per pair of each side, after asserting that both give the same tokens."""
-    sides = {"official": official, "ours": own}
-    results = {side: run() for side, run in sides.items()}
-    tokens = results["ours"][0]
-    assert tokens == results["official"][0], f"{where}: the outputs differ"
-    pairs = {side: count for side, (_, count) in results.items()}
-    sums = costs(alternate(sides, rounds), pairs, "pair")
-    new = sum(len(ids) - 1 for ids in tokens)
-    return [
-        {**where, "side": side, "tokens per pair": new / pairs[side], **row}
-        for side, row in sums.items()
-    ]
-
-
-def measure(options: argparse.Namespace, module: Any, folder: Path) -> list[Row]:
-    """Both pairs."""
-    rows = []
+def measure(options: argparse.Namespace, module: Any, folder: Path) -> Measured:
+    """Both pairs of models."""
+    rows: list[Row] = []
     target = write(folder / "target", TARGET)
     draft = write_draft(folder / "draft", target)
     ids = [prompt(64, TARGET["vocab_size"])]
     rows += pair(options, module, "512 x 8", target, draft, ids, (16, 8))
     zoo = resolve("tiny-ar"), resolve("tiny-dflash")
     problems = [question.prompt for question in questions_of("story", options.problems)]
-    return rows + pair(options, module, "zoo", *zoo, problems, (16,))
+    rows += pair(options, module, "zoo", *zoo, problems, (16,))
+    bars = [
+        Bar(
+            what=f"{row['pair']}, block {row['block']}",
+            value=row["CPU ratio"],
+            limit=LIMITS[row["pair"]],
+        )
+        for row in rows
+        if row["side"] == "ours"
+    ]
+    return {"pairs": rows}, bars
 
 
 def pair(
@@ -158,35 +137,36 @@ def pair(
     rows = []
     for block in blocks:
         method = DFlash(draft=str(draft), block=block, tokens=max(block - 1, 1))
-        theirs = official.run(prompts, options.tokens, block, sorted(llm.eos))
-        own = ours(llm, method, prompts, options.tokens)
-        rows += compare({"pair": name, "block": block}, theirs, own, options.rounds)
+        decodes = {
+            "official": official.run(options.tokens, block, sorted(llm.eos)),
+            "ours": ours(llm, method, options.tokens, pairs),
+        }
+        rows += compare(
+            {"pair": name, "block": block},
+            decodes,
+            prompts,
+            options.rounds,
+            "pair",
+            same=["ours"],
+            shared=lambda result: result[0],
+            columns=lambda result, _: {
+                "tokens per pair": sum(len(ids) - 1 for ids in result[0]) / result[1]
+            },
+        )
     return rows
+
+
+def load_clone(clone: Path) -> Any:
+    """The authors' loop, whose statistics ask for a GPU's clock."""
+    module = imported(clone, "dflash.model", "z-lab/dflash")
+    module._cuda_time = time.perf_counter
+    return module
 
 
 def main() -> None:
     """Measure all settings."""
-    parser = arguments(__doc__, rounds=9)
-    parser.add_argument("--official", type=Path, required=True, help="clone of z-lab/dflash")
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens (128)")
-    parser.add_argument("--problems", type=int, default=8, help="story problems (8)")
-    options = parser.parse_args()
-    prepare(options)
-    module = imported(options.official, "dflash.model", "z-lab/dflash")
-    module._cuda_time = time.perf_counter  # the statistics ask for a GPU's clock
-    with tempfile.TemporaryDirectory() as folder:
-        rows = measure(options, module, Path(folder))
-    show("a draft-and-verify pair", rows)
-    bars = [
-        Bar(
-            what=f"{row['pair']}, block {row['block']}",
-            value=row["CPU ratio"],
-            limit=LIMITS[row["pair"]],
-        )
-        for row in rows
-        if row["side"] == "ours"
-    ]
-    finish(options, {"pairs": rows}, bars)
+    parser = parser_for(__doc__, "z-lab/dflash", rounds=9, problems=True)
+    run_comparison(parser, load_clone, measure, {"pairs": "a draft-and-verify pair"})
 
 
 if __name__ == "__main__":

@@ -26,11 +26,13 @@ First what must be equal, then what is judged, then what stands beside it:
 9. answers: whole answers on Qwen3-8B's shape, beside transformers' `generate` and, where it is
    installed, vLLM.
 
-Cases that do not fit into the time are left out and counted. On a machine without CUDA it says so
-and ends; `--cpu-smoke` runs the same with tiny sizes on the CPU, to test the program (the kernels
-by Triton's interpreter, under TRITON_INTERPRET=1).
+Names of parts, such as `kernels` or `Qwen3-8B zoo`, run these alone. Cases that do not fit into the
+time are left out and counted. On a machine without CUDA it says so and ends; `--cpu-smoke` runs the
+same with tiny sizes on the CPU, to test the program (the kernels by Triton's interpreter, under
+TRITON_INTERPRET=1).
 
     python benchmarks/gpu.py --json benchmarks/results/gpu.json
+    python benchmarks/gpu.py kernels equality
 """
 
 from __future__ import annotations
@@ -43,114 +45,70 @@ from functools import partial
 
 import torch
 
-import gpu_beside
-import gpu_steps
-import gpu_training
-import gpu_zoo
-import kernels
-from gpu_beside import FULL_ANSWERS, TINY_ANSWERS, Answers
-from gpu_shapes import TARGETS, TINY, Where, clear
-from gpu_steps import FULL_STEPS, TINY_STEPS, Steps
-from gpu_training import FULL_LESSON, TINY_LESSON, Lesson
-from gpu_zoo import FULL_ZOO, TINY_ZOO, Zoo
+from gpu_parts import answers, kernels, steps, training, zoo
+from gpu_parts.device import Card, Found, Setup, Where, clear
+from gpu_parts.shapes import TARGETS, TINY
 from harness import Bar, Budget, Row, arguments, finish, prepare, save, show
-from kernels import Card, Sizes
-
-Found = tuple[dict[str, list[Row]], list[Bar]]
-"""Tables by title, and bars."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is run."""
+    """How much each part runs."""
 
     where: Where
-    kernels: Sizes
-    zoo: Zoo
-    steps: Steps
-    lesson: Lesson
-    answers: Answers
+    kernels: kernels.Sizes
+    zoo: zoo.Zoo
+    steps: steps.Steps
+    lesson: training.Lesson
+    answers: answers.Answers
 
 
 FULL = Scale(
     where=Where(device="cuda", dtype=torch.bfloat16, most={}),
-    kernels=kernels.FULL,
-    zoo=FULL_ZOO,
-    steps=FULL_STEPS,
-    lesson=FULL_LESSON,
-    answers=FULL_ANSWERS,
+    kernels=kernels.FULL_SIZES,
+    zoo=zoo.FULL_SIZES,
+    steps=steps.FULL_SIZES,
+    lesson=training.FULL_SIZES,
+    answers=answers.FULL_SIZES,
 )
 SMOKE = Scale(
-    where=Where(device="cpu", dtype=torch.bfloat16, most=TINY),
-    kernels=kernels.SMOKE,
-    zoo=TINY_ZOO,
-    steps=TINY_STEPS,
-    lesson=TINY_LESSON,
-    answers=TINY_ANSWERS,
+    where=Where(device="cpu", dtype=torch.bfloat16, most=TINY, copied=2**16, multiplied=64),
+    kernels=kernels.TINY_SIZES,
+    zoo=zoo.TINY_SIZES,
+    steps=steps.TINY_SIZES,
+    lesson=training.TINY_SIZES,
+    answers=answers.TINY_SIZES,
 )
 
 
-def of_kernels(scale: Scale, card: Card, budget: Budget) -> Found:
-    """The kernels and the reference."""
-    where = scale.where
-    return kernels.compare(scale.kernels, where.device, where.dtype, card, budget.spend)
-
-
-def of_equality(scale: Scale, card: Card, budget: Budget) -> Found:
-    """Tokens of the zoo."""
-    rows, bars = gpu_zoo.equality(scale.zoo, scale.where.device, scale.where.dtype, budget)
-    return {"equality": rows}, bars
-
-
-def of_shape(name: str, scale: Scale, card: Card, budget: Budget) -> Found:
+def measure_shape(name: str, setup: Setup, scale: Scale) -> Found:
     """A published shape."""
-    return gpu_steps.measure(name, scale.steps, scale.where, card, budget)
+    return steps.measure(setup, scale.steps, name)
 
 
-def of_training(scale: Scale, card: Card, budget: Budget) -> Found:
-    """DFlash's objective."""
-    return gpu_training.measure(scale.lesson, scale.where, card, budget)
-
-
-def of_paces(scale: Scale, card: Card, budget: Budget) -> Found:
-    """Methods whose dial is turned."""
-    rows, bars = gpu_zoo.paced(scale.zoo, scale.where.device, scale.where.dtype, budget)
-    return {"paced": rows}, bars
-
-
-def of_zoo(scale: Scale, card: Card, budget: Budget) -> Found:
-    """Methods as they are set."""
-    return {"zoo": gpu_zoo.speed(scale.zoo, scale.where.device, scale.where.dtype, budget)}, []
-
-
-def of_answers(scale: Scale, card: Card, budget: Budget) -> Found:
-    """Other programs."""
-    return {"answers": gpu_beside.measure(scale.where, scale.answers, budget)}, []
-
-
-PARTS: dict[str, Callable[[Scale, Card, Budget], Found]] = {
-    "kernels": of_kernels,
-    "equality": of_equality,
-    **{name: partial(of_shape, name) for name in TARGETS},
-    "training": of_training,
-    "paced": of_paces,
-    "zoo": of_zoo,
-    "answers": of_answers,
+PARTS: dict[str, Callable[[Setup, Scale], Found]] = {
+    "kernels": lambda setup, scale: kernels.measure(setup, scale.kernels),
+    "equality": lambda setup, scale: zoo.equality(setup, scale.zoo),
+    **{name: partial(measure_shape, name) for name in TARGETS},
+    "training": lambda setup, scale: training.measure(setup, scale.lesson),
+    "paced": lambda setup, scale: zoo.paced(setup, scale.zoo),
+    "zoo": lambda setup, scale: zoo.speed(setup, scale.zoo),
+    "answers": lambda setup, scale: answers.measure(setup, scale.answers),
 }
 """In order: where time is short, the last ones are left out."""
 
 
 def measure(options: argparse.Namespace, scale: Scale) -> int:
-    """Run all parts, showing and writing what each found; how many failed."""
+    """Run the wanted parts, showing and writing what each found; how many failed."""
     budget = Budget(options.minutes)
-    card = Card.of(scale.kernels, scale.where.device, scale.where.dtype)
-    tables: dict[str, list[Row]] = {"card": [card.row]}
+    setup = Setup(scale.where, Card.of(scale.where), budget)
+    tables: dict[str, list[Row]] = {"card": [setup.card.row]}
     bars: list[Bar] = []
     failed: list[Row] = []
     show("card", tables["card"])
-    for name, part in PARTS.items():
+    for name in options.parts or PARTS:
         try:
-            found, marks = part(scale, card, budget)
+            found, marks = PARTS[name](setup, scale)
         except Exception as error:  # such as memory that is short: the others are measured still
             traceback.print_exc()
             failed.append({"part": name, "error": repr(error)})
@@ -170,11 +128,17 @@ def measure(options: argparse.Namespace, scale: Scale) -> int:
 def main() -> None:
     """Measure on CUDA, or try the program out on the CPU."""
     parser = arguments(__doc__, rounds=None, threads=None)
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all where none is named"
+    )
     parser.add_argument("--minutes", type=float, default=8, help="time for all cases (8)")
     parser.add_argument("--graphs", action="store_true", help="run published shapes by graphs")
     parser.add_argument("--compile", action="store_true", help="compile layers of these shapes")
     parser.add_argument("--cpu-smoke", action="store_true", help="tiny sizes on the CPU")
     options = parser.parse_args()
+    if unknown := set(options.parts) - PARTS.keys():
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; known are {', '.join(PARTS)}")
+    options.parts = [name for name in PARTS if name in options.parts]
     if not options.cpu_smoke and not torch.cuda.is_available():
         raise SystemExit("no CUDA device here: run on a machine with one, or try --cpu-smoke")
     if options.cpu_smoke and (options.graphs or options.compile):
@@ -186,7 +150,7 @@ def main() -> None:
     where = replace(scale.where, graphs=options.graphs, compile=options.compile)
     scale = replace(scale, where=where)
     if failed := measure(options, scale):
-        raise SystemExit(f"{failed} of {len(PARTS)} parts failed, as said above")
+        raise SystemExit(f"{failed} of {len(options.parts or PARTS)} parts failed, as said above")
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ here. Imported from a clone of Tencent/WeDLM, with transformers 4.54 to 4.56:
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,20 +30,9 @@ from typing import Any
 import torch
 
 from checkpoints import SMALL_WEDLM, load, prompt, silenced, write
-from harness import (
-    Bar,
-    Row,
-    Timing,
-    alternate,
-    arguments,
-    costs,
-    finish,
-    imported,
-    median,
-    prepare,
-    show,
-)
-from outpace import LLM, Output
+from harness import Bar, Row, Timing, alternate, costs, imported, median
+from official import Decode, Measured, Result, compare, ours, parser_for, run_comparison
+from outpace import LLM
 from outpace.methods import Autoregressive, Method, WeDLM
 
 WINDOW = 16
@@ -52,9 +40,6 @@ PEAK = 16.0
 ENTROPIES = (None, 1.0, 2.0)
 THRESHOLDS = (0.0, 0.5, 0.7, 0.9)
 STEP_LIMIT, SPEED_LIMIT = 2.0, 4.0
-
-Run = Callable[[], tuple[list[int], int]]
-"""New tokens and number of forwards of a decode."""
 
 
 class Official:
@@ -64,21 +49,20 @@ class Official:
         kind = module.WeDLMForCausalLM
         self.model = kind.from_pretrained(folder, attn_implementation="sdpa").float().eval()
 
-    @torch.inference_mode()
-    def run(self, ids: list[int], tokens: int, threshold: float) -> tuple[list[int], int]:
+    def run(self, tokens: int, threshold: float) -> Decode:
         """A decode in blocks of the window's size."""
-        out = self.model.generate_wedlm(
-            torch.tensor([ids]),
-            max_new_tokens=tokens,
-            block_size=WINDOW,
-            confidence_threshold=threshold,
-        )
-        return out["sequences"][0, len(ids) :].tolist(), out["stats"]["total_steps"]
 
+        @torch.inference_mode()
+        def decode(ids: list[int]) -> tuple[list[int], int]:
+            out = self.model.generate_wedlm(
+                torch.tensor([ids]),
+                max_new_tokens=tokens,
+                block_size=WINDOW,
+                confidence_threshold=threshold,
+            )
+            return out["sequences"][0, len(ids) :].tolist(), out["stats"]["total_steps"]
 
-def decode(llm: LLM, method: Method, ids: list[int], tokens: int) -> Output:
-    """A decode here."""
-    return llm.generate([ids], method=method, max_tokens=tokens)[0]
+        return decode
 
 
 def after_prompt(llm: LLM, method: Method, ids: list[int], tokens: int) -> Timing:
@@ -97,7 +81,10 @@ def steps(llm: LLM, options: argparse.Namespace) -> tuple[list[Row], list[Bar]]:
     methods: dict[str, Method] = {"autoregressive": Autoregressive()}
     for entropy in ENTROPIES:
         methods[f"W {WINDOW}, entropy {entropy}"] = WeDLM(window=WINDOW, entropy=entropy)
-    outputs = {name: decode(llm, method, ids, options.tokens) for name, method in methods.items()}
+    outputs = {
+        name: llm.generate([ids], method=method, max_tokens=options.tokens)[0]
+        for name, method in methods.items()
+    }
     forwards = {name: len(output.steps) - 1 for name, output in outputs.items()}
     sides = {
         name: partial(after_prompt, llm, m, ids, options.tokens) for name, m in methods.items()
@@ -120,64 +107,65 @@ def steps(llm: LLM, options: argparse.Namespace) -> tuple[list[Row], list[Bar]]:
     ]
 
 
+def speed_of(result: Result, timings: Sequence[Timing]) -> Row:
+    """Tokens, and how many of them in a CPU second."""
+    tokens = sum(map(len, result[0]))
+    return {"tokens": tokens, "tokens per CPU second": tokens / median(timings)}
+
+
 def decoders(
     official: Official, llm: LLM, options: argparse.Namespace
 ) -> tuple[list[Row], list[Bar]]:
     """Tokens per CPU second at equal thresholds."""
-    ids = prompt(64, llm.config.vocab)
+    ids = [prompt(64, llm.config.vocab)]
     rows, bars = [], []
     for threshold in THRESHOLDS:
         sure = threshold or 1.0
-        methods = {
-            "block": WeDLM(window=WINDOW, confidence=sure, block=True, clip=True),
-            "streaming": WeDLM(window=WINDOW, confidence=sure),
+        block = WeDLM(window=WINDOW, confidence=sure, block=True, clip=True)
+        decodes = {
+            "official": official.run(options.tokens, threshold),
+            "block": ours(llm, block, options.tokens),
+            "streaming": ours(llm, WeDLM(window=WINDOW, confidence=sure), options.tokens),
         }
-        sides: dict[str, Run] = {
-            "official": partial(official.run, ids, options.tokens, threshold),
-            **{name: partial(counted, llm, m, ids, options.tokens) for name, m in methods.items()},
-        }
-        results = {name: run() for name, run in sides.items()}
-        assert results["block"] == results["official"], f"{threshold}: the outputs differ"
-        timings = alternate(sides, max(options.rounds // 3, 1))
-        forwards = {name: count for name, (_, count) in results.items()}
-        for name, cost in costs(timings, forwards, "forward").items():
-            tokens, faster = len(results[name][0]), 1 / cost["CPU ratio of decodes"]
-            where: Row = {"threshold": threshold, "side": name, "tokens": tokens}
-            speed = {"tokens per CPU second": tokens / median(timings[name])}
-            rows.append({**where, **speed, **cost, "times theirs": faster})
-            if name != "official":
-                what = f"threshold {threshold}, {name}: tokens per CPU second over theirs"
+        compared = compare(
+            {"threshold": threshold},
+            decodes,
+            ids,
+            max(options.rounds // 3, 1),
+            "forward",
+            same=["block"],
+            columns=speed_of,
+        )
+        for row in compared:
+            faster = 1 / row["CPU ratio of decodes"]
+            rows.append({**row, "times theirs": faster})
+            if row["side"] != "official":
+                what = f"threshold {threshold}, {row['side']}: tokens per CPU second over theirs"
                 bars.append(Bar(what=what, value=faster, limit=SPEED_LIMIT, at_least=True))
     return rows, bars
 
 
-def counted(llm: LLM, method: Method, ids: list[int], tokens: int) -> tuple[list[int], int]:
-    """Tokens and forwards of a decode here."""
-    output = decode(llm, method, ids, tokens)
-    return output.ids, output.forwards
+def measure(options: argparse.Namespace, module: Any, folder: Path) -> Measured:
+    """Steps, and decoders where there is a clone."""
+    model = write(folder, SMALL_WEDLM, mute=silenced(SMALL_WEDLM), peak=PEAK)
+    llm = load(model)
+    rows, bars = steps(llm, options)
+    tables = {"steps": rows}
+    if module is not None:
+        tables["decoders"], more = decoders(Official(module, model), llm, options)
+        bars += more
+    return tables, bars
 
 
 def main() -> None:
     """Measure steps, and decoders where there is a clone."""
-    parser = arguments(__doc__, rounds=9)
-    parser.add_argument("--official", type=Path, help="clone of Tencent/WeDLM")
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens (128)")
-    options = parser.parse_args()
-    prepare(options)
-    module = options.official and imported(
-        options.official, "hf_compat.modeling_wedlm", "Tencent/WeDLM"
+    repository = "Tencent/WeDLM"
+    run_comparison(
+        parser_for(__doc__, repository, rounds=9, required=False),
+        lambda clone: imported(clone, "hf_compat.modeling_wedlm", repository),
+        measure,
+        {"steps": "one forward", "decoders": "decoders at equal thresholds"},
     )
-    tables: dict[str, list[Row]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        model = write(Path(folder), SMALL_WEDLM, mute=silenced(SMALL_WEDLM), peak=PEAK)
-        llm = load(model)
-        tables["steps"], bars = steps(llm, options)
-        show("one forward", tables["steps"])
-        if module is not None:
-            tables["decoders"], more = decoders(Official(module, model), llm, options)
-            bars += more
-            show("decoders at equal thresholds", tables["decoders"])
-    finish(options, tables, bars)
 
 
 if __name__ == "__main__":

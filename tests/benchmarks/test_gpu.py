@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 import gpu
-import gpu_beside
-import gpu_training
-from gpu_beside import TINY_ANSWERS
-from gpu_shapes import CASES, EAGLE, FURTHER, TARGETS, TINY, Where, shrunk
-from gpu_steps import FLOOR, SIXTEEN, busy, covered, cycle_bars, floor_bars, moved, weights
-from gpu_training import TINY_LESSON
+from gpu_parts import answers, training
+from gpu_parts.device import Card, Setup, Where, shrunk
+from gpu_parts.shapes import CASES, EAGLE, FURTHER, TARGETS, TINY
+from gpu_parts.steps import FLOOR, SIXTEEN, busy, covered, cycle_bars, floor_bars, moved, weights
 from harness import Budget
-from kernels import Card
 from outpace.checkpoints.load import translate
 from outpace.training import objective
 
@@ -101,10 +99,11 @@ def test_logits_that_are_made_again_count_once(monkeypatch: pytest.MonkeyPatch) 
     found = []
     for entries in (2**26, 30 * 1000):
         monkeypatch.setattr(objective, "ENTRIES", entries)
-        monkeypatch.setattr(gpu_training, "ENTRIES", entries)
-        monkeypatch.setattr(gpu_training, "timed", lambda run, **_: 1.0)
-        row = gpu_training.trained("Qwen3-8B", TINY_LESSON, HERE, Card(copied=1, multiplied=1))
-        found.append(row[gpu_training.LIKE])
+        monkeypatch.setattr(training, "ENTRIES", entries)
+        monkeypatch.setattr(training, "timed", lambda run, **_: 1.0)
+        setup = Setup(HERE, Card(copied=1, multiplied=1), Budget(1))
+        row = training.trained(setup, training.TINY_SIZES, "Qwen3-8B")
+        found.append(row[training.LIKE])
     assert found[0] == found[1] > 1e6
 
 
@@ -126,14 +125,50 @@ def test_vllm_runs_in_a_process_of_its_own(
         "        assert all(len(each['prompt_token_ids']) == 16 for each in prompts)\n"
     )
     where, budget = Where(device="cuda", dtype=torch.bfloat16, most=TINY), Budget(1)
-    assert gpu_beside.with_vllm(HERE, TINY_ANSWERS, budget) == []
+    assert answers.with_vllm(HERE, answers.TINY_SIZES, budget) == []
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = gpu_beside.with_vllm(where, TINY_ANSWERS, budget)
+    found = answers.with_vllm(where, answers.TINY_SIZES, budget)
     assert [batch for batch, _ in found] == [1, 2] and budget.left_out == 0
     (tmp_path / "vllm.py").write_text("raise RuntimeError('no memory')\n")
-    assert gpu_beside.with_vllm(where, TINY_ANSWERS, budget) == [] and budget.left_out == 1
+    assert answers.with_vllm(where, answers.TINY_SIZES, budget) == [] and budget.left_out == 1
     assert "no memory" in capsys.readouterr().out
+
+
+def run_with(
+    parts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str
+) -> Path:
+    """Let the program have other parts and these words; the file that it is to write."""
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    path = tmp_path / "a.json"
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *words, "--cpu-smoke", "--json", str(path)])
+    return path
+
+
+def test_named_parts_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their own order, each once."""
+    order: list[str] = []
+
+    def part(name: str) -> Any:
+        return lambda *_: (order.append(name), ({name: [{"figure": 1.0}]}, []))[1]
+
+    parts = {name: part(name) for name in ("one", "two", "three")}
+    path = run_with(parts, tmp_path, monkeypatch, "three", "one", "three")
+    gpu.main()
+    assert order == ["one", "three"]
+    written = json.loads(path.read_text())
+    assert {"card", "one", "three"} <= set(written) and "two" not in written
+
+
+def test_unknown_part_is_answered_with_those_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is measured."""
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "nobody", "--cpu-smoke"])
+    with pytest.raises(SystemExit) as end:
+        gpu.main()
+    assert end.value.code == 2
+    assert "unknown part nobody; known are kernels, equality, Qwen3-8B" in capsys.readouterr().err
 
 
 def test_what_fails_ends_its_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,9 +178,7 @@ def test_what_fails_ends_its_part_alone(tmp_path: Path, monkeypatch: pytest.Monk
         raise MemoryError("too large")
 
     parts = {"one": fails, "two": lambda *_: ({"table": [{"figure": 1.0}]}, [])}
-    monkeypatch.setattr(gpu, "PARTS", parts)
-    path = tmp_path / "a.json"
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--cpu-smoke", "--json", str(path)])
+    path = run_with(parts, tmp_path, monkeypatch)
     with pytest.raises(SystemExit, match="1 of 2 parts"):
         gpu.main()
     written = json.loads(path.read_text())

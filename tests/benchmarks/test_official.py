@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from checkpoints import TINY_AR, TINY_AUX, dream, load, wedlm
+from official import Decode, compare, ours, run_over
+from outpace.api.options import Options
 from outpace.methods import APD, D2F, DFlash, WeDLM
 
 
@@ -22,26 +24,21 @@ class ApdTwin:
         self.module, self.verifier = module, str(verifier)
         self.llm = load(target, APD(verifier=self.verifier))
 
-    def run(
-        self, ids: list[int], tokens: int, temperature: float, kv_window: Any, max_lookahead: Any
-    ) -> Any:
+    def run(self, tokens: int, temperature: float, kv_window: Any, max_lookahead: Any) -> Decode:
         """A decode with the ratio of the comparison."""
         program = import_module("apd_official")
         limits = {"window": kv_window, "lookahead": max_lookahead}
         method = APD(verifier=self.verifier, ratio=program.RATIO, **limits)
-        return program.ours(self.llm, method, ids, tokens, temperature)
+        return ours(self.llm, method, tokens, options=program.filters(temperature))
 
 
 class D2fTwin:
     """`d2f_official.Official`."""
 
     def __init__(self, module: Any, folder: Path, method: D2F, tokens: int) -> None:
-        self.llm, self.method, self.tokens = load(folder), method, tokens
-
-    def run(self, prompts: list[list[int]]) -> Any:
+        canvas = D2F(block=method.block, canvas=True)
+        self.run = ours(load(folder), canvas, tokens, options=Options(temperature=0.0, top_p=1.0))
         """A decode that fills everything, as theirs does."""
-        method = D2F(block=self.method.block, canvas=True)
-        return import_module("d2f_official").ours(self.llm, method, prompts, self.tokens)
 
 
 class DflashTwin:
@@ -51,10 +48,10 @@ class DflashTwin:
         self.draft = str(draft)
         self.llm = load(target, DFlash(draft=self.draft))
 
-    def run(self, prompts: list[list[int]], tokens: int, block: int, eos: list[int]) -> Any:
+    def run(self, tokens: int, block: int, eos: list[int]) -> Decode:
         """A decode with whole blocks."""
         method = DFlash(draft=self.draft, block=block, tokens=block - 1)
-        return import_module("dflash_official").ours(self.llm, method, prompts, tokens)
+        return ours(self.llm, method, tokens, import_module("dflash_official").pairs)
 
 
 class WedlmTwin:
@@ -63,12 +60,11 @@ class WedlmTwin:
     def __init__(self, module: Any, folder: Path) -> None:
         self.llm = load(folder)
 
-    def run(self, ids: list[int], tokens: int, threshold: float) -> tuple[list[int], int]:
+    def run(self, tokens: int, threshold: float) -> Decode:
         """A decode in blocks."""
-        program = import_module("wedlm_official")
-        sure = threshold or 1.0
-        method = WeDLM(window=program.WINDOW, confidence=sure, block=True, clip=True)
-        return program.counted(self.llm, method, ids, tokens)
+        window, sure = import_module("wedlm_official").WINDOW, threshold or 1.0
+        method = WeDLM(window=window, confidence=sure, block=True, clip=True)
+        return ours(self.llm, method, tokens)
 
 
 TWINS = {
@@ -99,3 +95,30 @@ def test_comparison_with_ourselves(
     tables = json.loads(out.read_text())
     assert tables.pop("bars") and tables.pop("provenance")
     assert all(row["side"] for rows in tables.values() for row in rows)
+
+
+def test_runs_add_up_their_prompts() -> None:
+    """Tokens of each, passes of all."""
+    assert run_over(lambda ids: (ids[::-1], len(ids)), [[1, 2], [3]]) == ([[2, 1], [3]], 3)
+
+
+def test_what_sides_share_is_checked_before_they_are_timed() -> None:
+    """Rows have their place, side, columns and costs, in this order."""
+    called: list[str] = []
+
+    def side(name: str, passes: int) -> Decode:
+        return lambda ids: (called.append(name) or ids * passes, passes)
+
+    decodes = {"official": side("official", 6), "ours": side("ours", 3)}
+    given: Any = ({"block": 4}, decodes, [[1], [2]], 2, "step")
+    rows = compare(*given, columns=lambda result, timings: {"tokens": len(result[0][0])})
+    assert [list(row)[:4] for row in rows] == [["block", "side", "tokens", "steps"]] * 2
+    assert [(row["side"], row["tokens"], row["steps"]) for row in rows] == [
+        ("official", 6, 12),
+        ("ours", 3, 6),
+    ]
+    called.clear()
+    with pytest.raises(AssertionError, match=r"{'block': 4}: the outputs of ours differ"):
+        compare(*given, same=["ours"])
+    assert called == ["official", "official", "ours", "ours"]
+    assert len(compare(*given, same=["ours"], shared=lambda result: len(result[0]))) == 2

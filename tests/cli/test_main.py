@@ -126,7 +126,7 @@ def test_trace_draws_the_pipeline_of_a_method_with_blocks(outpace, tmp_path):
 
 def test_a_picture_without_matplotlib_names_the_extra(outpace, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "outpace.cli.picture", raising=False)
+    monkeypatch.delitem(sys.modules, "outpace.benchmark.plots", raising=False)
     status, _, err = outpace("trace", "tiny-aux", "x", "--png", str(tmp_path / "trace.png"))
     assert status == 2 and "pip install 'outpace[plot]'" in err
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 
 import pytest
 
-from outpace.benchmark import trained
+from outpace.cli import reproduce as command
 from outpace.cli.main import main
+from reproduce import trained
+from reproduce.figure import figure_names
 
 PNG = b"\x89PNG"
 
@@ -115,3 +120,45 @@ def test_models_that_nobody_ships_are_trained_first(outpace, tmp_path, monkeypat
     (tmp_path / "other.toml").write_text(table.read_text().replace("steps=2", "steps=2 lr=1e-3"))
     status, _, err = outpace("reproduce", *asked)
     assert status == 2 and "lr" in err and err.count("\n") == 1
+
+
+@pytest.fixture
+def without_clone(monkeypatch, tmp_path):
+    """As a wheel is installed: nothing lies beside the package."""
+    monkeypatch.setattr(command, "FOLDER", tmp_path / "benchmarks" / "reproduce")
+
+
+@pytest.mark.parametrize("words", [(), ("apd",), ("apd:figure3", "--scale", "full", "--limit", 2)])
+def test_without_a_clone_one_line_names_it(outpace, without_clone, words):
+    """Whatever else was asked."""
+    status, out, err = outpace("reproduce", *words)
+    assert status == 2 and not out and err.count("\n") == 1
+    assert "reproduce needs a clone of the repository" in err
+    assert "pip install --editable ." in err
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_without_a_clone_says_what_is_needed(outpace, without_clone, flag):
+    status, out, err = outpace("reproduce", flag)
+    told = " ".join(out.split())
+    assert status == 0 and not err
+    assert "This needs a clone of the repository" in told and "pip install --editable ." in told
+
+
+def test_help_lists_every_figure(outpace):
+    status, out, _ = outpace("reproduce", "--help")
+    told = re.sub(r"[\s│]+", " ", out)
+    assert status == 0 and len(figure_names()) == 29
+    assert f"figures are {', '.join(figure_names())}." in told
+
+
+def test_a_clone_is_found_by_its_path_alone():
+    """Without its folder on the path, and without other programs of it hiding modules."""
+    code = (
+        "import sys\n"
+        "from outpace.cli.reproduce import reproduce\n"
+        "command = reproduce()\n"
+        "assert command is sys.modules['reproduce.command'].reproduce is reproduce()\n"
+        "assert not [path for path in sys.path if 'benchmarks' in path]\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=command.FOLDER.parents[1])

@@ -157,7 +157,7 @@ def trace(
 ) -> None:
     """Answer a prompt and print every forward: model, rows, kept tokens, canvas with holes."""
     if png is not None:
-        from outpace.cli.picture import draw_slots
+        from outpace.benchmark.plots import draw_slots
     options = choice.options() | ending.options() | dressing.options() | Options(raw=raw)
     check_options(options)
     with replaced(png) as picture:

@@ -50,6 +50,9 @@ BENCHMARKS = {
 GROUPS = {"recipes": "outpace.cli.training:recipes_group"}
 """Functions that make commands under one name."""
 
+MAKERS = ("recipes", "reproduce")
+"""Commands whose function is called to get the command itself."""
+
 CONVERSATIONS = ("chat",)
 """Commands that read what is typed after they have loaded."""
 
@@ -99,8 +102,10 @@ class Deferred(TyperCommand):
 
         module, _, name = self.place.partition(":")
         found = getattr(import_module(module), name)
-        if self.name in GROUPS:
-            return get_command(found())
+        if self.name in MAKERS:
+            found = found()
+        if isinstance(found, Typer):
+            return get_command(found)
         function = spread(found)
         if "method" in inspect.signature(function).parameters:
             function = with_method(function, method)

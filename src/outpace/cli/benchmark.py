@@ -101,7 +101,7 @@ def benchmark_serve(
     client = Client(url, api_key, timeout=timeout)
     with replaced(output) as file, replaced(png) as picture:
         if picture is not None:
-            from outpace.benchmark.load_picture import draw_levels
+            from outpace.benchmark.plots import draw_levels
         name = model or asyncio.run(only_model(client))
         workload = asked.workload(name, method, requests_of(levels, warmup))
         interrupted = run(client, workload, levels, warmup)

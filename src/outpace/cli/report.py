@@ -24,7 +24,7 @@ def report(
     leaves zero out.
     """
     if png is not None:
-        from outpace.benchmark.picture import draw_front
+        from outpace.benchmark.plots import draw_front
     with replaced(png) as picture:
         results = read_results(files)
         if not results:

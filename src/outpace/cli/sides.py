@@ -104,7 +104,7 @@ def benchmark_methods(
     random, questions = are_random(contest), asking.questions(limit)
     check_rounds(len(questions), rounds, max(counts(loads.batch, "batch")))
     if png is not None:
-        from outpace.benchmark.picture import draw_sides
+        from outpace.benchmark.plots import draw_sides
     with replaced(json_path) as file, replaced(png) as drawing, TemporaryDirectory() as folder:
         shapes = shapes_in(Path(folder), loading)
         sides = list(line_up(contest, loads, asking, questions, loading, shapes, random=random))

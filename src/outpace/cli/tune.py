@@ -103,7 +103,7 @@ def tune(
     if method is None:
         raise ValueError("say with --method what is to be tuned")
     if png is not None:
-        from outpace.benchmark.picture import draw_front
+        from outpace.benchmark.plots import draw_front
     name, fixed = method["method"], dict(method["options"])
     plain = make_method(name, fixed, spelling=lambda option: f"--{flag(option)}")
     space_of(type(plain), fixed)

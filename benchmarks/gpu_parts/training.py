@@ -20,9 +20,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.flop_counter import FlopCounterMode
 
 from checkpoints import prompt
-from gpu_shapes import FURTHER, IDS, RECIPE, TARGETS, Where
-from harness import Bar, Budget, Row
-from kernels import Card, timed
+from gpu_parts.device import Found, Setup, timed
+from gpu_parts.shapes import FURTHER, IDS, RECIPE, TARGETS
+from harness import Bar, Row
 from outpace.methods import DFlash
 from outpace.models.draft import BlockDraft
 from outpace.models.norm import freeze
@@ -52,8 +52,8 @@ class Lesson:
         return objective.rows(example, np.random.default_rng(0))
 
 
-FULL_LESSON = Lesson(given=256, learnt=(RECIPE.data.longest or 3072) - 256, anchors=512)
-TINY_LESSON = Lesson(given=16, learnt=48, anchors=4)
+FULL_SIZES = Lesson(given=256, learnt=(RECIPE.data.longest or 3072) - 256, anchors=512)
+TINY_SIZES = Lesson(given=16, learnt=48, anchors=4)
 
 
 LIKE = "share of the products' rate"
@@ -69,20 +69,19 @@ def counted(step: Callable[[], None], rows: Rows, vocab: int, dim: int) -> int:
     return counter.get_total_flops() - again
 
 
-def measure(
-    lesson: Lesson, where: Where, card: Card, budget: Budget
-) -> tuple[dict[str, list[Row]], list[Bar]]:
+def measure(setup: Setup, lesson: Lesson) -> Found:
     """Milliseconds of a step, and its operations beside those of products alone."""
     rows, bars = [], []
-    for name in budget.spend(["Qwen3-8B"]):
-        rows.append(trained(name, lesson, where, card))
+    for name in setup.budget.spend(["Qwen3-8B"]):
+        rows.append(trained(setup, lesson, name))
         what, value = f"DFlash, a training step: {LIKE}", rows[-1][LIKE]
         bars.append(Bar(what=what, value=value, limit=SHARE, at_least=True))
     return {"training": rows}, bars
 
 
-def trained(name: str, lesson: Lesson, where: Where, card: Card) -> Row:
+def trained(setup: Setup, lesson: Lesson, name: str) -> Row:
     """The step itself."""
+    where = setup.where
     target = where.model(TARGETS[name])
     draft = replace(where, dtype=torch.float32).model(FURTHER[DFlash][1], target)
     assert isinstance(target, Transformer) and isinstance(draft, BlockDraft)
@@ -108,4 +107,4 @@ def trained(name: str, lesson: Lesson, where: Where, card: Card) -> Row:
     tokens = lesson.given + lesson.learnt
     row: Row = {"shape": name, "tokens": tokens, "rows": len(rows), "ms": taken * 1e3}
     row |= {"tokens/s": tokens / taken, "TFLOP/s": needed / taken / 1e12}
-    return row | {LIKE: needed / taken / card.multiplied}
+    return row | {LIKE: needed / taken / setup.card.multiplied}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outpace.benchmark.figure import PAPERS, SCALES, figures
+from reproduce.figure import PAPERS, SCALES, figures
 
 Written = Mapping[str, Any]
 """What `reproduce` has written of one figure."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outpace.benchmark.figure import Claim, Figure, Published
 from outpace.evaluation.compare import Difference, Result, differences, point
+from reproduce.figure import Claim, Figure, Published
 
 CHANGE = 0.05
 """Share by which a figure without an interval must change to count as changed."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from outpace.benchmark.figure import find
-from outpace.benchmark.picture import axes_of, draw_figure
+from reproduce.figure import find
+from reproduce.plot import axes_of, draw_figure
 
 RESULT: dict[str, Any] = {
     "line": "tiny-ar autoregressive",

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from outpace.benchmark.page import page
+from reproduce.page import page
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RESULT: dict[str, Any] = {
     "task": "story",
     "problems": 100,

@@ -22,9 +22,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from checkpoints import Config, prompt
-from gpu_shapes import IDS, TARGETS, Where, clear, shrunk
+from gpu_parts.device import Found, Setup, Where, clear, shrunk, timed
+from gpu_parts.shapes import IDS, TARGETS
 from harness import Budget, Row
-from kernels import timed
 from outpace.engine.engine import Engine
 from outpace.engine.pairing import Pairing
 from outpace.methods import Autoregressive
@@ -47,8 +47,8 @@ class Answers:
         return [prompt(self.prompt, IDS, seed) for seed in range(batch)]
 
 
-FULL_ANSWERS = Answers(batches=(1, 8, 32, 64), prompt=128, tokens=64)
-TINY_ANSWERS = Answers(batches=(1, 2), prompt=16, tokens=4)
+FULL_SIZES = Answers(batches=(1, 8, 32, 64), prompt=128, tokens=64)
+TINY_SIZES = Answers(batches=(1, 2), prompt=16, tokens=4)
 
 
 def with_outpace(where: Where, sizes: Answers) -> Run:
@@ -163,8 +163,9 @@ def row_of(side: str, batch: int, tokens: int, taken: float) -> Row:
     return row | {"tokens/s": batch * tokens / taken}
 
 
-def measure(where: Where, sizes: Answers, budget: Budget) -> list[Row]:
+def measure(setup: Setup, sizes: Answers) -> Found:
     """Every side, by batch."""
+    where, budget = setup.where, setup.budget
     rows = []
     for side, make in SIDES.items():
         run: Run | None = None
@@ -177,4 +178,4 @@ def measure(where: Where, sizes: Answers, budget: Budget) -> list[Row]:
     for _ in budget.spend(["vLLM"]):
         served = with_vllm(where, sizes, budget)
         rows += [row_of("vLLM", batch, sizes.tokens, taken) for batch, taken in served]
-    return rows
+    return {"answers": rows}, []

@@ -12,7 +12,8 @@ import torch
 
 import pace
 from curve import Point
-from harness import Bar, Budget, Row
+from gpu_parts.device import Found, Setup
+from harness import Bar, Row
 from methods import POINTS
 from outpace import LLM, Output
 from outpace.api.options import Options
@@ -45,8 +46,8 @@ class Zoo:
     rounds: int
 
 
-FULL_ZOO = Zoo(tokens=64, batches=(1, 8, 32, 128), equal=16, paced=(1, 4, 16, 64), rounds=3)
-TINY_ZOO = Zoo(tokens=16, batches=(1, 2), equal=2, paced=(1,), rounds=1)
+FULL_SIZES = Zoo(tokens=64, batches=(1, 8, 32, 128), equal=16, paced=(1, 4, 16, 64), rounds=3)
+TINY_SIZES = Zoo(tokens=16, batches=(1, 2), equal=2, paced=(1,), rounds=1)
 
 
 def load(
@@ -81,12 +82,11 @@ def agreeing(ours: list[Output], theirs: list[Output]) -> float:
     return same / total if total else 1.0
 
 
-def equality(
-    zoo: Zoo, device: str, dtype: torch.dtype, budget: Budget
-) -> tuple[list[Row], list[Bar]]:
+def equality(setup: Setup, zoo: Zoo) -> Found:
     """Greedy tokens of a device and a batch against the CPU and alone."""
+    device, dtype = setup.where.device, setup.where.dtype
     rows, bars = [], []
-    for name, point in budget.spend(CASES.items()):
+    for name, point in setup.budget.spend(CASES.items()):
         made = partial(load, point.model, point.method)
         reference = made("cpu", torch.float32)
         given = [question.prompt for question in questions_of("story", zoo.equal)]
@@ -114,15 +114,16 @@ def equality(
         rows.append(row)
         for column in exactly:
             bars.append(Bar(what=f"{name}: {column}", value=row[column], limit=1.0, at_least=True))
-    return rows, bars
+    return {"equality": rows}, bars
 
 
-def speed(zoo: Zoo, device: str, dtype: torch.dtype, budget: Budget) -> list[Row]:
+def speed(setup: Setup, zoo: Zoo) -> Found:
     """Tokens per second of every method at every batch size."""
+    device, dtype = setup.where.device, setup.where.dtype
     cases = [(name, batch) for name in CASES for batch in zoo.batches]
     loaded: dict[str, LLM] = {}
     rows = []
-    for name, batch in budget.spend(cases):
+    for name, batch in setup.budget.spend(cases):
         point = CASES[name]
         llm = loaded.get(name) or load(point.model, point.method, device, dtype)
         loaded[name] = llm
@@ -146,18 +147,19 @@ def speed(zoo: Zoo, device: str, dtype: torch.dtype, budget: Budget) -> list[Row
                 "solved": sum(bool(question.right(o.text)) for question, o in pairs) / batch,
             }
         )
-    return rows
+    return {"zoo": rows}, []
 
 
-def paced(zoo: Zoo, device: str, dtype: torch.dtype, budget: Budget) -> tuple[list[Row], list[Bar]]:
+def paced(setup: Setup, zoo: Zoo) -> Found:
     """Tokens per second of every method with `pace="auto"`, over autoregressive decoding.
 
     A diffusion model is held against the causal model of its size.
     """
+    device, dtype = setup.where.device, setup.where.dtype
     llms: dict[str, LLM] = {}
     rows: list[Row] = []
     bars: list[Bar] = []
-    for batch, (name, case) in budget.spend(product(zoo.paced, pace.CASES.items())):
+    for batch, (name, case) in setup.budget.spend(product(zoo.paced, pace.CASES.items())):
         llms = llms or pace.models_of(pace.CASES, lambda name: load(name, None, device, dtype))
         row, marks = pace.measure(
             name,
@@ -172,4 +174,4 @@ def paced(zoo: Zoo, device: str, dtype: torch.dtype, budget: Budget) -> tuple[li
         )
         rows.append(row)
         bars += marks
-    return rows, bars
+    return {"paced": rows}, bars

@@ -1,20 +1,25 @@
-"""Pictures of comparisons: accuracy against speed, and speed against the load."""
+"""All plots: accuracy and speed of methods, load on a server, slots of one answer."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 try:
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
-    from matplotlib.ticker import ScalarFormatter
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator, ScalarFormatter
 except ImportError as error:
     raise ValueError(f"{error}; pictures need: pip install 'outpace[plot]'") from error
 
+from outpace.api.output import Output
+from outpace.api.trace import STATES, block_edges, slot_states
+from outpace.benchmark.load_figures import Figures as LevelFigures
 from outpace.evaluation.compare import Result, fronts, named
 
 Results = Sequence[Result]
@@ -23,9 +28,21 @@ SPEEDS = {
     "tokens_per_forward": "tokens per forward",
     "tokens_per_cpu_second": "tokens per CPU second",
 }
-CLOCKED = SPEEDS | {"tokens_per_second": "tokens per second", "speedup": "times as fast"}
-HEIGHTS = {"accuracy": "accuracy (%)", "acceptance_length": "acceptance length"}
 GREY = "#888888"
+BLUE, ORANGE = "#2166ac", "#d95f0e"
+
+LOADS = {"concurrency": "concurrent streams", "rate": "requests per second sent"}
+LATENCIES = {
+    "ttft_ms": ("time to first text", ORANGE),
+    "gap_ms": ("gap between events", BLUE),
+    "tpot_ms": ("time per output token", "#4dac26"),
+    "e2e_ms": ("whole answer", "#666666"),
+}
+PERCENTILES = {"p50": "-", "p99": ":"}
+
+STATE_COLOURS = ("white", "#e3e3e3", ORANGE, "#74a9cf", "#023858")
+CELL = 0.085
+"""Inches of a slot."""
 
 
 def draw_sides(found: Results, path: Path) -> None:
@@ -61,12 +78,12 @@ def loaded(result: Result) -> str:
 
 
 def draw_front(results: Results, path: Path) -> None:
-    """Write a picture of accuracy against speed; a grey line joins what no other beats.
+    """Write a plot of accuracy against speed; a grey line joins what no other beats.
 
     Beside tokens per forward stand those per CPU second, where all results have them.
     """
     keys = [key for key in SPEEDS if all(key in result for result in results)]
-    figure = Figure(figsize=(6.2 * len(keys), 5.2), layout="constrained")
+    figure = new_figure(6.2 * len(keys), 5.2)
     panes = figure.subplots(1, len(keys), sharey=True, squeeze=False)[0]
     for pane, key in zip(panes, keys, strict=True):
         for name, line in lines_of(results).items():
@@ -78,60 +95,8 @@ def draw_front(results: Results, path: Path) -> None:
         pane.grid(alpha=0.3)
         pane.margins(x=0.09)
     panes[0].set_ylabel("accuracy (%)")
-    handles, labels = panes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", fontsize=7, frameon=False)
+    add_legend(figure, panes[0])
     save(figure, path)
-
-
-def draw_figure(results: Results, published: Results, title: str, path: Path) -> None:
-    """Write a picture of accuracy, or what is accepted, against speed: here and in the paper."""
-    figure = Figure(figsize=(12.4, 5.2), layout="constrained")
-    here, there = figure.subplots(1, 2)
-    key = "tokens_per_cpu_second" if results[0]["clock"] == "cpu" else "tokens_per_second"
-    speed, height = axes_of(published)
-    for name, line in lines_of(results).items():
-        plot(here, line, key, name, height)
-    shown = [point for point in published if {speed, height} <= set(point)]
-    for name in dict.fromkeys(point["setting"] for point in shown):
-        line = [point for point in shown if point["setting"] == name]
-        x, y = ([point[axis] for point in line] for axis in (speed, height))
-        there.plot(x, y, "o", fillstyle="none", label=name)
-        for point in line:
-            place = (point[speed], point[height])
-            there.annotate(differing(point), place, (4, 4), textcoords="offset points", size=6)
-    if not shown:
-        middle = {"ha": "center", "transform": there.transAxes}
-        there.text(0.5, 0.5, "no points with both figures", **middle)
-    for pane, name in ((here, CLOCKED[key]), (there, f"{CLOCKED[speed]}, as published")):
-        pane.set_xlabel(name)
-        pane.set_ylabel(HEIGHTS[height])
-        pane.grid(alpha=0.3)
-        pane.margins(x=0.14, y=0.09)
-        if pane.get_legend_handles_labels()[0]:
-            pane.legend(loc="upper left", bbox_to_anchor=(0, -0.1), fontsize=6, frameon=False)
-    figure.suptitle(title, fontsize=10)
-    save(figure, path)
-
-
-def axes_of(published: Results) -> tuple[str, str]:
-    """The speed and the height that most published points have both of."""
-    pairs = product(("tokens_per_second", "speedup"), HEIGHTS)
-    return max(pairs, key=lambda pair: sum(set(pair) <= set(point) for point in published))
-
-
-def differing(point: Result) -> str:
-    """What a published point says beside its figures."""
-    figures = (
-        "accuracy",
-        "tokens_per_",
-        "latency",
-        "answer_tokens",
-        "place",
-        "setting",
-        "speedup",
-        "acceptance",
-    )
-    return ", ".join(f"{k}={v}" for k, v in point.items() if not k.startswith(figures))
 
 
 def plot(pane: Axes, line: Results, key: str, name: str, height: str = "accuracy") -> None:
@@ -152,8 +117,8 @@ def plot(pane: Axes, line: Results, key: str, name: str, height: str = "accuracy
 
 
 def draw_loads(results: Results, path: Path) -> None:
-    """Write a picture of throughput and latency against the number of requests at a time."""
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    """Write a plot of throughput and latency against the number of requests at a time."""
+    figure = new_figure(10, 4.6)
     throughput, latency = figure.subplots(1, 2)
     for name, line in by_batch(results).items():
         batches = [result["batch"] for result in line]
@@ -169,13 +134,8 @@ def draw_loads(results: Results, path: Path) -> None:
     latency.set_yscale("log")
     batches = sorted({result["batch"] for result in results})
     for pane in (throughput, latency):
-        pane.set_xscale("log", base=2)
-        pane.set_xticks(batches)
-        pane.xaxis.set_major_formatter(ScalarFormatter())
-        pane.set_xlabel("requests at a time")
-        pane.grid(alpha=0.3)
-    handles, labels = throughput.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", fontsize=7, frameon=False)
+        format_load_axis(pane, batches, "requests at a time")
+    add_legend(figure, throughput)
     save(figure, path)
 
 
@@ -191,7 +151,7 @@ def by_batch(results: Results) -> dict[str, list[Result]]:
 
 
 def draw_bars(results: Results, path: Path, key: str, label: str) -> None:
-    """Write a picture with a bar for each result, the largest on top."""
+    """Write a plot with a bar for each result, the largest on top."""
     ordered = sorted(results, key=lambda result: value_of(result, key))
     several = len({loaded(result) for result in results}) > 1
     names = [
@@ -199,7 +159,7 @@ def draw_bars(results: Results, path: Path, key: str, label: str) -> None:
         + (f"\n{loaded(result)}" if several else "")
         for result in ordered
     ]
-    figure = Figure(figsize=(9, 0.45 * len(ordered) + 1.2), layout="constrained")
+    figure = new_figure(9, 0.45 * len(ordered) + 1.2)
     pane = figure.add_subplot()
     bars = pane.barh(range(len(ordered)), [value_of(result, key) for result in ordered])
     pane.set_yticks(range(len(ordered)), names, fontsize=7)
@@ -217,7 +177,82 @@ def value_of(result: Result, key: str) -> float:
     return float(value)
 
 
+def draw_levels(levels: Sequence[LevelFigures], title: str, path: Path) -> None:
+    """Write a plot of throughput and latency against the load on a server, by rising load."""
+    name = "rate" if "rate" in levels[0] else "concurrency"
+    levels = sorted(levels, key=lambda level: level[name])
+    load = [level[name] for level in levels]
+    figure = new_figure(10, 4.2)
+    throughput, latency = figure.subplots(1, 2)
+    rates = [level["tokens_per_second"] or 0 for level in levels]
+    throughput.plot(load, rates, "-o", color=BLUE, markersize=4)
+    throughput.set_ylabel("output tokens per second")
+    throughput.set_ylim(bottom=0)
+    for key, (label, colour) in LATENCIES.items():
+        for percentile, style in PERCENTILES.items():
+            values = [level[key][percentile] if level[key] else math.nan for level in levels]
+            line_label = f"{label}, {percentile}"
+            latency.plot(load, values, style + "o", color=colour, markersize=3, label=line_label)
+    latency.set_yscale("log")
+    latency.set_ylabel("milliseconds")
+    figure.legend(loc="outside lower center", fontsize=7, ncols=len(LATENCIES))
+    for pane in (throughput, latency):
+        format_load_axis(pane, load, LOADS[name])
+    figure.suptitle(title, fontsize=10)
+    save(figure, path)
+
+
+def draw_slots(output: Output, title: str, path: Path) -> None:
+    """Write a plot of the state of each slot after each forward; lines are edges of blocks."""
+    states = slot_states(output)
+    forwards, slots = states.shape
+    width, height = max(slots * CELL, 5.5) + 0.9, max(forwards * 1.6 * CELL, 1.2) + 1.5
+    figure = new_figure(width, height)
+    pane = figure.add_subplot()
+    pane.imshow(
+        states,
+        cmap=ListedColormap(STATE_COLOURS),
+        vmin=0,
+        vmax=len(STATE_COLOURS) - 1,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(0, slots, forwards + 0.5, 0.5),
+    )
+    for edge in block_edges(output):
+        pane.axvline(edge, color="black", linewidth=0.8)
+    pane.set_xlabel("slot of the answer")
+    pane.set_ylabel("forward")
+    pane.yaxis.set_major_locator(MaxNLocator(integer=True))
+    pane.set_title(title, size=9, loc="left", wrap=True)
+    patches = [
+        Patch(facecolor=colour, edgecolor="#aaaaaa", label=state)
+        for colour, state in list(zip(STATE_COLOURS, STATES, strict=True))[1:]
+    ]
+    figure.legend(handles=patches, loc="outside lower left", ncols=4, fontsize=8, frameon=False)
+    save(figure, path)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of this size in inches, whose parts do not overlap."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def format_load_axis(pane: Axes, ticks: Sequence[float], label: str) -> None:
+    """Make the horizontal axis logarithmic, with a plain number at each measured load."""
+    pane.set_xscale("log", base=2)
+    pane.set_xticks(ticks)
+    pane.xaxis.set_major_formatter(ScalarFormatter())
+    pane.set_xlabel(label)
+    pane.grid(alpha=0.3)
+
+
+def add_legend(figure: Figure, pane: Axes) -> None:
+    """List the lines of a pane below the panes."""
+    handles, labels = pane.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", fontsize=7, frameon=False)
+
+
 def save(figure: Figure, path: Path) -> None:
-    """Write it, whatever the name of the file is."""
+    """Write a PNG, whatever the ending of the path."""
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=150, format="png")

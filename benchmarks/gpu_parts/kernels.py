@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gpu_parts.device import Found, Setup, timed
 from harness import Bar, Row
 from outpace.attention.batch import Backend, Batch, Span
 from outpace.attention.choice import backend, missing
@@ -94,8 +92,6 @@ class Sizes:
     judged: tuple[Load, ...]
     reads: tuple[tuple[int, int], ...]
     alike: int
-    copied: int
-    multiplied: int
 
 
 SHARE = 0.75
@@ -107,7 +103,7 @@ largest difference of a score."""
 
 
 WIDE = (32, 8, 128)
-FULL = Sizes(
+FULL_SIZES = Sizes(
     agree=tuple(
         Load(shape=shape, batch=3, rows=rows, keys=keys, pattern=pattern, sinks=sinks)
         for shape in ((8, 2, 64), (14, 2, 64), (28, 4, 128), WIDE)
@@ -127,50 +123,20 @@ FULL = Sizes(
     judged=tuple(Load(shape=WIDE, batch=32, rows=rows, keys=4096) for rows in (1, 16)),
     reads=((1, 151_936), (64, 151_936), (256, 151_936)),
     alike=64,
-    copied=2**30,
-    multiplied=8192,
 )
-TINY = Load(shape=(8, 2, 64), batch=2, rows=3, keys=40)
-SMOKE = Sizes(
-    agree=(TINY, replace(TINY, pattern="tree"), replace(TINY, sinks=True)),
-    loads=(TINY,),
-    judged=(TINY,),
+SMALL = Load(shape=(8, 2, 64), batch=2, rows=3, keys=40)
+TINY_SIZES = Sizes(
+    agree=(SMALL, replace(SMALL, pattern="tree"), replace(SMALL, sinks=True)),
+    loads=(SMALL,),
+    judged=(SMALL,),
     reads=((2, 5000),),
     alike=2,
-    copied=2**16,
-    multiplied=64,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """What a device can do at best: bytes moved, and operations of products, per second."""
-
-    copied: float
-    multiplied: float
-
-    @classmethod
-    def of(cls, sizes: Sizes, device: str, dtype: torch.dtype) -> Card:
-        """Measured, since what is printed on a card is never reached."""
-        return cls(
-            copied=bandwidth(device, sizes.copied),
-            multiplied=products(device, dtype, sizes.multiplied),
-        )
-
-    @property
-    def row(self) -> Row:
-        """The same as a row of a table."""
-        return {"copy GB/s": self.copied / 1e9, "products TFLOP/s": self.multiplied / 1e12}
-
-
-def compare(
-    sizes: Sizes,
-    device: str,
-    dtype: torch.dtype,
-    card: Card,
-    spend: Callable[[Iterable[Any]], Iterator[Any]],
-) -> tuple[dict[str, list[Row]], list[Bar]]:
-    """Tables of times, and bars of agreement; `spend` gives out cases while there is time."""
+def measure(setup: Setup, sizes: Sizes) -> Found:
+    """Tables of times, and bars of agreement."""
+    device, dtype, card = setup.where.device, setup.where.dtype, setup.card
     if reason := missing(torch.device(device)):
         print(f"no kernels: {reason}")
         return {}, []
@@ -181,14 +147,14 @@ def compare(
     rows, vocab = sizes.reads[-1]
     bars += reads_alike(min(rows, sizes.alike), vocab, device, dtype)
     layers: list[Row] = []
-    for load in spend(sizes.loads):
+    for load in setup.budget.spend(sizes.loads):
         row = attention(load, device, dtype)
         share = row["kernel GB/s"] * 1e9 / card.copied
         layers.append(row | {"share of a copy": share})
         if load in sizes.judged:
             what = f"attention, {load.name}: share of a copy"
             bars.append(Bar(what=what, value=share, limit=SHARE, at_least=True))
-    reads = [reading(rows, vocab, device, dtype) for rows, vocab in spend(sizes.reads)]
+    reads = [reading(rows, vocab, device, dtype) for rows, vocab in setup.budget.spend(sizes.reads)]
     return {"attention": layers, "reads": reads}, bars
 
 
@@ -292,37 +258,3 @@ def reads_alike(rows: int, vocab: int, device: str, dtype: torch.dtype) -> Itera
         gaps = [(found.scores[score].cpu() - wanted.scores[score])[same].abs() for score in SCORES]
         what = f"{name} as the reference: scores"
         yield Bar(what=what, value=float(torch.cat(gaps).max()), limit=CLOSE)
-
-
-def bandwidth(device: str, size: int) -> float:
-    """Bytes that are read and written per second in a copy of `size` bytes."""
-    memory = torch.zeros(size, dtype=torch.uint8, device=device)
-    other = torch.empty_like(memory)
-    return 2 * size / timed(lambda: other.copy_(memory))
-
-
-def products(device: str, dtype: torch.dtype, size: int) -> float:
-    """Operations per second of a product of two square matrices."""
-    one, other = torch.randn(2, size, size, device=device).to(dtype)
-    return 2 * size**3 / timed(lambda: one @ other)
-
-
-def wait() -> None:
-    """Until a GPU has done what it was given."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def timed(run: Callable[[], object], rounds: int = 9, calls: int = 10) -> float:
-    """Median seconds of a call among several, once all is compiled; a CPU makes one at a time."""
-    calls = calls if torch.cuda.is_available() else 1
-    seconds = []
-    for number in range(rounds + 1):
-        wait()
-        began = time.perf_counter()
-        for _ in range(calls):
-            run()
-        wait()
-        if number:
-            seconds.append((time.perf_counter() - began) / calls)
-    return statistics.median(seconds)

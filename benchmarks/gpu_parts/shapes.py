@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from checkpoints import Config
+from gpu_parts.device import Where
 from outpace.benchmark.shape import shape_of
-from outpace.checkpoints.load import translate
-from outpace.decoding import DRAFT_KINDS
-from outpace.engine.graphs import recorder
 from outpace.engine.runner import Runner
 from outpace.evaluation.protocol import setting
 from outpace.methods import (
@@ -28,8 +23,6 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
-from outpace.models.extending import draft_of
-from outpace.models.transformer import Stack, Transformer
 from outpace.training.recipe import load
 
 TARGETS = {
@@ -78,18 +71,6 @@ TINY: Config = {
 
 IDS = 1000
 """Prompts have ids below, which mean nothing in any shape."""
-
-
-def shrunk(published: Config, most: Config) -> Config:
-    """A shape none of whose sizes is larger than these."""
-    return {
-        name: min(value, most[name])
-        if type(value) is int and name in most
-        else most.get(name, value)
-        if isinstance(value, dict)
-        else value
-        for name, value in published.items()
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,51 +145,10 @@ CASES = (
 """Methods on a target of the shape that their papers have, as these set them where they say it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """Where random models are made, in which dtype, and sizes that they do not exceed.
-
-    With `graphs` passes of a shape that came before run in one launch; with `compile` layers are
-    compiled.
-    """
-
-    device: str
-    dtype: torch.dtype
-    most: Config
-    graphs: bool = False
-    compile: bool = False
-
-    def model(self, published: Config, target: Stack | None = None) -> Stack:
-        """A model, or a draft of a `target`, that is only run."""
-        config = translate(shrunk(published, self.most))
-        with torch.device(self.device):
-            if config.kind in DRAFT_KINDS:
-                assert isinstance(target, Transformer)
-                made: Stack = draft_of(config, target)
-            else:
-                made = Transformer(config)
-        return made.to(self.dtype).eval().requires_grad_(False)
-
-    def runner(self, name: str, model: Stack, slots: int) -> Runner:
-        """A model with a cache that is full of random numbers, and finds nothing in it."""
-        record = recorder(self.graphs, torch.device(self.device), 1)
-        runner = Runner(
-            name, model, slots=slots, prefix_cache=False, record=record, compile=self.compile
-        )
-        runner.cache.memory.normal_()
-        return runner
-
-    def beside(self, target: Runner, method: Method) -> dict[str, Runner]:
-        """A target and the further model of a method, by role."""
-        if type(method) not in FURTHER:
-            return {"target": target}
-        role, published = FURTHER[type(method)]
-        model = self.model(published, target.model)
-        return {"target": target, role: self.runner(role, model, len(target.cache))}
-
-
-def clear() -> None:
-    """Give memory of models that are gone back to the device."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+def runners_for(where: Where, target: Runner, method: Method) -> dict[str, Runner]:
+    """Return a target and the further model of a method, by role."""
+    if type(method) not in FURTHER:
+        return {"target": target}
+    role, published = FURTHER[type(method)]
+    model = where.model(published, target.model)
+    return {"target": target, role: where.runner(role, model, len(target.cache))}

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from outpace.benchmark import figure as figures_of
-from outpace.benchmark import trained
-from outpace.benchmark.figure import FOLDER, PAPERS, Claim, Figure, Scale, figures, find, read
-from outpace.benchmark.trained import needed, words_of
-from outpace.benchmark.verdict import NAMES, judge, published
 from outpace.checkpoints.load import zoo_names
 from outpace.training.recipe import load
+from reproduce import figure as figures_of
+from reproduce import trained
+from reproduce.figure import FOLDER, PAPERS, Claim, Figure, Scale, figures, find, read
+from reproduce.trained import needed, words_of
+from reproduce.verdict import NAMES, judge, published
 
 EVERY = [figure for paper in PAPERS for figure in figures(paper)]
 each = pytest.mark.parametrize("figure", EVERY, ids=lambda f: f"{f.paper}:{f.name}")

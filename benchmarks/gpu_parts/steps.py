@@ -18,9 +18,9 @@ from math import inf
 from torch.profiler import ProfilerActivity, profile
 
 from checkpoints import prompt
-from gpu_shapes import CASES, IDS, TARGETS, Case, Where, clear
+from gpu_parts.device import Card, Found, Setup, clear, timed, wait
+from gpu_parts.shapes import CASES, IDS, TARGETS, Case, runners_for
 from harness import Bar, Budget, Row
-from kernels import Card, timed, wait
 from outpace.decoding import CAUSAL, FULL, Forward, Kind
 from outpace.engine.engine import Engine
 from outpace.engine.feed import Feed
@@ -66,7 +66,7 @@ class Steps:
         return max(max(self.batches) * (each + 16), self.prefill)
 
 
-FULL_STEPS = Steps(
+FULL_SIZES = Steps(
     batches=(1, 8, 32, 64),
     rows=(1, 16, 32),
     keys=1024,
@@ -75,7 +75,7 @@ FULL_STEPS = Steps(
     tokens=256,
     cycles=12,
 )
-TINY_STEPS = Steps(
+TINY_SIZES = Steps(
     batches=(1, 2), rows=(1, 16), keys=32, prefill=64, prompt=16, tokens=64, cycles=3
 )
 
@@ -259,13 +259,11 @@ def projected(case: Case, row: Row) -> Row:
     }
 
 
-def cycles(
-    name: str, target: Runner, where: Where, sizes: Steps, budget: Budget
-) -> Iterator[tuple[Case, Row]]:
+def cycles(name: str, target: Runner, sizes: Steps, setup: Setup) -> Iterator[tuple[Case, Row]]:
     """Every method of a target, by batch."""
     for case in (case for case in CASES if case.target == name):
-        runners = where.beside(target, case.method)
-        for batch in budget.spend(sizes.batches):
+        runners = runners_for(setup.where, target, case.method)
+        for batch in setup.budget.spend(sizes.batches):
             yield case, cycle(case, runners, batch, sizes)
         del runners
         clear()
@@ -284,16 +282,15 @@ def cycle_bars(rows: Sequence[Row]) -> list[Bar]:
     ]
 
 
-def measure(
-    name: str, sizes: Steps, where: Where, card: Card, budget: Budget
-) -> tuple[dict[str, list[Row]], list[Bar]]:
+def measure(setup: Setup, sizes: Steps, name: str) -> Found:
     """One target, with all of its methods."""
     tables: dict[str, list[Row]] = {"steps": [], "prefill": [], "cycles": [], "projected": []}
-    for _ in budget.spend([name]):
+    where, card = setup.where, setup.card
+    for _ in setup.budget.spend([name]):
         target = where.runner(name, where.model(TARGETS[name]), sizes.slots)
-        tables["steps"] = floors(name, target, sizes, card, budget)
+        tables["steps"] = floors(name, target, sizes, card, setup.budget)
         tables["prefill"] = [prefill(name, target, sizes, card)]
-        for case, row in cycles(name, target, where, sizes, budget):
+        for case, row in cycles(name, target, sizes, setup):
             tables["cycles"].append(row)
             if case.kept is not None:
                 tables["projected"].append(projected(case, row))

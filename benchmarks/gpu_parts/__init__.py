@@ -1,0 +1,1 @@
+"""Parts of the measurement on a GPU, which `benchmarks/gpu.py` runs."""
