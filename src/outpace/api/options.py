@@ -130,7 +130,7 @@ class Chosen:
             message = f"logit_bias must map token ids to numbers, not {self.logit_bias!r}"
             raise OptionError("logit_bias", self.logit_bias, message)
         for token, bias in self.logit_bias.items():
-            check_within(f"logit_bias[{token!r}]", bias, -LARGEST)
+            check_within("logit_bias", bias, -LARGEST, f" of token {token!r}")
         if not isinstance(self.template, Mapping):
             message = f"template must map names to values, not {self.template!r}"
             raise OptionError("template", self.template, message)
@@ -273,10 +273,10 @@ def check_options(options: Options) -> None:
     Chosen.of(options).sampling({})
 
 
-def check_within(name: str, value: object, least: float) -> None:
+def check_within(name: str, value: object, least: float, part: str = "") -> None:
     """Raise `OptionError` for what is no number from `least` to `LARGEST`."""
     if not (is_number(value) and least <= float(value) <= LARGEST):  # type: ignore[arg-type]
-        message = f"{name} must be a number from {least:g} to {LARGEST:g}, not {value!r}"
+        message = f"{name}{part} must be a number from {least:g} to {LARGEST:g}, not {value!r}"
         raise OptionError(name, value, message)
 
 

@@ -213,7 +213,7 @@ def read(path: Path) -> Config:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise OptionError("config", path, f"config: {path} is not TOML: {error}") from error
+        raise ValueError(f"{path} is not TOML: {error}") from error
     return checked(Config, table, str(path))
 
 
