@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outpace import LLM
-from outpace.decoding import FULL, Canvas, Decoding, Forward, Kind, Request
+from outpace.decoding import FULL, Canvas, Decoding, Forward, Kind, OptionError, Request
 from outpace.decoding.order import above
 from outpace.methods import LeftToRight, Method
 
@@ -22,7 +22,7 @@ class Sure(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.holes < 1:
-            raise ValueError(f"holes must be at least 1, not {self.holes}")
+            raise OptionError("holes", self.holes, f"holes must be at least 1, not {self.holes}")
 
     def decode(self, request: Request) -> Decoding:
         """Show the text and the holes behind it, fill some, commit what has no hole before it."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from outpace import LLM
-from outpace.decoding import Decoding, Forward, Request, agreement
+from outpace.decoding import Decoding, Forward, OptionError, Request, agreement
 from outpace.methods import Autoregressive, Method
 
 
@@ -16,8 +16,9 @@ class PromptLookup(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.tokens, self.match) < 1:
-            raise ValueError("tokens and match must be at least 1")
+        for name in ("tokens", "match"):
+            if (value := getattr(self, name)) < 1:
+                raise OptionError(name, value, f"{name} must be at least 1, not {value}")
 
     def decode(self, request: Request) -> Decoding:
         """Feed the last token and a draft; keep what the model says as well, and one token more."""

@@ -11,6 +11,7 @@ from source import MODULES
 FLOORS = {
     part: set(below.split())
     for part, below in {
+        "errors": "",
         "version": "",
         "jsonl": "",
         "lock": "",
@@ -18,24 +19,26 @@ FLOORS = {
         "zoo": "",
         "kernels": "",
         "provenance": "version",
-        "decoding": "kernels",
-        "constraint": "decoding",
+        "decoding": "errors kernels",
+        "constraint": "decoding errors",
         "methods": "decoding",
         "pacing": "decoding",
-        "models": "decoding kernels",
-        "checkpoints": "decoding models",
-        "attention": "decoding kernels models",
-        "engine": "attention checkpoints decoding kernels methods models pacing",
-        "api": "attention checkpoints constraint decoding engine jsonl lock methods models",
-        "__init__": "api constraint version",
+        "models": "decoding errors kernels",
+        "checkpoints": "decoding errors models",
+        "attention": "decoding errors kernels models",
+        "engine": "attention checkpoints decoding errors kernels methods models pacing",
+        "api": (
+            "attention checkpoints constraint decoding engine errors jsonl lock methods models"
+        ),
+        "__init__": "api constraint errors version",
         "evaluation": "api checkpoints decoding jsonl methods",
         "benchmark": "api checkpoints decoding evaluation jsonl methods models",
         "training": "api attention checkpoints decoding evaluation lock models provenance recipes",
-        "server": "api checkpoints constraint decoding engine methods models version",
-        "ray": "api checkpoints engine evaluation methods models server",
+        "server": "api checkpoints constraint decoding engine errors methods models version",
+        "ray": "api checkpoints engine errors evaluation methods models server",
         "cli": (
-            "api benchmark checkpoints constraint decoding engine evaluation jsonl methods models "
-            "provenance ray recipes server training version"
+            "api benchmark checkpoints constraint decoding engine errors evaluation jsonl methods "
+            "models provenance ray recipes server training version"
         ),
         "__main__": "cli",
     }.items()

@@ -76,11 +76,11 @@ PROGRAM = """
 from collections.abc import Mapping
 
 import numpy as np
-from outpace import LLM, AsyncLLM, Output, __version__
+from outpace import LLM, AsyncLLM, OptionError, Output, __version__
 from outpace.decoding import {decoding}
 from outpace.methods import {methods}
 
-used: tuple[object, ...] = (AsyncLLM, __version__, {decoding}, {methods})
+used: tuple[object, ...] = (AsyncLLM, OptionError, __version__, {decoding}, {methods})
 by_name: Mapping[str, type[Method]] = METHODS
 llm = LLM("tiny-dream", ("apd", {{"verifier": "tiny-aux"}}), max_length=64, cache_gib=0.5)
 one: list[Output] = llm.generate("hi", method="left_to_right", stop_ids=np.array([1]), min_p=0.1)
@@ -110,6 +110,19 @@ def test_a_user_s_program_is_typed(tmp_path: Path) -> None:
     found = [line for line in done.stdout.splitlines() if "error:" in line]
     assert len(found) == 1, done.stdout
     assert found[0].startswith("wrong.py:2: ") and 'no attribute "LLMs"' in found[0]
+
+
+def test_error_of_an_option_is_public() -> None:
+    """The one that everything raises, and without PyTorch."""
+    code = """
+import sys
+from outpace import OptionError
+from outpace.errors import OptionError as own
+print(OptionError is own, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
+    assert outpace.OptionError is outpace.decoding.OptionError
 
 
 def test_version_is_public() -> None:

@@ -21,7 +21,8 @@ from outpace.cli.flags import LOADING, Loading
 from outpace.cli.output import replaced
 from outpace.cli.sides import Loads, line_up, list_names, results_table, run, shapes_in
 from outpace.cli.training import train
-from outpace.methods.method import at_least_one
+from outpace.errors import OptionError
+from outpace.methods.bounds import at_least_one
 from outpace.provenance import provenance
 from reproduce.figure import SCALES, Figure, Scale, figure_names, find
 from reproduce.page import page
@@ -68,7 +69,8 @@ def reproduce(
 def planned(figure: Figure, scale: str, limit: int | None, rounds: int | None) -> Scale:
     """How much of a figure is measured; `ValueError` for an unknown scale or a bad number."""
     if scale not in SCALES:
-        raise ValueError(f"unknown scale {scale!r}; known are {', '.join(SCALES)}")
+        message = f"scale: unknown scale {scale!r}; known are {', '.join(SCALES)}"
+        raise OptionError("scale", scale, message)
     given = {"limit": limit, "rounds": rounds}
     own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     at_least_one(**own)

@@ -5,7 +5,7 @@ What needs PyTorch, which takes seconds to load, is imported when its name is fi
 
 from outpace.version import __version__
 
-__all__ = ["LLM", "AsyncLLM", "Hole", "Output", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "Hole", "OptionError", "Output", "__version__"]
 
 TYPE_CHECKING = False  # that of typing, which takes longer to load than Python itself
 
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from outpace.api.llm import LLM
     from outpace.api.output import Output
     from outpace.constraint.cloze import Hole
+    from outpace.errors import OptionError
 else:
     _HOMES = {
         "AsyncLLM": "api.async_llm",
         "Hole": "constraint.cloze",
         "LLM": "api.llm",
+        "OptionError": "errors",
         "Output": "api.output",
     }
 

@@ -259,7 +259,7 @@ def test_a_request_that_is_refused_elsewhere_is_named(tmp_path: Path) -> None:
         def serve(self, requests: Any, *, batch: int) -> Iterator[tuple[int, Output]]:
             assert len(list(requests)) == 9 and batch == 4
             yield 5, Output(text="a", ids=[1], finish_reason="stop", steps=[], **ASIDE)
-            raise Refused("no room", 3)
+            raise Refused(ValueError("no room"), 3)
 
     source, target = prompts(tmp_path / "prompts.jsonl"), tmp_path / "data.jsonl"
     with pytest.raises(ValueError, match=f"{source}:4: no room"):

@@ -164,7 +164,7 @@ REFUSED.append(("tiny-wedlm", Autoregressive()))
 def test_methods_that_see_nothing_behind_a_hole_are_refused(name: str, method: Method) -> None:
     """By name, with those that do."""
     able = "APD, BlockDiffusion, D2F, Diff"
-    says = rf"^{type(method).__name__}\(.*\) sees nothing behind .* unverified: {able}"
+    says = rf"^method: {type(method).__name__}\(.*\) sees nothing behind .* unverified: {able}"
     with pytest.raises(ValueError, match=says):
         llm(name).fill(["a", Hole(2), "b"], method=method)
 
@@ -185,20 +185,20 @@ BAD: list[tuple[Any, str]] = [
     (None, "None is no prompt"),
     ([Hole(2), "apples"], "nothing stands in front of the first hole"),
     (["a", Hole(600)], "a prompt of 1 tokens and max_tokens=600 need 601 slots, but tiny-dream"),
-    (["a", Hole(10**9)], "hole 1: it is too large for 1000000000 tokens"),
-    (["a", Hole(2, regex="[")], "hole 1: it is malformed"),
-    (["a", Hole(2), Hole(3, regex=r"(a)\1")], "hole 2: a back-reference is not supported"),
+    (["a", Hole(10**9)], "holes[0]: it is too large for 1000000000 tokens"),
+    (["a", Hole(2, regex="[")], "holes[0]: it is malformed"),
+    (["a", Hole(2), Hole(3, regex=r"(a)\1")], "holes[1]: a back-reference is not supported"),
     (
         ["a", Hole(2), Hole(3, regex="x{12}\u2603*")],
-        "hole 2: it has 3 tokens, but the shortest text of its regex takes 12",
+        "holes[1]: it has 3 tokens, but the shortest text of its regex takes 12",
     ),
     (
         ["a", Hole(up_to=3, regex="x{12}\u2603*")],
-        "hole 1: it has 3 tokens, but the shortest text of its regex takes 12",
+        "holes[0]: it has 3 tokens, but the shortest text of its regex takes 12",
     ),
     (
         ["a", Hole(4, regex="[0-9]")],
-        "hole 1: it has 4 tokens, but its regex has texts of 1 tokens and none of 4",
+        "holes[0]: it has 4 tokens, but its regex has texts of 1 tokens and none of 4",
     ),
     (["a", Hole(2, regex="")], "its regex has texts of 0 tokens and none of 2"),
     (["\ud800", Hole(2)], "is not UTF-8"),

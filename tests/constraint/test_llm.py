@@ -236,7 +236,7 @@ def test_what_plainly_cannot_fit_is_not_read() -> None:
         model.generate(QUESTION, regex=long, max_tokens=16)
     with pytest.raises(ValueError, match=f"^schema: {says}"):
         model.generate(QUESTION, schema={"type": "string", "minLength": 4000}, max_tokens=16)
-    with pytest.raises(ValueError, match=f"^hole 1: {says}"):
+    with pytest.raises(ValueError, match=f"^holes.0.: {says}"):
         model.fill(["Say ", Hole(16, regex=long)])
     assert time.process_time() - begun < 1
     # As much as there may be room for is read.

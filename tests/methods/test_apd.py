@@ -39,6 +39,7 @@ from outpace.engine.engine import Engine, Job
 from outpace.methods import APD
 from outpace.methods.apd import Mixture
 from outpace.pacing.controller import PaceController
+from refusal import refuses
 
 CPU = torch.device("cpu")
 DRAWS = 20_000
@@ -183,19 +184,19 @@ def test_paper_coupling_checks_with_the_noise_of_the_proposal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "param"),
     [
-        ({"ratio": -0.1}, "ratio must lie between 0 and 1, not -0.1"),
-        ({"ratio": 1.1}, "ratio must lie between 0 and 1, not 1.1"),
-        ({"ratio": float("nan")}, "ratio must be a number of at most 10000, not nan"),
-        ({"window": 0}, "window must be at least 1, not 0"),
-        ({"lookahead": 0}, "lookahead must be at least 1, not 0"),
-        ({"coupling": "none"}, "coupling must be 'gumbel' or 'argmax', not 'none'"),
+        ({"ratio": -0.1}, "ratio"),
+        ({"ratio": 1.1}, "ratio"),
+        ({"ratio": float("nan")}, "ratio"),
+        ({"window": 0}, "window"),
+        ({"lookahead": 0}, "lookahead"),
+        ({"coupling": "none"}, "coupling"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:
+def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> None:
     """With the value."""
-    with pytest.raises(ValueError, match=message):
+    with refuses(param):
         APD(verifier="v", **options)
 
 

@@ -10,6 +10,7 @@ from blocks import says, shape
 from helpers import MASK, block_model, engine_of, enter, finish, request_of, runner, script, tokens
 from outpace.decoding import Request, Sampling
 from outpace.methods import BlockDiffusion
+from refusal import refuses
 
 EOS = 0
 
@@ -145,24 +146,24 @@ def test_scores_that_nobody_looks_at_are_not_computed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "param"),
     [
-        ({"block": 0}, "block must be at least 1, not 0"),
-        ({"part": -1}, "part must be at least 1, not -1"),
-        ({"steps": 0}, "steps must be at least 1, not 0"),
-        ({"steps": 2.5}, "steps must be a whole number or None, not 2.5"),
-        ({"threshold": 1.5}, "threshold must lie between 0 and 1, not 1.5"),
-        ({"threshold": float("nan")}, "threshold must be a number .* or None, not nan"),
-        ({"threshold": "high"}, "threshold must be a number"),
-        ({"budget": -1.0}, "budget must be 0 or more, not -1"),
-        ({"budget": float("nan")}, "budget must be a number .* or None, not nan"),
-        ({"order": "random"}, "order must be 'confidence' or 'margin'"),
-        ({"canvas": 1}, "canvas must be True or False, not 1"),
+        ({"block": 0}, "block"),
+        ({"part": -1}, "part"),
+        ({"steps": 0}, "steps"),
+        ({"steps": 2.5}, "steps"),
+        ({"threshold": 1.5}, "threshold"),
+        ({"threshold": float("nan")}, "threshold"),
+        ({"threshold": "high"}, "threshold"),
+        ({"budget": -1.0}, "budget"),
+        ({"budget": float("nan")}, "budget"),
+        ({"order": "random"}, "order"),
+        ({"canvas": 1}, "canvas"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_refused(options: dict[str, Any], param: str) -> None:
     """By name and value."""
-    with pytest.raises(ValueError, match=message):
+    with refuses(param):
         BlockDiffusion(**options)
 
 

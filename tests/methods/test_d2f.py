@@ -10,6 +10,7 @@ from blocks import says, shape
 from helpers import MASK, Turned, request_of, script
 from outpace.decoding import FULL, Decoding, Forward, Prediction, Request, Sampling, Target
 from outpace.methods import D2F
+from refusal import refuses
 
 EOS = 0
 
@@ -238,17 +239,17 @@ def test_where_the_last_row_says_nothing_it_is_not_turned(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "param"),
     [
-        ({"least": 2}, r"least must be 1 \(token by token\) or None, not 2"),
-        ({"block": 0}, "block must be at least 1, not 0"),
-        ({"add": -0.1}, "add must lie between 0 and 1, not -0.1"),
-        ({"activate": 1.5}, "activate must lie between 0 and 1, not 1.5"),
-        ({"confidence": float("nan")}, "confidence must be a number of .* not nan"),
-        ({"order": "best"}, "order must be 'confidence' or 'margin' or 'entropy', not 'best'"),
+        ({"least": 2}, "least"),
+        ({"block": 0}, "block"),
+        ({"add": -0.1}, "add"),
+        ({"activate": 1.5}, "activate"),
+        ({"confidence": float("nan")}, "confidence"),
+        ({"order": "best"}, "order"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any], param: str) -> None:
     """With the value, and what would do."""
-    with pytest.raises(ValueError, match=message):
+    with refuses(param):
         D2F(**options)

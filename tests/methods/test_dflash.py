@@ -12,6 +12,7 @@ from helpers import one_hot, request_of, script
 from outpace.decoding import FULL, GREEDY, Forward, Prediction, Request, Sample, Sampling
 from outpace.decoding.accept import Rejection
 from outpace.methods import DFlash
+from refusal import refuses
 
 MASK = 99
 
@@ -130,18 +131,18 @@ def test_block_beyond_the_trained_one_warns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "param"),
     [
-        ({"block": 0}, "block must be at least 1, not 0"),
-        ({"tokens": 0}, "tokens must be at least 1, not 0"),
-        ({"verify": "hope"}, "verify must be 'match' or 'rejection' or 'fly', not 'hope'"),
-        ({"verify": "rejection"}, "tokens='auto' would not give the same text again"),
-        ({"verify": "fly", "tokens": 4}, "no draft has fly_window=6 others behind it where 4 are"),
+        ({"block": 0}, "block"),
+        ({"tokens": 0}, "tokens"),
+        ({"verify": "hope"}, "verify"),
+        ({"verify": "rejection"}, "tokens"),
+        ({"verify": "fly", "tokens": 4}, "fly_window"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:
+def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> None:
     """With the value."""
-    with pytest.raises(ValueError, match=message):
+    with refuses(param):
         DFlash(draft="", **options)
 
 
@@ -149,7 +150,7 @@ def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> N
 def test_a_block_too_short_for_loose_verification_is_refused(options: dict) -> None:
     """Of four slots, three of which are drafts."""
     method = DFlash(draft="", tokens=9, verify="fly", fly_window=3, **options)
-    with pytest.raises(ValueError, match="fly_window=3 others behind it where 3 are verified"):
+    with refuses("fly_window"):
         method.check(sequence())
     replace(method, fly_window=2).check(sequence())
 

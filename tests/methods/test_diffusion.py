@@ -35,6 +35,7 @@ from outpace.engine.pairing import view
 from outpace.engine.stats import Stats
 from outpace.methods import Diffusion
 from outpace.methods.diffusion import Moved
+from refusal import refuses
 
 CPU = torch.device("cpu")
 EOS = 9
@@ -317,20 +318,20 @@ def test_neighbours_and_chunks_move_no_logits(batch: list[tuple], chunk: int) ->
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "param"),
     [
-        ({"order": "best"}, "order must be 'confidence' or 'margin' or 'entropy' or .* not 'best'"),
-        ({"steps": 0}, "steps must be at least 1, not 0"),
-        ({"block": 0}, "block must be at least 1, not 0"),
-        ({"eps": 1.0}, "eps must be at least 0 and below 1, not 1.0"),
-        ({"order_temperature": -1.0}, "order_temperature must be 0 or at least 1e-30, not -1.0"),
-        ({"guidance": -1}, "guidance must be 0 or positive, not -1.0"),
-        ({"ends": "first"}, "ends must be 'free' or 'last' or 'never', not 'first'"),
+        ({"order": "best"}, "order"),
+        ({"steps": 0}, "steps"),
+        ({"block": 0}, "block"),
+        ({"eps": 1.0}, "eps"),
+        ({"order_temperature": -1.0}, "order_temperature"),
+        ({"guidance": -1}, "guidance"),
+        ({"ends": "first"}, "ends"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:
+def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> None:
     """With the value, and what would do."""
-    with pytest.raises(ValueError, match=message):
+    with refuses(param):
         Diffusion(**options)
 
 

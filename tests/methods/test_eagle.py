@@ -12,6 +12,7 @@ from helpers import one_hot, request_of, script
 from outpace.decoding import CAUSAL, Prediction, Request, Sample, Sampling, Tree
 from outpace.decoding.accept import Rejection
 from outpace.methods import Eagle
+from refusal import refuses
 
 WIDE, OWN = 3, 1
 
@@ -171,24 +172,24 @@ def test_processors_are_told_the_branch_in_front_of_each_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "param"),
     [
-        ({"width": 0}, "width must be at least 1, not 0"),
-        ({"depth": 0}, "depth must be at least 1, not 0"),
-        ({"depth": True}, "depth must be a whole number, not True"),
-        ({"width": 2.0}, "width must be a whole number, not 2.0"),
-        ({"nodes": 1}, "nodes must be 2 to 64, not 1"),
-        ({"nodes": 65}, "nodes must be 2 to 64, not 65"),
-        ({"width": 10**9}, r"width \* \(depth - 1\) must not exceed that"),
-        ({"width": 8, "depth": 9}, r"can point at 63 others"),
-        ({"verify": "rejection"}, "drafts of a tree are not drawn"),
-        ({"verify": "fly"}, "verify='fly' takes a chain.*has several"),
-        ({"verify": "fly", "width": 1, "depth": 5}, "fly_window=6 others .* where 6 are verified"),
-        ({"verify": "fly", "width": 1, "nodes": 7}, "fly_window=6 others .* where 6 are verified"),
-        ({"verify": "hope"}, "verify must be 'match' or 'rejection' or 'fly', not 'hope'"),
+        ({"width": 0}, "width"),
+        ({"depth": 0}, "depth"),
+        ({"depth": True}, "depth"),
+        ({"width": 2.0}, "width"),
+        ({"nodes": 1}, "nodes"),
+        ({"nodes": 65}, "nodes"),
+        ({"width": 10**9}, "width"),
+        ({"width": 8, "depth": 9}, "width"),
+        ({"verify": "rejection"}, "verify"),
+        ({"verify": "fly"}, "verify"),
+        ({"verify": "fly", "width": 1, "depth": 5}, "fly_window"),
+        ({"verify": "fly", "width": 1, "nodes": 7}, "fly_window"),
+        ({"verify": "hope"}, "verify"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:
+def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> None:
     """With the value."""
-    with pytest.raises(ValueError, match=message):
+    with refuses(param):
         Eagle(draft="", **options)

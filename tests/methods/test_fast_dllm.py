@@ -21,6 +21,7 @@ from helpers import (
 from outpace.decoding import FULL, Forward, Prediction, Request
 from outpace.engine.engine import Engine
 from outpace.methods import FastDLLM
+from refusal import refuses
 
 EOS = 9
 
@@ -180,21 +181,21 @@ def test_confidence_is_what_the_family_makes_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "param"),
     [
-        ({"threshold": 0.0}, "threshold must lie above 0 and be at most 1, not 0.0"),
-        ({"threshold": 1.1}, "threshold must lie above 0 and be at most 1, not 1.1"),
-        ({"threshold": float("nan")}, "threshold must be a number .* or None, not nan"),
-        ({"factor": 0.0}, "factor must be a positive number, not 0.0"),
-        ({"budget": -0.1}, "budget must be 0 or more, not -0.1"),
-        ({"factor": 1.0, "budget": 1.0}, "factor and budget are two rules for the same choice"),
-        ({"cache": "both"}, "cache must be 'prefix' or 'dual' or None, not 'both'"),
-        ({"block": 0}, "block must be at least 1, not 0"),
+        ({"threshold": 0.0}, "threshold"),
+        ({"threshold": 1.1}, "threshold"),
+        ({"threshold": float("nan")}, "threshold"),
+        ({"factor": 0.0}, "factor"),
+        ({"budget": -0.1}, "budget"),
+        ({"factor": 1.0, "budget": 1.0}, "factor"),
+        ({"cache": "both"}, "cache"),
+        ({"block": 0}, "block"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:
+def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> None:
     """With the value, and what would do."""
-    with pytest.raises(ValueError, match=message):
+    with refuses(param):
         FastDLLM(**options)
 
 

@@ -10,6 +10,7 @@ from outpace.decoding import Forward, Prediction, Request, Sample, Sampling
 from outpace.decoding.accept import Rejection
 from outpace.decoding.fly import Fly
 from outpace.methods import Speculative
+from refusal import refuses
 
 WARM = Sampling(temperature=1.0, seed=7)
 
@@ -102,26 +103,23 @@ def test_loose_verification_keeps_what_its_read_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "param"),
     [
-        ({"tokens": 0}, "tokens must be at least 1, not 0"),
-        ({"tokens": "many"}, "tokens must be a whole number or .auto., not .many."),
-        ({"verify": "hope"}, "verify must be 'match' or 'rejection' or 'fly', not 'hope'"),
-        ({"verify": "rejection"}, "tokens='auto' would not give the same text again"),
-        ({"verify": "fly"}, "tokens='auto' would not give the same text again"),
-        ({"verify": "fly", "tokens": 6}, "no draft has fly_window=6 others behind it where 6 are"),
-        ({"verify": "fly", "tokens": 8, "fly_window": 0}, "fly_window must be at least 1, not 0"),
-        ({"verify": "fly", "tokens": 8, "fly_entropy": -0.1}, "between 0 and 1.0986, .* not -0.1"),
-        ({"verify": "fly", "tokens": 8, "fly_entropy": 1.1}, "between 0 and 1.0986, .* not 1.1"),
-        (
-            {"verify": "fly", "tokens": 8, "fly_entropy": float("nan")},
-            "fly_entropy must .* not nan",
-        ),
-        ({"fly_window": 2}, "are for verify='fly', and verify is 'match'"),
-        ({"verify": "rejection", "tokens": 8, "fly_entropy": 0.4}, "and verify is 'rejection'"),
+        ({"tokens": 0}, "tokens"),
+        ({"tokens": "many"}, "tokens"),
+        ({"verify": "hope"}, "verify"),
+        ({"verify": "rejection"}, "tokens"),
+        ({"verify": "fly"}, "tokens"),
+        ({"verify": "fly", "tokens": 6}, "fly_window"),
+        ({"verify": "fly", "tokens": 8, "fly_window": 0}, "fly_window"),
+        ({"verify": "fly", "tokens": 8, "fly_entropy": -0.1}, "fly_entropy"),
+        ({"verify": "fly", "tokens": 8, "fly_entropy": 1.1}, "fly_entropy"),
+        ({"verify": "fly", "tokens": 8, "fly_entropy": float("nan")}, "fly_entropy"),
+        ({"fly_window": 2}, "fly_window"),
+        ({"verify": "rejection", "tokens": 8, "fly_entropy": 0.4}, "fly_entropy"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:
+def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> None:
     """With the value."""
-    with pytest.raises(ValueError, match=message):
+    with refuses(param):
         Speculative(draft="", **options)

@@ -22,6 +22,7 @@ from outpace.decoding import CAUSAL, Forward, Prediction, Request, Sampling, Tar
 from outpace.engine.engine import Engine
 from outpace.engine.stats import Stats
 from outpace.methods import Autoregressive, WeDLM
+from refusal import refuses
 
 SURE, TORN = 0.0, 2.0
 
@@ -197,20 +198,20 @@ def test_a_wrong_guess_is_replaced_and_the_rest_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "param"),
     [
-        ({"window": 0}, "window must be at least 1, not 0"),
-        ({"entropy": -0.1}, "entropy must be 0 or a positive number, not -0.1"),
-        ({"entropy": float("nan")}, "entropy must be a number .* or None, not nan"),
-        ({"penalty": -1.0}, "penalty must be 0 or a positive number, not -1.0"),
-        ({"confidence": 0.0}, "confidence must lie above 0 and be at most 1, not 0.0"),
-        ({"confidence": 1.1}, "confidence must lie above 0 and be at most 1, not 1.1"),
+        ({"window": 0}, "window"),
+        ({"entropy": -0.1}, "entropy"),
+        ({"entropy": float("nan")}, "entropy"),
+        ({"penalty": -1.0}, "penalty"),
+        ({"confidence": 0.0}, "confidence"),
+        ({"confidence": 1.1}, "confidence"),
     ],
     ids=str,
 )
-def test_options_that_mean_nothing_are_refused(options: dict, message: str) -> None:
+def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> None:
     """With the value."""
-    with pytest.raises(ValueError, match=message):
+    with refuses(param):
         WeDLM(**options)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Unpack
 from outpace.api.options import Options, seeded
 from outpace.api.output import Output
 from outpace.api.text import Message, Prompt, checked_prompt
+from outpace.errors import prefixed
 from outpace.jsonl import Record, parse, read_records
 from outpace.lock import lock_file
 from outpace.methods import Method
@@ -38,10 +39,11 @@ class Answering(Protocol):
 
 
 class Refused(ValueError):
-    """A request that cannot be run, by its number."""
+    """A request that cannot be run, by its number, and why."""
 
-    def __init__(self, message: str, number: int) -> None:
-        super().__init__(message)
+    def __init__(self, cause: ValueError, number: int) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
         self.number = number
 
 
@@ -63,9 +65,10 @@ def answers(
     served = llm.serve(named(), batch=batch)
     try:
         yield from served
+    except Refused as error:
+        raise prefixed(names[error.number], error.cause) from error
     except ValueError as error:
-        number = error.number if isinstance(error, Refused) else -1
-        raise ValueError(f"{names[number]}: {error}") from error
+        raise prefixed(names[-1], error) from error
 
 
 def answer_file(
@@ -138,7 +141,7 @@ def prompt_of(record: Record, place: str) -> str | list[Message]:
     try:
         return checked_prompt(prompt)
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
+        raise prefixed(place, error) from error
 
 
 @contextmanager

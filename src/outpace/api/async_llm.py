@@ -18,6 +18,7 @@ from outpace.api.text import Prompt
 from outpace.api.worker import Worker, WorkerDied
 from outpace.constraint.compiler import Unread
 from outpace.engine.runner import Usage
+from outpace.errors import OptionError
 
 MOST_UNREAD = 32
 """Requests that may wait until their constraints are read, since one may take a second."""
@@ -141,7 +142,8 @@ class AsyncLLM:
 
     def __init__(self, llm: LLM, *, worker: Worker | None = None, max_waiting: int = 256) -> None:
         if max_waiting < 0:
-            raise ValueError(f"max_waiting must be at least 0, not {max_waiting}")
+            message = f"max_waiting must be at least 0, not {max_waiting}"
+            raise OptionError("max_waiting", max_waiting, message)
         self.llm = llm
         self.owns = worker is None
         self.worker = Worker() if worker is None else worker

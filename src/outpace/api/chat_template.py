@@ -26,6 +26,7 @@ from jinja2.nodes import Call, Const, Getattr, Template, TemplateData
 
 from outpace.api.codec import Codec, Span, checked_text, free_characters
 from outpace.api.markers import Authors, Markers, Message, Part, any_of
+from outpace.errors import OptionError
 
 GIVEN = {"messages", "add_generation_prompt", "tools", "documents", "raise_exception"} | {
     "strftime_now",
@@ -56,7 +57,8 @@ class ChatTemplate:
         try:
             return [Environment(extensions=[LoopControlExtension]).parse(each) for each in plain]
         except TemplateError as error:
-            raise ValueError(f"the chat template of {self.name} fails: {error}") from error
+            message = f"messages: the chat template of {self.name} fails: {error}"
+            raise OptionError("messages", None, message) from error
 
     @cached_property
     def variables(self) -> frozenset[str]:
@@ -110,9 +112,10 @@ class ChatTemplate:
                 list(messages), tokenize=False, add_generation_prompt=True, **variables
             )
         except Exception as error:  # a template is a program of its own, and may raise anything
-            raise ValueError(f"the chat template of {self.name} fails: {error}") from error
+            message = f"messages: the chat template of {self.name} fails: {error}"
+            raise OptionError("messages", messages, message) from error
         self.codec.check_length(str(rendered))
-        return checked_text(str(rendered))
+        return checked_text("messages", str(rendered))
 
     def render_parts(self, parts: Sequence[Part]) -> str:
         """The same of parts of a conversation."""
@@ -125,9 +128,11 @@ class ChatTemplate:
         Raises `ValueError` for a role with a control token, where rendering fails, and naming the
         message of which it cannot be decided whether its control tokens are text.
         """
-        for message in messages:
-            if self.hidden[False].search(message["role"]):
-                raise ValueError(f"{message['role']!r} is no role: it holds a special token")
+        for number, message in enumerate(messages):
+            if self.hidden[False].search(role := message["role"]):
+                param = f"messages[{number}].role"
+                text = f"{param}: {role!r} is no role: it holds a special token"
+                raise OptionError(param, role, text)
         parts = Part.all(messages, variables)
         text = self.render_parts(parts)
         authors = self.authors(parts, text)
@@ -163,9 +168,12 @@ class ChatTemplate:
         holders = [part for part in edged if part.holds(self.hidden)]
         suspects, what = (holders, "a") if holders else (edged, "a part of a")
         guilty = (part for part in suspects if self.trace(parts, [part], text) is None)
-        raise ValueError(
-            f"{next(guilty, suspects[0]).name} holds {what} special token, and the chat template "
-            f"of {self.name} writes something else because of it: leave it out"
+        part = next(guilty, suspects[0])
+        raise OptionError(
+            part.name,
+            part.value,
+            f"{part.name} holds {what} special token, and the chat template "
+            f"of {self.name} writes something else because of it: leave it out",
         )
 
     def trace(self, parts: Sequence[Part], edged: Sequence[Part], text: str) -> Authors | None:

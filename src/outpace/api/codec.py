@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.checkpoints.fields import panics
+from outpace.errors import ContextError, OptionError
 
 Span = tuple[int, int, int]
 """A token id, and the begin and end of its text in characters."""
@@ -27,20 +28,20 @@ def free_characters(*texts: Collection[str]) -> Iterator[str]:
 
 
 def next_free(free: Iterator[str]) -> str:
-    """The next of free characters; `ValueError` once there are no more."""
+    """The next of free characters; `OptionError` once there are no more."""
     if (found := next(free, None)) is None:
-        raise ValueError("the text holds every private character of Unicode: leave some out")
+        message = "prompt: the text holds every private character of Unicode: leave some out"
+        raise OptionError("prompt", None, message)
     return found
 
 
-def checked_text(text: str) -> str:
-    """Text; `ValueError` where it has no UTF-8, as an argument of other bytes does not."""
+def checked_text(param: str, text: str) -> str:
+    """The text of `param`; `OptionError` where it has no UTF-8, as an argument of other bytes."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{brief(text)} is not UTF-8: character {error.start + 1} is half of one"
-        ) from error
+        message = f"{param}: {brief(text)} is not UTF-8: character {error.start + 1} is half of one"
+        raise OptionError(param, text, message) from error
     return text
 
 
@@ -65,13 +66,15 @@ class Codec:
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def check_length(self, text: str) -> None:
-        """Raise `ValueError` for text with more characters than the model's context can hold."""
+        """Raise `ContextError` for text with more characters than the model's context can hold."""
         if self.context is None or len(text) <= self.context:
             return
         if len(text) > (most := self.context * self.longest):
-            raise ValueError(
-                f"a prompt of {len(text)} characters is too long for {self.name}: its "
-                f"{self.context} tokens hold at most {most}"
+            raise ContextError(
+                "prompt",
+                text,
+                f"prompt: a prompt of {len(text)} characters is too long for {self.name}: its "
+                f"{self.context} tokens hold at most {most}",
             )
 
     def plain(self, text: str, *, begin: bool = False) -> list[int]:
@@ -108,7 +111,8 @@ class Codec:
         with panics(self.name):
             ids = renamed.encode("".join([*parts, text[last:]]))
         if [each for each in ids if each in hidden] != [token for token, _, _ in spans]:
-            raise ValueError(f"the tokenizer of {self.name} cannot tell its tokens from text")
+            message = f"prompt: the tokenizer of {self.name} cannot tell its tokens from text"
+            raise OptionError("prompt", text, message)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

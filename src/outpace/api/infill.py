@@ -10,6 +10,7 @@ from typing import NamedTuple
 from outpace.api.text import Detokenizer, Text, checked_text
 from outpace.constraint.cloze import Cloze, Hole, Parts, checked_cloze
 from outpace.constraint.compiler import Compiler
+from outpace.errors import OptionError
 
 HOLE = re.compile(r"\{\{(\.\.)?([0-9]{1,9})(?::((?:[^{}]|\{[^{}]*\})*))?\}\}")
 """`{{8}}`, `{{..8}}`, and either with a regular expression behind a colon."""
@@ -66,18 +67,18 @@ class Layout:
         Raises `ValueError` for what is none, and where nothing stands in front of a hole.
         """
         if text.tokenizer is None:
-            raise ValueError(f"{text.name} has no tokenizer, which a cloze needs")
+            message = f"cloze: {text.name} has no tokenizer, which a cloze needs"
+            raise OptionError("cloze", cloze, message)
         parts = [
-            part if isinstance(part, Hole) else (part, text.plain(checked_text(part)))
+            part if isinstance(part, Hole) else (part, text.plain(checked_text("cloze", part)))
             for part in checked_cloze(cloze)
         ]
         front = text.plain("", begin=True) if prompt is None else list(prompt)
         first = parts[0]
         lead = [] if isinstance(first, Hole) else first[1]
         if not front + lead:
-            raise ValueError(
-                "nothing stands in front of the first hole: begin with text, or give a prompt"
-            )
+            message = "nothing stands in front of the first hole: begin with text, or give a prompt"
+            raise OptionError("cloze", cloze, f"cloze: {message}")
         slot = len(front)
         holes: dict[int, Hole] = {}
         given: dict[int, int] = {}
@@ -154,10 +155,9 @@ def cloze_of(text: str) -> list[str | Hole]:
     parts.append(text[end:])
     for part in parts:
         if isinstance(part, str) and "{{" in part:
-            raise ValueError(
-                f"{part[part.index('{{') :][:40]!r} is no hole: write {{{{8}}}}, {{{{..8}}}} or "
-                "{{8:regex}}"
-            )
+            wrong = part[part.index("{{") :][:40]
+            message = f"{wrong!r} is no hole: write {{{{8}}}}, {{{{..8}}}} or {{{{8:regex}}}}"
+            raise OptionError("cloze", text, f"cloze: {message}")
     return checked_cloze(parts)
 
 

@@ -39,6 +39,7 @@ from outpace.engine.graphs import recorder
 from outpace.engine.pairing import CONCURRENT, Pairing, check_models, named, native
 from outpace.engine.runner import Runner
 from outpace.engine.team import Team
+from outpace.errors import OptionError
 from outpace.methods import Method
 from outpace.methods.method import check_type
 from outpace.methods.options import Named, method_of
@@ -151,7 +152,8 @@ class LLM:
         try:
             return load_draft(name, self.model, share=share, **more)
         except ValueError as error:
-            raise ValueError(f"{name} cannot draft for {self.name}: {error}") from error
+            message = f"draft: {name} cannot draft for {self.name}: {error}"
+            raise OptionError("draft", name, message) from error
 
     def check_tokens(self, further: Mapping[str, ModelConfig]) -> None:
         """Raise `ValueError` for a further model, by name, that does not share the tokenizer."""
@@ -168,7 +170,8 @@ class LLM:
         a tokenizer with the target.
         """
         if not isinstance(method, Method):
-            raise ValueError(f"method must be a Method, such as Autoregressive(), not {method!r}")
+            message = f"method must be a Method, such as Autoregressive(), not {method!r}"
+            raise OptionError("method", method, message)
         models = named(method, self.name)
         key = (type(method), *models.items())
         if key not in self.pairings:
@@ -271,7 +274,8 @@ class LLM:
         `ValueError` before any work. Leaving the loop cancels what is left.
         """
         if not (batch is None or is_whole(batch) and batch >= 1):
-            raise ValueError(f"batch must be a whole number from 1 on, not {batch!r}")
+            message = f"batch must be a whole number from 1 on, not {batch!r}"
+            raise OptionError("batch", batch, message)
         if batch is None:
             batch = len(requests := list(requests))
         return self.answers(requests, max(int(batch), 1))
@@ -320,7 +324,8 @@ class LLM:
         seeds `seed`, `seed + 1` and so on. Raises `ValueError` for bad input before any work.
         """
         if n is not None and not (is_whole(n) and 1 <= n <= MOST_ANSWERS):
-            raise ValueError(f"n must be a whole number from 1 to {MOST_ANSWERS}, not {n!r}")
+            message = f"n must be a whole number from 1 to {MOST_ANSWERS}, not {n!r}"
+            raise OptionError("n", n, message)
         each = [options] if n is None else [seeded(options, number) for number in range(n)]
         served = self.serve((prompt, chosen) for prompt in as_many(prompts) for chosen in each)
         outputs = [output for _, output in sorted(served, key=itemgetter(0))]

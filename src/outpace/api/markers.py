@@ -43,7 +43,7 @@ class Part:
                 cls(f"messages[{index}]", index, message, message["role"] == "assistant")
                 for index, message in enumerate(messages)
             ),
-            *(cls(f"the template variable {key}", key, value) for key, value in variables.items()),
+            *(cls(f"template.{key}", key, value) for key, value in variables.items()),
         ]
 
     @property

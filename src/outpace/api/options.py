@@ -15,8 +15,10 @@ from outpace.constraint.compiler import Compiler, Rule, rule_of
 from outpace.decoding import CAUSAL_KINDS, Constraint, Processor, Sampling
 from outpace.decoding.processor import Bias, NotBefore, Penalties
 from outpace.decoding.sampling import is_number, is_whole
+from outpace.errors import OptionError
 from outpace.methods import METHODS, Method
-from outpace.methods.method import LARGEST, at_least_one, check_type
+from outpace.methods.bounds import at_least_one
+from outpace.methods.method import LARGEST, check_type
 from outpace.methods.options import Named, method_of
 
 
@@ -74,7 +76,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The `Options` of one request. Raises `ValueError` for values that mean nothing."""
+    """The `Options` of one request. Raises `OptionError` for values that mean nothing."""
 
     method: Method | None = None
     max_tokens: int | None = None
@@ -102,10 +104,11 @@ class Chosen:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Chosen:
-        """Options by their names; `ValueError` for a name that is none."""
+        """Options by their names; `OptionError` for a name that is none."""
         known = [option.name for option in fields(cls)]
         if unknown := sorted(set(options) - set(known)):
-            raise ValueError(f"unknown option {unknown[0]!r}; known are {', '.join(known)}")
+            message = f"{unknown[0]}: unknown option {unknown[0]!r}; known are {', '.join(known)}"
+            raise OptionError(unknown[0], options[unknown[0]], message)
         method = options.get("method")
         return cls(**{**options, "method": None if method is None else method_of(method)})
 
@@ -115,31 +118,33 @@ class Chosen:
         for name in ("ignore_eos", "raw", "logprobs"):
             check_type(name, getattr(self, name), bool)
         if not (is_whole(self.min_tokens) and self.min_tokens >= 0):
-            raise ValueError(f"min_tokens must be a whole number from 0 on, not {self.min_tokens}")
+            message = f"min_tokens must be a whole number from 0 on, not {self.min_tokens}"
+            raise OptionError("min_tokens", self.min_tokens, message)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(
-                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}"
-            )
+            message = f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}"
+            raise OptionError("min_tokens", self.min_tokens, message)
         for name in ("presence_penalty", "frequency_penalty"):
             check_within(name, getattr(self, name), -LARGEST)
         check_within("repetition_penalty", self.repetition_penalty, 1 / LARGEST)
         if not isinstance(self.logit_bias, Mapping):
-            raise ValueError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}")
+            message = f"logit_bias must map token ids to numbers, not {self.logit_bias!r}"
+            raise OptionError("logit_bias", self.logit_bias, message)
         for token, bias in self.logit_bias.items():
-            check_within(f"logit_bias of token {token!r}", bias, -LARGEST)
+            check_within("logit_bias", bias, -LARGEST, f" of token {token!r}")
         if not isinstance(self.template, Mapping):
-            raise ValueError(f"template must map names to values, not {self.template!r}")
+            message = f"template must map names to values, not {self.template!r}"
+            raise OptionError("template", self.template, message)
         self.check_rule()
 
     @cached_property
     def rule(self) -> Rule | None:
-        """What the answer must be. Raises `ValueError` for what is no constraint."""
+        """What the answer must be. Raises `OptionError` for what is no constraint."""
         return rule_of(
             schema=self.schema, regex=self.regex, choices=self.choices, grammar=self.grammar
         )
 
     def check_rule(self) -> None:
-        """Raise `ValueError` for options that would cut a constrained answer, or prolong it."""
+        """Raise `OptionError` for options that would cut a constrained answer, or prolong it."""
         rule = self.rule
         what = rule[0] if rule else None
         names: tuple[str, ...] = ("stop", "ignore_eos", "min_tokens")
@@ -150,8 +155,9 @@ class Chosen:
         if what is None:
             return
         for name in names:
-            if getattr(self, name) not in (None, (), [], False, 0):
-                raise ValueError(f"{name} would break the {what} of an answer: give one of the two")
+            if (value := getattr(self, name)) not in (None, (), [], False, 0):
+                message = f"{name} would break the {what} of an answer: give one of the two"
+                raise OptionError(name, value, message)
 
     def sampling(self, usual: Mapping[str, float]) -> Sampling:
         """How tokens are drawn; what is not chosen is as `usual`."""
@@ -165,7 +171,7 @@ class Chosen:
         """End-of-sequence of the answer, and the tokens that end it wherever they come.
 
         `eos` are those of the model, `silent` tokens that have no text. A constrained answer must
-        end: where a model has no `eos`, its stop ids take their place. Raises `ValueError` for an
+        end: where a model has no `eos`, its stop ids take their place. Raises `OptionError` for an
         invalid token, and for one that would cut a constrained answer.
         """
         given: Any = self.stop_ids
@@ -179,9 +185,11 @@ class Chosen:
         if not eos:
             return stops, frozenset()
         if spoken := sorted(stops - eos - silent):
-            raise ValueError(
+            raise OptionError(
+                "stop_ids",
+                spoken[0],
                 f"stop_ids would break the {self.rule[0]} of an answer, which may contain token "
-                f"{spoken[0]}: give special tokens only, or one of the two"
+                f"{spoken[0]}: give special tokens only, or one of the two",
             )
         return eos, stops
 
@@ -190,7 +198,7 @@ class Chosen:
     ) -> Iterator[Processor]:
         """What changes logits of an answer that begins at slot `begin`, whose model `ends` it so.
 
-        Raises `ValueError` for what the method cannot do, and for tokens that are none.
+        Raises `OptionError` for what the method cannot do, and for tokens that are none.
         """
         penalties = Penalties(
             begin=begin,
@@ -219,7 +227,7 @@ class Chosen:
     ) -> Constraint | None:
         """What an answer of some slots that `ends` so must be, if it is constrained.
 
-        Raises as `compiler` does: `ValueError` where there is no such answer, and unless it shall
+        Raises as `compiler` does: `OptionError` where there is no such answer, and unless it shall
         `wait`, `Unread`.
         """
         if self.rule is None:
@@ -236,47 +244,53 @@ class Chosen:
         )
 
     def check_sight(self, method: Method) -> None:
-        """Raise `ValueError` for a cloze where a method sees nothing behind a hole."""
+        """Raise `OptionError` for a cloze where a method sees nothing behind a hole."""
         if not method.sees_ahead:
             able = (kind.__name__ for kind in METHODS.values() if kind.decodes != CAUSAL_KINDS)
-            raise ValueError(
-                f"{method!r} sees nothing behind a hole and cannot fill a cloze; "
-                f"these do, unverified: {', '.join(able)}"
+            raise OptionError(
+                "method",
+                method,
+                f"method: {method!r} sees nothing behind a hole and cannot fill a cloze; "
+                f"these do, unverified: {', '.join(able)}",
             )
 
     def check_order(self, method: Method) -> None:
-        """Raise `ValueError` for penalties of a method that fills holes in any order."""
+        """Raise `OptionError` for penalties of a method that fills holes in any order."""
         if not method.sequential:
             usual = Chosen()
             names = ("presence_penalty", "frequency_penalty", "repetition_penalty")
             name = next(n for n in names if getattr(self, n) != getattr(usual, n))
-            raise ValueError(
+            raise OptionError(
+                name,
+                getattr(self, name),
                 f"{name} needs a method that commits tokens from left to right, "
-                f"and {method!r} fills holes in any order"
+                f"and {method!r} fills holes in any order",
             )
 
 
 def check_options(options: Options) -> None:
-    """Raise `ValueError` for options that no model and no method could take."""
+    """Raise `OptionError` for options that no model and no method could take."""
     Chosen.of(options).sampling({})
 
 
-def check_within(name: str, value: object, least: float) -> None:
-    """Raise `ValueError` for what is no number from `least` to `LARGEST`."""
+def check_within(name: str, value: object, least: float, part: str = "") -> None:
+    """Raise `OptionError` for what is no number from `least` to `LARGEST`."""
     if not (is_number(value) and least <= float(value) <= LARGEST):  # type: ignore[arg-type]
-        raise ValueError(f"{name} must be a number from {least:g} to {LARGEST:g}, not {value!r}")
+        message = f"{name}{part} must be a number from {least:g} to {LARGEST:g}, not {value!r}"
+        raise OptionError(name, value, message)
 
 
 def check_tokens(name: str, tokens: Sequence[object], vocab: int) -> None:
-    """Raise `ValueError` for what is no token of a vocabulary."""
+    """Raise `OptionError` for what is no token of a vocabulary."""
     for token in tokens:
         if not (is_whole(token) and 0 <= int(token) < vocab):  # type: ignore[call-overload]
-            raise ValueError(f"{name} holds {token!r}, which is no token from 0 to {vocab - 1}")
+            message = f"{name} holds {token!r}, which is no token from 0 to {vocab - 1}"
+            raise OptionError(name, token, message)
 
 
 def seeded(options: Options, further: int) -> Options:
-    """Options of a seed so much further on; `ValueError` for one that is no whole number."""
+    """Options of a seed so much further on; `OptionError` for one that is no whole number."""
     seed: object = options.get("seed", 0)
     if not is_whole(seed):
-        raise ValueError(f"seed must be a whole number, not {seed!r}")
+        raise OptionError("seed", seed, f"seed must be a whole number, not {seed!r}")
     return {**options, "seed": cast(int, seed) + further}

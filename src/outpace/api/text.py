@@ -14,6 +14,7 @@ from outpace.api.chat_template import ChatTemplate
 from outpace.api.codec import Codec
 from outpace.api.codec import checked_text as checked_text
 from outpace.api.markers import Message as Message
+from outpace.errors import OptionError
 
 Prompt = str | Sequence[int] | Sequence[Message] | ndarray | Tensor
 
@@ -57,13 +58,17 @@ class Text:
         prompt, template = checked_prompt(prompt), template or {}
         if unknown := [name for name in template if name not in self.variables]:
             known = ", ".join(sorted(self.variables)) or "none"
-            raise ValueError(
-                f"the chat template of {self.name} has no variable {unknown[0]!r}; it has {known}"
+            raise OptionError(
+                f"template.{unknown[0]}",
+                template[unknown[0]],
+                f"template.{unknown[0]}: the chat template of {self.name} has no variable "
+                f"{unknown[0]!r}; it has {known}",
             )
         if isinstance(prompt, list) and not isinstance(prompt[0], dict):
             return prompt
         if self.tokenizer is None:
-            raise ValueError(f"{self.name} has no tokenizer: give the prompt as token ids")
+            message = f"prompt: {self.name} has no tokenizer: give the prompt as token ids"
+            raise OptionError("prompt", prompt, message)
         if isinstance(prompt, list):
             return self.chat(prompt, template)
         if raw or self.tokenizer.chat_template is None:
@@ -95,10 +100,11 @@ class Text:
 
     @property
     def templated(self) -> ChatTemplate:
-        """The chat template; `ValueError` where there is none."""
+        """The chat template; `OptionError` where there is none."""
         assert self.chat_template is not None and self.tokenizer is not None
         if self.tokenizer.chat_template is None:
-            raise ValueError(f"{self.name} has no chat template: give text or token ids")
+            message = f"messages: {self.name} has no chat template: give text or token ids"
+            raise OptionError("messages", None, message)
         return self.chat_template
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -106,16 +112,18 @@ class Text:
         return "" if self.codec is None or not ids else self.codec.decode(ids)
 
     def agrees(self, other: Text, ours: int, theirs: int) -> None:
-        """Raise `ValueError` where two models do not share their tokens.
+        """Raise `OptionError` where two models do not share their tokens.
 
         `ours` and `theirs` are the sizes of the embeddings. Tokens that only one of them has at
         the end (padding, a mask) are fine.
         """
         if self.tokenizer is None or other.tokenizer is None:
             if abs(ours - theirs) > PADDING:
-                raise ValueError(
-                    f"{other.name} has a vocabulary of {theirs} tokens and {self.name} one of "
-                    f"{ours}: they must share a tokenizer"
+                raise OptionError(
+                    "method",
+                    other.name,
+                    f"method: {other.name} has a vocabulary of {theirs} tokens and {self.name} "
+                    f"one of {ours}: they must share a tokenizer",
                 )
             return
         ids = list(range(min(len(self.tokenizer), len(other.tokenizer))))
@@ -123,9 +131,11 @@ class Text:
         its = other.tokenizer.convert_ids_to_tokens(ids)
         if mine != its:
             token = next(token for token in ids if mine[token] != its[token])
-            raise ValueError(
-                f"{other.name} has another tokenizer than {self.name}: {its[token]!r} is token "
-                f"{token} there and {mine[token]!r} here"
+            raise OptionError(
+                "method",
+                other.name,
+                f"method: {other.name} has another tokenizer than {self.name}: {its[token]!r} is "
+                f"token {token} there and {mine[token]!r} here",
             )
 
 
@@ -134,18 +144,20 @@ PADDING = 512
 
 
 def checked_prompt(prompt: Any) -> str | list[Any]:
-    """A prompt as text, token ids or messages; `ValueError` for what is none of them or empty."""
+    """A prompt as text, token ids or messages; `OptionError` for what is none of them or empty."""
     if isinstance(prompt, ndarray | Tensor):
         prompt = prompt.tolist()
     if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
-        raise ValueError(f"{brief(prompt)} is no prompt: give text, token ids or chat messages")
+        message = f"prompt: {brief(prompt)} is no prompt: give text, token ids or chat messages"
+        raise OptionError("prompt", prompt, message)
     if not prompt:
-        raise ValueError("the prompt is empty: give some text or at least one token")
+        message = "prompt: the prompt is empty: give some text or at least one token"
+        raise OptionError("prompt", prompt, message)
     if isinstance(prompt, str):
-        return checked_text(prompt)
+        return checked_text("prompt", prompt)
     if any(isinstance(each, dict | str) for each in prompt):
-        return [checked_message(each) for each in prompt]
-    return [token_id(each) for each in prompt]
+        return [checked_message(f"messages[{n}]", each) for n, each in enumerate(prompt)]
+    return [token_id(n, each) for n, each in enumerate(prompt)]
 
 
 def as_many(prompts: Any) -> list[Any]:
@@ -158,34 +170,43 @@ def as_many(prompts: Any) -> list[Any]:
     return list(prompts) if many else [prompts]
 
 
-def token_id(token: Any) -> int:
-    """A token id as Python's integer; `ValueError` for what is none."""
+def token_id(place: int, token: Any) -> int:
+    """A token id of a prompt as Python's integer; `OptionError` for what is none."""
     if isinstance(token, bool) or not isinstance(token, int | integer):
-        raise ValueError(f"{brief(token)} is no token id: give whole numbers")
+        param = f"prompt[{place}]"
+        message = f"{param}: {brief(token)} is no token id: give whole numbers"
+        raise OptionError(param, token, message)
     return int(token)
 
 
-def checked_message(message: Any) -> Message:
-    """A chat message, parts of text joined; `ValueError` where role or content is no text."""
+def checked_message(param: str, message: Any) -> Message:
+    """The chat message of `param`, parts of text joined.
+
+    Raises `OptionError` where role or content is no text.
+    """
     if isinstance(message, dict) and isinstance(message.get("content"), list):
-        message = {**message, "content": "".join(map(part_text, message["content"]))}
-    if not isinstance(message, dict) or not all(
-        isinstance(message.get(key), str) for key in ("role", "content")
-    ):
-        raise ValueError(
-            f"{brief(message)} is no chat message: give {{'role': …, 'content': text}}"
+        parts = (
+            part_text(f"{param}.content[{n}]", part) for n, part in enumerate(message["content"])
         )
+        message = {**message, "content": "".join(parts)}
+    what = f"{brief(message)} is no chat message: give {{'role': …, 'content': text}}"
+    if not isinstance(message, dict):
+        raise OptionError(param, message, f"{param}: {what}")
     for key in ("role", "content"):
-        checked_text(message[key])
+        own, text = f"{param}.{key}", message.get(key)
+        if not isinstance(text, str):
+            raise OptionError(own, text, f"{own}: {what}")
+        checked_text(own, text)
     return message
 
 
-def part_text(part: Any) -> str:
-    """Text of a part of a message, as OpenAI's clients write them; `ValueError` for another."""
+def part_text(param: str, part: Any) -> str:
+    """Text of a part of a message, as OpenAI's clients write them; `OptionError` for another."""
     match part:
         case {"type": "text", "text": str(text)}:
             return text
-    raise ValueError(f"{brief(part)} is no chat message's text: give {{'type': 'text', 'text': …}}")
+    message = f"{param}: {brief(part)} is no chat message's text"
+    raise OptionError(param, part, f"{message}: give {{'type': 'text', 'text': …}}")
 
 
 CONTEXT = 4
@@ -207,7 +228,8 @@ class Detokenizer:
         self.silent = text.silent
         self.stop = stop_strings(stop)
         if self.stop and text.tokenizer is None:
-            raise ValueError(f"{text.name} has no tokenizer: stop strings need one")
+            message = f"stop: {text.name} has no tokenizer: stop strings need one"
+            raise OptionError("stop", stop, message)
         self.ids: list[int] = []
         self.text = ""
         self.stopped = False
@@ -271,14 +293,15 @@ class Detokenizer:
 
 
 def stop_strings(stop: Any) -> tuple[str, ...]:
-    """One stop string or several; `ValueError` for what is none, or an empty one."""
+    """One stop string or several; `OptionError` for what is none, or an empty one."""
     marks = [stop] if isinstance(stop, str) else stop
     listed = isinstance(marks, Sequence) and not isinstance(marks, bytes | bytearray)
     if not listed or not all(isinstance(mark, str) for mark in marks):
-        raise ValueError(f"stop must be a string or a list of strings, not {brief(stop)}")
+        message = f"stop must be a string or a list of strings, not {brief(stop)}"
+        raise OptionError("stop", stop, message)
     if "" in marks:
-        raise ValueError("a stop string is empty")
-    return tuple(map(checked_text, marks))
+        raise OptionError("stop", stop, "stop: a stop string is empty")
+    return tuple(checked_text("stop", mark) for mark in marks)
 
 
 def overlap(text: str, mark: str) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from outpace.attention import compiled
 from outpace.attention.batch import Backend
 from outpace.attention.dense import Dense
+from outpace.errors import OptionError
 from outpace.models.config import Sight
 
 LOG = logging.getLogger(__name__)
@@ -23,10 +24,17 @@ KNOWN = ("auto", "dense", "compiled", "triton")
 def check(attention: str, device: torch.device) -> None:
     """Raise `ValueError` for a name that is none, and for what nothing here can run."""
     if attention not in KNOWN:
-        raise ValueError(f"unknown attention {attention!r}; known are {', '.join(KNOWN)}")
+        message = f"attention: unknown attention {attention!r}; known are {', '.join(KNOWN)}"
+        raise OptionError("attention", attention, message)
     lacks = {"compiled": compiled.missing, "triton": missing}
     if attention in lacks and (reason := lacks[attention](device)):
-        raise ValueError(f"attention={attention!r} cannot be: {reason}; choose 'dense' or 'auto'")
+        raise unavailable(attention, reason)
+
+
+def unavailable(attention: str, reason: str) -> OptionError:
+    """The refusal of a back end that cannot run here."""
+    message = f"attention={attention!r} cannot be: {reason}; choose 'dense' or 'auto'"
+    return OptionError("attention", attention, message)
 
 
 def missing(device: torch.device) -> str | None:
@@ -64,7 +72,8 @@ def backend(
     usual = "triton" if like.device.type == "cuda" else "compiled"
     wanted = usual if attention == "auto" else attention
     if filled and wanted != "triton":
-        raise ValueError(f"graphs want attention='triton', not {wanted!r}: leave them out")
+        message = f"graphs want attention='triton', not {wanted!r}: leave them out"
+        raise OptionError("graphs", True, message)
     if wanted == "dense":
         LOG.info("%s: dense", where)
         return dense
@@ -78,7 +87,7 @@ def backend(
         LOG.info("%s: %s", where, wanted)
         return made(wanted, dense, page, filled)
     if attention == wanted or filled:
-        raise ValueError(f"attention={wanted!r} cannot be: {reason}; choose 'dense' or 'auto'")
+        raise unavailable(wanted, str(reason))
     LOG.log(
         logging.WARNING if like.device.type == "cuda" else logging.INFO,
         "%s: dense and not %s, since %s",

@@ -19,7 +19,7 @@ from outpace.benchmark.entry import Entry
 from outpace.evaluation.question import Question
 from outpace.evaluation.samples import Samples, digest, kept, restored, written
 from outpace.jsonl import Record
-from outpace.methods.method import at_least_one
+from outpace.methods.bounds import at_least_one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

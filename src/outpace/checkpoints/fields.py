@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.decoding.sampling import is_whole
+from outpace.errors import OptionError
 
 Given = Mapping[str, Any]
 """A published configuration, or a part of one."""
@@ -72,11 +73,11 @@ def names_of(fields: Given) -> set[str]:
 
 
 def checked(name: str, value: Any, check: Check) -> Any:
-    """A published value as ours; `ValueError` with its name where it is of another kind."""
+    """A published value as ours; `OptionError` with its name where it is of another kind."""
     try:
         return check(value)
     except ValueError as error:
-        raise ValueError(f"{name} is {brief(value)}, but must be {error}") from None
+        raise OptionError(name, value, f"{name} is {brief(value)}, but must be {error}") from None
 
 
 def refuse_unknown(given: Given, known: Collection[str], remedy: str) -> None:

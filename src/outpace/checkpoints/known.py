@@ -6,6 +6,7 @@ from pathlib import Path
 
 from outpace.checkpoints.families.drafts import DRAFTS
 from outpace.checkpoints.load import here
+from outpace.errors import OptionError
 
 AUTO = "auto"
 """What stands for the draft that is known for a target."""
@@ -29,10 +30,14 @@ def draft_for(target: str | Path, method: str) -> str:
     if found := next(filter(here, known), None):
         return found
     if not known:
-        raise ValueError(
-            f"no draft for {str(target)!r} is known to {method}: name one (draft), or train one"
+        raise OptionError(
+            "draft",
+            AUTO,
+            f"draft: no draft for {str(target)!r} is known to {method}: name one, or train one",
         )
-    raise ValueError(
-        f"{method} knows {', '.join(known)} for {str(target)!r}, but none of them is on this "
-        f"machine, and {AUTO!r} downloads nothing: give draft={known[0]!r} to download it"
+    raise OptionError(
+        "draft",
+        AUTO,
+        f"draft: {method} knows {', '.join(known)} for {str(target)!r}, but none of them is on "
+        f"this machine, and {AUTO!r} downloads nothing: give draft={known[0]!r} to download it",
     )

@@ -37,6 +37,7 @@ from outpace.checkpoints.save import save_model as save_model
 from outpace.checkpoints.tokenizer_files import check_fields, try_tokenizer
 from outpace.checkpoints.weights import Weights
 from outpace.decoding.target import DRAFT_KINDS
+from outpace.errors import OptionError, prefixed
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.extending import draft_of
@@ -56,30 +57,35 @@ TABLES = 2**27
 """Most entries of a rotary table: with its twin, a GiB in float32."""
 
 
-def resolve(name: str | Path, patterns: Sequence[str] = FILES) -> Path:
+def resolve(name: str | Path, patterns: Sequence[str] = FILES, *, param: str = "model") -> Path:
     """Folder of a checkpoint: a path, a model of the zoo, or a hub name (downloaded once).
 
     The path of a GGUF file is that file.
 
-    Of a hub repository the files come that `patterns` name.
+    Of a hub repository the files come that `patterns` name. `param` is the option that names it.
 
-    Raises `ValueError` when there is no such folder, zoo model or hub repository.
+    Raises `OptionError` when there is no such folder, zoo model or hub repository.
     """
     if not isinstance(name, str | Path):
-        raise ValueError(f"{brief(name)} names no model: give a text or a path")
+        message = f"{param}: {brief(name)} names no model: give a text or a path"
+        raise OptionError(param, name, message)
     if os.path.isdir(name) or is_gguf(Path(name)):
         return Path(name)
     if os.path.isfile(ZOO / name / CONFIG):
         return ZOO / name
     if str(name).count("/") != 1 or str(name).startswith((".", "/")):
-        raise ValueError(
-            f"no model {str(name)!r}: give a folder with a config.json, a GGUF file, a hub name "
-            f"such as 'Qwen/Qwen3-0.6B', or one of {', '.join(zoo_names()) or 'the zoo (empty)'}"
+        raise OptionError(
+            param,
+            name,
+            f"{param}: no model {str(name)!r}: give a folder with a config.json, a GGUF file, a "
+            "hub name such as 'Qwen/Qwen3-0.6B', or one of "
+            f"{', '.join(zoo_names()) or 'the zoo (empty)'}",
         )
     try:
         return Path(snapshot_download(str(name), allow_patterns=[*patterns]))
     except Exception as error:
-        raise ValueError(f"the hub did not give {str(name)!r}: {line(error)}") from error
+        message = f"{param}: the hub did not give {str(name)!r}: {line(error)}"
+        raise OptionError(param, name, message) from error
 
 
 def here(name: str) -> bool:
@@ -151,12 +157,14 @@ def target_config(
     """
     config = limited(load_config(name), max_length)
     if config.kind in DRAFT_KINDS:
-        raise ValueError(
-            f"{str(name)!r} is a draft that reads the features of a target: give the target as "
-            "the model and this as the draft of a method"
-        )
+        message = f"model: {str(name)!r} is a draft that reads the features of a target: give the"
+        raise OptionError("model", name, f"{message} target as the model and this as its draft")
     if mask_id is not None:
-        config = config.with_mask(checked("mask_id", mask_id, index))
+        mask_id = checked("mask_id", mask_id, index)
+        try:
+            config = config.with_mask(mask_id)
+        except ValueError as error:
+            raise OptionError("mask_id", mask_id, f"mask_id: {error}") from error
     return config
 
 
@@ -227,10 +235,9 @@ def limited(config: ModelConfig, max_length: int | None) -> ModelConfig:
         most = checked("max_length", max_length, count)
         config = replace(config, max_length=min(most, config.max_length))
     if config.max_length * config.head_dim * len(config.ropes) > TABLES:
-        raise ValueError(
-            f"rotary tables of {config.max_length} positions, as config.json wants them, take "
-            "more than a GiB; give a max_length that suffices"
-        )
+        what = f"rotary tables of {config.max_length} positions, as config.json wants them, take"
+        message = f"max_length: {what} more than a GiB; give a max_length that suffices"
+        raise OptionError("max_length", config.max_length, message)
     return config
 
 
@@ -263,7 +270,7 @@ def filled(
                     wanted = slices(model, whole, share)
             narrow = narrowing(model, quantize, device)
         except ValueError as error:
-            raise ValueError(f"{folder}: {error}") from error
+            raise prefixed(str(folder), error) from error
         small = quantize is not None and narrow is None and exact()
         keeps = not plain and share is None and torch.device(device).type == "cpu"
         fill(
@@ -287,7 +294,7 @@ def weights_of(folder: Path, config: ModelConfig, stack: ExitStack) -> Weights:
 
 def load_adapter(name: str | Path) -> Adapter:
     """Adapter of a folder or a hub name; `ValueError` for one that is none."""
-    return Adapter.load(resolve(name))
+    return Adapter.load(resolve(name, param="adapter"))
 
 
 def tokenizer_folder(name: str | Path) -> Path:

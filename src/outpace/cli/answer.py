@@ -43,6 +43,7 @@ from outpace.cli.flags import (
 from outpace.cli.output import replaced
 from outpace.cli.spread import SPREAD, Spread
 from outpace.cli.terminal import piped, waiting
+from outpace.errors import OptionError
 from outpace.methods import Method
 
 
@@ -75,16 +76,16 @@ def generate(
     one whose text is of a regular expression. The prompt, if there is one, is what it answers.
     """
     if fill is not None and (input is not None or output is not None or n != 1):
-        raise ValueError("--fill takes a text, and no --input, --output or --n")
+        raise OptionError("fill", fill, "--fill takes a text, and no --input, --output or --n")
     asked = prompt is not None or fill is not None
     if asked == (input is not None) or (input is None) != (output is None):
         raise ValueError("give a prompt, or --input and --output, files of JSON lines")
     if input is not None and (n != 1 or logprobs or dressing.system is not None):
         raise ValueError("--n, --logprobs and --system go with a prompt, not with --input")
     if n < 1:
-        raise ValueError(f"--n must be at least 1, not {n}")
+        raise OptionError("n", n, f"--n must be at least 1, not {n}")
     if prompt is None and dressing.system is not None:
-        raise ValueError("--system goes with a prompt")
+        raise OptionError("system", dressing.system, "--system goes with a prompt")
     text = None if prompt is None else typed(prompt)
     cloze = None if fill is None else cloze_of(fill)
     options = choice.options() | ending.options() | dressing.options() | rule.options()

@@ -7,10 +7,11 @@ from typing import Annotated
 
 from typer import Option
 
+from outpace.errors import OptionError
 from outpace.evaluation.protocol import PROTOCOLS, Setting, setting
 from outpace.evaluation.question import Question
 from outpace.evaluation.tasks import JUDGES, OWN, TASKS
-from outpace.methods.method import at_least_one
+from outpace.methods.bounds import at_least_one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,8 @@ class Asking:
                 "--judge is for lines of question and answer: give --data and no --task"
             )
         if self.judge is not None and self.judge not in JUDGES:
-            raise ValueError(f"unknown judge {self.judge!r}; known are {', '.join(JUDGES)}")
+            message = f"judge: unknown judge {self.judge!r}; known are {', '.join(JUDGES)}"
+            raise OptionError("judge", self.judge, message)
         if self.data is not None and self.task is None:
             return f"{OWN}{self.judge or 'exact'}"
         return self.task or "story"

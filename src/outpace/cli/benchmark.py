@@ -16,6 +16,7 @@ from typer import Argument, Option
 from outpace.cli.draw import bars, console
 from outpace.cli.flags import MaxTokens, Seed, Temperature
 from outpace.cli.output import replaced
+from outpace.errors import OptionError
 from outpace.provenance import provenance
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def benchmark_serve(
     limits = {} if goodput is None else parse_limits(goodput)
     levels = levels_of(concurrency, rate, requests, asked.seed)
     if warmup < 0:
-        raise ValueError(f"warmup must be at least 0, not {warmup}")
+        raise OptionError("warmup", warmup, f"warmup must be at least 0, not {warmup}")
     client = Client(url, api_key, timeout=timeout)
     with replaced(output) as file, replaced(png) as picture:
         if picture is not None:
@@ -130,7 +131,7 @@ def levels_of(
     if concurrency is not None and rate is not None:
         raise ValueError("give --concurrency or --rate, not both")
     if requests is not None and requests < 1:
-        raise ValueError(f"requests must be at least 1, not {requests}")
+        raise OptionError("requests", requests, f"requests must be at least 1, not {requests}")
     if rate is not None:
         rates = numbers(rate, float, "rate")
         return [
@@ -152,7 +153,8 @@ def numbers(text: str, kind: type[Number], name: str) -> list[Number]:
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"{name} takes numbers such as 1,2,4, not {text!r}") from None
+        message = f"{name} takes numbers such as 1,2,4, not {text!r}"
+        raise OptionError(name, text, message) from None
 
 
 async def only_model(client: Client) -> str:

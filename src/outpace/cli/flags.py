@@ -20,6 +20,7 @@ from outpace.checkpoints.load import load_config, zoo_names
 from outpace.checkpoints.progress import told
 from outpace.cli.terminal import check_input, waiting
 from outpace.engine.pairing import check_fit
+from outpace.errors import OptionError
 from outpace.methods import Method
 from outpace.methods.options import Named
 from outpace.models.device import resolve_device
@@ -177,9 +178,11 @@ class Dressing:
         first = [{"role": "system", "content": self.system}]
         asked = [*first, {"role": "user", "content": "-"}]
         if llm.text.tokenizer is not None and self.system.strip() not in llm.text.render(asked, {}):
-            raise ValueError(
+            raise OptionError(
+                "system",
+                self.system,
                 f"--system {self.system!r}: the chat template of {llm.name} leaves system prompts "
-                "out; put it into the prompt"
+                "out; put it into the prompt",
             )
         return first
 
@@ -188,7 +191,8 @@ class Dressing:
         if self.system is None:
             return text
         if raw:
-            raise ValueError("--system needs the chat template: give it or --raw")
+            message = "--system needs the chat template: give it or --raw"
+            raise OptionError("system", self.system, message)
         return [*self.messages(llm), {"role": "user", "content": text}]
 
 
@@ -204,7 +208,7 @@ class Rule:
     def options(self) -> Options:
         """As a request takes them. Raises `ValueError` for a file that is no JSON, or no text."""
         schema = None if self.schema is None else read_json(self.schema)
-        grammar = None if self.grammar is None else read_text(self.grammar, "--grammar")
+        grammar = None if self.grammar is None else read_text(self.grammar, "grammar")
         return Options(
             schema=schema, regex=self.regex, choices=self.choices or None, grammar=grammar
         )
@@ -216,9 +220,8 @@ def bias(text: str) -> tuple[int, float]:
     try:
         return int(token), float(number)
     except ValueError:
-        raise ValueError(
-            f"--logit-bias takes TOKEN=NUMBER, such as 13=-2.5, not {text!r}"
-        ) from None
+        message = f"--logit-bias takes TOKEN=NUMBER, such as 13=-2.5, not {text!r}"
+        raise OptionError("logit_bias", text, message) from None
 
 
 WORDS = {"true": True, "false": False, "none": None, "null": None}
@@ -228,9 +231,8 @@ def variable(text: str) -> tuple[str, Any]:
     """Name and value of a variable: a truth value, a number or whatever JSON says, else text."""
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise ValueError(
-            f"--template takes NAME=VALUE, such as enable_thinking=false, not {text!r}"
-        )
+        message = f"--template takes NAME=VALUE, such as enable_thinking=false, not {text!r}"
+        raise OptionError("template", text, message)
     if value.lower() in WORDS:
         return name, WORDS[value.lower()]
     try:
@@ -247,24 +249,27 @@ def typed(prompt: str) -> str:
     try:
         return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"standard input is not UTF-8: {error}") from error
+        message = f"prompt: standard input is not UTF-8: {error}"
+        raise OptionError("prompt", None, message) from error
 
 
-def read_text(path: Path, flag: str) -> str:
-    """What the file of a flag holds; `ValueError` where there is none, or no text in it."""
+def read_text(path: Path, option: str) -> str:
+    """What the file of an option holds; `OptionError` where there is none, or no text in it."""
     try:
         return path.read_text("utf-8")
     except (OSError, ValueError) as error:
-        raise ValueError(f"{flag} {path} is no file of text: {error}") from error
+        message = f"--{option} {path} is no file of text: {error}"
+        raise OptionError(option, path, message) from error
 
 
 def read_json(path: Path) -> Any:
     """What the file of a schema holds; `ValueError` where that is no JSON."""
-    text = read_text(path, "--schema")
+    text = read_text(path, "schema")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"--schema {path} is no readable JSON: {error}") from error
+        message = f"--schema {path} is no readable JSON: {error}"
+        raise OptionError("schema", path, message) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +307,8 @@ class Loading:
         pairs = list(pairs)
         self.check(pairs)
         if self.tensor_parallel > 1 and len({model for model, _ in pairs}) > 1:
-            raise ValueError("--tensor-parallel splits one model: name no further ones")
+            message = "--tensor-parallel splits one model: name no further ones"
+            raise OptionError("tensor_parallel", self.tensor_parallel, message)
         for model, method in pairs:
             if model not in llms:
                 # What one method has computed for a prompt must not help the next.

@@ -40,7 +40,7 @@ from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
 from outpace.evaluation.run import evaluate, fitted, judged, questions_of
 from outpace.methods import Method
-from outpace.methods.method import at_least_one
+from outpace.methods.bounds import at_least_one
 from outpace.provenance import provenance
 
 RACE = (
@@ -103,7 +103,7 @@ def compete(
 ) -> list[tuple[str, Report]]:
     """Show the answer of each racer; what it did on that prompt, or on story problems."""
     questions = questions_of("story", limit)
-    first = questions[0].prompt if prompt is None else checked_text(prompt)
+    first = questions[0].prompt if prompt is None else checked_text("prompt", prompt)
     console.print(first, style="bold")
     reports: list[tuple[str, Report]] = []
     for title, (llm, method) in racers.items():

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from typer import Option
 
 from outpace.benchmark.entry import Entry, swept, word
+from outpace.errors import OptionError
 from outpace.methods import METHODS, Method
 from outpace.methods.options import Option as Described
 from outpace.methods.options import find_method, make_method, options_of
@@ -107,7 +108,8 @@ def parse(kind: type[Method], option: str, text: str) -> Any:
         return plain(text)
     except (KeyError, ValueError):
         choices = " or ".join([plain.__name__, *words])
-        raise ValueError(f"{flag(option)} takes {choices}, not {text!r}") from None
+        message = f"{flag(option)} takes {choices}, not {text!r}"
+        raise OptionError(option, text, message) from None
 
 
 def words_of(option: Described) -> list[str]:

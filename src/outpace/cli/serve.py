@@ -12,6 +12,7 @@ import torch
 from typer import Argument, Exit, Option
 
 from outpace.cli.flags import LOADING, Loading, one_thread
+from outpace.errors import OptionError, prefixed
 from outpace.methods import Method
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def serve(
     except ImportError as error:
         raise ValueError(f"{error}; serving needs: pip install 'outpace[serve]'") from error
     if max_replicas is not None and replicas is None:
-        raise ValueError("--max-replicas goes with --replicas")
+        raise OptionError("max_replicas", max_replicas, "--max-replicas goes with --replicas")
     named = given.named_models(model, models or ())
     if config is not None and named:
         raise ValueError("give models on the command line or in --config, not both")
@@ -126,7 +127,7 @@ def are_small(models: Mapping[str, Entry]) -> bool:
         try:
             small &= one_thread(entry.path, entry.device)
         except ValueError as error:
-            raise ValueError(f"model {name}: {error}") from error
+            raise prefixed(f"model {name}", error) from error
     return small
 
 

@@ -27,7 +27,7 @@ from outpace.cli.options import parse_entries
 from outpace.cli.output import replaced
 from outpace.evaluation.question import Question
 from outpace.methods import Method
-from outpace.methods.method import at_least_one
+from outpace.methods.bounds import at_least_one
 from outpace.models.device import resolve_device, resolve_dtype
 from outpace.provenance import provenance
 

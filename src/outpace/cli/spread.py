@@ -10,6 +10,7 @@ from typer import Option
 from outpace.api.llm import LLM
 from outpace.cli.flags import Loading, one_thread
 from outpace.cli.terminal import waiting
+from outpace.errors import OptionError
 from outpace.methods.options import Named
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Spread:
         """A model ready to decode, or copies of it."""
         if not self.ray:
             if self.replicas is not None:
-                raise ValueError("--replicas goes with --ray")
+                raise OptionError("replicas", self.replicas, "--replicas goes with --ray")
             return loading.open(model, method, prefix_cache=prefix_cache)
         try:
             from outpace.ray.batches import Fleet

@@ -13,6 +13,7 @@ from typer import Option
 from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.cli.draw import console
+from outpace.errors import OptionError
 from outpace.evaluation.report import Report
 
 
@@ -45,7 +46,8 @@ class Tasks:
 
         assert self.tasks is not None
         if own := [name for name in options if name not in ("max_tokens", "seed")]:
-            raise ValueError(f"{own[0]}: tasks of lm-evaluation-harness bring their own sampling")
+            message = f"{own[0]}: tasks of lm-evaluation-harness bring their own sampling"
+            raise OptionError(own[0], dict(options)[own[0]], message)
         harness = Harness(
             llm,
             batch_size=batch,

@@ -31,10 +31,11 @@ from outpace.cli.flags import (
 from outpace.cli.options import flag, flags_of, given, parse_entries
 from outpace.cli.output import replaced
 from outpace.cli.sides import list_names, results_table
+from outpace.errors import OptionError
 from outpace.evaluation.compare import fronts
 from outpace.evaluation.samples import kept
 from outpace.methods import Method
-from outpace.methods.method import at_least_one
+from outpace.methods.bounds import at_least_one
 from outpace.methods.options import make_method
 from outpace.provenance import provenance
 
@@ -63,9 +64,11 @@ class Goal:
     def __post_init__(self) -> None:
         """Raise `ValueError` for a goal that is none."""
         if not (math.isfinite(self.max_loss) and 0 <= self.max_loss <= 100):
-            raise ValueError(f"max_loss must lie between 0 and 100 points, not {self.max_loss}")
+            message = f"max_loss must lie between 0 and 100 points, not {self.max_loss}"
+            raise OptionError("max_loss", self.max_loss, message)
         if self.by not in ("seconds", "forwards"):
-            raise ValueError(f"by must be seconds or forwards, not {self.by!r}")
+            message = f"by must be seconds or forwards, not {self.by!r}"
+            raise OptionError("by", self.by, message)
         at_least_one(trials=self.trials)
 
     def speed(self, llm: LLM) -> str:

@@ -17,6 +17,7 @@ from outpace.decoding import Request
 from outpace.decoding.joint import Fit
 from outpace.decoding.processor import NEVER
 from outpace.decoding.sampling import is_whole
+from outpace.errors import OptionError
 
 ANYTHING = r"[\s\S]*"
 
@@ -34,15 +35,17 @@ class Hole:
 
     def __post_init__(self) -> None:
         if (self.tokens is None) == (self.up_to is None):
-            raise ValueError(f"a hole has either tokens or up_to, and one of them, not {self}")
+            message = f"hole.tokens: a hole has either tokens or up_to, and one of them, not {self}"
+            raise OptionError("hole.tokens", self.tokens, message)
         for name in ("tokens", "up_to"):
             value = getattr(self, name)
             if value is not None and not (is_whole(value) and value >= 1):
-                raise ValueError(
-                    f"{name} of a hole must be a whole number from 1 on, not {value!r}"
-                )
+                param = f"hole.{name}"
+                message = f"{param} must be a whole number from 1 on, not {value!r}"
+                raise OptionError(param, value, message)
         if self.regex is not None and not isinstance(self.regex, str):
-            raise ValueError(f"regex of a hole must be a string, not {self.regex!r}")
+            message = f"hole.regex must be a string, not {self.regex!r}"
+            raise OptionError("hole.regex", self.regex, message)
 
     @property
     def size(self) -> int:
@@ -82,12 +85,16 @@ def lengths(automaton: Automaton, room: int) -> str:
 def checked_cloze(cloze: Any) -> list[str | Hole]:
     """Text and holes; `ValueError` for what is neither, and where there is no hole."""
     if isinstance(cloze, str | bytes) or not isinstance(cloze, Sequence):
-        raise ValueError(f"a cloze is a list of text and holes, not {brief(cloze)}")
-    for part in cloze:
+        message = f"cloze: a cloze is a list of text and holes, not {brief(cloze)}"
+        raise OptionError("cloze", cloze, message)
+    for number, part in enumerate(cloze):
         if not isinstance(part, str | Hole):
-            raise ValueError(f"a cloze is a list of text and holes; {brief(part)} is neither")
+            param = f"cloze[{number}]"
+            message = f"{param}: a cloze is a list of text and holes; {brief(part)} is neither"
+            raise OptionError(param, part, message)
     if not any(isinstance(part, Hole) for part in cloze):
-        raise ValueError("a cloze without a hole has nothing to fill: give Hole(8) or {{8}}")
+        message = "cloze: a cloze without a hole has nothing to fill: give Hole(8) or {{8}}"
+        raise OptionError("cloze", cloze, message)
     return [part for part in cloze if part != ""]
 
 
@@ -125,11 +132,12 @@ class Cloze:
             make = partial(cls.of, compiler, holes, given)
             raise Unread(partial(make, size=size, ends=ends, sequential=sequential))
         made = []
-        for number, (begin, hole) in enumerate(holes.items(), 1):
+        for number, (begin, hole) in enumerate(holes.items()):
             try:
                 language = hole.language(compiler, size, ends)
             except ValueError as error:
-                raise ValueError(f"hole {number}: {error}") from error
+                param = f"holes[{number}]"
+                raise OptionError(param, hole, f"{param}: {error}") from error
             made.append(
                 language.constraint(
                     begin=begin, limit=begin + hole.size, mask_id=mask_id, both=not sequential

@@ -21,6 +21,7 @@ from outpace.constraint.schema import schema_dfa
 from outpace.constraint.vocabulary import Vocabulary, bytes_of
 from outpace.constraint.whole import Padded, Whole
 from outpace.decoding import Constraint
+from outpace.errors import OptionError
 
 Rule = tuple[str, str]
 """Which option it is (`schema`, `regex`, `choices`, `grammar`), and its text; JSON of the first
@@ -85,9 +86,11 @@ class Compiler:
             raise Unread(partial(self.read, rule, sequential, size, ends, limit - begin))
         read = self.read(rule, sequential, size, ends, limit - begin)
         if read.shortest > limit - begin:
-            raise ValueError(
+            raise OptionError(
+                name,
+                rule[1],
                 f"{name}: the shortest answer takes {read.shortest} tokens, "
-                f"but max_tokens={limit - begin}"
+                f"but max_tokens={limit - begin}",
             )
         if mask_id is None:
             mask_id = -1 if self.mask_id is None else self.mask_id
@@ -110,7 +113,7 @@ class Compiler:
             except ValueError as error:
                 if rule[0] in WHOLE:
                     raise  # its cloze says which hole it is
-                raise ValueError(f"{rule[0]}: {error}") from error
+                raise OptionError(*rule, f"{rule[0]}: {error}") from error
             with self.lock:
                 self.known[key] = found
                 sizes = sum(each.size for each in self.known.values())
@@ -232,14 +235,15 @@ def rule_of(
     given = {"schema": schema, "regex": regex, "choices": choices, "grammar": grammar}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
-        raise ValueError(f"{named[0]} and {named[1]} are two constraints; give one")
+        message = f"{named[1]} and {named[0]} are two constraints; give one"
+        raise OptionError(named[1], given[named[1]], message)
     if schema is not None:
         return "schema", schema_text(schema)
     if choices is not None:
         return "choices", json.dumps(checked_choices(choices))
     for name, value in (("regex", regex), ("grammar", grammar)):
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"{name} must be a string, not {value!r}")
+            raise OptionError(name, value, f"{name} must be a string, not {value!r}")
     return None if not named else (named[0], given[named[0]])
 
 
@@ -248,22 +252,24 @@ def schema_text(schema: Any) -> str:
     model = getattr(schema, "model_json_schema", None)
     found = model() if isinstance(schema, type) and callable(model) else schema
     if not isinstance(found, dict):
-        raise ValueError(
-            f"schema must be a JSON schema (a dict) or a pydantic model, not {schema!r}"
-        )
+        message = f"schema must be a JSON schema (a dict) or a pydantic model, not {schema!r}"
+        raise OptionError("schema", schema, message)
     try:
         return json.dumps(found)
     except RecursionError as error:
-        raise ValueError("schema is too large: it is nested too deeply") from error
+        message = "schema is too large: it is nested too deeply"
+        raise OptionError("schema", schema, message) from error
     except (TypeError, ValueError) as error:
-        raise ValueError(f"schema is no JSON: {error}") from error
+        raise OptionError("schema", schema, f"schema is no JSON: {error}") from error
 
 
 def checked_choices(choices: Any) -> Sequence[str]:
     """The texts of which one is the answer."""
     if not isinstance(choices, list | tuple) or not choices:
-        raise ValueError(f"choices must be a list of strings, and not empty, not {choices!r}")
-    for choice in choices:
+        message = f"choices must be a list of strings, and not empty, not {choices!r}"
+        raise OptionError("choices", choices, message)
+    for number, choice in enumerate(choices):
         if not isinstance(choice, str):
-            raise ValueError(f"choices must be a list of strings, not of {choice!r}")
+            message = f"choices[{number}] must be a string, not {choice!r}"
+            raise OptionError(f"choices[{number}]", choice, message)
     return list(choices)

@@ -10,6 +10,7 @@ from outpace.decoding.request import Request, Step
 from outpace.decoding.sampling import GREEDY, Read, Sample, Sampling
 from outpace.decoding.target import CAUSAL_KINDS, DRAFT_KINDS, MASKED_DRAFT_KINDS, Kind, Target
 from outpace.decoding.tree import Tree
+from outpace.errors import OptionError
 from outpace.kernels.fused import runs_triton, to_device
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Dial",
     "Forward",
     "Kind",
+    "OptionError",
     "Pace",
     "Pattern",
     "Prediction",

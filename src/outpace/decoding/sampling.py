@@ -20,6 +20,7 @@ from outpace.decoding.cut import MOST, Cut, narrowed, nucleus
 from outpace.decoding.joint import Joint, Jointly
 from outpace.decoding.likeliest import likeliest
 from outpace.decoding.noise import gumbel, noise_keys
+from outpace.errors import OptionError
 from outpace.kernels.fused import Settings, read_rows, runs_triton, to_device
 
 Score = Literal["confidence", "entropy", "logprob", "margin"]
@@ -64,21 +65,28 @@ class Sampling:
         if not is_number(self.temperature) or (
             self.temperature and not COLDEST <= self.temperature < HOTTEST
         ):
-            raise ValueError(
+            raise OptionError(
+                "temperature",
+                self.temperature,
                 f"temperature must be 0 or lie between {COLDEST:g} and {HOTTEST:g}, "
-                f"not {self.temperature!r}"
+                f"not {self.temperature!r}",
             )
         if not (is_number(self.top_p) and 0 < self.top_p <= 1):
-            raise ValueError(f"top_p must lie above 0 and be at most 1, not {self.top_p!r}")
+            message = f"top_p must lie above 0 and be at most 1, not {self.top_p!r}"
+            raise OptionError("top_p", self.top_p, message)
         if self.top_k is not None and not (is_whole(self.top_k) and 1 <= self.top_k < MOST):
-            raise ValueError(
+            raise OptionError(
+                "top_k",
+                self.top_k,
                 f"top_k must be a whole number from 1 to {MOST - 1} (or None for all), "
-                f"not {self.top_k!r}"
+                f"not {self.top_k!r}",
             )
         if not (is_number(self.min_p) and 0 <= self.min_p <= 1):
-            raise ValueError(f"min_p must lie between 0 and 1, not {self.min_p!r}")
+            message = f"min_p must lie between 0 and 1, not {self.min_p!r}"
+            raise OptionError("min_p", self.min_p, message)
         if not is_whole(self.seed):
-            raise ValueError(f"seed must be a whole number, not {self.seed!r}")
+            message = f"seed must be a whole number, not {self.seed!r}"
+            raise OptionError("seed", self.seed, message)
 
     @property
     def plain(self) -> bool:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outpace.errors import OptionError
 from outpace.methods.method import check_type
 from outpace.models.config import ModelConfig
 
@@ -228,9 +229,10 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
         # PyTorch would write all of it; the system gives pages of zeros when they are first used.
         blank = np.zeros(size, dtype=np.uint8)
     except (MemoryError, OverflowError, ValueError) as error:
-        raise ValueError(
+        message = (
             f"no memory for {size / 2**30:.3g} GiB of keys and values: give a smaller cache_gib"
-        ) from error
+        )
+        raise OptionError("cache_gib", size / 2**30, f"cache_gib: {message}") from error
     return torch.from_numpy(blank).view(dtype).view(shape)
 
 
@@ -252,9 +254,11 @@ def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:
     """Number of slots that fit into `budget` bytes; `ValueError` where not one does."""
     slot = 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
     if budget < slot:
-        raise ValueError(
-            f"{budget} bytes hold no keys and values, of which a token takes {slot}: give a larger "
-            "cache_gib"
+        raise OptionError(
+            "cache_gib",
+            budget / 2**30,
+            f"cache_gib: {budget} bytes hold no keys and values, of which a token takes {slot}: "
+            "give a larger cache_gib",
         )
     return budget // slot
 
@@ -263,7 +267,7 @@ def check_gib(gib: float | None) -> None:
     """Raise `ValueError` for what is no memory of a cache."""
     check_type("cache_gib", gib, float | None)
     if gib is not None and not 0 < gib < float("inf"):
-        raise ValueError(f"cache_gib must be a positive number, not {gib}")
+        raise OptionError("cache_gib", gib, f"cache_gib must be a positive number, not {gib}")
 
 
 def cache_bytes(gib: float | None, device: torch.device) -> int:

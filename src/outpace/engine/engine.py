@@ -21,6 +21,7 @@ from outpace.engine.pairing import Pairing
 from outpace.engine.prefix import Saved
 from outpace.engine.readout import Launched
 from outpace.engine.runner import Runner
+from outpace.errors import OptionError
 from outpace.methods import Method
 from outpace.methods.method import check_type
 
@@ -54,7 +55,8 @@ class Engine:
         check_type("pace", pace, Pacing)
         for name, value in {"max_rows": max_rows, "max_sequences": max_sequences}.items():
             if not (is_whole(value) and value >= 1):
-                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+                message = f"{name} must be a whole number of at least 1, not {value!r}"
+                raise OptionError(name, value, message)
         self.max_rows, self.max_sequences = max_rows, max_sequences
         self.runners: list[Runner] = []
         self.queue: deque[Job] = deque()

@@ -11,6 +11,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
+from outpace.errors import OptionError
 from outpace.methods.method import check_type
 from outpace.models.device import check_single_gpu
 from outpace.models.experts import Experts
@@ -30,7 +31,8 @@ def check(wanted: bool, device: torch.device, processes: int) -> None:
         return
     check_single_gpu("compile", device, processes)
     if find_spec("triton") is None:
-        raise ValueError("compile needs the package triton, which PyTorch for a GPU brings along")
+        message = "compile needs the package triton, which PyTorch for a GPU brings along"
+        raise OptionError("compile", wanted, message)
 
 
 class FusedBlock(Block):
@@ -83,7 +85,8 @@ def fuse(model: Stack) -> None:
     Raises `ValueError` for a model whose layers wait for the host.
     """
     if any(isinstance(module, Experts) for module in model.modules()):
-        raise ValueError("compile: layers of experts wait for the host; leave compile out")
+        message = "compile: layers of experts wait for the host; leave compile out"
+        raise OptionError("compile", True, message)
     found: dict[str, tuple[Before, After]] = {}
     for block in (block for block in model.blocks if type(block) is Block):
         functions = found.setdefault(likeness(block), (compiled(before), compiled(after)))

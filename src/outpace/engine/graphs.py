@@ -18,6 +18,7 @@ from torch import Tensor
 from outpace.attention.batch import Backend, Batch
 from outpace.engine.cache import Table
 from outpace.engine.feed import Feed
+from outpace.errors import OptionError
 from outpace.methods.method import check_type
 from outpace.models.device import check_single_gpu
 from outpace.models.transformer import Stack
@@ -115,7 +116,8 @@ class Graphs:
 
         assert isinstance(backend, Paged)
         if model.config.experts:
-            raise ValueError("graphs: layers of experts wait for the host; leave graphs out")
+            message = "graphs: layers of experts wait for the host; leave graphs out"
+            raise OptionError("graphs", True, message)
         self.model, self.backend, self.spare, self.record = model, backend, spare, record
         self.found: dict[Key, Graph] = {}
 

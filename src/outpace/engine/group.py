@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from outpace.checkpoints.fields import line
 from outpace.decoding.forward import IntArray
+from outpace.errors import OptionError
 from outpace.models.split import Share
 
 FIRST = 4096
@@ -34,28 +35,35 @@ def join(size: int, device: torch.device) -> tuple[Share, torch.device]:
     """
     command = f"torchrun --nproc-per-node {size} -m outpace …"
     if dist.is_initialized():
-        raise ValueError("tensor_parallel: this process works for a split model already")
+        message = "tensor_parallel: this process works for a split model already"
+        raise OptionError("tensor_parallel", size, message)
     local = dist.get_node_local_rank(0) if dist.is_torchelastic_launched() else 0
     if device.type == "cuda":
         if local >= torch.cuda.device_count():
-            raise ValueError(
+            raise OptionError(
+                "tensor_parallel",
+                size,
                 f"tensor_parallel={size}: process {local} of this machine has no GPU of its own; "
-                f"there are {torch.cuda.device_count()}"
+                f"there are {torch.cuda.device_count()}",
             )
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     except ValueError as error:
-        raise ValueError(
+        raise OptionError(
+            "tensor_parallel",
+            size,
             f"tensor_parallel={size} needs {size} processes that were started together, but this "
-            f"is one alone: {command}"
+            f"is one alone: {command}",
         ) from error
     if (found := dist.get_world_size()) != size:
         dist.destroy_process_group()
-        raise ValueError(
+        raise OptionError(
+            "tensor_parallel",
+            size,
             f"tensor_parallel={size} needs {size} processes, but {found} were started together: "
-            f"{command}, or tensor_parallel={found}"
+            f"{command}, or tensor_parallel={found}",
         )
     atexit.register(dist.destroy_process_group)
     return Share(dist.get_rank(), size), device

@@ -23,6 +23,7 @@ from outpace.decoding.processor import Shortened
 from outpace.decoding.target import plural, singular
 from outpace.engine.cache import PAGE
 from outpace.engine.runner import Runner
+from outpace.errors import ContextError, OptionError
 from outpace.methods import METHODS, Method
 from outpace.methods.options import Named, method_of
 from outpace.models.config import ModelConfig
@@ -132,26 +133,39 @@ class Pairing:
     def check(self, method: Method, request: Request) -> None:
         """Raise `ValueError` for a request that these models could never serve."""
         if not request.prompt:
-            raise ValueError("the prompt is empty: give at least one token")
+            message = "prompt: the prompt is empty: give at least one token"
+            raise OptionError("prompt", request.prompt, message)
         if request.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, not {request.max_tokens}")
+            message = f"max_tokens must be at least 1, not {request.max_tokens}"
+            raise OptionError("max_tokens", request.max_tokens, message)
         method.check(request)
-        slots = method.slots(len(request.prompt), request.max_tokens)
         if bad := [token for token in request.prompt if not 0 <= token < self.vocab]:
             least = min(self.runners.values(), key=lambda runner: runner.vocab)
-            raise ValueError(
-                f"prompt token {bad[0]} lies outside the vocabulary of {least.name}, "
-                f"which has {self.vocab} tokens"
+            message = (
+                f"prompt token {bad[0]} lies outside the vocabulary of {least.name}, which has"
             )
+            raise OptionError("prompt", bad[0], f"{message} {self.vocab} tokens")
+        self.check_room(method, request)
+
+    def check_room(self, method: Method, request: Request) -> None:
+        """Raise `ContextError` for a request that is longer than a context or a cache.
+
+        It names the prompt where not one token fits after it, and else `max_tokens`.
+        """
+        prompt = len(request.prompt)
+        slots = method.slots(prompt, request.max_tokens)
         for runner in self.runners.values():
             limit = min(runner.config.max_length, len(runner.cache))
             if slots > limit:
-                more = slots > len(request.prompt) + request.max_tokens
-                extra = f" with {method!r}" if more else ""
-                raise ValueError(
-                    f"a prompt of {len(request.prompt)} tokens and "
-                    f"max_tokens={request.max_tokens} need {slots} slots{extra}, "
-                    f"but {runner.name} has {limit}: shorten one of them"
+                extra = f" with {method!r}" if slots > prompt + request.max_tokens else ""
+                fits = method.slots(prompt, 1) <= limit and not request.cloze
+                param, value = ("max_tokens", request.max_tokens) if fits else ("prompt", prompt)
+                raise ContextError(
+                    param,
+                    value,
+                    f"{param}: a prompt of {prompt} tokens and max_tokens={request.max_tokens} "
+                    f"need {slots} slots{extra}, but {runner.name} has {limit}: "
+                    "shorten one of them",
                 )
 
 
@@ -191,7 +205,7 @@ def check_models(method: Method, target: str, config: ModelConfig) -> dict[str, 
     draft for another target.
     """
     models = named(method, target)
-    configs = {role: load_config(name) for role, name in models.items()}
+    configs = {role: role_config(role, name) for role, name in models.items()}
     kinds = {role: (models[role], each.kind) for role, each in configs.items()}
     check_kinds(type(method), {"target": (target, config.kind), **kinds})
     for role, each in configs.items():
@@ -199,8 +213,17 @@ def check_models(method: Method, target: str, config: ModelConfig) -> dict[str, 
             try:
                 fitted(each, config)
             except ValueError as error:
-                raise ValueError(f"{models[role]} cannot draft for {target}: {error}") from error
+                message = f"{role}: {models[role]} cannot draft for {target}: {error}"
+                raise OptionError(role, models[role], message) from error
     return {models[role]: each for role, each in configs.items()}
+
+
+def role_config(role: str, name: str) -> ModelConfig:
+    """Configuration of the model in a role; `OptionError` that names the role."""
+    try:
+        return load_config(name)
+    except OptionError as error:
+        raise error.renamed(role) from error
 
 
 def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) -> None:
@@ -216,16 +239,20 @@ def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) ->
                 " that has no mask token: name one (mask_id), "
                 "or choose a model that was trained with it"
             )
-        raise ValueError(
-            f"{method.__name__} decodes {plural(method.decodes)}, "
-            f"but {name} is a {kind.value}{remedy}"
+        raise OptionError(
+            "method",
+            method.__name__,
+            f"method: {method.__name__} decodes {plural(method.decodes)}, "
+            f"but {name} is a {kind.value}{remedy}",
         )
     for role, wanted in method.roles.items():
         name, kind = models[role]
         if kind not in wanted:
-            raise ValueError(
-                f"{method.__name__} takes a {singular(wanted)} as its {role}, "
-                f"but {name} is a {kind.value}"
+            raise OptionError(
+                role,
+                name,
+                f"{role}: {method.__name__} takes a {singular(wanted)} as its {role}, "
+                f"but {name} is a {kind.value}",
             )
 
 

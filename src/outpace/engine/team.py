@@ -25,6 +25,7 @@ from outpace.engine.cache import Table
 from outpace.engine.group import Lost, Wire, join, together
 from outpace.engine.pack import Packed
 from outpace.engine.runner import Runner
+from outpace.errors import OptionError
 from outpace.methods.method import check_type
 from outpace.models.split import Share
 from outpace.models.transformer import Stack
@@ -61,11 +62,13 @@ class Team:
         """A team of `size` processes; `ValueError` where they were not started so."""
         check_type("tensor_parallel", size, int)
         if size < 1:
-            raise ValueError(f"tensor_parallel must be at least 1, not {size}")
+            message = f"tensor_parallel must be at least 1, not {size}"
+            raise OptionError("tensor_parallel", size, message)
         if size == 1:
             return cls(None, device)
         if quantize is not None:
-            raise ValueError(f"quantize={quantize!r} is for a model in one process; leave it out")
+            message = f"quantize={quantize!r} is for a model in one process; leave it out"
+            raise OptionError("quantize", quantize, message)
         return cls(*join(size, device))
 
     def divide(self, target: Stack, load: Callable[[str], Stack], attention: str) -> None:

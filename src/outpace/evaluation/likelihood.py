@@ -14,7 +14,7 @@ from outpace.decoding import CAUSAL_KINDS, FULL, Decoding, Forward, Kind, Read, 
 from outpace.decoding.likeliest import likeliest
 from outpace.decoding.sampling import Reader, Readout, Score
 from outpace.methods import Method
-from outpace.methods.method import at_least_one
+from outpace.methods.bounds import at_least_one
 
 
 @dataclass(frozen=True, kw_only=True)

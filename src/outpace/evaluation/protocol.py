@@ -17,7 +17,7 @@ from outpace.evaluation.scoring import NEEDED, SCORERS
 from outpace.evaluation.tasks import TASKS
 from outpace.jsonl import Record
 from outpace.methods import Method
-from outpace.methods.method import at_least_one
+from outpace.methods.bounds import at_least_one
 from outpace.methods.options import make_method
 
 FOLDER = Path(__file__).parent / "protocols"

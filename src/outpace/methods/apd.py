@@ -26,7 +26,8 @@ from outpace.decoding import (
 )
 from outpace.decoding.dial import MOST, halved
 from outpace.decoding.sampling import Noisy, Read, Reader, Readout, chooser
-from outpace.methods.method import Method, Within, at_least_one, check_least, fraction
+from outpace.methods.bounds import at_least_one, fraction
+from outpace.methods.method import Method, Within, check_least
 from outpace.methods.plain import plain
 
 Coupling = Literal["gumbel", "argmax"]

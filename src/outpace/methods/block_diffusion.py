@@ -12,7 +12,8 @@ from outpace.decoding.canvas import blocks
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import above, best, rank, within_budget
 from outpace.decoding.target import Rank
-from outpace.methods.method import Among, Method, Within, at_least_one, check_budget, own_block
+from outpace.methods.bounds import at_least_one, fraction, not_negative
+from outpace.methods.method import Among, Method, Within, own_block
 
 Filling = Literal["confidence", "margin", "entropy", "left_to_right"]
 
@@ -48,9 +49,9 @@ class BlockDiffusion(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one(steps=self.steps, part=self.part, block=self.block)
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise ValueError(f"threshold must lie between 0 and 1, not {self.threshold}")
-        check_budget(self.budget)
+        if self.threshold is not None:
+            fraction(threshold=self.threshold)
+        not_negative(budget=self.budget)
 
     def check(self, request: Request) -> None:
         """Raise `ValueError` where nobody says how long a block is."""

@@ -16,6 +16,7 @@ from outpace.decoding import (
     Dial,
     Forward,
     Kind,
+    OptionError,
     Prediction,
     Request,
     Target,
@@ -25,14 +26,8 @@ from outpace.decoding.dial import MOST
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import rank
 from outpace.decoding.target import Rank
-from outpace.methods.method import (
-    Among,
-    Method,
-    Within,
-    at_least_one,
-    fraction,
-    own_block,
-)
+from outpace.methods.bounds import at_least_one, fraction
+from outpace.methods.method import Among, Method, Within, own_block
 from outpace.methods.plain import plain
 
 
@@ -66,7 +61,8 @@ class D2F(Method):
         at_least_one(block=self.block)
         fraction(add=self.add, activate=self.activate, confidence=self.confidence)
         if self.least not in (None, 1):
-            raise ValueError(f"least must be 1 (token by token) or None, not {self.least}")
+            message = f"least must be 1 (token by token) or None, not {self.least}"
+            raise OptionError("least", self.least, message)
 
     def dial(self, target: Target, *, auto: bool) -> Dial | None:
         """Whether blocks are appended, or one token is said after the other."""

@@ -21,9 +21,10 @@ from outpace.decoding import (
 )
 from outpace.decoding.dial import MOST
 from outpace.methods.behind import behind
+from outpace.methods.bounds import at_least_one
 from outpace.methods.features import Features
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
-from outpace.methods.method import Length, Method, Within, at_least_one, check_length
+from outpace.methods.method import Length, Method, Within, check_length
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,24 @@ from typing import Annotated, Literal, get_args
 
 import numpy as np
 
-from outpace.decoding import FULL, Canvas, Decoding, Forward, Kind, Prediction, Request, Sample
+from outpace.decoding import (
+    FULL,
+    Canvas,
+    Decoding,
+    Forward,
+    Kind,
+    OptionError,
+    Prediction,
+    Request,
+    Sample,
+)
 from outpace.decoding.canvas import blocks
 from outpace.decoding.forward import FloatArray, IntArray
 from outpace.decoding.order import above, best, even, perturbed, rank, schedule, uniforms
 from outpace.decoding.sampling import COLDEST
 from outpace.decoding.target import Order, Rank
-from outpace.methods.method import Among, Method, at_least_one
+from outpace.methods.bounds import at_least_one, not_negative
+from outpace.methods.method import Among, Method
 from outpace.methods.moved import Moved
 
 Ends = Literal["free", "last", "never"]
@@ -58,20 +69,22 @@ class Diffusion(Method):
         super().__post_init__()
         at_least_one(steps=self.steps, block=self.block)
         if self.eps is not None and not 0 <= self.eps < 1:
-            raise ValueError(f"eps must be at least 0 and below 1, not {self.eps}")
+            message = f"eps must be at least 0 and below 1, not {self.eps}"
+            raise OptionError("eps", self.eps, message)
         if self.order_temperature and self.order_temperature < COLDEST:
-            raise ValueError(
-                f"order_temperature must be 0 or at least {COLDEST:g}, not {self.order_temperature}"
-            )
-        if self.guidance < 0:
-            raise ValueError(f"guidance must be 0 or positive, not {self.guidance}")
+            message = f"order_temperature must be 0 or at least {COLDEST:g}"
+            given = self.order_temperature
+            raise OptionError("order_temperature", given, f"{message}, not {given}")
+        not_negative(guidance=self.guidance)
 
     def check(self, request: Request) -> None:
         """Raise `ValueError` for a request that these options do not fit."""
         if self.guidance and not request.target.null_prompt:
-            raise ValueError(
+            raise OptionError(
+                "guidance",
+                self.guidance,
                 f"guidance={self.guidance} needs a model that was trained to answer a prompt of "
-                "masks; this one was not, so guidance must be 0"
+                "masks; this one was not, so guidance must be 0",
             )
 
     def size(self, request: Request) -> int:

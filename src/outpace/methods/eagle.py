@@ -15,6 +15,7 @@ from outpace.decoding import (
     Dial,
     Forward,
     Kind,
+    OptionError,
     Pattern,
     Prediction,
     Read,
@@ -28,9 +29,10 @@ from outpace.decoding import (
 )
 from outpace.decoding.branches import Branches, followed
 from outpace.decoding.tree import BITS
+from outpace.methods.bounds import at_least_one
 from outpace.methods.features import Features
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
-from outpace.methods.method import Method, Within, at_least_one
+from outpace.methods.method import Method, Within
 
 Drafting = Generator[Forward, Prediction, Branches]
 
@@ -61,17 +63,16 @@ class Eagle(Method):
         super().__post_init__()
         at_least_one(width=self.width, depth=self.depth)
         if not 2 <= self.nodes <= BITS + 1:
-            raise ValueError(f"nodes must be 2 to {BITS + 1}, not {self.nodes}")
+            message = f"nodes must be 2 to {BITS + 1}, not {self.nodes}"
+            raise OptionError("nodes", self.nodes, message)
         if self.width > 1 and self.width * max(self.depth - 1, 1) > BITS:
-            raise ValueError(
-                f"width {self.width} and depth {self.depth} are too much: a row can point at "
-                f"{BITS} others, so width * (depth - 1) must not exceed that"
-            )
+            message = f"width {self.width} and depth {self.depth} are too much: a row can point at "
+            more = f"{BITS} others, so width * (depth - 1) must not exceed that"
+            raise OptionError("width", self.width, message + more)
         if self.width > 1 and self.verify != "match":
-            raise ValueError(
-                f"verify={self.verify!r} takes a chain: drafts of a tree are not drawn, and "
-                "each has several behind it; give width 1, or verify='match'"
-            )
+            message = f"verify={self.verify!r} takes a chain: drafts of a tree are not drawn, and "
+            more = "each has several behind it; give width 1, or verify='match'"
+            raise OptionError("verify", self.verify, message + more)
         drafts = min(self.depth + 1, self.nodes - 1)
         check_fly(self.verify, self.fly_window, self.fly_entropy, drafts)
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from outpace.decoding import FULL, Canvas, Decoding, Forward, Kind, Prediction, Request
+from outpace.decoding import (
+    FULL,
+    Canvas,
+    Decoding,
+    Forward,
+    Kind,
+    OptionError,
+    Prediction,
+    Request,
+)
 from outpace.decoding.canvas import blocks
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import best, factor, rank, reaching, within_budget
 from outpace.decoding.target import Rank
-from outpace.methods.method import (
-    Among,
-    Method,
-    Within,
-    at_least_one,
-    check_budget,
-)
+from outpace.methods.bounds import at_least_one, not_negative, positive_fraction
+from outpace.methods.method import Among, Method, Within
 
 Cache = Literal["prefix", "dual"]
 BLOCK = 32
@@ -49,13 +53,14 @@ class FastDLLM(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one(block=self.block)
-        if self.threshold is not None and not 0 < self.threshold <= 1:
-            raise ValueError(f"threshold must lie above 0 and be at most 1, not {self.threshold}")
+        positive_fraction(threshold=self.threshold)
         if self.factor is not None and self.factor <= 0:
-            raise ValueError(f"factor must be a positive number, not {self.factor}")
-        check_budget(self.budget)
+            message = f"factor must be a positive number, not {self.factor}"
+            raise OptionError("factor", self.factor, message)
+        not_negative(budget=self.budget)
         if self.factor is not None and self.budget is not None:
-            raise ValueError("factor and budget are two rules for the same choice; give one")
+            message = "factor and budget are two rules for the same choice; give one"
+            raise OptionError("factor", self.factor, message)
 
     def size(self, request: Request) -> int:
         """Tokens of a block; the last one of an answer may have fewer."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from outpace.decoding import FULL, Decoding, Forward, Kind, Request
-from outpace.methods.method import Method, Within, at_least_one
+from outpace.decoding import FULL, Decoding, Forward, Kind, OptionError, Request
+from outpace.methods.bounds import at_least_one
+from outpace.methods.method import Method, Within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +29,11 @@ class LeftToRight(Method):
         super().__post_init__()
         at_least_one(tokens=self.tokens, window=self.window, lookahead=self.lookahead)
         if self.lookahead is not None and self.lookahead < self.tokens:
-            raise ValueError(
+            raise OptionError(
+                "lookahead",
+                self.lookahead,
                 f"lookahead {self.lookahead} shows fewer holes than the tokens={self.tokens} "
-                "that are taken; make it at least as large"
+                "that are taken; make it at least as large",
             )
 
     def decode(self, request: Request) -> Decoding:

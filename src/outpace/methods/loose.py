@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from outpace.decoding import Verify
+from outpace.decoding import OptionError, Verify
 from outpace.decoding.fly import MOST
-from outpace.methods.method import Length, at_least_one
+from outpace.methods.bounds import at_least_one
+from outpace.methods.method import Length
 
 FLY_WINDOW, FLY_ENTROPY = 6, 0.3
 """Drafts behind a loose one, and the target's entropy there, as the authors of FLy take them."""
@@ -13,19 +14,24 @@ FLY_WINDOW, FLY_ENTROPY = 6, 0.3
 def check_fly(verify: Verify, window: int, entropy: float, drafts: Length) -> None:
     """Raise `ValueError` for loose verification that means nothing, of so many drafts in a row."""
     if verify != "fly":
-        if (window, entropy) != (FLY_WINDOW, FLY_ENTROPY):
-            raise ValueError(
-                f"fly_window and fly_entropy are for verify='fly', and verify is {verify!r}"
-            )
+        usual = {"fly_window": (window, FLY_WINDOW), "fly_entropy": (entropy, FLY_ENTROPY)}
+        for name, (given, default) in usual.items():
+            if given != default:
+                message = f"{name} is for verify='fly', and verify is {verify!r}"
+                raise OptionError(name, given, message)
         return
     at_least_one(fly_window=window)
     if not 0 <= entropy <= MOST:
-        raise ValueError(
+        raise OptionError(
+            "fly_entropy",
+            entropy,
             f"fly_entropy must lie between 0 and {MOST:.4f}, the entropy of three tokens that are "
-            f"equally likely, not {entropy}"
+            f"equally likely, not {entropy}",
         )
     if drafts != "auto" and drafts <= window:
-        raise ValueError(
-            f"no draft has fly_window={window} others behind it where {drafts} are verified: draft "
-            f"more than {window}, or take a smaller window"
+        raise OptionError(
+            "fly_window",
+            window,
+            f"fly_window={window} others stand behind no draft where {drafts} are verified: draft "
+            f"more than {window}, or take a smaller window",
         )

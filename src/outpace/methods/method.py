@@ -9,8 +9,18 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from outpace.decoding import CAUSAL_KINDS, Decoding, Dial, Kind, Request, Target, Verify
+from outpace.decoding import (
+    CAUSAL_KINDS,
+    Decoding,
+    Dial,
+    Kind,
+    OptionError,
+    Request,
+    Target,
+    Verify,
+)
 from outpace.decoding.sampling import is_number, is_whole
+from outpace.methods.bounds import at_least_one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +38,7 @@ class Method(ABC):
     usual: ClassVar[Mapping[str, float]] = {}
 
     def __post_init__(self) -> None:
-        """Convert options to plain Python types; `ValueError` for one of another type."""
+        """Convert options to plain Python types; `OptionError` for one of another type."""
         hints = get_type_hints(type(self))
         for option in fields(self):
             value = check_type(option.name, getattr(self, option.name), hints[option.name])
@@ -39,7 +49,7 @@ class Method(ABC):
         """Yield forwards, be sent their predictions, and commit tokens until `request` ends."""
 
     def check(self, request: Request) -> None:  # noqa: B027
-        """Raise `ValueError` for a request that these options do not fit."""
+        """Raise `OptionError` for a request that these options do not fit."""
 
     def slots(self, prompt: int, max_tokens: int) -> int:
         """Cache slots that a request needs in each of its models."""
@@ -88,21 +98,24 @@ Length = int | Literal["auto"]
 
 
 def check_length(tokens: Length, verify: Verify) -> None:
-    """Raise `ValueError` for a number below one, or one that would decide on the tokens."""
+    """Raise `OptionError` for a number below one, or one that would decide on the tokens."""
     if tokens != "auto":
         at_least_one(tokens=tokens)
     elif verify != "match":
-        raise ValueError(
-            f"under verify={verify!r} another number of drafts gives other tokens, so that "
-            "tokens='auto' would not give the same text again: give tokens a number"
+        raise OptionError(
+            "tokens",
+            tokens,
+            f"tokens='auto' is for verify='match': under verify={verify!r} another number "
+            "of drafts gives other tokens, and the text would not be the same again: give a number",
         )
 
 
 def check_least(least: int | None, **most: int | None) -> None:
-    """Raise `ValueError` where the lower bound of an option that a `Pace` turns is none."""
+    """Raise `OptionError` where the lower bound of an option that a `Pace` turns is none."""
     ((name, value),) = most.items()
     if least is not None and (value is None or not 1 <= least <= value):
-        raise ValueError(f"least must be 1 to {name}={value}, not {least}: give both as numbers")
+        message = f"least must be 1 to {name}={value}, not {least}: give both as numbers"
+        raise OptionError("least", least, message)
 
 
 LARGEST = 1e4
@@ -127,7 +140,7 @@ PLAIN: dict[object, tuple[str, Callable[[Any], bool]]] = {
 def check_type(name: str, value: object, kind: Any) -> Any:
     """Return an option as the plain type of its annotation; other types are returned unchecked.
 
-    Raises `ValueError` for a value that is neither of a plain type nor an allowed word.
+    Raises `OptionError` for a value that is neither of a plain type nor an allowed word.
     """
     parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     words: list[str] = []
@@ -143,37 +156,19 @@ def check_type(name: str, value: object, kind: Any) -> Any:
             words.append(what)
         else:
             return value
-    raise ValueError(f"{name} must be {' or '.join(words)}, not {value!r}")
-
-
-def at_least_one(**options: int | None) -> None:
-    """Raise `ValueError` for an option that counts something and is below one."""
-    for name, value in options.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
-
-
-def fraction(**options: float) -> None:
-    """Raise `ValueError` for an option that is a share of a whole and lies outside [0, 1]."""
-    for name, value in options.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} must lie between 0 and 1, not {value}")
-
-
-def check_budget(budget: float | None) -> None:
-    """Raise `ValueError` for a budget of entropy that is negative."""
-    if budget is not None and budget < 0:
-        raise ValueError(f"budget must be 0 or more, not {budget}")
+    raise OptionError(name, value, f"{name} must be {' or '.join(words)}, not {value!r}")
 
 
 def own_block(request: Request, block: int | None) -> int:
     """Tokens of a block of a block diffusion model: as an option says, or as the model does.
 
-    Raises `ValueError` where neither does.
+    Raises `OptionError` where neither does.
     """
     if size := block or request.target.block:
         return size
-    raise ValueError(
-        "the model does not say how long its blocks are (block_size in config.json): give block "
-        "the length that it was trained with, such as 4"
+    raise OptionError(
+        "block",
+        block,
+        "block is needed, since the model does not say how long its blocks are (block_size in "
+        "config.json): give the length that it was trained with, such as 4",
     )

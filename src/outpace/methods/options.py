@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from outpace.decoding import OptionError
 from outpace.methods import METHODS, Method
 from outpace.methods.meanings import MEANINGS
 from outpace.methods.method import Among, Within
@@ -45,7 +46,8 @@ class Option:
 def find_method(name: str) -> type[Method]:
     """A method by name; `ValueError` for an unknown one."""
     if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}; known are {', '.join(METHODS)}")
+        message = f"method: unknown method {name!r}; known are {', '.join(METHODS)}"
+        raise OptionError("method", name, message)
     return METHODS[name]
 
 
@@ -57,9 +59,11 @@ def method_of(given: Named) -> Method:
     match pair:
         case [str(name), Mapping() as options]:
             return make_method(name, options)
-    raise ValueError(
+    raise OptionError(
+        "method",
+        given,
         f"method must be a Method such as Autoregressive(), a name such as 'autoregressive', or a "
-        f"name and a mapping of options, not {given!r}"
+        f"name and a mapping of options, not {given!r}",
     )
 
 
@@ -75,10 +79,13 @@ def make_method(
     known = options_of(kind)
     if unknown := [option for option in options if option not in known]:
         has = f"known are {', '.join(sorted(known))}" if known else "it has none"
-        raise ValueError(f"method {name!r} has no option {unknown[0]}; {has}")
+        message = f"{unknown[0]}: method {name!r} has no option {unknown[0]}; {has}"
+        raise OptionError(unknown[0], options[unknown[0]], message)
     needed = [option.name for option in known.values() if option.needed]
-    if missing := [spelling(option) for option in needed if option not in options]:
-        raise ValueError(f"method {name!r} needs {', '.join(missing)}")
+    if missing := [option for option in needed if option not in options]:
+        spelled = [spelling(option) for option in missing]
+        message = f"{spelled[0]} is missing: method {name!r} needs {', '.join(spelled)}"
+        raise OptionError(missing[0], None, message)
     return kind(**options)
 
 

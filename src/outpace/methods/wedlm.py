@@ -14,6 +14,7 @@ from outpace.decoding import (
     Dial,
     Forward,
     Kind,
+    OptionError,
     Prediction,
     Request,
     Target,
@@ -22,7 +23,8 @@ from outpace.decoding import (
 from outpace.decoding.dial import halved
 from outpace.decoding.order import best
 from outpace.decoding.target import Rank
-from outpace.methods.method import Among, Method, Within, at_least_one, check_least
+from outpace.methods.bounds import at_least_one, not_negative, positive_fraction
+from outpace.methods.method import Among, Method, Within, check_least
 from outpace.methods.plain import plain
 
 
@@ -60,14 +62,12 @@ class WeDLM(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one(window=self.window)
-        for name, value in {"entropy": self.entropy, "penalty": self.penalty}.items():
-            if value is not None and value < 0:
-                raise ValueError(f"{name} must be 0 or a positive number, not {value}")
-        if self.confidence is not None and not 0 < self.confidence <= 1:
-            raise ValueError(f"confidence must lie above 0 and be at most 1, not {self.confidence}")
+        not_negative(entropy=self.entropy, penalty=self.penalty)
+        positive_fraction(confidence=self.confidence)
         check_least(self.least, window=self.window)
         if self.least is not None and self.verify:
-            raise ValueError("with verify no window changes the text: leave least out")
+            message = "least must be left out with verify, where no window changes the text"
+            raise OptionError("least", self.least, message)
 
     @property
     def sequential(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from outpace.errors import OptionError
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -17,9 +19,8 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         torch.zeros(1, device=device).item()
     except (AssertionError, RuntimeError, NotImplementedError) as error:
         reason = str(error).partition(". ")[0]
-        raise ValueError(
-            f"no device {str(device)!r} here: {reason}; give cpu, or cuda where there is one"
-        ) from error
+        message = f"no device {str(device)!r} here: {reason}; give cpu, or cuda where there is one"
+        raise OptionError("device", device, f"device: {message}") from error
     return torch.device(device)
 
 
@@ -27,11 +28,11 @@ def check_single_gpu(option: str, device: torch.device, processes: int) -> None:
     """Raise `ValueError` where an option is wanted that is for one process on a CUDA device."""
     verb, it = ("are", "them") if option.endswith("s") else ("is", "it")
     if device.type != "cuda":
-        raise ValueError(
-            f"{option} {verb} for a CUDA device, not for {device.type}: leave {it} out"
-        )
+        message = f"{option} {verb} for a CUDA device, not for {device.type}: leave {it} out"
+        raise OptionError(option, True, message)
     if processes > 1:
-        raise ValueError(f"{option} {verb} for a model in one process: leave out one of them")
+        message = f"{option} {verb} for a model in one process: leave {it} or tensor_parallel out"
+        raise OptionError(option, True, message)
 
 
 def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
@@ -40,5 +41,6 @@ def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torc
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     known = DTYPES | {kind: kind for kind in DTYPES.values()}
     if not isinstance(dtype, str | torch.dtype) or dtype not in known:
-        raise ValueError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
+        message = f"dtype: unknown dtype {dtype!r}; known are {', '.join(DTYPES)}"
+        raise OptionError("dtype", dtype, message)
     return known[dtype]

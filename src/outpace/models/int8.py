@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.errors import OptionError
 from outpace.kernels import tiles
 from outpace.kernels.autotune import quickest
 from outpace.kernels.matmul import (
@@ -72,9 +73,11 @@ class Int8Linear(nn.Linear):
         Raises `ValueError` for one whose sums may exceed 32 bits.
         """
         if codes.shape[1] > tiles.LONGEST:
-            raise ValueError(
+            raise OptionError(
+                "quantize",
+                "int8",
                 f"quantize: a matrix has {codes.shape[1]} inputs, and sums of 8 bits hold at most "
-                f"{tiles.LONGEST}; leave quantize out"
+                f"{tiles.LONGEST}; leave quantize out",
             )
         self.matrix, self.scale = LAYOUTS[quickest(codes)](codes), scale
         bias = None if self.bias is None else self.bias.detach().float()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from outpace.errors import OptionError
 from outpace.models.transformer import Stack
 
 KINDS: dict[str, tuple[str, ...]] = {"cpu": ("int8",), "cuda": ("fp8", "int8", "int4")}
@@ -33,11 +34,13 @@ def check(quantize: str | None, device: torch.device | str, dtype: torch.dtype) 
     if quantize is None:
         return
     if quantize not in (known := KINDS["cuda"]):
-        raise ValueError(f"unknown quantize {quantize!r}; known are {', '.join(known)}")
+        message = f"quantize: unknown quantize {quantize!r}; known are {', '.join(known)}"
+        raise OptionError("quantize", quantize, message)
     device = torch.device(device)
     if quantize not in KINDS.get(device.type, ()):
         fit = ", ".join(f"{' or '.join(kinds)} on {name}" for name, kinds in KINDS.items())
-        raise ValueError(f"quantize={quantize!r} is not for {device.type}: leave it out, or {fit}")
+        message = f"quantize={quantize!r} is not for {device.type}: leave it out, or {fit}"
+        raise OptionError("quantize", quantize, message)
     if device.type == "cuda":
         check_gpu(quantize, device, dtype)
 
@@ -45,17 +48,19 @@ def check(quantize: str | None, device: torch.device | str, dtype: torch.dtype) 
 def check_gpu(quantize: str, device: torch.device, dtype: torch.dtype) -> None:
     """Raise `ValueError` where a GPU, a dtype or what is installed does not do."""
     if torch.version.hip is not None:
-        raise ValueError(f"quantize={quantize!r} is not for ROCm: leave it out")
+        message = f"quantize={quantize!r} is not for ROCm: leave it out"
+        raise OptionError("quantize", quantize, message)
     if dtype != torch.bfloat16:
         name = str(dtype).removeprefix("torch.")
-        raise ValueError(
-            f"quantize={quantize!r} on a GPU is for bfloat16, not for {name}: leave dtype out"
-        )
+        message = f"quantize={quantize!r} on a GPU is for bfloat16, not for {name}: leave dtype out"
+        raise OptionError("quantize", quantize, message)
     least, found = CAPABILITY.get(quantize, (0, 0)), torch.cuda.get_device_capability(device)
     if found < least:
-        raise ValueError(
+        raise OptionError(
+            "quantize",
+            quantize,
             f"quantize={quantize!r} needs compute capability {'{}.{}'.format(*least)}, and "
-            f"{device} has {'{}.{}'.format(*found)}: choose quantize='int8', or leave it out"
+            f"{device} has {'{}.{}'.format(*found)}: choose quantize='int8', or leave it out",
         )
     config(quantize)
 
@@ -70,9 +75,8 @@ def config(quantize: str) -> Any:
             PerRow,
         )
     except ImportError as error:
-        raise ValueError(
-            f"{error}; quantize={quantize!r} on a GPU needs: pip install 'outpace[quantize]'"
-        ) from error
+        message = f"quantize={quantize!r} on a GPU needs: pip install 'outpace[quantize]' ({error})"
+        raise OptionError("quantize", quantize, message) from error
     # What torchao would set for torch.compile is set for the whole process.
     match quantize:
         case "fp8":
@@ -111,9 +115,12 @@ def narrowing(
     for module, name in chosen.items():
         out, width = module.get_parameter("weight").shape
         if out % STEPS[quantize][0] or width % STEPS[quantize][1]:
-            raise ValueError(
-                f"{name} has {out} outputs of {width} inputs, and quantize={quantize!r} needs "
-                f"multiples of {' and of '.join(map(str, STEPS[quantize]))}: choose quantize='int8'"
+            raise OptionError(
+                "quantize",
+                quantize,
+                f"quantize={quantize!r} needs multiples of "
+                f"{' and of '.join(map(str, STEPS[quantize]))}, and {name} has {out} outputs of "
+                f"{width} inputs: choose quantize='int8'",
             )
     from torchao.quantization import quantize_
 
@@ -121,8 +128,9 @@ def narrowing(
         if module in chosen:
             quantize_(module, options)
             if type(module.weight) is nn.Parameter:
-                raise ValueError(
-                    f"torchao passed over {chosen[module]} for quantize={quantize!r}: leave it out"
+                message = (
+                    f"torchao passed over {chosen[module]} for {quantize!r}: leave quantize out"
                 )
+                raise OptionError("quantize", quantize, f"quantize: {message}")
 
     return narrow

@@ -19,6 +19,7 @@ from outpace.api.text import Prompt
 from outpace.checkpoints.adapter import title
 from outpace.checkpoints.load import load_config
 from outpace.engine.pairing import native
+from outpace.errors import OptionError
 from outpace.evaluation.samples import restored, written
 from outpace.methods.options import Named, method_of
 from outpace.ray.cluster import check_count, join, share
@@ -52,7 +53,8 @@ class Fleet:
         **loading: Any,
     ) -> None:
         if loading.get("tensor_parallel", 1) > 1:
-            raise ValueError("tensor_parallel: a copy on Ray has one process; leave it out")
+            message = "tensor_parallel: a copy on Ray has one process; leave it out"
+            raise OptionError("tensor_parallel", loading["tensor_parallel"], message)
         config = load_config(model)
         self.name = title(model, loading.get("adapter"))
         self.method = native(config) if method is None else method_of(method)
@@ -71,7 +73,8 @@ class Fleet:
         `Refused` for a request that cannot be run.
         """
         if batch < 1:
-            raise ValueError(f"batch must be a whole number from 1 on, not {batch!r}")
+            message = f"batch must be a whole number from 1 on, not {batch!r}"
+            raise OptionError("batch", batch, message)
         block: Block = []
         common: Mapping[str, Any] | None = None
         for number, (prompt, options) in enumerate(requests):
@@ -86,8 +89,9 @@ class Fleet:
                     known.add(number)
                     yield number, restored(record)
             if row["refused"]:
-                number, message = json.loads(row["refused"])
-                raise Refused(message, number)
+                number, message, param = json.loads(row["refused"])
+                cause = ValueError(message) if param is None else OptionError(param, None, message)
+                raise Refused(cause, number)
         assert len(known) == len(block)
 
     def rows(self, block: Block, batch: int, options: Mapping[str, Any]) -> Iterator[Row]:
@@ -140,5 +144,6 @@ class Copy:
             for index, output in self.llm.serve(requests(), batch=self.batch):
                 answers.append((taken[index], written(output)))
         except ValueError as error:
-            refused = json.dumps((taken[-1], str(error)))
+            param = error.param if isinstance(error, OptionError) else None
+            refused = json.dumps((taken[-1], str(error), param))
         return {"answers": [json.dumps(answers)], "refused": [refused]}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import ray
 
+from outpace.errors import OptionError
 from outpace.models.device import resolve_device
 
 
@@ -33,7 +34,7 @@ class Share:
 def check_count(replicas: int | None) -> None:
     """Raise `ValueError` for a number of replicas that no cluster can have."""
     if replicas is not None and replicas < 1:
-        raise ValueError(f"replicas must be at least 1, not {replicas}")
+        raise OptionError("replicas", replicas, f"replicas must be at least 1, not {replicas}")
 
 
 def join() -> None:
@@ -57,9 +58,11 @@ def share(replicas: int | None, devices: set[str | None], *, small: bool) -> Sha
     most = gpus if on_gpu else cpus
     count = (most if on_gpu or small else 1) if replicas is None else replicas
     if not 1 <= count <= most:
-        raise ValueError(
+        raise OptionError(
+            "replicas",
+            count,
             f"replicas must be a number from 1 to {most}, not {count}: each wants a "
-            f"{'GPU' if on_gpu else 'core'}, and Ray has {gpus} GPUs and {cpus} cores here"
+            f"{'GPU' if on_gpu else 'core'}, and Ray has {gpus} GPUs and {cpus} cores here",
         )
     return Share(
         replicas=count, gpus=int(on_gpu), cpus=1 if on_gpu or small else max(cpus // count, 1)

@@ -14,6 +14,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from starlette.types import Message, Scope
 
+from outpace.errors import OptionError
 from outpace.ray.front import Front
 from outpace.ray.router import Router
 from outpace.server.app import build
@@ -91,7 +92,8 @@ def application(config: Config, *, threads: int | None = None, **options: Any) -
     config.check()
     split = [name for name, entry in config.models.items() if entry.tensor_parallel > 1]
     if split:
-        raise ValueError(f"tensor_parallel: a replica has one process, but {split[0]} wants more")
+        message = f"tensor_parallel: a replica has one process, but {split[0]} wants more"
+        raise OptionError("tensor_parallel", split, message)
     settings = config.server
     keyless = {"api_key": None, "api_key_file": None, "insecure": True}  # the front has the key
     behind = config.model_copy(update={"server": settings.model_copy(update=keyless)})

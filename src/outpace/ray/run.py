@@ -12,6 +12,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
+from outpace.errors import OptionError
 from outpace.ray.cluster import Share, check_count, join, share
 from outpace.ray.replicas import application, at_a_time
 from outpace.server.logs import log_address, log_start
@@ -62,9 +63,10 @@ def check(config: Config, replicas: int, most: int | None) -> None:
     """Raise `ValueError` for what cannot be, before Ray is started."""
     check_count(replicas)
     if most is not None and most < replicas:
-        raise ValueError(f"max_replicas must be at least {replicas}, as replicas, not {most}")
+        message = f"max_replicas must be at least {replicas}, as replicas, not {most}"
+        raise OptionError("max_replicas", most, message)
     if not config.server.port:
-        raise ValueError("port 0 is not known to Ray: name one")
+        raise OptionError("port", config.server.port, "port 0 is not known to Ray: name one")
     application(config)
     bound(config.server).close()
 

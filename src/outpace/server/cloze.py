@@ -7,6 +7,7 @@ from typing import Any
 
 from outpace.api.infill import cloze_of
 from outpace.constraint.cloze import Hole
+from outpace.errors import OptionError
 from outpace.server.fault import Fault
 from outpace.server.schema import ChatRequest, CompletionRequest
 
@@ -45,8 +46,8 @@ def cloze(field: str, text: str, limit: int | None) -> Cloze:
     """The parts of a text with holes."""
     try:
         parts = cloze_of(text)
-    except ValueError as error:
-        raise wrong(field, str(error)) from None
+    except OptionError as error:
+        raise Fault(400, str(error.renamed(field)), param=field) from None
     holes = [part for part in parts if isinstance(part, Hole)]
     counts = {
         "holes": (len(holes), MOST_HOLES),

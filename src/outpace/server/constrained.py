@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from outpace.constraint.pattern import LONGEST
+from outpace.errors import OptionError
 from outpace.server.bounds import Name, Strict, Text
 
 CHOICES = 4096
@@ -140,5 +141,6 @@ class Constrained(Strict):
         """One is enough."""
         if len(rules := [*self.rules]) > 1:
             one, other = rules[0].field, rules[1].field
-            raise ValueError(f"{other}: {one} is a constraint as well; give one of them")
+            message = f"{other}: {one} is a constraint as well; give one of them"
+            raise OptionError(other, rules[1].value, message)
         return self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -17,6 +16,7 @@ from outpace.api.output import Output
 from outpace.api.worker import WorkerDied
 from outpace.constraint.pattern import TooLarge
 from outpace.engine.job import DecodingError
+from outpace.errors import ContextError, OptionError
 from outpace.server.cloze import clozes_of
 from outpace.server.fault import Fault, Gone
 from outpace.server.fields import check_fields
@@ -28,8 +28,15 @@ from outpace.server.stream import Strand, merged
 
 log = logging.getLogger("outpace.server")
 
-FIELDS = {"stop_ids": "stop_token_ids", "template": "chat_template_kwargs"}
-"""Options of a request by the fields that give them, where these have other names."""
+FIELDS = {
+    "method": "outpace.method",
+    "stop_ids": "stop_token_ids",
+    "template": "chat_template_kwargs",
+}
+"""Fields of a request by the options that they give, where the names differ."""
+
+TEXT = ("prompt", "messages", "cloze", "holes", "hole")
+"""Options that come from the text of a request: its `prompt`, or its `messages`."""
 
 SAME = (
     *("min_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos"),
@@ -159,45 +166,28 @@ class Exchange:
         except WorkerDied:
             raise Fault(503, "the engine has stopped", headers=RETRY) from None
         except ValueError as error:
-            raise self.blamed(self.model.public(str(error))) from None
+            raise self.blamed(error) from None
 
-    def blamed(self, message: str) -> Fault:
-        """A refusal of the model, with the field that is to blame."""
-        if self.rule is not None and re.match(rf"{self.rule.option}\b", message):
-            # First, since such a message quotes what a user wrote.
-            name, plain = self.rule.field, message.removeprefix(f"{self.rule.option}: ")
-            return Fault(400, f"{name}: {plain}", param=name)
-        long = re.match(r"a prompt of (\d+) tokens", message)
-        prompt = "messages" if self.reply.chat else "prompt"
-        if message.startswith("hole "):  # such a message quotes what a user wrote as well
-            return Fault(400, f"{prompt}: {message}", param=prompt)
-        if long:
-            fits = int(long[1]) < self.model.config.max_length and not self.extension.fill
-            name = self.field("max_tokens") if fits else prompt
-            return Fault(400, f"{name}: {message}", param=name, code="context_length_exceeded")
-        if " has no variable " in message:
-            name = FIELDS["template"]
-            return Fault(400, f"{name}: {message}", param=name)
-        settings = self.model.choice(self.labels[1]).settings
-        for found in re.finditer(r"^(\w+)|(\w+)=", message):
-            name = found[1] or found[2]
-            if name in settings:
-                name = f"outpace.options.{name}"
-            elif name in (*SAME, *FIELDS, "max_tokens", "logprobs", "logit_bias"):
-                name = self.field(name)
-            else:
-                continue
-            return Fault(400, f"{name}: {message}", param=name)
-        return Fault(400, f"{prompt}: {message}", param=prompt)
+    def blamed(self, error: ValueError) -> Fault:
+        """A refusal of the model, with the field that is to blame where the error names one."""
+        if not isinstance(error, OptionError):
+            return Fault(400, self.model.public(str(error)))
+        name = self.field(error.option)
+        code = "context_length_exceeded" if isinstance(error, ContextError) else None
+        return Fault(400, self.model.public(str(error.renamed(name))), param=name, code=code)
 
     def field(self, option: str) -> str:
         """The field of the request that gave an option."""
+        if self.rule is not None and option == self.rule.option:
+            return self.rule.field
+        if option in TEXT:
+            return "messages" if self.reply.chat else "prompt"
+        if option in self.model.choice(self.labels[1]).settings:
+            return f"outpace.options.{option}"
         newer = getattr(self.asked, "max_completion_tokens", None) is not None
-        return (
-            "max_completion_tokens"
-            if newer and option == "max_tokens"
-            else FIELDS.get(option, option)
-        )
+        if newer and option == "max_tokens":
+            return "max_completion_tokens"
+        return FIELDS.get(option, option)
 
     async def watch(self, receive: Receive) -> None:
         """End it when its client goes."""
@@ -221,7 +211,8 @@ class Exchange:
             raise self.fault from None
         except (DecodingError, WorkerDied) as error:
             if self.rule is not None and isinstance(error.__cause__, TooLarge):
-                self.fault = self.blamed(f"{self.rule.option}: {error.__cause__}")
+                option = self.rule.option
+                self.fault = self.blamed(OptionError(option, None, f"{option}: {error.__cause__}"))
                 raise self.fault from None
             log.exception("request %s failed", self.reply.id)
             self.fault = Fault(

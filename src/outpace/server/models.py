@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -12,6 +13,7 @@ from outpace.api.llm import LLM
 from outpace.api.text import Text
 from outpace.checkpoints.load import load_config, target_config
 from outpace.engine.pairing import check_models, native
+from outpace.errors import OptionError, prefixed
 from outpace.methods import METHODS, Method
 from outpace.methods.options import Option, find_method, options_of
 from outpace.models.config import ModelConfig
@@ -103,9 +105,11 @@ class Choice:
         values = {name: each.default for name, each in self.settings.items()} | dict(given)
         try:
             shown = self.kind(**values)
+        except OptionError as error:
+            param = f"outpace.options.{error.param}"
+            raise Fault(400, str(error.renamed(param)), param=param) from None
         except ValueError as error:
-            found = next((name for name in values if str(error).startswith(name)), None)
-            param = "outpace.options" + (f".{found}" if found else "")
+            param = "outpace.options"
             raise Fault(400, f"{param}: {error}", param=param) from None
         paths = {role: self.paths[values[role]] for role in self.kind.roles}
         return shown, self.kind(**values | paths)
@@ -202,7 +206,7 @@ class Model(Known):
 
 def load(name: str, entry: Entry) -> tuple[LLM, Known]:
     """Load a model and all that its methods need; `ValueError` that names it for what is wrong."""
-    try:
+    with named(name):
         default, methods = offered(entry)
         llm = LLM(entry.path, **entry.loading())
         roles = {llm.target.name: "target"}
@@ -210,8 +214,6 @@ def load(name: str, entry: Entry) -> tuple[LLM, Known]:
             for _, method in variants(choice):
                 llm.pair(method)
                 roles |= {path: role for role, path in method.models().items() if path not in roles}
-    except (ValueError, Fault) as error:
-        raise ValueError(f"model {name}: {error}") from error
     return llm, Known(
         place=llm.name, config=llm.config, methods=methods, method=default, roles=roles
     )
@@ -230,10 +232,19 @@ def load_all(entries: Mapping[str, Entry]) -> dict[str, tuple[LLM, Known]]:
 def check_all(entries: Mapping[str, Entry]) -> None:
     """Raise `ValueError` for a model whose methods do not fit; none is loaded."""
     for name, entry in entries.items():
-        try:
+        with named(name):
             offered(entry)
-        except (ValueError, Fault) as error:
-            raise ValueError(f"model {name}: {error}") from error
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Put the name of a model in front of an error, which keeps its own."""
+    try:
+        yield
+    except ValueError as error:
+        raise prefixed(f"model {name}", error) from error
+    except Fault as error:
+        raise ValueError(f"model {name}: {error}") from error
 
 
 def offered(entry: Entry) -> tuple[str, dict[str, Choice]]:
@@ -243,9 +254,11 @@ def offered(entry: Entry) -> tuple[str, dict[str, Choice]]:
     methods = {each.name: each for each in choices(config, entry, default)}
     known = {name for each in methods.values() for name in each.settings}
     if unknown := sorted(set(entry.limits) - known):
-        raise ValueError(f"limits: no method has an option {', '.join(unknown)}")
+        message = f"limits: no method has an option {', '.join(unknown)}"
+        raise OptionError(f"limits.{unknown[0]}", entry.limits[unknown[0]], message)
     if default not in methods:
-        raise ValueError(f"it is not decoded by {default}; by {', '.join(methods)}")
+        message = f"method: it is not decoded by {default}; by {', '.join(methods)}"
+        raise OptionError("method", default, message)
     for choice in methods.values():
         for _, method in variants(choice):
             check_models(method, entry.path, config)
@@ -277,7 +290,8 @@ def choices(config: ModelConfig, entry: Entry, default: str) -> Iterator[Choice]
                 for each in options_of(kind).values()
             }
             if unknown := sorted(set(given) - set(settings)):
-                raise ValueError(f"{name} has no option {', '.join(unknown)}")
+                message = f"options: {name} has no option {', '.join(unknown)}"
+                raise OptionError(f"options.{unknown[0]}", given[unknown[0]], message)
             yield Choice(name=name, kind=kind, settings=settings, paths=entry.further)
 
 
@@ -292,7 +306,9 @@ def setting(
     words = roles.get(option.name, option.words)
     default = given.get(option.name, words[0] if option.needed else option.default)
     if option.name in roles and default not in words:
-        raise ValueError(f"options.{option.name} is {default!r}; further has {', '.join(words)}")
+        param = f"options.{option.name}"
+        message = f"{param} is {default!r}; further has {', '.join(words)}"
+        raise OptionError(param, default, message)
     limits = entry.limits.get(option.name)
     if option.kind in (int, float):
         bounds: tuple[float, float] = (1, most) if option.kind is int else (0.0, LARGEST)
@@ -300,11 +316,14 @@ def setting(
             case [int() | float() as least, int() | float() as largest] if least <= largest:
                 bounds = least, largest
             case list():
-                told = "must be the least and the most of a number"
-                raise ValueError(f"limits.{option.name} {told}, not {limits}")
+                param = f"limits.{option.name}"
+                message = f"{param} must be the least and the most of a number, not {limits}"
+                raise OptionError(param, limits, message)
         return Setting(option=option, default=default, words=words, bounds=bounds)
     if limits is not None:
         if unknown := [each for each in limits if each not in words]:
-            raise ValueError(f"limits.{option.name} has {unknown[0]!r}; known are {words}")
+            param = f"limits.{option.name}"
+            message = f"{param} has {unknown[0]!r}; known are {words}"
+            raise OptionError(param, limits, message)
         words = tuple(map(str, limits))
     return Setting(option=option, default=default, words=words)

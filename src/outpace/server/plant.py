@@ -31,6 +31,7 @@ from outpace.constraint.pattern import TooLarge
 from outpace.decoding import Step
 from outpace.engine.job import DecodingError
 from outpace.engine.runner import Usage
+from outpace.errors import ContextError, OptionError
 from outpace.server.channel import Inbox, get, put
 from outpace.server.logs import start_log
 from outpace.server.models import load_all
@@ -158,6 +159,9 @@ def failed(number: int, error: BaseException) -> News:
 
 def plain(error: BaseException) -> BaseException:
     """An error that can go to the other process; its traceback, which stays here, is a note."""
+    if isinstance(error, OptionError):
+        named = ContextError if isinstance(error, ContextError) else OptionError
+        return named(error.param, None, str(error))
     kind = next((each for each in KNOWN if isinstance(error, each)), RuntimeError)
     told = kind(str(error) if kind is not RuntimeError else repr(error))
     if not isinstance(told, ValueError):
@@ -273,7 +277,7 @@ def main(descriptor: int) -> None:
     try:
         models = load_all(order.models)
     except ValueError as error:
-        put(own, ValueError(str(error)))
+        put(own, plain(error))
         return
     put(own, {name: known for name, (_, known) in models.items()})
     gc.collect()

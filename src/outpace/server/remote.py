@@ -15,6 +15,7 @@ from outpace.api.text import Prompt, Text
 from outpace.constraint.compiler import DEEPEST
 from outpace.decoding import Step
 from outpace.engine.runner import Usage
+from outpace.errors import OptionError
 from outpace.server.plant import Asked, Cancelled, News
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Remote:
         except RecursionError:
             answer.cancel()
             told = f"schema: it is too large: it is nested more than {DEEPEST} deep"
-            raise ValueError(told) from None
+            raise OptionError("schema", None, told) from None
         except BaseException:
             answer.cancel()
             raise

@@ -13,6 +13,7 @@ from functools import partial
 
 import uvicorn
 
+from outpace.errors import OptionError
 from outpace.server.app import build
 from outpace.server.fault import Fault
 from outpace.server.logs import log_address
@@ -53,7 +54,8 @@ def bound(settings: Settings) -> socket.socket:
         own.bind((settings.host, settings.port))
     except OSError as error:
         own.close()
-        raise ValueError(f"cannot listen on {settings.host}:{settings.port}: {error}") from error
+        message = f"port: cannot listen on {settings.host}:{settings.port}: {error}"
+        raise OptionError("port", settings.port, message) from error
     return own
 
 

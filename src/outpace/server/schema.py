@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
 
+from outpace.errors import OptionError
 from outpace.server.bounds import Name, Note, Strict, Text
 from outpace.server.constrained import Constrained
 from outpace.server.fault import Fault
@@ -73,7 +74,8 @@ class Asked(Constrained):
     def check_stream(self) -> Self:
         """Options of a stream need one."""
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options: only a request with stream=true has them")
+            message = "stream_options: only a request with stream=true has them"
+            raise OptionError("stream_options", self.stream_options, message)
         return self
 
     @property
@@ -153,7 +155,8 @@ class ChatRequest(Asked):
     def check_limit(self) -> Self:
         """One limit, under its old name or its new one."""
         if self.max_completion_tokens is not None and self.max_tokens is not None:
-            raise ValueError("max_tokens: give max_completion_tokens or max_tokens, not both")
+            message = "max_tokens: give max_completion_tokens or max_tokens, not both"
+            raise OptionError("max_tokens", self.max_tokens, message)
         return self
 
 
@@ -192,9 +195,11 @@ class CompletionRequest(Asked):
     def check_counts(self) -> Self:
         """All choices are given back, and there are not too many."""
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError("best_of: other values than that of n are not supported yet")
+            message = "best_of: other values than that of n are not supported yet"
+            raise OptionError("best_of", self.best_of, message)
         if len(self.prompts) * (self.n or 1) > MOST_CHOICES:
-            raise ValueError(f"prompt: at most {MOST_CHOICES} choices, counting n for each prompt")
+            message = f"prompt: at most {MOST_CHOICES} choices, counting n for each prompt"
+            raise OptionError("prompt", len(self.prompts), message)
         return self
 
     @property
@@ -262,11 +267,9 @@ def fault(error: ValidationError) -> Fault:
     # Where one of the types fits, only what else is wrong with it is of interest.
     worst = [each for each in alike if not each["type"].endswith("_type")] or alike
     message = " or ".join(dict.fromkeys(map(message_of, worst)))
-    if (
-        not place and first["type"] == "value_error"
-    ):  # said by a check of the whole request, which names the field itself
-        name, _, message = message.removeprefix("Value error, ").partition(": ")
-        return Fault(400, f"{name}: {message}", param=name)
+    raised = first.get("ctx", {}).get("error")
+    if not place and isinstance(raised, OptionError):  # by a check of the whole request
+        return Fault(400, str(raised), param=raised.param)
     if not place:
         return Fault(400, "the body must be an object of JSON")
     if (end := unsupported(place)) is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import reprlib
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -15,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 
 from outpace.checkpoints.name import distinct_name, name_of
 from outpace.engine.pairing import named as models_of
+from outpace.errors import OptionError, prefixed
 from outpace.methods import METHODS, Method
 
 Positive = Annotated[int, Field(ge=1)]
@@ -26,7 +26,6 @@ FAULTS = {
     "too_short": "must not be empty",
     "string_too_short": "must not be empty",
 }
-SHOULD = re.compile("^(Input should|Value error, must)")
 
 
 def value(given: object) -> object:
@@ -92,15 +91,17 @@ class Settings(Strict):
     def key(self) -> bytes | None:
         """The key that clients must send; `ValueError` for a file without one."""
         if self.api_key is not None and self.api_key_file is not None:
-            raise ValueError("give api_key or api_key_file, not both")
+            raise OptionError("api_key", None, "api_key: give api_key or api_key_file, not both")
         if self.api_key_file is None:
             return None if self.api_key is None else self.api_key.encode()
         try:
             key = Path(self.api_key_file).read_bytes().strip()
         except (OSError, ValueError) as error:
-            raise ValueError(f"api_key_file cannot be read: {error}") from error
+            message = f"api_key_file cannot be read: {error}"
+            raise OptionError("api_key_file", self.api_key_file, message) from error
         if not key:
-            raise ValueError(f"{self.api_key_file} holds no key")
+            message = f"api_key_file: {self.api_key_file} holds no key"
+            raise OptionError("api_key_file", self.api_key_file, message)
         return key
 
     @property
@@ -111,9 +112,11 @@ class Settings(Strict):
     def check(self) -> None:
         """Raise `ValueError` for a key that is none, and where everybody could ask without one."""
         if not (self.key() or self.local or self.insecure):
-            raise ValueError(
+            raise OptionError(
+                "host",
+                self.host,
                 f"host {self.host!r} can be reached from elsewhere: give an API key "
-                "(--api-key-file), or --insecure where everybody may ask"
+                "(--api-key-file), or --insecure where everybody may ask",
             )
 
 
@@ -172,9 +175,8 @@ class Config(Strict):
         self.server.check()
         split = [name for name, entry in self.models.items() if entry.tensor_parallel > 1]
         if split and len(self.models) > 1:
-            raise ValueError(
-                f"tensor_parallel: the processes of {split[0]} hold one model; serve it alone"
-            )
+            message = f"tensor_parallel: the processes of {split[0]} hold one model; serve it alone"
+            raise OptionError("tensor_parallel", split, message)
 
 
 Section = TypeVar("Section", bound=Strict)
@@ -185,26 +187,29 @@ def checked(kind: type[Section], values: Mapping[str, Any], where: str) -> Secti
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise ValueError(f"{where}: {fault(error)}") from None
+        raise prefixed(where, fault(error)) from None
 
 
-def fault(error: ValidationError) -> str:
+def fault(error: ValidationError) -> OptionError:
     """The first key that is unknown, or wrong, with its value; that of a key stays secret."""
     errors = error.errors(include_url=False)
     first = min(errors, key=lambda each: each["type"] != "extra_forbidden")
     place = ".".join(map(str, first["loc"]))
     if first["type"] in FAULTS:
-        return f"{place} {FAULTS[first['type']]}"
-    message = f"{place} {SHOULD.sub('must', first['msg'])}"
-    return (
-        message if place.endswith("api_key") else f"{message}, not {reprlib.repr(first['input'])}"
-    )
+        return OptionError(place, None, f"{place} {FAULTS[first['type']]}")
+    raised = first.get("ctx", {}).get("error")
+    told = first["msg"].replace("Input should", "must") if raised is None else raised
+    if place.endswith("api_key"):
+        return OptionError(place, None, f"{place} {told}")
+    given = first["input"]
+    return OptionError(place, given, f"{place} {told}, not {reprlib.repr(given)}")
 
 
 def read(path: Path) -> Config:
     """The settings of a TOML file; `ValueError` for what cannot be read or is unknown."""
     if not path.is_file():
-        raise ValueError(f"no settings at {str(path)!r}; give a TOML file")
+        message = f"config: no settings at {str(path)!r}; give a TOML file"
+        raise OptionError("config", path, message)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -286,9 +291,10 @@ def named_models(model: str | None, others: Iterable[str]) -> dict[str, str]:
         if not equals or os.path.exists(text):
             unnamed.append(text)
         elif not (name and path):
-            raise ValueError(f"--model {text!r} names no model; write name=path, or a path")
+            message = f"--model {text!r} names no model; write name=path, or a path"
+            raise OptionError("model", text, message)
         elif name in named:
-            raise ValueError(f"a name was given twice: {name}")
+            raise OptionError("model", text, f"--model: a name was given twice: {name}")
         else:
             named[name] = path
     models: dict[str, str] = {}

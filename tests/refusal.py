@@ -1,0 +1,19 @@
+"""What tests expect of refusals: the name of the option that is at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from outpace import OptionError
+
+
+@contextmanager
+def refuses(param: str) -> Iterator[None]:
+    """Expect an `OptionError` of `param`, whose text begins with the same name."""
+    with pytest.raises(OptionError) as refused:
+        yield
+    assert refused.value.param == param
+    assert str(refused.value).startswith(param)
