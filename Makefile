@@ -48,7 +48,7 @@ exhaustive: .venv/dev
 	$(BIN)/python -m pytest -q $(TOGETHER) -m exhaustive
 
 browser: .venv/dev
-	$(BIN)/python -m pytest -q -m browser
+	$(BIN)/python -m pytest -q $(TOGETHER) -m browser $$(grep -rl 'mark\.browser' tests)
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

@@ -136,13 +136,8 @@ def test_an_interrupt_at_any_line_harms_one_request_at_most(total: int) -> None:
     interrupt(Random(0).sample(range(1, total + 1), 25))
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        pytest.param(part, marks=pytest.mark.slow if part < 2 else pytest.mark.exhaustive)
-        for part in range(6)
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", range(6))
 def test_interrupts_at_many_lines_harm_one_request_at_most(total: int, part: int) -> None:
     """At more of them, spread evenly."""
     step = total // 300
@@ -366,7 +361,7 @@ print("well")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ctrl_c_at_random_moments_of_generate() -> None:
     """Sixty times the real thing, with a stream open beside it, which seldom pays for it."""
     process = subprocess.run(
