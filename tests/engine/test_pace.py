@@ -155,8 +155,8 @@ def test_who_come_in_together_are_counted_before_they_begin(count: int) -> None:
     for each in batch(APD(verifier="causal", window=4, lookahead=9, least=1), count):
         each.submit(engine)
     (pace,) = engine.paces.values()
-    hear = pace.hear
-    pace.hear = lambda debt: loads.append(pace.requests) or hear(debt)
+    value = pace.value
+    pace.value = lambda *asked: loads.append(pace.requests) or value(*asked)
     engine.admit()
     assert loads == [count] * count
 

@@ -1,319 +1,255 @@
-"""How many tokens to propose at a time: as many as promise the most tokens per second."""
+"""Choose how many tokens a cycle proposes: the number that promises the most tokens per second.
+
+Expected tokens come from acceptance rates, expected seconds from the passes that were measured.
+Their ratio decides. What is not running cannot be measured, so now and then it is tried.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import accumulate
-from math import inf, log2
-from operator import mul
+from math import log2
 from sys import maxsize
 
 from outpace.decoding.dial import Dial, Passes
-from outpace.pacing.cost import MEMORY, Cost
+from outpace.pacing.acceptance import Acceptance
+from outpace.pacing.backlog import Backlog, BacklogSum
+from outpace.pacing.cost import Cost
 
-HOPE, FAITH = 0.75, 3
-"""Share of proposals that are thought to be kept at first, and how many that thought weighs."""
+MARGIN = 1.05
+"""Factor by which drafting has to promise more tokens per second than plain decoding to begin.
 
-GAIN, STAY = 1.07, 1.02
-"""Tokens per second over those of the least dial from which on another is worth it, and worth
-keeping: where both are about as good, they shall not take turns by chance."""
+It goes on until it promises less. Equal passes differ by about 5 %, and whoever begins to draft
+first reads the text that the draft has missed."""
 
-TRIAL = 4
-"""Cycles in a row, at least, by which one request tries another dial where the least seems best."""
+REVIEW = 8
+"""Cycles between decisions while drafting: estimates move little in fewer."""
 
-NEAR, SHOWN = 1.25, 32
-"""How many times as long per token as the best another dial may promise to take, and by how many
-cycles it then shows what it is worth, or each of all requests so many that run at a time."""
+WARM, TRIAL = 4, 8
+"""Cycles until passes are as fast as in the long run, and cycles of a trial.
 
-CLOSE = 1.05
-"""The same, so that a smaller dial is taken: where none tells of another, so much is chance."""
+Plain cycles after others are slower by up to a half, since the processor's caches still hold the
+draft: only the second half of their trial is measured."""
 
-LONG = 256
-"""Cycles that are remembered of each dial where none tells of another, and chance has its part."""
+PATIENCE, LONGEST = 64, 1024
+"""Cycles until the next trial, at first and at most; each trial that changes nothing doubles them.
 
-PATIENCE = 256
-"""Cycles without news until the next trial, at first; then twice as many each time."""
+So trials take a tenth of the first cycles, and less than a hundredth in the long run."""
 
-REMINDER, SELDOM = 16, 512
-"""Cycles of another dial until some with the least are timed again; each time twice as many."""
-
-REVIEW, LONGEST = 8, 64
-"""Cycles for which a decision holds, and one for the least dial that was made again and again."""
-
-WARM = 4
-"""Cycles with the least in a row until they take what they take in the long run."""
-
-Debt = tuple[int, int, int]
-"""Slots that a draft has still to read, tokens that are left, slots to be fed again for it."""
-
-NOTHING: Debt = 0, 0, 0
-"""What nobody owes."""
+NEAR = 1.25
+"""Factor of the best time per token up to which a window is tried that does not share acceptance
+rates with others: a longer window tells of a shorter one with an error of about that much."""
 
 
 @dataclass(slots=True)
 class Load:
-    """What is decided while about so many requests run at a time.
+    """State for one number of running requests, rounded to a power of two.
 
     Attributes:
-        dial: tokens that a cycle is to propose, and `rival` another number that promises most.
-        tried: dials that were chosen since the last reminder, if only to be tried.
-        costs: what passes of each model take.
-        gain: seconds per token of a request that this saves beside the least dial, but for those
-            that are no reason for it.
-        stay: the same for one request while all others propose anyway, and it waits for them.
-        price, again: seconds for each slot that a draft has still to read before it drafts, and
-            that the target has to be fed again for it.
-        review, reminder: cycles from which on this is decided anew, and timed with the least; no
-            reminder where the least is best.
-        spell, pause: cycles for which a decision holds, and until the next reminder.
-        patience, trial: cycles without news until the next trial, and those that it has.
+        value: chosen number of tokens per cycle.
+        costs: seconds of passes, by role of the model.
+        gain: seconds per token that the choice saves over plain decoding.
+        wait_gain: the same for one request if all others draft anyway and it waits for them.
+        read, reread: seconds to read one slot of a backlog by the draft, and again by the target.
+        review, due: cycles of the next decision and of the next trial.
+        patience: cycles between trials.
+        trial: number of tokens on trial, 0 for none; it began in cycle `began`.
+        trier: the request that tries it, where plain decoding is the choice for all others.
+        tried: last cycle in which each number was chosen or tried.
     """
 
-    dial: int = 0
-    rival: int = 0
-    tried: set[int] = field(default_factory=set)
+    value: int
     costs: dict[str, Cost] = field(default_factory=dict)
-    gain: float = inf
-    stay: float = inf
-    price: float = 0.0
-    again: float = 0.0
+    gain: float = 0.0
+    wait_gain: float = 0.0
+    read: float = 0.0
+    reread: float = 0.0
     review: int = 0
-    reminder: int = 0
-    spell: int = REVIEW
-    pause: int = REMINDER
-    patience: int = PATIENCE
-    trial: int = TRIAL
+    due: int = 0
+    patience: int = PATIENCE // 2
+    trial: int = 0
+    began: int = 0
+    trier: object = None
+    tried: dict[int, int] = field(default_factory=dict)
 
-    def pays(self, gain: float, debt: Debt) -> bool:
-        """Whether a gain on each token that is left is more than it takes to catch up."""
-        behind, left, lost = debt
-        return left * gain >= behind * self.price + lost * self.again
+    def pays(self, gain: float, backlog: Backlog) -> bool:
+        """Whether `gain` on all tokens that are left exceeds the time to catch up."""
+        return backlog.left * gain >= backlog.unread * self.read + backlog.lost * self.reread
 
 
 class PaceController:
-    """Turns the dial of one method for all of its requests, by what they have seen of late.
+    """Controls the draft length of one method for all of its requests.
 
-    The engine tells it how many requests run and what every pass took, a request what every cycle
-    brought. Costs and decisions are kept apart for loads that differ by a factor of 2; one that was
-    never met begins with what passes took at the load next to it.
-
-    A cycle takes as long as its slowest request, so all propose or none does: whether it pays to
-    catch up is asked for all together.
+    The engine reports the number of running requests and the time of every pass; a request reports
+    the tokens of every cycle. A pass waits for its slowest request, so all draft or none does.
     """
 
     def __init__(self, dial: Dial) -> None:
         self.dial = dial
-        least = dial.values[0]
-        rows = [rows for model, rows, _ in dial.passes(least, least) if model == "target"]
-        self.fewest = max(rows)
-        """Most rows of the target for each request, with the least."""
-        self.memory = MEMORY if dial.nested else LONG
-        self.load = Load()
+        self.least, *self.others = dial.values
+        rows = [rows for role, rows, _ in dial.passes(self.least, self.least) if role == "target"]
+        self.plain_rows = max(rows)
+        """Rows of a plain cycle, for each request."""
+        self.acceptance = Acceptance(nested=dial.nested)
+        self.backlog = BacklogSum()
+        self.load = Load(dial.values[-1])
         self.loads, self.requests = {0: self.load}, 1
-        self.cycles = 0
-        self.told, self.tellers = NOTHING, 0
-        """What requests have said that they owe, and how many, until all that run have."""
-        self.crowd: Debt | None = None
-        """The sum of the last time that all had."""
-        self.heard = 0
-        """The last cycle in which one said it."""
-        self.rest = 0
-        """The cycle until which a request that proposed nothing need not ask again."""
+        self.cycles = self.rest = 0
         self.plain = 0
-        """Passes of the target with the least in a row."""
-        self.rates: dict[int, list[float]] = {}
-        self.counts: dict[int, list[int]] = {}
-        self.news = 0
-        """The last cycle that proposed more than the least."""
-        self.trier: object = None
-        """The request that tries another dial, until cycle `tried`."""
-        self.tried = 0
+        """Plain passes of the target in a row."""
 
     def run(self, requests: int) -> None:
-        """So many requests run from now on."""
+        """Set the number of running requests; a new load starts from the costs of the nearest."""
         if requests == self.requests:
             return
         self.requests, key = requests, round(log2(requests))
         if key not in self.loads:
-            near = min(self.loads, key=lambda other: abs(other - key))
-            costs = self.loads[near].costs
-            self.loads[key] = Load(costs={model: cost.elsewhere() for model, cost in costs.items()})
+            near = self.loads[min(self.loads, key=lambda other: abs(other - key))]
+            costs = {role: cost.elsewhere() for role, cost in near.costs.items()}
+            self.loads[key] = Load(self.dial.values[-1], costs)
         if self.load is not self.loads[key]:
             self.load, self.rest = self.loads[key], 0
 
     def passed(self, model: str, rows: int, seconds: float) -> None:
-        """A pass of a model was fed so many rows.
-
-        The first ones without a draft behind others are slower than those that follow: they count
-        only where none is known.
-        """
-        costs = self.load.costs
-        if model not in costs:
-            costs[model] = Cost()
-        plain = model == "target" and rows <= self.requests * self.fewest
-        if self.plain >= WARM or not plain or not costs[model].knows(rows):
-            costs[model].add(rows, seconds)
+        """Report a pass of a model; plain ones count once they are warm, or nothing is known."""
+        cost = self.load.costs.setdefault(model, Cost())
+        plain = model == "target" and rows <= self.requests * self.plain_rows
+        if self.plain >= WARM or not plain or not cost.knows(rows):
+            cost.add(rows, seconds)
         if model == "target":
             self.plain = self.plain + 1 if plain else 0
             self.cycles += 1
 
     def brought(self, value: int, tokens: int) -> None:
-        """A cycle that proposed so many tokens brought so many."""
-        if value > self.dial.values[0]:
-            self.news = self.cycles
-        elif self.dial.nested and value == 1:
-            return  # where but one is proposed, it is the target's own
-        key = 0 if self.dial.nested else value
-        if key not in self.rates:
-            self.rates[key] = self.longer(value)[:value]
-            self.counts[key] = [FAITH] * len(self.rates[key])
-        rates, counts = self.rates[key], self.counts[key]
-        for index in range(min(tokens + 1, value)):
-            if index == len(rates):
-                rates.append(HOPE if index == 1 else rates[-1])
-                counts.append(FAITH)
-            counts[index] = min(counts[index] + 1, self.memory)
-            rates[index] += ((index < tokens) - rates[index]) / counts[index]
-
-    def hear(self, debt: Debt) -> Debt:
-        """What a request owes, who says it; what all together owed when they last said it."""
-        if self.cycles > self.heard + 1:
-            self.told, self.tellers, self.crowd = NOTHING, 0, None
-        self.heard = self.cycles
-        (behind, left, lost), told = debt, self.told
-        self.told = told[0] + behind, told[1] + left, told[2] + lost
-        self.tellers += 1
-        if self.tellers >= self.requests:
-            self.told, self.tellers, self.crowd = NOTHING, 0, self.told
-        return self.crowd or self.told
+        """Report a cycle: tokens proposed, and tokens committed."""
+        self.acceptance.add(value, tokens)
 
     def settled(self, behind: int, left: int) -> bool:
-        """Whether a request is to propose nothing for a while.
-
-        The least was best again and again, and no trial is due; or what its draft has still to read
-        does not pay, and will less and less.
-        """
-        load = self.load
-        self.hear(debt := (behind, left, 0))
-        if load.dial != self.dial.values[0]:
-            return not load.pays(load.gain, debt)
-        return load.spell == LONGEST and self.cycles < self.news + load.patience
+        """Whether a request drafts nothing for a while: a trial confirmed it, or it cannot pay."""
+        backlog, load = Backlog(behind, left), self.load
+        self.backlog.add(backlog, self.cycles, self.requests)
+        if load.value != self.least:
+            return not load.pays(load.gain, backlog)
+        return load.patience > PATIENCE and not load.trial and self.cycles < load.due
 
     def value(
         self, request: object = None, behind: int = 0, left: int = maxsize, lost: int = 0
     ) -> int:
-        """Number of tokens that the next cycle of a request is to propose.
-
-        The draft has `behind` slots still to read, and the target is to be fed `lost` of them again
-        for it. That has to pay over the `left` tokens: for all together, and for this one where the
-        others do not wait.
-        """
-        load, least = self.load, self.dial.values[0]
+        """Return the number of tokens that the next cycle of a request proposes."""
+        backlog, load = Backlog(behind, left, lost), self.load
         if self.cycles >= load.review:
-            load.review = self.cycles + self.decide(load)
-        crowd = self.hear(debt := (behind, left, lost))
-        if load.dial == least:
-            if self.tries(request, load):
-                self.rest = 0
-                return load.rival
-            if load.spell == LONGEST:
-                self.rest = min(load.review, self.news + load.patience)
-            return least
-        if not load.pays(load.gain, crowd):
-            self.rest = load.review = max(load.review, self.cycles + REVIEW)
-            return least
+            self.decide(load)
+        total = self.backlog.add(backlog, self.cycles, self.requests)
         self.rest = 0
-        return load.dial if load.pays(load.stay, debt) else least
+        if load.value == self.least:
+            if load.trial:
+                load.trier = load.trier or request
+                alone = self.requests == 1 or request is load.trier
+                return load.trial if alone else self.least
+            self.rest = load.review
+            return self.least
+        if not load.pays(load.gain, total):
+            self.rest = load.review = max(load.review, self.cycles + REVIEW)
+            return self.least
+        return load.trial or load.value if load.pays(load.wait_gain, backlog) else self.least
 
-    def tries(self, request: object, load: Load) -> bool:
-        """Whether a request is the one that tries another dial for all."""
-        if self.cycles < self.tried:
-            return request is self.trier
-        if load.rival == load.dial or self.cycles < self.news + load.patience:
-            return False
-        self.trier, self.tried, self.news = request, self.cycles + load.trial, self.cycles
-        load.review = self.tried
-        load.patience *= 2
-        for counts in self.counts.values():
-            counts[:] = [min(count, FAITH) for count in counts]  # what it shows counts for most
-        return True
-
-    def decide(self, load: Load) -> int:
-        """Choose what promises most at a load; for how many cycles that holds."""
-        (least, *others), before = self.dial.values, load.dial
-        load.dial = load.rival = self.dial.values[-1]
-        passes = self.passes(load.dial)
-        warm = {model for model, cost in load.costs.items() if not cost.cold}
-        if not {model for model, _, times in passes if times} <= warm:
-            return 1
-        times = {
-            value: self.seconds(value) / max(self.tokens(value), 1e-9) for value in self.dial.values
-        }
-        load.rival = best = min(others, key=times.__getitem__, default=least)
-        if not self.dial.nested and others:
-            load.rival = next(value for value in others if times[value] <= CLOSE * times[best])
-        due = 0 < load.reminder <= self.cycles
-        worth = STAY if load.reminder else GAIN
-        if times[load.rival] * worth > times[least]:
-            load.dial, load.reminder = least, 0
-            near = times[load.rival] < NEAR * times[least]
-            load.trial = max(TRIAL, SHOWN // self.requests) if near else TRIAL
-        elif due and self.plain < 2 * WARM and self.cycles < load.reminder + LONGEST:
-            if before != least:
-                load.costs["target"].renew(self.fewest * self.requests)
-            load.dial = least
-            return 2 * WARM - self.plain
+    def decide(self, load: Load) -> None:
+        """Choose the best number at a load, begin or end a trial, and set the next decision."""
+        load.review = self.cycles + 1
+        if not self.others:
+            load.review = maxsize
+        elif not self.is_measured():
+            load.review = self.cycles + WARM
+        elif load.trial and self.is_running(load):
+            return
+        elif not self.is_known(self.least):
+            self.begin_trial(load, [self.least])
         else:
-            if due:
-                load.pause, load.tried = min(2 * load.pause, SELDOM), set()
-            if due or not load.reminder:
-                load.reminder = self.cycles + load.pause
-            load.dial, load.patience = load.rival, PATIENCE
-            rivals = {value for value in others if times[value] < NEAR * times[load.rival]}
-            load.tried.add(load.rival)
-            if untried := not self.dial.nested and rivals - load.tried:
-                load.dial = min(untried, key=times.__getitem__)
-                load.tried.add(load.dial)
-            load.gain = times[least] - worth * times[load.dial]
-            load.stay = self.seconds(load.dial) - times[load.dial]
-            drafts = {model for model, *_ in passes} - {"target"}
-            load.price = self.requests * sum(load.costs[model].row for model in drafts)
-            load.again = self.requests * load.costs["target"].row
-            if untried:
-                return max(REVIEW, SHOWN // self.requests)
-        same = load.dial == before == least
-        load.spell = min(2 * load.spell, LONGEST) if same else REVIEW
-        return load.spell if self.known(load.dial) else 1
+            times = {value: self.seconds(value) / self.tokens(value) for value in self.dial.values}
+            self.choose(load, times)
+            self.weigh(load, times)
+            self.plan(load, times)
 
-    def known(self, value: int) -> bool:
-        """Whether passes as in a cycle that proposes so many were seen."""
-        costs = self.load.costs
+    def choose(self, load: Load, times: dict[int, float]) -> None:
+        """Choose the least time per token; a change, and an end of a trial, set the next trial."""
+        was_plain = load.value == self.least
+        load.value = min(self.others, key=times.__getitem__)
+        if times[load.value] * (MARGIN if was_plain else 1.0) > times[self.least]:
+            load.value = self.least
+        changed = was_plain != (load.value == self.least)
+        if changed or load.trial:
+            load.patience = PATIENCE if changed else min(2 * load.patience, LONGEST)
+            load.trial, load.trier, load.due = 0, None, self.cycles + load.patience
+        load.tried[load.value] = self.cycles
+
+    def plan(self, load: Load, times: dict[int, float]) -> None:
+        """Begin a trial that is due, or set the next decision."""
+        if not self.is_known(load.value):
+            return
+        if self.cycles >= load.due:
+            self.begin_trial(load, self.rivals(load, times))
+        elif load.value == self.least:
+            load.review = load.due  # until then nothing new is measured
+        else:
+            load.review = min(self.cycles + REVIEW, load.due)
+
+    def rivals(self, load: Load, times: dict[int, float]) -> list[int]:
+        """Other numbers to try: plain decoding, the best other, windows that may be as good."""
+        best = min(self.others, key=times.__getitem__)
+        close = [value for value in self.others if times[value] <= NEAR * times[best]]
+        rivals = [self.least, *([best] if self.dial.nested else close)]
+        return [value for value in rivals if value != load.value]
+
+    def begin_trial(self, load: Load, rivals: list[int]) -> None:
+        """Try the number that was not run for the longest time."""
+        load.trial = min(rivals, key=lambda value: load.tried.get(value, -1))
+        load.began = load.tried[load.trial] = self.cycles
+        for role, rows, times in self.passes(load.trial):
+            if times:
+                load.costs[role].renew(rows * self.requests)
+        if load.value == self.least:
+            self.acceptance.renew()
+
+    def is_running(self, load: Load) -> bool:
+        """Whether a trial lasts; a plain one until enough cycles ran in a row, if they ever do."""
+        if self.cycles < load.began + TRIAL:
+            return True
+        late = self.cycles >= load.began + PATIENCE
+        return load.trial == self.least and self.plain < TRIAL and not late
+
+    def weigh(self, load: Load, times: dict[int, float]) -> None:
+        """Set what the choice saves, and what a backlog costs."""
+        load.gain = times[self.least] - times[load.value]
+        load.wait_gain = self.seconds(load.value) - times[load.value]
+        rows = {role: load.costs[role].row for role, *_ in self.passes(self.dial.values[-1])}
+        load.reread = self.requests * rows.pop("target")
+        # A draft reads no slower than the target, whose prompts are measured from the beginning.
+        load.read = min(load.reread, self.requests * sum(rows.values()))
+
+    def is_measured(self) -> bool:
+        """Whether every model has run more than once."""
+        roles = [role for role, _, times in self.passes(self.dial.values[-1]) if times]
+        return not any(self.load.costs.get(role, Cost()).cold for role in roles)
+
+    def is_known(self, value: int) -> bool:
+        """Whether passes like those of a cycle that proposes so many were measured."""
         return all(
-            costs[model].knows(rows * self.requests)
-            for model, rows, times in self.passes(value)
+            self.load.costs[role].knows(rows * self.requests)
+            for role, rows, times in self.passes(value)
             if times
         )
 
     def seconds(self, value: int) -> float:
-        """What the passes of a cycle take that proposes so many."""
+        """Expected seconds of a cycle."""
         return sum(
-            times * self.load.costs[model].at(rows * self.requests)
-            for model, rows, times in self.passes(value)
+            times * self.load.costs[role].at(rows * self.requests)
+            for role, rows, times in self.passes(value)
             if times
         )
 
-    def passes(self, value: int) -> Passes:
-        """What cycles that propose so many run."""
-        return self.dial.passes(value, self.tokens(value))
-
     def tokens(self, value: int) -> float:
-        """Tokens that cycles which propose so many bring on average; at first as longer ones do."""
-        rates = self.longer(value)
-        last = rates[-1] if len(rates) > 1 else HOPE
-        total: float = sum(accumulate((rates + [last] * value)[:value], mul))
-        return total
+        """Expected tokens of a cycle, never 0."""
+        return max(self.acceptance.tokens(value), 1e-9)
 
-    def longer(self, value: int) -> list[float]:
-        """How often each token was kept by cycles that propose as many, or else by longer ones."""
-        tried = min(self.rates, key=lambda other: (other < value, abs(other - value)), default=0)
-        return self.rates.get(tried, [1.0])
+    def passes(self, value: int) -> Passes:
+        """Expected passes of a cycle."""
+        return self.dial.passes(value, self.tokens(value))
