@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from harness import Row, Timing, timed
@@ -42,6 +43,7 @@ class Setting:
         pairs = list(zip(self.outputs, first.outputs, strict=True))
         return {
             "setting": name,
+            "answers": len(self.outputs),
             "tokens": count,
             "tokens per CPU second": count / sum(timing.cpu for timing in self.timings),
             "tokens per second": count / sum(timing.wall for timing in self.timings),
@@ -50,8 +52,8 @@ class Setting:
         }
 
 
-def measure_lengths(llm: LLM, options: argparse.Namespace) -> list[Row]:
-    """Rows of autoregressive decoding, of fixed draft lengths and of "auto", the last one.
+def measure_lengths(llm: LLM, options: argparse.Namespace) -> Iterator[list[Row]]:
+    """Rows of autoregressive decoding, of fixed draft lengths and of "auto" after every prompt.
 
     All settings take turns at every prompt. The controller starts anew in every round.
     """
@@ -71,4 +73,4 @@ def measure_lengths(llm: LLM, options: argparse.Namespace) -> list[Row]:
             turn = (index + number) % len(every)
             for setting in [*every[turn:], *every[:turn]]:
                 setting.answer(prompt, options.tokens)
-    return [setting.row(name, every[0]) for name, setting in settings.items()]
+            yield [setting.row(name, every[0]) for name, setting in settings.items()]

@@ -251,7 +251,7 @@ def chosen(words: Sequence[str] | None) -> dict[str, Case]:
 
 
 def measure_published(options: argparse.Namespace) -> None:
-    """Load a model with its draft, measure draft lengths and write them."""
+    """Load a model with its draft, measure draft lengths and write them after every prompt."""
     if options.draft is None:
         raise SystemExit("--model needs --draft, the file of a draft with the same tokenizer")
     llm = LLM(
@@ -262,13 +262,16 @@ def measure_published(options: argparse.Namespace) -> None:
         prefix_cache=False,
     )
     llm.engine.clock = time.process_time
-    rows = measure_lengths(llm, options)
-    speeds = {row["setting"]: row["tokens per CPU second"] for row in rows}
-    best = max(speeds.keys() - {"auto"}, key=speeds.__getitem__)
-    bars = [
-        bar("auto over autoregressive", speeds["auto"] / speeds["autoregressive"], LEAST),
-        bar(f"auto over {best}, the best setting", speeds["auto"] / speeds[best], FIXED),
-    ]
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    for rows in measure_lengths(llm, options):
+        speeds = {row["setting"]: row["tokens per CPU second"] for row in rows}
+        best = max(speeds.keys() - {"auto"}, key=speeds.__getitem__)
+        bars = [
+            bar("auto over autoregressive", speeds["auto"] / speeds["autoregressive"], LEAST),
+            bar(f"auto over {best}, the best setting", speeds["auto"] / speeds[best], FIXED),
+        ]
+        save(options, {"lengths": rows}, bars)
     show("draft lengths", rows)
     finish(options, {"lengths": rows}, bars)
 

@@ -10,9 +10,8 @@ PRIOR, PRIOR_WEIGHT = 0.75, 3
 
 Published drafts are accepted at 0.6 to 0.9; three cycles outweigh a prior that is wrong."""
 
-MEMORY, LONG_MEMORY = 32, 256
-"""Cycles over which a rate is averaged. The longer one is for draft lengths that only learn from
-their own cycles: two windows differ by a tenth, single cycles by a factor of two."""
+MEMORY = 64
+"""Cycles over which a rate is averaged: it is then known to within 0.06."""
 
 
 class Acceptance:
@@ -25,7 +24,6 @@ class Acceptance:
 
     def __init__(self, *, nested: bool) -> None:
         self.nested = nested
-        self.memory = MEMORY if nested else LONG_MEMORY
         self.rates: dict[int, list[float]] = {}
         self.counts: dict[int, list[int]] = {}
 
@@ -42,7 +40,7 @@ class Acceptance:
             if place == len(rates):
                 rates.append(PRIOR if place == 1 else rates[-1])
                 counts.append(PRIOR_WEIGHT)
-            counts[place] = min(counts[place] + 1, self.memory)
+            counts[place] = min(counts[place] + 1, MEMORY)
             rates[place] += ((place < tokens) - rates[place]) / counts[place]
 
     def tokens(self, value: int) -> float:

@@ -6,7 +6,6 @@ Their ratio decides. What is not running cannot be measured, so now and then it 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from math import log2
 from sys import maxsize
 
@@ -14,6 +13,7 @@ from outpace.decoding.dial import Dial, Passes
 from outpace.pacing.acceptance import Acceptance
 from outpace.pacing.backlog import Backlog, BacklogSum
 from outpace.pacing.cost import Cost
+from outpace.pacing.load import Load
 
 MARGIN = 1.05
 """Factor by which drafting has to promise more tokens per second than plain decoding to begin.
@@ -21,11 +21,9 @@ MARGIN = 1.05
 It goes on until it promises less. Equal passes differ by about 5 %, and whoever begins to draft
 first reads the text that the draft has missed."""
 
-REVIEW = 8
-"""Cycles between decisions while drafting: estimates move little in fewer."""
-
-WARM, TRIAL = 4, 8
-"""Cycles until passes are as fast as in the long run, and cycles of a trial.
+TRIAL, WARM = 8, 4
+"""Cycles of a trial, and between decisions, as estimates move little in fewer; and those until
+passes are as fast as in the long run.
 
 Plain cycles after others are slower by up to a half, since the processor's caches still hold the
 draft: only the second half of their trial is measured."""
@@ -38,42 +36,6 @@ So trials take a tenth of the first cycles, and less than a hundredth in the lon
 NEAR = 1.25
 """Factor of the best time per token up to which a window is tried that does not share acceptance
 rates with others: a longer window tells of a shorter one with an error of about that much."""
-
-
-@dataclass(slots=True)
-class Load:
-    """State for one number of running requests, rounded to a power of two.
-
-    Attributes:
-        value: chosen number of tokens per cycle.
-        costs: seconds of passes, by role of the model.
-        gain: seconds per token that the choice saves over plain decoding.
-        wait_gain: the same for one request if all others draft anyway and it waits for them.
-        read, reread: seconds to read one slot of a backlog by the draft, and again by the target.
-        review, due: cycles of the next decision and of the next trial.
-        patience: cycles between trials.
-        trial: number of tokens on trial, 0 for none; it began in cycle `began`.
-        trier: the request that tries it, where plain decoding is the choice for all others.
-        tried: last cycle in which each number was chosen or tried.
-    """
-
-    value: int
-    costs: dict[str, Cost] = field(default_factory=dict)
-    gain: float = 0.0
-    wait_gain: float = 0.0
-    read: float = 0.0
-    reread: float = 0.0
-    review: int = 0
-    due: int = 0
-    patience: int = PATIENCE // 2
-    trial: int = 0
-    began: int = 0
-    trier: object = None
-    tried: dict[int, int] = field(default_factory=dict)
-
-    def pays(self, gain: float, backlog: Backlog) -> bool:
-        """Whether `gain` on all tokens that are left exceeds the time to catch up."""
-        return backlog.left * gain >= backlog.unread * self.read + backlog.lost * self.reread
 
 
 class PaceController:
@@ -148,25 +110,30 @@ class PaceController:
             self.rest = load.review
             return self.least
         if not load.pays(load.gain, total):
-            self.rest = load.review = max(load.review, self.cycles + REVIEW)
+            self.rest = load.review = max(load.review, self.cycles + TRIAL)
             return self.least
         return load.trial or load.value if load.pays(load.wait_gain, backlog) else self.least
 
     def decide(self, load: Load) -> None:
         """Choose the best number at a load, begin or end a trial, and set the next decision."""
-        load.review = self.cycles + 1
+        most, load.review = self.passes(self.dial.values[-1]), self.cycles + 1
         if not self.others:
             load.review = maxsize
-        elif not self.is_measured():
+        elif load.is_cold(most):
             load.review = self.cycles + WARM
         elif load.trial and self.is_running(load):
             return
-        elif not self.is_known(self.least):
+        elif self.least not in load.tried:
             self.begin_trial(load, [self.least])
         else:
-            times = {value: self.seconds(value) / self.tokens(value) for value in self.dial.values}
+            times = {
+                value: load.seconds(self.passes(value)) / self.tokens(value)
+                for value in self.dial.values
+            }
             self.choose(load, times)
-            self.weigh(load, times)
+            load.gain = times[self.least] - times[load.value]
+            load.wait_gain = times[load.value] * (self.tokens(load.value) - 1)
+            load.weigh(most, self.requests)
             self.plan(load, times)
 
     def choose(self, load: Load, times: dict[int, float]) -> None:
@@ -175,37 +142,34 @@ class PaceController:
         load.value = min(self.others, key=times.__getitem__)
         if times[load.value] * (MARGIN if was_plain else 1.0) > times[self.least]:
             load.value = self.least
-        changed = was_plain != (load.value == self.least)
-        if changed or load.trial:
-            load.patience = PATIENCE if changed else min(2 * load.patience, LONGEST)
-            load.trial, load.trier, load.due = 0, None, self.cycles + load.patience
-        load.tried[load.value] = self.cycles
+        if was_plain != (load.value == self.least):
+            load.patience = PATIENCE
+        elif load.trial:
+            load.patience = min(2 * load.patience or PATIENCE, LONGEST)
+        else:
+            return
+        load.trial, load.trier, load.due = 0, None, self.cycles + load.patience
 
     def plan(self, load: Load, times: dict[int, float]) -> None:
         """Begin a trial that is due, or set the next decision."""
-        if not self.is_known(load.value):
+        load.tried[load.value] = self.cycles
+        if not load.is_measured(self.passes(load.value)):
             return
         if self.cycles >= load.due:
-            self.begin_trial(load, self.rivals(load, times))
+            best = min(self.others, key=times.__getitem__)
+            close = [value for value in self.others if times[value] <= NEAR * times[best]]
+            rivals = [self.least, *([best] if self.dial.nested else close)]
+            self.begin_trial(load, [value for value in rivals if value != load.value])
         elif load.value == self.least:
             load.review = load.due  # until then nothing new is measured
         else:
-            load.review = min(self.cycles + REVIEW, load.due)
-
-    def rivals(self, load: Load, times: dict[int, float]) -> list[int]:
-        """Other numbers to try: plain decoding, the best other, windows that may be as good."""
-        best = min(self.others, key=times.__getitem__)
-        close = [value for value in self.others if times[value] <= NEAR * times[best]]
-        rivals = [self.least, *([best] if self.dial.nested else close)]
-        return [value for value in rivals if value != load.value]
+            load.review = min(self.cycles + TRIAL, load.due)
 
     def begin_trial(self, load: Load, rivals: list[int]) -> None:
         """Try the number that was not run for the longest time."""
         load.trial = min(rivals, key=lambda value: load.tried.get(value, -1))
         load.began = load.tried[load.trial] = self.cycles
-        for role, rows, times in self.passes(load.trial):
-            if times:
-                load.costs[role].renew(rows * self.requests)
+        load.renew(self.passes(load.trial))
         if load.value == self.least:
             self.acceptance.renew()
 
@@ -216,40 +180,11 @@ class PaceController:
         late = self.cycles >= load.began + PATIENCE
         return load.trial == self.least and self.plain < TRIAL and not late
 
-    def weigh(self, load: Load, times: dict[int, float]) -> None:
-        """Set what the choice saves, and what a backlog costs."""
-        load.gain = times[self.least] - times[load.value]
-        load.wait_gain = self.seconds(load.value) - times[load.value]
-        rows = {role: load.costs[role].row for role, *_ in self.passes(self.dial.values[-1])}
-        load.reread = self.requests * rows.pop("target")
-        # A draft reads no slower than the target, whose prompts are measured from the beginning.
-        load.read = min(load.reread, self.requests * sum(rows.values()))
-
-    def is_measured(self) -> bool:
-        """Whether every model has run more than once."""
-        roles = [role for role, _, times in self.passes(self.dial.values[-1]) if times]
-        return not any(self.load.costs.get(role, Cost()).cold for role in roles)
-
-    def is_known(self, value: int) -> bool:
-        """Whether passes like those of a cycle that proposes so many were measured."""
-        return all(
-            self.load.costs[role].knows(rows * self.requests)
-            for role, rows, times in self.passes(value)
-            if times
-        )
-
-    def seconds(self, value: int) -> float:
-        """Expected seconds of a cycle."""
-        return sum(
-            times * self.load.costs[role].at(rows * self.requests)
-            for role, rows, times in self.passes(value)
-            if times
-        )
-
     def tokens(self, value: int) -> float:
         """Expected tokens of a cycle, never 0."""
         return max(self.acceptance.tokens(value), 1e-9)
 
     def passes(self, value: int) -> Passes:
-        """Expected passes of a cycle."""
-        return self.dial.passes(value, self.tokens(value))
+        """Expected passes of a cycle, with the rows of all requests."""
+        passes = self.dial.passes(value, self.tokens(value))
+        return [(role, rows * self.requests, times) for role, rows, times in passes if times]
