@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from harness import Row, Timing, timed
 from outpace import LLM, Output
+from outpace.api.text import Prompt
 from outpace.evaluation.run import questions_of
 from outpace.methods import Autoregressive, Method, Speculative
 
@@ -25,7 +26,7 @@ class Setting:
     outputs: list[Output] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
 
-    def answer(self, prompt: str, tokens: int) -> None:
+    def answer(self, prompt: Prompt, tokens: int) -> None:
         """Answer a prompt and add the time that it took."""
 
         def run() -> None:
