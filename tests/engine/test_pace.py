@@ -201,7 +201,7 @@ def test_a_decision_recovers_when_the_load_falls() -> None:
     engine = new_engine(pace="auto")
     Clock(engine, 20.0, free=4)
     method = Speculative(draft="causal", tokens=4)  # its own draft: all is kept
-    many = dials(serve(engine, batch(method, 16)))
+    _, many = (dials(serve(engine, batch(method, 16))) for _ in range(2))
     assert many.count(1) > 0.5 * len(many)
     few = [dials(serve(engine, batch(method, 1))) for _ in range(3)]
     assert min(few[-1]) > 1

@@ -29,7 +29,6 @@ from outpace.decoding import (
     FULL,
     Dial,
     Forward,
-    Pace,
     Prediction,
     Request,
     Sample,
@@ -38,6 +37,7 @@ from outpace.decoding import (
 )
 from outpace.engine.engine import Engine, Job
 from outpace.methods import APD
+from outpace.pacing.controller import PaceController
 from outpace.methods.apd import Mixture
 
 CPU = torch.device("cpu")
@@ -115,7 +115,7 @@ def test_single_hole_needs_no_verifier() -> None:
 @pytest.mark.parametrize(("shift", "masks"), [(1, []), (0, [MASK])])
 def test_where_a_pace_wants_one_token_no_mask_is_shown(shift: int, masks: list[int]) -> None:
     """The row of the last token says it; of a model whose rows say their own slot, a mask's."""
-    pace = Pace(Dial(values=[1], passes=lambda value, _: [("target", value, 1)]))
+    pace = PaceController(Dial(values=[1], passes=lambda value, _: [("target", value, 1)]))
     method = APD(verifier="v", window=1, lookahead=1, least=1)
     target = Target(shift=shift, mask_id=MASK)
     request = Request(prompt=[1, 2, 3], max_tokens=2, target=target, pace=pace)
