@@ -37,8 +37,8 @@ from outpace.decoding import (
 )
 from outpace.engine.engine import Engine, Job
 from outpace.methods import APD
-from outpace.pacing.controller import PaceController
 from outpace.methods.apd import Mixture
+from outpace.pacing.controller import PaceController
 
 CPU = torch.device("cpu")
 DRAWS = 20_000
