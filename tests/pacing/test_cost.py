@@ -41,7 +41,7 @@ def test_more_rows_never_take_less() -> None:
 
 
 def test_what_is_slow_for_once_counts_little() -> None:
-    """Of the first passes of a length the quickest counts, later ones a quarter more at most."""
+    """Of the first passes of a length the quickest counts, later ones half more at most."""
     assert cost_of((8, 90.0), (8, 10.0), (8, 90.0)).at(8) == 10
     assert cost_of(*[(8, 10.0)] * 9, (8, 1e9)).at(8) == pytest.approx(10 * (10 + CLIP) / 11)
     assert cost_of((4, 7.0)).cold is cost_of((4, 7.0)).elsewhere().cold is False

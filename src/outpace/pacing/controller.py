@@ -15,11 +15,12 @@ from outpace.pacing.backlog import Backlog, BacklogSum
 from outpace.pacing.cost import Cost
 from outpace.pacing.load import Load
 
-MARGIN = 1.05
-"""Factor by which drafting has to promise more tokens per second than plain decoding to begin.
+BEGIN, STAY = 1.05, 1.025
+"""Factors by which drafting has to promise more tokens per second than plain decoding, to begin and
+to go on.
 
-It goes on until it promises less. Equal passes differ by about 5 %, and whoever begins to draft
-first reads the text that the draft has missed."""
+Equal passes differ by about 5 %, and what begins to draft first reads the text that the draft has
+missed. The rest pays for trials."""
 
 TRIAL, WARM = 8, 4
 """Cycles of a trial, and between decisions, as estimates move little in fewer; and those until
@@ -140,7 +141,7 @@ class PaceController:
         """Choose the least time per token; a change, and an end of a trial, set the next trial."""
         was_plain = load.value == self.least
         load.value = min(self.others, key=times.__getitem__)
-        if times[load.value] * (MARGIN if was_plain else 1.0) > times[self.least]:
+        if times[load.value] * (BEGIN if was_plain else STAY) > times[self.least]:
             load.value = self.least
         if was_plain != (load.value == self.least):
             load.patience = PATIENCE

@@ -13,7 +13,7 @@ MEMORY, FEW = 64, 4
 
 The first passes of a length are slower, by up to three times, and never quicker."""
 
-CLIP = 1.25
+CLIP = 1.5
 """Factor of the mean up to which a pass counts: beyond, something else had the processor."""
 
 
