@@ -15,12 +15,12 @@ from outpace.pacing.backlog import Backlog, BacklogSum
 from outpace.pacing.cost import Cost
 from outpace.pacing.load import Load
 
-BEGIN, STAY = 1.05, 1.025
+BEGIN, STAY = 1.07, 1.025
 """Factors by which drafting has to promise more tokens per second than plain decoding, to begin and
 to go on.
 
-Equal passes differ by about 5 %, and what begins to draft first reads the text that the draft has
-missed. The rest pays for trials."""
+Equal passes differ by about 5 %, and the few that a first decision rests on by more. The rest pays
+for trials."""
 
 TRIAL, WARM = 8, 4
 """Cycles of a trial, and between decisions, as estimates move little in fewer; and those until
@@ -140,8 +140,9 @@ class PaceController:
     def choose(self, load: Load, times: dict[int, float]) -> None:
         """Choose the least time per token; a change, and an end of a trial, set the next trial."""
         was_plain = load.value == self.least
+        margin = BEGIN if was_plain or not load.due else STAY
         load.value = min(self.others, key=times.__getitem__)
-        if times[load.value] * (BEGIN if was_plain else STAY) > times[self.least]:
+        if times[load.value] * margin > times[self.least]:
             load.value = self.least
         if was_plain != (load.value == self.least):
             load.patience = PATIENCE
