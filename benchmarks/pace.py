@@ -9,16 +9,26 @@ best of its fixed settings. A diffusion model is held against the autoregressive
 command measures all concurrencies and writes each as it ends.
 
     python benchmarks/pace.py --json benchmarks/results/pace.json
+
+With `--model` and `--draft` it measures `Speculative` with published models instead, one request
+at a time: autoregressive decoding, fixed draft lengths and "auto" take turns at every prompt.
+"auto" starts without any measurement in every round, so that what it takes to learn counts.
+
+    python benchmarks/pace.py --model qwen2.5-coder-1.5b-instruct-q4_k_m.gguf \
+        --draft qwen2.5-coder-0.5b-instruct-q4_k_m.gguf --quantize int8 --data HumanEval.jsonl.gz \
+        --threads 2 --tokens 160 --rounds 1 --json benchmarks/results/pace-published.json
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from checkpoints import load
+from draft_lengths import measure_lengths
 from harness import (
     Bar,
     Clock,
@@ -240,14 +250,51 @@ def chosen(words: Sequence[str] | None) -> dict[str, Case]:
     return found
 
 
+def measure_published(options: argparse.Namespace) -> None:
+    """Load a model with its draft, measure draft lengths and write them after every prompt."""
+    if options.draft is None:
+        raise SystemExit("--model needs --draft, the file of a draft with the same tokenizer")
+    llm = LLM(
+        options.model,
+        Speculative(draft=options.draft),
+        device="cpu",
+        quantize=options.quantize,
+        prefix_cache=False,
+    )
+    llm.engine.clock = time.process_time
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    for rows in measure_lengths(llm, options):
+        speeds = {row["setting"]: row["tokens per CPU second"] for row in rows}
+        best = max(speeds.keys() - {"auto"}, key=speeds.__getitem__)
+        bars = [
+            bar("auto over autoregressive", speeds["auto"] / speeds["autoregressive"], LEAST),
+            bar(f"auto over {best}, the best setting", speeds["auto"] / speeds[best], FIXED),
+        ]
+        save(options, {"lengths": rows}, bars)
+    show("draft lengths", rows)
+    finish(options, {"lengths": rows}, bars)
+
+
 def main() -> None:
-    """Measure all concurrencies."""
+    """Measure all concurrencies of the zoo, or draft lengths of published models."""
     parser = arguments(__doc__, rounds=5)
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer (64)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64], help="at a time")
     parser.add_argument("--only", nargs="+", help="beginnings of the names of cases")
+    parser.add_argument("--model", help="published model to measure draft lengths of")
+    parser.add_argument("--draft", help="its draft")
+    parser.add_argument("--quantize", choices=["int8"], help="matrices of both (none)")
+    parser.add_argument("--data", help="HumanEval.jsonl.gz; without, story problems are asked")
+    parser.add_argument("--prompts", type=int, default=6, help="of --data (6)")
+    parser.add_argument(
+        "--fixed", type=int, nargs="+", default=[2, 4, 6, 8], help="draft lengths beside auto"
+    )
     options = parser.parse_args()
     prepare(options)
+    if options.model is not None:
+        measure_published(options)
+        return
     cases = chosen(options.only)
     llms = models_of(cases)
     for llm in llms.values():

@@ -66,6 +66,7 @@ SMOKES = [
     ("methods", "--limit 1 --max-tokens 16"),
     ("quality", "--limit 2 --mixed 12 --max-tokens 12"),
     ("pace", "--rounds 1 --tokens 4 --batch 1 2 --only Speculative"),
+    ("pace", "--rounds 1 --tokens 4 --prompts 2 --model tiny-ar --draft tiny-aux --fixed 2"),
     ("orders", "--limit 1 --max-tokens 32 --settings half,one,factor"),
     (
         "serve",

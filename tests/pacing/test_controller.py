@@ -1,4 +1,4 @@
-"""How many tokens to propose, on machines and drafts whose figures are known."""
+"""Draft lengths on simulated machines and drafts, whose best length is known."""
 
 from __future__ import annotations
 
@@ -11,14 +11,25 @@ import pytest
 
 from outpace.decoding import Request
 from outpace.decoding.dial import Dial, halved
-from outpace.pacing.controller import SHOWN, TRIAL, WARM, PaceController
+from outpace.pacing.controller import (
+    BEGIN,
+    LONGEST,
+    PATIENCE,
+    STAY,
+    TRIAL,
+    WARM,
+    PaceController,
+)
 
-MOST, BURST = 16, 2 * WARM
+MOST = 16
 
 
 @dataclass
 class Machine:
-    """Seconds of a pass by its rows, and the chance that a draft is kept."""
+    """Seconds of a pass by its rows, the acceptance rate of a draft, and the share of slow passes.
+
+    A draft comes in one pass, or with `once=False` token by token.
+    """
 
     target: Callable[[float], float] = lambda rows: 10 + 0.5 * (rows > 1) * (rows + 8)
     draft: float = 2.0
@@ -27,49 +38,46 @@ class Machine:
     spikes: float = 0.0
 
     def pace(self, most: int = MOST) -> PaceController:
-        """One that drafts a block at once, or token by token."""
+        """A controller of drafts on this machine."""
         return PaceController(
             Dial(
                 values=range(1, most + 1),
-                passes=lambda value, _: [
-                    ("draft", MOST, min(value - 1, 1) if self.once else value - 1),
-                    ("target", value, 1),
-                ],
+                passes=lambda value, _: [("draft", MOST, self.drafts(value)), ("target", value, 1)],
             )
         )
 
-    def kept(self, rng: Random, count: int) -> int:
-        """Drafts that a verification keeps."""
-        return next((n for n in range(count) if rng.random() > self.chance), count)
+    def drafts(self, value: int) -> int:
+        """Passes of the draft in a cycle."""
+        return min(value - 1, 1) if self.once else value - 1
 
     def seconds(self, value: int) -> float:
-        """What a cycle that proposes so many tokens takes."""
-        passes = min(value - 1, 1) if self.once else value - 1
-        return self.target(value) + passes * self.draft
+        """Seconds of a cycle."""
+        return self.target(value) + self.drafts(value) * self.draft
 
     def speed(self, value: int) -> float:
-        """Tokens a second where every cycle proposes so many."""
+        """Expected tokens per second at a fixed draft length."""
         return sum(self.chance**n for n in range(value)) / self.seconds(value)
 
     def run(self, pace: PaceController, cycles: int, *, requests: int = 1) -> list[int]:
-        """Tokens proposed in each cycle."""
+        """Tokens proposed in each cycle, where all requests do the same."""
         rng, values = Random(0), []
         pace.run(requests)
         for _ in range(cycles):
             value = pace.value()
-            for _ in range(min(value - 1, 1) if self.once else value - 1):
+            for _ in range(self.drafts(value)):
                 pace.passed("draft", requests * MOST, self.draft)
             slow = 10 if rng.random() < self.spikes else 1
             pace.passed("target", requests * value, slow * self.target(value))
-            pace.brought(value, 1 + self.kept(rng, value - 1))
+            accepted = next((n for n in range(value - 1) if rng.random() > self.chance), value - 1)
+            pace.brought(value, 1 + accepted)
             values.append(value)
         return values
 
-    def loss(self, values: list[int]) -> float:
-        """Tokens a second of these cycles, as a share of the best that any one number gives."""
-        seconds = sum(self.seconds(value) for value in values)
+    def share(self, values: list[int], best: int | None = None) -> float:
+        """Expected tokens per second of these cycles, over those of the best fixed length."""
         tokens = sum(self.speed(value) * self.seconds(value) for value in values)
-        return 1 - tokens / seconds / max(self.speed(value) for value in range(1, MOST + 1))
+        speeds = [self.speed(value) for value in range(1, MOST + 1)]
+        return tokens / sum(map(self.seconds, values)) / (self.speed(best) if best else max(speeds))
 
 
 MACHINES = {
@@ -77,58 +85,92 @@ MACHINES = {
     "fair draft": Machine(chance=0.7),
     "slow rows": Machine(chance=0.8, target=lambda rows: 5 + 3 * rows),
     "no gain": Machine(chance=0.05),
-    "slow draft": Machine(chance=0.7, draft=30.0),
     "one by one": Machine(chance=0.8, draft=3.0, once=False),
     "one by one, slow": Machine(chance=0.9, draft=9.0, once=False),
+    "0.5B drafts for 1.5B": Machine(
+        chance=0.87, draft=33.0, once=False, target=lambda rows: 98 + 5 * rows
+    ),
     "disturbed": Machine(chance=0.9, spikes=0.05),
     "disturbed, no gain": Machine(chance=0.1, spikes=0.05),
 }
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_speed_is_nearly_that_of_the_best_number(name: str) -> None:
-    """What finding it takes included, and never much below that of plain decoding."""
+def test_speed_is_close_to_the_best_fixed_length(name: str) -> None:
+    """Over 300 cycles, exploration included, and closer in the long run."""
     machine = MACHINES[name]
-    values = machine.run(machine.pace(), 1000)
-    assert machine.loss(values) < (0.08 if machine.spikes else 0.06)
+    pace = machine.pace()
+    first, rest = machine.run(pace, 300), machine.run(pace, 2000)
+    assert machine.share(first) > 0.88 and machine.share(rest) > 0.97
 
 
-def test_nothing_is_known_at_first() -> None:
-    """Two cycles propose all, since what runs first is slow, the next one token: both are timed.
+@pytest.mark.parametrize("chance", [0.0, 0.1, 0.3])
+def test_a_bad_draft_costs_at_most_three_percent(chance: float) -> None:
+    """Within the answers to six prompts of 160 tokens, the first cycles included."""
+    machine = Machine(chance=chance, draft=33.0, once=False, target=lambda rows: 98 + 5 * rows)
+    values = machine.run(machine.pace(9), 960)
+    assert machine.share(values, best=1) > 0.97
 
-    The one token soon again, since one alone says little.
-    """
+
+def test_the_first_cycles_measure_drafts_and_plain_decoding() -> None:
+    """The longest draft until its passes are warm, and then plain cycles."""
     machine = Machine(chance=0.9)
     values = machine.run(machine.pace(), 40)
-    assert values[:3] == [MOST, MOST, 1]
-    again = values.index(1, 3)
-    assert values[again : again + BURST] == [1] * BURST and again < 30
-    assert min(values[3:again] + values[again + BURST :]) > 5
+    assert values[:WARM] == [MOST] * WARM and set(values[WARM : WARM + TRIAL]) == {1}
+    assert min(values[WARM + TRIAL :]) > 5
 
 
-def test_what_plain_cycles_took_long_ago_is_soon_forgotten() -> None:
-    """They were dear, so that a poor draft paid; now only drafts would be."""
+def test_cheap_rows_and_good_drafts_give_long_drafts_and_dear_ones_none() -> None:
+    """The two ends, found within 20 cycles."""
+    cheap = Machine(chance=0.95, target=lambda rows: 10.0, draft=0.1)
+    dear = Machine(chance=0.3, target=lambda rows: 10.0 * rows)
+    assert set(cheap.run(cheap.pace(), 60)[20:]) == {MOST}
+    assert set(dear.run(dear.pace(), 60)[20:]) == {1}
+
+
+def starts(values: list[int], plain: bool) -> list[int]:
+    """Cycles at which plain decoding, or drafting, begins."""
+    return [at for at, (a, b) in enumerate(pairwise(values), 1) if (a == 1) != plain == (b == 1)]
+
+
+@pytest.mark.parametrize(("chance", "plain"), [(0.9, True), (0.0, False)])
+def test_trials_become_rare_and_never_end(chance: float, plain: bool) -> None:
+    """Of plain decoding where drafts pay, of drafts where they do not; the distance doubles."""
+    machine = Machine(chance=chance)
+    values = machine.run(machine.pace(), 8 * LONGEST)
+    begins = [at for at in starts(values, plain) if at > 20]
+    gaps = [later - earlier for earlier, later in pairwise(begins)]
+    assert begins[0] < PATIENCE + 30 and gaps[0] > 1.5 * PATIENCE
+    assert all(later > 1.5 * earlier for earlier, later in pairwise(gaps[:3]))
+    assert gaps[-1] == pytest.approx(LONGEST, rel=0.05) and len(gaps) > 8
+    assert sum((value == 1) == plain for value in values) < 0.02 * len(values)
+
+
+def test_a_draft_that_becomes_good_is_found_and_one_that_becomes_bad_is_left() -> None:
+    """By the next trial, and within 200 cycles even after a perfect draft."""
+    good, bad = Machine(chance=1.0), Machine(chance=0.0)
+    pace = bad.pace()
+    assert bad.run(pace, 500)[-1] == 1
+    assert min(good.run(pace, LONGEST + 50)[-20:]) > 1
+    assert bad.run(pace, 300)[-80:].count(1) >= 80 - TRIAL
+
+
+def test_plain_passes_that_become_cheaper_are_noticed() -> None:
+    """A poor draft paid as long as a plain pass was as slow as a long one."""
     dear = Machine(chance=0.5, target=lambda rows: 40.0)
-    machine = Machine(chance=0.5, target=lambda rows: 10.0 if rows == 1 else 40.0)
+    cheap = Machine(chance=0.5, target=lambda rows: 10.0 if rows == 1 else 40.0)
     pace = dear.pace()
-    dear.run(pace, 10)
-    for _ in range(100):
-        pace.passed("target", 1, 40.0)
-    assert dear.run(pace, 100).count(1) < 40
-    assert machine.run(pace, 300)[150:].count(1) > 140
+    assert dear.run(pace, 100)[20:].count(1) <= TRIAL
+    assert cheap.run(pace, 600)[-100:].count(1) >= 100 - TRIAL
 
 
-def test_plain_cycles_are_timed_in_a_row_and_less_and_less() -> None:
-    """The first ones behind others count for nothing."""
+def test_plain_passes_count_once_they_are_warm() -> None:
+    """The first ones after drafts are slower than those that follow."""
     machine = Machine(chance=0.9)
     pace = machine.pace()
-    values = machine.run(pace, 2000)
-    begins = [at for at in range(3, 2000) if values[at] == 1 and values[at - 1] > 1]
-    gaps = [after - before for before, after in pairwise(begins)]
-    assert gaps[:4] == sorted(gaps[:4]) and gaps[0] < 60 and min(gaps[4:]) > 240
-    assert all(values[at : at + BURST] == [1] * BURST for at in begins)
+    values = machine.run(pace, 30)
+    assert values[-1] > 1
     known = pace.load.costs["target"].at(1)
-    assert machine.run(pace, 1) != [1]
     for _ in range(WARM):
         pace.passed("target", 1, 100.0)
     assert pace.load.costs["target"].at(1) == known
@@ -136,71 +178,58 @@ def test_plain_cycles_are_timed_in_a_row_and_less_and_less() -> None:
     assert pace.load.costs["target"].at(1) > known
 
 
-def test_plain_cycles_are_known_by_their_rows() -> None:
-    """Which may be more than one each, where what was said is fed again."""
-    pace = PaceController(Dial(values=[1, 8], passes=lambda value, _: [("target", value + 2, 1)]))
-    pace.run(4)
-    values = []
-    for _ in range(400):
-        values.append(value := pace.value())
-        pace.passed("target", 4 * (value + 2), 10.0)
-        pace.brought(value, value)
-    begins = [at for at in range(3, 400) if values[at] == 1 and values[at - 1] > 1]
-    assert len(begins) > 3 and all(values[at + BURST] == 8 for at in begins[:-1])
-
-
-def test_plain_cycles_that_are_interrupted_go_on_until_enough_ran_in_a_row() -> None:
-    """A prompt that comes in between makes those behind it slow as well."""
+def test_a_plain_trial_that_is_interrupted_goes_on_until_enough_ran_in_a_row() -> None:
+    """A prompt makes the passes after it slow as well; where prompts never end, the trial does."""
     machine = Machine(chance=0.9)
-    pace = machine.pace()
-    values = machine.run(pace, 8)
-    while values[-1] > 1:
-        values += machine.run(pace, 1)
-    machine.run(pace, BURST - 3)
-    pace.passed("target", 100, 100.0)
-    values = machine.run(pace, 40)
-    assert values[:BURST] == [1] * BURST and values[BURST] > 1
+    for interruptions in (1, PATIENCE):
+        pace = machine.pace()
+        machine.run(pace, WARM + 1)  # the last one is the first plain one
+        for _ in range(interruptions):
+            values = machine.run(pace, 4)
+            pace.passed("target", 100, 100.0)
+        values = machine.run(pace, 40)
+        assert max(values) > 1 and (interruptions > 1 or values[:TRIAL] == [1] * TRIAL)
 
 
-def test_cheap_rows_and_good_drafts_give_long_drafts_and_dear_ones_none() -> None:
-    """The two ends."""
-    cheap = Machine(chance=0.95, target=lambda rows: 10.0, draft=0.1)
-    dear = Machine(chance=0.3, target=lambda rows: 10.0 * rows)
-    found = cheap.run(cheap.pace(), 100)[20:]
-    assert set(found) == {1, MOST} and found.count(1) <= 2 * BURST
-    values = dear.run(dear.pace(), 400)[20:]
-    assert values.count(1) > 0.95 * len(values)
+def test_a_choice_does_not_flap_where_both_are_about_as_good() -> None:
+    """Drafts that save a thirtieth: plain decoding stays, and so do drafts, but for trials."""
+    good, fair, poor = (
+        Machine(chance=1.0, target=lambda rows, two=two: 10.0 if rows == 1 else two)
+        for two in (10.0, 17.3, 40.0)
+    )
+    assert STAY < fair.speed(2) / fair.speed(1) < BEGIN
+    drafting, plain = good.pace(2), poor.pace(2)
+    good.run(drafting, 40)
+    poor.run(plain, 40)
+    assert len(starts(fair.run(drafting, 1000)[100:], plain=True)) <= 4
+    assert fair.run(plain, 1000)[100:].count(2) <= 4 * TRIAL
 
 
-def test_a_draft_that_is_of_no_use_is_asked_less_and_less() -> None:
-    """But never given up, in case that it becomes good."""
-    useless = Machine(chance=0.0)
-    pace = useless.pace()
-    values = useless.run(pace, 5000)
-    tries = [at for at in range(20, 5000) if values[at] > 1 and values[at - 1] == 1]
-    gaps = [after - before for before, after in pairwise(tries)]
-    assert len(gaps) >= 3 and all(after > 1.8 * before for before, after in pairwise(gaps))
-    assert sum(value > 1 for value in values) < 0.03 * len(values)
-    assert sum(value > 1 for value in Machine(chance=1.0).run(pace, 3500)[-400:]) > 380
+def test_noise_does_not_make_it_flap() -> None:
+    """One slow pass in twenty, ten times slower."""
+    machine = Machine(chance=0.9, spikes=0.05)
+    assert len(starts(machine.run(machine.pace(), 2000), plain=True)) <= 6
+    machine = Machine(chance=0.1, spikes=0.05)
+    assert len(starts(machine.run(machine.pace(), 2000), plain=False)) <= 6
 
 
 def test_what_pays_depends_on_the_load_and_comes_back_when_it_falls() -> None:
-    """Sixteen at a time fill the machine, one does not."""
+    """Sixteen requests fill the machine, one does not."""
     alone = Machine(chance=0.9)
     many = Machine(chance=0.9, target=lambda rows: 16 * rows, draft=20.0)
     pace = alone.pace()
-    assert sum(value < 6 for value in alone.run(pace, 50)[5:]) <= BURST
-    assert sum(value > 1 for value in many.run(pace, 200, requests=16)) < 20
-    assert sum(value < 6 for value in alone.run(pace, 50)) <= BURST
+    assert min(alone.run(pace, 50)[20:]) > 5
+    assert sum(value > 1 for value in many.run(pace, 200, requests=16)) < 25
+    assert sum(value < 5 for value in alone.run(pace, 50)) <= TRIAL
 
 
 def test_a_load_that_was_never_met_is_tried_out_at_once() -> None:
-    """Though drafting did not pay under the last one, and would not be tried there for long."""
+    """Though drafts did not pay under the last one, where they are rarely tried."""
     alone = Machine(chance=0.9)
     many = Machine(chance=0.9, target=lambda rows: 16 * rows, draft=20.0)
     pace = alone.pace()
     many.run(pace, 500, requests=64)
-    assert sum(value < 6 for value in alone.run(pace, 50)[5:]) <= BURST
+    assert sum(value > 5 for value in alone.run(pace, 50)) > 30
     assert set(pace.loads) == {0, 6}
 
 
@@ -213,76 +242,53 @@ def test_numbers_of_requests_that_are_alike_share_what_is_known() -> None:
     assert set(pace.loads) == {0, 1, 2, 3, 6}
 
 
-def test_windows_are_judged_by_what_they_brought_themselves() -> None:
-    """A small window does not bring the beginning of what a large one does."""
-    pace = PaceController(
-        Dial(values=[1, 5, 9], passes=lambda value, _: [("target", value, 1)], nested=False)
+def test_a_load_begins_with_what_passes_took_at_the_next_one() -> None:
+    """Its own count from then on, and those of the other stay as they were."""
+    machine = Machine(chance=0.95, target=lambda rows: 10.0)
+    pace = machine.pace()
+    machine.run(pace, 50, requests=4)
+    known = pace.load.costs["target"].at(4 * MOST)
+    pace.run(8)
+    assert pace.load.costs["target"].at(4 * MOST) == known and not pace.load.is_measured(
+        pace.passes(MOST)
     )
-    brings = {1: 1, 5: 2, 9: 9}
-    values = []
-    for _ in range(300):
-        values.append(value := pace.value())
-        pace.passed("target", value, 10 + value)
-        pace.brought(value, brings[value])
-    assert values.count(9) > 260 and values.count(1) >= 4
-    assert pace.tokens(9) == pytest.approx(9, rel=0.05)
+    Machine(chance=0.95, target=lambda rows: 30.0).run(pace, 50, requests=8)
+    assert pace.load.is_measured(pace.passes(MOST)) and pace.load.costs["target"].at(
+        8 * MOST
+    ) == pytest.approx(30)
+    pace.run(4)
+    assert pace.load.costs["target"].at(4 * MOST) == known
 
 
-def test_what_was_never_tried_is_judged_by_longer_cycles() -> None:
-    """Even where a shorter one is nearer, whose guesses of more are only hope."""
-    pace = PaceController(
-        Dial(values=[1, 8, 16], passes=lambda value, _: [("target", value, 1)], nested=False)
-    )
-    for _ in range(64):
-        pace.brought(16, 10)
-        pace.brought(1, 1)
-    assert pace.tokens(8) == pytest.approx(8, rel=0.05) and pace.tokens(16) > 9.5
-
-
-def near(brings: dict[int, int], cycles: int) -> list[int]:
-    """Windows of so many cycles that bring so much, where one row more always takes a bit more."""
-    pace, values = PaceController(Dial(values=list(brings), passes=alone, nested=False)), []
+def windows(tokens: dict[int, int], cycles: int) -> list[int]:
+    """Windows chosen where each commits this many tokens, and one row more takes a bit more."""
+    pace, values = PaceController(Dial(values=list(tokens), passes=one_pass, nested=False)), []
     for _ in range(cycles):
         values.append(value := pace.value())
         pace.passed("target", value, 10 + value / 4)
-        pace.brought(value, brings[value])
+        pace.brought(value, tokens[value])
     return values
 
 
-def alone(value: int, _: float) -> list[tuple[str, float, int]]:
-    """A cycle of one pass."""
+def one_pass(value: int, _: float) -> list[tuple[str, float, int]]:
+    """A cycle of one pass of the target."""
     return [("target", value, 1)]
 
 
-def test_a_window_that_promises_nearly_as_much_is_tried() -> None:
-    """It may bring more than the beginning of what a larger one does, which nobody could know."""
-    values = near({1: 1, 4: 4, 8: 8, 16: 9}, 500)
-    assert values.count(8) > 450
-    values = near({1: 1, 4: 3, 8: 7, 16: 9}, 2000)
-    tried = [at for at in range(2000) if values[at] == 8 and values[at - 1] != 8]
-    assert set(values[200:]) >= {8, 16} and values.count(16) > 1700
-    assert all(after - before >= 2 * SHOWN for before, after in pairwise(tried[1:]))
-
-
-def test_of_two_windows_that_are_as_good_the_smaller_one_is_taken() -> None:
-    """By less than chance makes of them; not where the larger one is better by more."""
-    for small, large, best in ((8, 9, 8), (6, 7, 12)):
-        assert near({1: 1, 8: small, 12: large}, 1000).count(best) > 600
+def test_windows_are_judged_by_what_they_brought_themselves() -> None:
+    """A small window may commit less, or more, than the beginning of a large one."""
+    assert windows({1: 1, 5: 2, 9: 9}, 300).count(9) > 260
+    values = windows({1: 1, 4: 4, 8: 8, 16: 9}, 500)
+    assert values[200:].count(8) > 250
+    values = windows({1: 1, 4: 3, 8: 7, 16: 9}, 2000)
+    assert 8 in values and values.count(16) > 1700
 
 
 def test_a_window_that_promises_far_less_is_never_tried() -> None:
-    """Nor is one where the numbers tell of each other."""
-    assert not {2, 4} & set(near({1: 1, 2: 2, 4: 4, 16: 16}, 500))
-    pace = PaceController(Dial(values=[1, 14, 15, 16], passes=alone))
-    assert not {14, 15} & set(Machine(chance=1.0, once=False).run(pace, 500))
-
-
-def test_cycles_may_bring_nothing() -> None:
-    """As of a window whose first hole stays open."""
-    pace = Machine().pace(4)
-    for _ in range(100):
-        pace.brought(4, 0)
-    assert pace.tokens(4) < 0.1
+    """Nor is another draft length, since each tells of those that are shorter."""
+    assert not {2, 4} & set(windows({1: 1, 2: 2, 4: 4, 16: 16}, 500))
+    machine = Machine(chance=1.0, target=lambda rows: 10.0)
+    assert set(machine.run(machine.pace(), 500)) == {1, MOST}
 
 
 def test_long_prompts_say_little_of_short_passes() -> None:
@@ -292,12 +298,13 @@ def test_long_prompts_say_little_of_short_passes() -> None:
         Machine().run(pace, 50)
     read.passed("target", 3000, 900.0)
     read.passed("draft", 3000, 400.0)
-    known = [plain.seconds(value) for value in (1, 16)]
-    assert [read.seconds(value) for value in (1, 16)] == pytest.approx(known, rel=0.05)
+    known = [plain.load.seconds(plain.passes(value)) for value in (1, 16)]
+    found = [read.load.seconds(read.passes(value)) for value in (1, 16)]
+    assert found == pytest.approx(known, rel=0.05)
 
 
 def test_one_request_tries_for_all() -> None:
-    """Where the least seems best, of eight one drafts now and then, and for a few cycles."""
+    """Where plain decoding is best, of eight requests one drafts now and then."""
     machine, pace = Machine(chance=0.0), Machine(chance=0.0).pace()
     machine.run(pace, 20, requests=8)
     askers, tries = [object() for _ in range(8)], []
@@ -307,31 +314,17 @@ def test_one_request_tries_for_all() -> None:
         for value in values:
             pace.brought(value, 1)
         pace.passed("target", sum(values), machine.target(sum(values) / 8))
-    assert 0 < len(tries) <= 2 * TRIAL and set(tries) == {0}
+    assert TRIAL <= len(tries) <= 4 * TRIAL and set(tries) == {0}
 
 
-def test_what_is_about_as_good_as_the_least_stays_what_it_is() -> None:
-    """Drafts that save a twentieth: where there are none they do not begin, else they go on."""
-    good, fair, poor = (
-        Machine(chance=1.0, target=lambda rows, two=two: 10.0 if rows == 1 else two)
-        for two in (10.0, 17.1, 40.0)
-    )
-    assert 1.02 < fair.speed(2) / fair.speed(1) < 1.07
-    drafting, plain = good.pace(2), poor.pace(2)
-    good.run(drafting, 40)
-    poor.run(plain, 40)
-    assert fair.run(drafting, 1000)[100:].count(2) > 850
-    assert fair.run(plain, 1000)[100:].count(2) == TRIAL + SHOWN
-
-
-@pytest.mark.parametrize(("chance", "cycles"), [(0.1, SHOWN), (0.01, TRIAL)])
-def test_a_trial_is_as_long_as_it_may_change_something(chance: float, cycles: int) -> None:
-    """Drafts that are nearly worth it have time to get warm, at one request; others have not."""
-    slow = 10.0 if cycles == SHOWN else 20.0
-    machine = Machine(chance=chance, target=lambda rows: 10.0 if rows == 1 else slow)
-    values = machine.run(machine.pace(), 1500)[100:]
-    begin = next(at for at, value in enumerate(values) if value > 1)
-    assert min(values[begin : begin + cycles]) > 1 and values[begin + cycles] == 1
+def test_a_trial_goes_on_with_the_next_request_where_one_runs_at_a_time() -> None:
+    """A request that ends does not end the trial."""
+    machine = Machine(chance=0.0)
+    pace = machine.pace()
+    machine.run(pace, 40)
+    while pace.value(object()) == 1:
+        machine.run(pace, 1)
+    assert pace.value(object()) > 1
 
 
 def test_a_draft_that_lies_behind_has_to_pay_for_what_it_reads() -> None:
@@ -344,8 +337,18 @@ def test_a_draft_that_lies_behind_has_to_pay_for_what_it_reads() -> None:
     assert pace.value(None, 10, 100, 5) == MOST and pace.value(None, 10, 100, 10**6) == 1
 
 
+def test_what_a_draft_reads_is_not_priced_by_its_first_pass() -> None:
+    """That may take a hundred times as long, and nothing would be read, nor measured, again."""
+    machine = Machine(chance=0.95, target=lambda rows: 10.0)
+    pace = machine.pace()
+    pace.passed("target", 150, 30.0)
+    pace.passed("draft", 150, 3000.0)
+    machine.run(pace, 50)
+    assert pace.value(None, 150, 160) == MOST
+
+
 def test_it_settles_on_no_drafts_until_a_trial_is_due() -> None:
-    """Not at once, and not where drafts pay; another load is another question."""
+    """Once a trial confirmed that they do not pay; another load is another question."""
     machine, good = Machine(chance=0.0), Machine(chance=0.95, target=lambda rows: 10.0)
     pace, other = machine.pace(), good.pace()
     settled = []
@@ -353,7 +356,7 @@ def test_it_settles_on_no_drafts_until_a_trial_is_due() -> None:
         machine.run(pace, 1, requests=8)
         settled.append(pace.settled(0, 100))
     first = settled.index(True)
-    assert 56 < first < 100 and all(settled[first:])
+    assert PATIENCE < first < 2 * PATIENCE and all(settled[first:])
     while pace.settled(0, 100):
         machine.run(pace, 1, requests=8)
     assert max(machine.run(pace, TRIAL, requests=8)) > 1
@@ -364,23 +367,23 @@ def test_it_settles_on_no_drafts_until_a_trial_is_due() -> None:
 
 
 def test_all_propose_or_none_does() -> None:
-    """A cycle is as long for those who wait: what some owe is set against what all have left."""
+    """A pass waits for the slowest, so the sum of all backlogs is set against all tokens left."""
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
-    short, long = (0, 60, 0), (5000, 60, 0)  # what they have to read, to say, and to feed again
+    short, long = (0, 60, 0), (5000, 60, 0)  # unread slots, tokens left, lost slots
 
-    def said(*debts: tuple[int, int, int]) -> list[int]:
+    def decided(*backlogs: tuple[int, int, int]) -> list[int]:
         pace = machine.pace()
         machine.run(pace, 50, requests=8)
-        gain, stay, owed = 60 * pace.load.gain, 60 * pace.load.stay, 5000 * pace.load.price
-        assert owed / 2 < gain < owed < stay
+        gain, wait_gain = 60 * pace.load.gain, 60 * pace.load.wait_gain
+        assert 5000 * pace.load.read / 2 < gain < 5000 * pace.load.read < wait_gain
         for _ in range(3):
             pace.passed("target", 8, 10.0)
-            values = [pace.value(None, *debt) for debt in debts]
+            values = [pace.value(None, *backlog) for backlog in backlogs]
         return values
 
-    assert set(said(*[long] * 8)) == {1}
-    assert set(said(*[short, long] * 4)) == {MOST}
-    assert set(said(short, *[long] * 7)) == {1}
+    assert set(decided(*[long] * 8)) == {1}
+    assert set(decided(*[short, long] * 4)) == {MOST}
+    assert set(decided(short, *[long] * 7)) == {1}
 
 
 def test_one_who_owes_far_more_than_all_others_lets_them_propose_alone() -> None:
@@ -394,22 +397,8 @@ def test_one_who_owes_far_more_than_all_others_lets_them_propose_alone() -> None
     assert [pace.value(None, 0, 10**6) for _ in range(7)] == [MOST] * 7
 
 
-def test_a_load_begins_with_what_passes_took_at_the_next_one() -> None:
-    """Its own count from then on, and those of the other stay as they were."""
-    machine = Machine(chance=0.95, target=lambda rows: 10.0)
-    pace = machine.pace()
-    machine.run(pace, 50, requests=4)
-    known = pace.load.costs["target"].at(4 * MOST)
-    pace.run(8)
-    assert pace.load.costs["target"].at(4 * MOST) == known and not pace.known(MOST)
-    Machine(chance=0.95, target=lambda rows: 30.0).run(pace, 50, requests=8)
-    assert pace.known(MOST) and pace.load.costs["target"].at(8 * MOST) == pytest.approx(30)
-    pace.run(4)
-    assert pace.load.costs["target"].at(4 * MOST) == known
-
-
-def test_who_proposes_nothing_need_not_ask_again_for_a_while() -> None:
-    """Until the next decision or trial, or until another load; one that is new asks."""
+def test_who_proposes_nothing_need_not_ask_again_until_a_trial_is_due() -> None:
+    """Or until another load; a new request asks."""
 
     class Asked(PaceController):
         times = 0
@@ -430,51 +419,51 @@ def test_who_proposes_nothing_need_not_ask_again_for_a_while() -> None:
             pace.passed("target", 1, machine.target(1))
         return Asked.times - before
 
-    assert cycles(old, 100) <= 4
+    assert cycles(old, 40) == 1
     assert cycles(new, 1) == 1
     pace.run(2)
     assert cycles(old, 1) == 1
     values = set()
-    for _ in range(600):  # until a trial
+    for _ in range(600):
         values.add(old.dial(MOST))
         old.ids.append(1)
         pace.passed("target", 2, machine.target(1))
     assert max(values) > 1
 
 
-def test_a_dial_of_one_value_stays() -> None:
+def test_a_single_value_stays() -> None:
     """Whatever passes take."""
     machine = Machine()
     assert set(machine.run(machine.pace(1), 100)) == {1}
 
 
 def test_bounds_are_kept() -> None:
-    """No other number is ever said, however good it were."""
+    """No other number is ever chosen, however good it were."""
     for least, most in ((3, 7), (1, 2), (5, 5), (4, 60)):
         machine = Machine(chance=0.99)
         values = halved(least, most)
-        pace = PaceController(Dial(values=values, passes=lambda value, _: [("target", value, 1)]))
-        said = machine.run(pace, 300)
-        assert set(said) <= set(values) and (values[0], values[-1]) == (least, most)
+        pace = PaceController(Dial(values=values, passes=one_pass))
+        chosen = machine.run(pace, 300)
+        assert set(chosen) <= set(values) and (values[0], values[-1]) == (least, most)
 
 
 @pytest.mark.parametrize(("tokens", "kept"), [([4, 5, 9], 3), ([4, 5, 6, 7, 8], 4)])
 def test_the_last_cycle_counts_too(tokens: list[int], kept: int) -> None:
-    """One that ends a request tells what it brought: end-of-sequence was kept, and no more."""
-    told: list[tuple[int, int]] = []
+    """One that ends a request reports what it brought: end-of-sequence was accepted, no more."""
+    reports: list[tuple[int, int]] = []
 
-    class Heard(PaceController):
+    class Recorded(PaceController):
         def brought(self, value: int, tokens: int) -> None:
-            told.append((value, tokens))
+            reports.append((value, tokens))
 
-    pace = Heard(Dial(values=range(1, 9), passes=lambda value, _: [("target", value, 1)]))
+    pace = Recorded(Dial(values=range(1, 9), passes=one_pass))
     request = Request(prompt=[1], max_tokens=5, eos=frozenset([9]), pace=pace)
     request.dial(8)
     request.commit([3])
-    assert not told
+    assert not reports
     request.dial(8)
     assert not request.commit(tokens)
-    assert told == [(8, 1), (8, kept)]
+    assert reports == [(8, 1), (8, kept)]
 
 
 def test_halved_numbers_rise() -> None:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from outpace.pacing.cost import Cost
+from outpace.pacing.cost import CLIP, Cost
 
 
 def cost_of(*passes: tuple[int, float]) -> Cost:
-    """What is known behind a first pass, which counts for nothing."""
-    cost = Cost()
-    for rows, seconds in ((1, 99.0), *passes):
+    """What is known after these passes, the first of each length a slow one."""
+    cost, seen = Cost(), set[int]()
+    for rows, seconds in passes:
+        if rows not in seen:
+            cost.add(rows, 3 * seconds)
         cost.add(rows, seconds)
+        seen.add(rows)
     return cost
+
+
+def add_twice(cost: Cost, rows: int, seconds: float) -> None:
+    """Add a slow first pass and one that counts."""
+    cost.add(rows, 3 * seconds)
+    cost.add(rows, seconds)
 
 
 def test_cost_lies_between_those_of_passes_that_were_seen() -> None:
@@ -32,10 +41,16 @@ def test_more_rows_never_take_less() -> None:
 
 
 def test_what_is_slow_for_once_counts_little() -> None:
-    """The first pass not at all, of the first two of a length the quicker, later ones twofold."""
-    assert cost_of((8, 90.0), (8, 10.0)).at(8) == pytest.approx(10)
-    assert cost_of((8, 10.0), (8, 90.0)).at(8) == pytest.approx(10, rel=0.6)
-    assert cost_of(*[(8, 10.0)] * 9, (8, 1e9)).at(8) == pytest.approx(11)
+    """Of the first passes of a length the quickest counts, later ones half more at most."""
+    assert cost_of((8, 90.0), (8, 10.0), (8, 90.0)).at(8) == 10
+    assert cost_of(*[(8, 10.0)] * 9, (8, 1e9)).at(8) == pytest.approx(10 * (10 + CLIP) / 11)
+    assert cost_of((4, 7.0)).cold is cost_of((4, 7.0)).elsewhere().cold is False
+    once = Cost()
+    once.add(100, 1000.0)
+    assert once.cold and not once.knows(100) and once.row == 10
+    once.add(2, 5.0)
+    once.add(2, 5.0)
+    assert once.at(100) == once.at(2) == 5 and not once.cold
 
 
 def test_costs_that_change_are_followed() -> None:
@@ -51,14 +66,14 @@ def test_what_is_known_elsewhere_is_moved_by_what_was_seen_here() -> None:
     assert [here.at(rows) for rows in (2, 4, 16)] == pytest.approx([5, 7, 19])
     assert here.row == pytest.approx(19 / 16)
     assert not any(here.knows(rows) for rows in (2, 4, 16))
-    here.add(4, 10.0)
+    add_twice(here, 4, 10.0)
     assert [here.at(rows) for rows in (2, 4, 16)] == pytest.approx([8, 10, 22])
     assert here.knows(4) and not here.knows(2)
     assert [there.at(rows) for rows in (2, 4, 16)] == pytest.approx([5, 7, 19])
-    here.add(16, 30.0)
+    add_twice(here, 16, 30.0)
     assert [here.at(rows) for rows in (2, 4, 16)] == pytest.approx([10, 10, 30])
     quick = there.elsewhere()
-    quick.add(16, 1.0)
+    add_twice(quick, 16, 1.0)
     assert quick.at(2) == 0
-    quick.add(2, 0.5)
+    add_twice(quick, 2, 0.5)
     assert [quick.at(rows) for rows in (2, 4)] == pytest.approx([0.5, 0.5])  # no less than here

@@ -1,319 +1,192 @@
-"""How many tokens to propose at a time: as many as promise the most tokens per second."""
+"""Choose how many tokens a cycle proposes: the number that promises the most tokens per second.
+
+Expected tokens come from acceptance rates, expected seconds from the passes that were measured.
+Their ratio decides. What is not running cannot be measured, so now and then it is tried.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from itertools import accumulate
-from math import inf, log2
-from operator import mul
+from math import log2
 from sys import maxsize
 
 from outpace.decoding.dial import Dial, Passes
-from outpace.pacing.cost import MEMORY, Cost
+from outpace.pacing.acceptance import Acceptance
+from outpace.pacing.backlog import Backlog, BacklogSum
+from outpace.pacing.cost import Cost
+from outpace.pacing.load import Load
 
-HOPE, FAITH = 0.75, 3
-"""Share of proposals that are thought to be kept at first, and how many that thought weighs."""
+BEGIN, STAY = 1.07, 1.025
+"""Factors by which drafting has to promise more tokens per second than plain decoding, to begin and
+to go on.
 
-GAIN, STAY = 1.07, 1.02
-"""Tokens per second over those of the least dial from which on another is worth it, and worth
-keeping: where both are about as good, they shall not take turns by chance."""
+Equal passes differ by about 5 %, and the few that a first decision rests on by more. The rest pays
+for trials."""
 
-TRIAL = 4
-"""Cycles in a row, at least, by which one request tries another dial where the least seems best."""
+TRIAL, WARM = 8, 4
+"""Cycles of a trial, and between decisions, as estimates move little in fewer; and those until
+passes are as fast as in the long run.
 
-NEAR, SHOWN = 1.25, 32
-"""How many times as long per token as the best another dial may promise to take, and by how many
-cycles it then shows what it is worth, or each of all requests so many that run at a time."""
+Plain cycles after others are slower by up to a half, since the processor's caches still hold the
+draft: only the second half of their trial is measured."""
 
-CLOSE = 1.05
-"""The same, so that a smaller dial is taken: where none tells of another, so much is chance."""
+PATIENCE, LONGEST = 64, 1024
+"""Cycles until the next trial, at first and at most; each trial that changes nothing doubles them.
 
-LONG = 256
-"""Cycles that are remembered of each dial where none tells of another, and chance has its part."""
+So trials take a tenth of the first cycles, and less than a hundredth in the long run."""
 
-PATIENCE = 256
-"""Cycles without news until the next trial, at first; then twice as many each time."""
-
-REMINDER, SELDOM = 16, 512
-"""Cycles of another dial until some with the least are timed again; each time twice as many."""
-
-REVIEW, LONGEST = 8, 64
-"""Cycles for which a decision holds, and one for the least dial that was made again and again."""
-
-WARM = 4
-"""Cycles with the least in a row until they take what they take in the long run."""
-
-Debt = tuple[int, int, int]
-"""Slots that a draft has still to read, tokens that are left, slots to be fed again for it."""
-
-NOTHING: Debt = 0, 0, 0
-"""What nobody owes."""
-
-
-@dataclass(slots=True)
-class Load:
-    """What is decided while about so many requests run at a time.
-
-    Attributes:
-        dial: tokens that a cycle is to propose, and `rival` another number that promises most.
-        tried: dials that were chosen since the last reminder, if only to be tried.
-        costs: what passes of each model take.
-        gain: seconds per token of a request that this saves beside the least dial, but for those
-            that are no reason for it.
-        stay: the same for one request while all others propose anyway, and it waits for them.
-        price, again: seconds for each slot that a draft has still to read before it drafts, and
-            that the target has to be fed again for it.
-        review, reminder: cycles from which on this is decided anew, and timed with the least; no
-            reminder where the least is best.
-        spell, pause: cycles for which a decision holds, and until the next reminder.
-        patience, trial: cycles without news until the next trial, and those that it has.
-    """
-
-    dial: int = 0
-    rival: int = 0
-    tried: set[int] = field(default_factory=set)
-    costs: dict[str, Cost] = field(default_factory=dict)
-    gain: float = inf
-    stay: float = inf
-    price: float = 0.0
-    again: float = 0.0
-    review: int = 0
-    reminder: int = 0
-    spell: int = REVIEW
-    pause: int = REMINDER
-    patience: int = PATIENCE
-    trial: int = TRIAL
-
-    def pays(self, gain: float, debt: Debt) -> bool:
-        """Whether a gain on each token that is left is more than it takes to catch up."""
-        behind, left, lost = debt
-        return left * gain >= behind * self.price + lost * self.again
+NEAR = 1.25
+"""Factor of the best time per token up to which a window is tried that does not share acceptance
+rates with others: a longer window tells of a shorter one with an error of about that much."""
 
 
 class PaceController:
-    """Turns the dial of one method for all of its requests, by what they have seen of late.
+    """Controls the draft length of one method for all of its requests.
 
-    The engine tells it how many requests run and what every pass took, a request what every cycle
-    brought. Costs and decisions are kept apart for loads that differ by a factor of 2; one that was
-    never met begins with what passes took at the load next to it.
-
-    A cycle takes as long as its slowest request, so all propose or none does: whether it pays to
-    catch up is asked for all together.
+    The engine reports the number of running requests and the time of every pass; a request reports
+    the tokens of every cycle. A pass waits for its slowest request, so all draft or none does.
     """
 
     def __init__(self, dial: Dial) -> None:
         self.dial = dial
-        least = dial.values[0]
-        rows = [rows for model, rows, _ in dial.passes(least, least) if model == "target"]
-        self.fewest = max(rows)
-        """Most rows of the target for each request, with the least."""
-        self.memory = MEMORY if dial.nested else LONG
-        self.load = Load()
+        self.least, *self.others = dial.values
+        rows = [rows for role, rows, _ in dial.passes(self.least, self.least) if role == "target"]
+        self.plain_rows = max(rows)
+        """Rows of a plain cycle, for each request."""
+        self.acceptance = Acceptance(nested=dial.nested)
+        self.backlog = BacklogSum()
+        self.load = Load(dial.values[-1])
         self.loads, self.requests = {0: self.load}, 1
-        self.cycles = 0
-        self.told, self.tellers = NOTHING, 0
-        """What requests have said that they owe, and how many, until all that run have."""
-        self.crowd: Debt | None = None
-        """The sum of the last time that all had."""
-        self.heard = 0
-        """The last cycle in which one said it."""
-        self.rest = 0
-        """The cycle until which a request that proposed nothing need not ask again."""
+        self.cycles = self.rest = 0
         self.plain = 0
-        """Passes of the target with the least in a row."""
-        self.rates: dict[int, list[float]] = {}
-        self.counts: dict[int, list[int]] = {}
-        self.news = 0
-        """The last cycle that proposed more than the least."""
-        self.trier: object = None
-        """The request that tries another dial, until cycle `tried`."""
-        self.tried = 0
+        """Plain passes of the target in a row."""
 
     def run(self, requests: int) -> None:
-        """So many requests run from now on."""
+        """Set the number of running requests; a new load starts from the costs of the nearest."""
         if requests == self.requests:
             return
         self.requests, key = requests, round(log2(requests))
         if key not in self.loads:
-            near = min(self.loads, key=lambda other: abs(other - key))
-            costs = self.loads[near].costs
-            self.loads[key] = Load(costs={model: cost.elsewhere() for model, cost in costs.items()})
+            near = self.loads[min(self.loads, key=lambda other: abs(other - key))]
+            costs = {role: cost.elsewhere() for role, cost in near.costs.items()}
+            self.loads[key] = Load(self.dial.values[-1], costs)
         if self.load is not self.loads[key]:
             self.load, self.rest = self.loads[key], 0
 
     def passed(self, model: str, rows: int, seconds: float) -> None:
-        """A pass of a model was fed so many rows.
-
-        The first ones without a draft behind others are slower than those that follow: they count
-        only where none is known.
-        """
-        costs = self.load.costs
-        if model not in costs:
-            costs[model] = Cost()
-        plain = model == "target" and rows <= self.requests * self.fewest
-        if self.plain >= WARM or not plain or not costs[model].knows(rows):
-            costs[model].add(rows, seconds)
+        """Report a pass of a model; plain ones count once they are warm, or nothing is known."""
+        cost = self.load.costs.setdefault(model, Cost())
+        plain = model == "target" and rows <= self.requests * self.plain_rows
+        if self.plain >= WARM or not plain or not cost.knows(rows):
+            cost.add(rows, seconds)
         if model == "target":
             self.plain = self.plain + 1 if plain else 0
             self.cycles += 1
 
     def brought(self, value: int, tokens: int) -> None:
-        """A cycle that proposed so many tokens brought so many."""
-        if value > self.dial.values[0]:
-            self.news = self.cycles
-        elif self.dial.nested and value == 1:
-            return  # where but one is proposed, it is the target's own
-        key = 0 if self.dial.nested else value
-        if key not in self.rates:
-            self.rates[key] = self.longer(value)[:value]
-            self.counts[key] = [FAITH] * len(self.rates[key])
-        rates, counts = self.rates[key], self.counts[key]
-        for index in range(min(tokens + 1, value)):
-            if index == len(rates):
-                rates.append(HOPE if index == 1 else rates[-1])
-                counts.append(FAITH)
-            counts[index] = min(counts[index] + 1, self.memory)
-            rates[index] += ((index < tokens) - rates[index]) / counts[index]
-
-    def hear(self, debt: Debt) -> Debt:
-        """What a request owes, who says it; what all together owed when they last said it."""
-        if self.cycles > self.heard + 1:
-            self.told, self.tellers, self.crowd = NOTHING, 0, None
-        self.heard = self.cycles
-        (behind, left, lost), told = debt, self.told
-        self.told = told[0] + behind, told[1] + left, told[2] + lost
-        self.tellers += 1
-        if self.tellers >= self.requests:
-            self.told, self.tellers, self.crowd = NOTHING, 0, self.told
-        return self.crowd or self.told
+        """Report a cycle: tokens proposed, and tokens committed."""
+        self.acceptance.add(value, tokens)
 
     def settled(self, behind: int, left: int) -> bool:
-        """Whether a request is to propose nothing for a while.
-
-        The least was best again and again, and no trial is due; or what its draft has still to read
-        does not pay, and will less and less.
-        """
-        load = self.load
-        self.hear(debt := (behind, left, 0))
-        if load.dial != self.dial.values[0]:
-            return not load.pays(load.gain, debt)
-        return load.spell == LONGEST and self.cycles < self.news + load.patience
+        """Whether a request drafts nothing for a while: a trial confirmed it, or it cannot pay."""
+        backlog, load = Backlog(behind, left), self.load
+        self.backlog.add(backlog, self.cycles, self.requests)
+        if load.value != self.least:
+            return not load.pays(load.gain, backlog)
+        return load.patience > PATIENCE and not load.trial and self.cycles < load.due
 
     def value(
         self, request: object = None, behind: int = 0, left: int = maxsize, lost: int = 0
     ) -> int:
-        """Number of tokens that the next cycle of a request is to propose.
-
-        The draft has `behind` slots still to read, and the target is to be fed `lost` of them again
-        for it. That has to pay over the `left` tokens: for all together, and for this one where the
-        others do not wait.
-        """
-        load, least = self.load, self.dial.values[0]
+        """Return the number of tokens that the next cycle of a request proposes."""
+        backlog, load = Backlog(behind, left, lost), self.load
         if self.cycles >= load.review:
-            load.review = self.cycles + self.decide(load)
-        crowd = self.hear(debt := (behind, left, lost))
-        if load.dial == least:
-            if self.tries(request, load):
-                self.rest = 0
-                return load.rival
-            if load.spell == LONGEST:
-                self.rest = min(load.review, self.news + load.patience)
-            return least
-        if not load.pays(load.gain, crowd):
-            self.rest = load.review = max(load.review, self.cycles + REVIEW)
-            return least
+            self.decide(load)
+        total = self.backlog.add(backlog, self.cycles, self.requests)
         self.rest = 0
-        return load.dial if load.pays(load.stay, debt) else least
+        if load.value == self.least:
+            if load.trial:
+                load.trier = load.trier or request
+                alone = self.requests == 1 or request is load.trier
+                return load.trial if alone else self.least
+            self.rest = load.review
+            return self.least
+        if not load.pays(load.gain, total):
+            self.rest = load.review = max(load.review, self.cycles + TRIAL)
+            return self.least
+        return load.trial or load.value if load.pays(load.wait_gain, backlog) else self.least
 
-    def tries(self, request: object, load: Load) -> bool:
-        """Whether a request is the one that tries another dial for all."""
-        if self.cycles < self.tried:
-            return request is self.trier
-        if load.rival == load.dial or self.cycles < self.news + load.patience:
-            return False
-        self.trier, self.tried, self.news = request, self.cycles + load.trial, self.cycles
-        load.review = self.tried
-        load.patience *= 2
-        for counts in self.counts.values():
-            counts[:] = [min(count, FAITH) for count in counts]  # what it shows counts for most
-        return True
-
-    def decide(self, load: Load) -> int:
-        """Choose what promises most at a load; for how many cycles that holds."""
-        (least, *others), before = self.dial.values, load.dial
-        load.dial = load.rival = self.dial.values[-1]
-        passes = self.passes(load.dial)
-        warm = {model for model, cost in load.costs.items() if not cost.cold}
-        if not {model for model, _, times in passes if times} <= warm:
-            return 1
-        times = {
-            value: self.seconds(value) / max(self.tokens(value), 1e-9) for value in self.dial.values
-        }
-        load.rival = best = min(others, key=times.__getitem__, default=least)
-        if not self.dial.nested and others:
-            load.rival = next(value for value in others if times[value] <= CLOSE * times[best])
-        due = 0 < load.reminder <= self.cycles
-        worth = STAY if load.reminder else GAIN
-        if times[load.rival] * worth > times[least]:
-            load.dial, load.reminder = least, 0
-            near = times[load.rival] < NEAR * times[least]
-            load.trial = max(TRIAL, SHOWN // self.requests) if near else TRIAL
-        elif due and self.plain < 2 * WARM and self.cycles < load.reminder + LONGEST:
-            if before != least:
-                load.costs["target"].renew(self.fewest * self.requests)
-            load.dial = least
-            return 2 * WARM - self.plain
+    def decide(self, load: Load) -> None:
+        """Choose the best number at a load, begin or end a trial, and set the next decision."""
+        most, load.review = self.passes(self.dial.values[-1]), self.cycles + 1
+        if not self.others:
+            load.review = maxsize
+        elif load.is_cold(most):
+            load.review = self.cycles + WARM
+        elif load.trial and self.is_running(load):
+            return
+        elif self.least not in load.tried:
+            self.begin_trial(load, [self.least])
         else:
-            if due:
-                load.pause, load.tried = min(2 * load.pause, SELDOM), set()
-            if due or not load.reminder:
-                load.reminder = self.cycles + load.pause
-            load.dial, load.patience = load.rival, PATIENCE
-            rivals = {value for value in others if times[value] < NEAR * times[load.rival]}
-            load.tried.add(load.rival)
-            if untried := not self.dial.nested and rivals - load.tried:
-                load.dial = min(untried, key=times.__getitem__)
-                load.tried.add(load.dial)
-            load.gain = times[least] - worth * times[load.dial]
-            load.stay = self.seconds(load.dial) - times[load.dial]
-            drafts = {model for model, *_ in passes} - {"target"}
-            load.price = self.requests * sum(load.costs[model].row for model in drafts)
-            load.again = self.requests * load.costs["target"].row
-            if untried:
-                return max(REVIEW, SHOWN // self.requests)
-        same = load.dial == before == least
-        load.spell = min(2 * load.spell, LONGEST) if same else REVIEW
-        return load.spell if self.known(load.dial) else 1
+            times = {
+                value: load.seconds(self.passes(value)) / self.tokens(value)
+                for value in self.dial.values
+            }
+            self.choose(load, times)
+            load.gain = times[self.least] - times[load.value]
+            load.wait_gain = times[load.value] * (self.tokens(load.value) - 1)
+            load.weigh(most, self.requests)
+            self.plan(load, times)
 
-    def known(self, value: int) -> bool:
-        """Whether passes as in a cycle that proposes so many were seen."""
-        costs = self.load.costs
-        return all(
-            costs[model].knows(rows * self.requests)
-            for model, rows, times in self.passes(value)
-            if times
-        )
+    def choose(self, load: Load, times: dict[int, float]) -> None:
+        """Choose the least time per token; a change, and an end of a trial, set the next trial."""
+        was_plain = load.value == self.least
+        margin = BEGIN if was_plain or not load.due else STAY
+        load.value = min(self.others, key=times.__getitem__)
+        if times[load.value] * margin > times[self.least]:
+            load.value = self.least
+        if was_plain != (load.value == self.least):
+            load.patience = PATIENCE
+        elif load.trial:
+            load.patience = min(2 * load.patience or PATIENCE, LONGEST)
+        else:
+            return
+        load.trial, load.trier, load.due = 0, None, self.cycles + load.patience
 
-    def seconds(self, value: int) -> float:
-        """What the passes of a cycle take that proposes so many."""
-        return sum(
-            times * self.load.costs[model].at(rows * self.requests)
-            for model, rows, times in self.passes(value)
-            if times
-        )
+    def plan(self, load: Load, times: dict[int, float]) -> None:
+        """Begin a trial that is due, or set the next decision."""
+        load.tried[load.value] = self.cycles
+        if not load.is_measured(self.passes(load.value)):
+            return
+        if self.cycles >= load.due:
+            best = min(self.others, key=times.__getitem__)
+            close = [value for value in self.others if times[value] <= NEAR * times[best]]
+            rivals = [self.least, *([best] if self.dial.nested else close)]
+            self.begin_trial(load, [value for value in rivals if value != load.value])
+        elif load.value == self.least:
+            load.review = load.due  # until then nothing new is measured
+        else:
+            load.review = min(self.cycles + TRIAL, load.due)
 
-    def passes(self, value: int) -> Passes:
-        """What cycles that propose so many run."""
-        return self.dial.passes(value, self.tokens(value))
+    def begin_trial(self, load: Load, rivals: list[int]) -> None:
+        """Try the number that was not run for the longest time."""
+        load.trial = min(rivals, key=lambda value: load.tried.get(value, -1))
+        load.began = load.tried[load.trial] = self.cycles
+        load.renew(self.passes(load.trial))
+        if load.value == self.least:
+            self.acceptance.renew()
+
+    def is_running(self, load: Load) -> bool:
+        """Whether a trial lasts; a plain one until enough cycles ran in a row, if they ever do."""
+        if self.cycles < load.began + TRIAL:
+            return True
+        late = self.cycles >= load.began + PATIENCE
+        return load.trial == self.least and self.plain < TRIAL and not late
 
     def tokens(self, value: int) -> float:
-        """Tokens that cycles which propose so many bring on average; at first as longer ones do."""
-        rates = self.longer(value)
-        last = rates[-1] if len(rates) > 1 else HOPE
-        total: float = sum(accumulate((rates + [last] * value)[:value], mul))
-        return total
+        """Expected tokens of a cycle, never 0."""
+        return max(self.acceptance.tokens(value), 1e-9)
 
-    def longer(self, value: int) -> list[float]:
-        """How often each token was kept by cycles that propose as many, or else by longer ones."""
-        tried = min(self.rates, key=lambda other: (other < value, abs(other - value)), default=0)
-        return self.rates.get(tried, [1.0])
+    def passes(self, value: int) -> Passes:
+        """Expected passes of a cycle, with the rows of all requests."""
+        passes = self.dial.passes(value, self.tokens(value))
+        return [(role, rows * self.requests, times) for role, rows, times in passes if times]

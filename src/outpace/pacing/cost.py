@@ -6,10 +6,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import log2
+from math import inf, log2
 
-MEMORY, FEW = 64, 3
-"""Passes of about a length, and cycles of a method, that are remembered; and where in doubt."""
+MEMORY, FEW = 64, 4
+"""Passes of about one length over which a mean is taken, and those of which the least counts.
+
+The first passes of a length are slower, by up to three times, and never quicker."""
+
+CLIP = 1.5
+"""Factor of the mean up to which a pass counts: beyond, something else had the processor."""
 
 
 @dataclass(slots=True)
@@ -17,34 +22,31 @@ class Cost:
     """Seconds of a pass by its rows: means of recent ones of about a length, and between them.
 
     Attributes:
-        means: how many are remembered, their mean rows and seconds, by half powers of two.
-        prior: rows and seconds of passes under other circumstances, by half powers of two, beside
-            which all take about as much more, or less, as those that were seen.
-        cold: whether nothing has run, so that what runs first is slow for other reasons.
+        means: number of passes, their mean rows and seconds, by half powers of two.
+        prior: rows and seconds of passes at another load, by half powers of two. All take as much
+            more, or less, at this one as those that were measured here.
         curve: lengths and seconds that never fall, from 0 on; None where passes came since.
     """
 
     means: dict[int, tuple[int, float, float]] = field(default_factory=dict)
     prior: dict[int, tuple[float, float]] = field(default_factory=dict)
-    cold: bool = True
     curve: tuple[Sequence[float], Sequence[float]] | None = None
 
     def add(self, rows: int, seconds: float) -> None:
-        """A pass of so many rows took so long."""
+        """Record the time of a pass."""
         key, self.curve = round(2 * log2(rows)), None
-        if self.cold and self.means:
-            self.means, self.cold = {}, False
-        count, length, mean = self.means.get(key, (0, 0.0, 0.0))
-        if count:
-            # Something else may have had the machine, in the first one as well.
-            seconds = min(seconds, 2 * mean)
-            mean = min(mean, seconds) if count == 1 else mean
-        count = min(count + 1, MEMORY)
-        self.means[key] = (
-            count,
-            length + (rows - length) / count,
-            mean + (seconds - mean) / count,
-        )
+        count, length, mean = self.means.get(key, (0, 0.0, inf))
+        if count < FEW:
+            mean = min(mean, seconds)
+        else:
+            mean += (min(seconds, CLIP * mean) - mean) / (count + 1)
+        length += (rows - length) / (count + 1)
+        self.means[key] = min(count + 1, MEMORY), length, mean
+
+    @property
+    def cold(self) -> bool:
+        """Whether no length was measured twice; what runs once is slow for other reasons."""
+        return not self.prior and all(count == 1 for count, *_ in self.means.values())
 
     @property
     def points(self) -> dict[int, tuple[float, float]]:
@@ -52,7 +54,11 @@ class Cost:
 
         What was seen elsewhere is no less than what shorter passes took here.
         """
-        here = {key: (length, mean) for key, (_, length, mean) in self.means.items()}
+        here = {
+            key: (length, mean)
+            for key, (count, length, mean) in self.means.items()
+            if count > 1 or self.cold
+        }
         more = [here[key][1] - self.prior[key][1] for key in here.keys() & self.prior.keys()]
         shift = sum(more) / max(len(more), 1)
         there = {
@@ -63,10 +69,10 @@ class Cost:
 
     def elsewhere(self) -> Cost:
         """What to think at first of the same passes under other circumstances."""
-        return Cost(prior=self.points, cold=self.cold)
+        return Cost(prior={} if self.cold else self.points)
 
     def renew(self, rows: float) -> None:
-        """Let the passes of about so many rows that follow count as much as all that were."""
+        """Let the next passes of about this length count as much as all before."""
         key = round(2 * log2(rows))
         if key in self.means:
             count, length, mean = self.means[key]
@@ -85,13 +91,15 @@ class Cost:
 
     @property
     def row(self) -> float:
-        """Seconds of one of many rows."""
-        length, mean = (points := self.points)[max(points)]
+        """Seconds per row of the longest passes."""
+        points = {key: (length, mean) for key, (_, length, mean) in self.means.items()}
+        length, mean = max((points or self.prior).values())
         return mean / length
 
     def knows(self, rows: float) -> bool:
-        """Whether passes of about so many rows, or of both fewer and more, were seen."""
-        return bool(self.means) and min(self.means) <= round(2 * log2(rows)) <= max(self.means)
+        """Whether passes of this length, or of both fewer and more rows, were measured twice."""
+        keys = [key for key, (count, *_) in self.means.items() if count > 1]
+        return bool(keys) and min(keys) <= round(2 * log2(rows)) <= max(keys)
 
 
 def interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:

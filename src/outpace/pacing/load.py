@@ -1,0 +1,69 @@
+"""What is measured and decided while about the same number of requests runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outpace.decoding.dial import Passes
+from outpace.pacing.backlog import Backlog
+from outpace.pacing.cost import Cost
+
+
+@dataclass(slots=True)
+class Load:
+    """State for one number of running requests, rounded to a power of two.
+
+    Attributes:
+        value: chosen number of tokens per cycle.
+        costs: seconds of passes, by role of the model.
+        gain: seconds per token that the choice saves over plain decoding.
+        wait_gain: the same for one request if all others draft anyway and it waits for them.
+        read, reread: seconds to read one slot of a backlog by the draft, and again by the target.
+        review, due: cycles of the next decision and of the next trial.
+        patience: cycles between trials.
+        trial: number of tokens on trial, 0 for none; it began in cycle `began`.
+        trier: the request that tries it, where plain decoding is the choice for all others.
+        tried: last cycle in which each number was chosen or tried.
+    """
+
+    value: int
+    costs: dict[str, Cost] = field(default_factory=dict)
+    gain: float = 0.0
+    wait_gain: float = 0.0
+    read: float = 0.0
+    reread: float = 0.0
+    review: int = 0
+    due: int = 0
+    patience: int = 0
+    trial: int = 0
+    began: int = 0
+    trier: object = None
+    tried: dict[int, int] = field(default_factory=dict)
+
+    def pays(self, gain: float, backlog: Backlog) -> bool:
+        """Whether `gain` on all tokens that are left exceeds the time to catch up."""
+        return backlog.left * gain >= backlog.unread * self.read + backlog.lost * self.reread
+
+    def is_cold(self, passes: Passes) -> bool:
+        """Whether a model of these passes has not run more than once."""
+        return any(self.costs.get(role, Cost()).cold for role, *_ in passes)
+
+    def is_measured(self, passes: Passes) -> bool:
+        """Whether passes like all of these were measured."""
+        return all(self.costs[role].knows(rows) for role, rows, _ in passes)
+
+    def seconds(self, passes: Passes) -> float:
+        """Expected seconds of these passes."""
+        return sum(times * self.costs[role].at(rows) for role, rows, times in passes)
+
+    def renew(self, passes: Passes) -> None:
+        """Let the next passes like these count as much as all before."""
+        for role, rows, _ in passes:
+            self.costs[role].renew(rows)
+
+    def weigh(self, passes: Passes, requests: int) -> None:
+        """Set what one slot of a backlog costs all requests, who wait while it is read."""
+        rows = {role: self.costs[role].row for role, *_ in passes}
+        self.reread = requests * rows.pop("target")
+        # A draft reads no slower than the target, whose prompts are measured from the beginning.
+        self.read = min(self.reread, requests * sum(rows.values()))
