@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Protocol, Self
 
-from outpace.api.async_llm import AsyncLLM
-from outpace.api.worker import Worker
-from outpace.server.child import Child
-from outpace.server.decoder import Driving
+from outpace.api.engine_client import EngineClient, ModelClient
+from outpace.api.engine_thread import EngineThread
+from outpace.server.engine_process import EngineProcess, Order
 from outpace.server.fault import Fault
 from outpace.server.metrics import Metrics
 from outpace.server.models import Model, load_all
-from outpace.server.plant import Order
 from outpace.server.settings import Config, Settings
 
 
@@ -29,9 +27,11 @@ class InHand(Protocol):
 class Service:
     """What the routes of one server share."""
 
-    def __init__(self, models: Mapping[str, Model], worker: Driving, settings: Settings) -> None:
+    def __init__(
+        self, models: Mapping[str, Model], client: EngineClient, settings: Settings
+    ) -> None:
         self.models = models
-        self.worker = worker
+        self.client = client
         self.settings = settings
         self.metrics = Metrics(models)
         self.random = Random()  # to ask the system each time lets the engine's thread in between
@@ -45,19 +45,15 @@ class Service:
 
         Raises `ValueError` that names the model which cannot be served.
         """
-        loaded, waiting = load_all(config.models), config.server.max_waiting
-        worker = Worker()
-        models = {
-            name: Model(
-                name=name,
-                entry=config.models[name],
-                engine=AsyncLLM(llm, worker=worker, max_waiting=waiting),
-                text=llm.text,
-                **vars(known),
+        client, models = EngineThread(), {}
+        for name, (llm, known) in load_all(config.models).items():
+            client.add(name, llm)
+            most = llm.engine.max_sequences + config.server.max_waiting
+            engine = ModelClient(client, name, llm.text, most)
+            models[name] = Model(
+                name=name, entry=config.models[name], engine=engine, text=llm.text, **vars(known)
             )
-            for name, (llm, known) in loaded.items()
-        }
-        return cls(models, worker, config.server)
+        return cls(models, client, config.server)
 
     @classmethod
     def apart(cls, config: Config, *, small: bool) -> Self:
@@ -67,8 +63,13 @@ class Service:
         as `load`.
         """
         order = Order(models=config.models, small=small, verbose=config.server.verbose)
-        child = Child(order, config.server.max_waiting)
-        return cls(child.models, child, config.server)
+        client, models = EngineProcess(order), {}
+        for name, entry in config.models.items():
+            engine = client.model(name, entry, config.server.max_waiting)
+            models[name] = Model(
+                name=name, entry=entry, engine=engine, text=engine.text, **vars(client.known[name])
+            )
+        return cls(models, client, config.server)
 
     def model(self, name: str) -> Model:
         """A model by its name; `Fault` for an unknown one."""
@@ -86,8 +87,8 @@ class Service:
     @property
     def failure(self) -> str | None:
         """Why no request can be answered any more; None while all is well."""
-        began = self.worker.heartbeat
-        if self.worker.error is not None or not self.worker.alive:
+        began = self.client.heartbeat
+        if self.client.error is not None or not self.client.alive:
             return "the engine has stopped"
         if began and time.monotonic() - began > self.settings.step_seconds:
             return f"a step of the engine takes more than {self.settings.step_seconds:g} seconds"
