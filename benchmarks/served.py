@@ -42,7 +42,7 @@ class Served:
 
     @property
     def engine(self) -> int:
-        """The process that decodes: the only one that the server has started."""
+        """The engine process: the only one that the server has started."""
         number = self.process.pid
         (engine,) = Path(f"/proc/{number}/task/{number}/children").read_text().split()
         return int(engine)
@@ -54,7 +54,7 @@ class Served:
 
     @property
     def cpu(self) -> float:
-        """CPU seconds that the process that decodes has used, in all threads."""
+        """CPU seconds that the engine process has used, in all threads."""
         fields = Path(f"/proc/{self.engine}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / 100  # user and system, in ticks of 10 ms
 

@@ -1,4 +1,4 @@
-"""The process that decodes: it answers as one process does, and neither outlives the other."""
+"""The engine process: it answers as one process does, and neither outlives the other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def zoo() -> Iterator[Process]:
 
 
 def engine_of(process: Process) -> int:
-    """The process that decodes."""
+    """Its engine process."""
     number = process.process.pid
     (engine,) = Path(f"/proc/{number}/task/{number}/children").read_text().split()
     return int(engine)
