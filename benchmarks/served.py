@@ -107,8 +107,8 @@ def address(process: subprocess.Popen[bytes], log: Path) -> str:
     """Where a server listens, once it does."""
     limit = time.monotonic() + START
     while time.monotonic() < limit and process.poll() is None:
-        if found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text()):
-            return found[0]
+        if found := re.search(r"listening on (http://127\.0\.0\.1:\d+)", log.read_text()):
+            return found[1]
         time.sleep(0.05)
     raise SystemExit(f"the server does not start: {log.read_text()}")
 
