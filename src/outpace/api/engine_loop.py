@@ -114,7 +114,7 @@ class Connection(Protocol):
 
 
 class Budget:
-    """Bounds the share of time that notifications take.
+    """Bounds the share of time that notifications take of any thread.
 
     Each is followed by a rest as long as `SHARE` wants, and no longer than `LONGEST`. Urgent events
     are sent in it, too, and neither cut nor prolong it.
@@ -129,9 +129,8 @@ class Budget:
         return time.monotonic() >= self.until
 
     def charge(self, seconds: float) -> None:
-        """Prolong the rest by what a notification has cost; from any thread."""
-        now = time.monotonic()
-        self.until = min(max(self.until, now) + seconds / SHARE, now + LONGEST)
+        """Rest after a notification that has cost a thread so much; from any thread."""
+        self.until = max(self.until, time.monotonic() + min(seconds / SHARE, LONGEST))
 
 
 class ActiveRequest:
@@ -205,7 +204,8 @@ class EngineLoop:
 
     Attributes:
         unread: requests whose constraints are read before they enter.
-        messages: what is sent next, and `charge` what its cost is charged to, if anything.
+        messages: what is sent next.
+        cost: CPU seconds that collecting these took; None where they are urgent.
         due: whether events that can wait are sent in this round, one decision for all models.
     """
 
@@ -216,7 +216,7 @@ class EngineLoop:
         self.reading = ThreadPoolExecutor(1, thread_name_prefix="outpace-constraints")
         self.budget = Budget()
         self.messages: list[Message] = []
-        self.charge: Charge | None = None
+        self.cost: float | None = None
         self.due = True
 
     def run(self) -> None:
@@ -287,19 +287,18 @@ class EngineLoop:
         if progress := model.collect(complete):
             self.messages += progress
             if complete:
-                self.charge = self.budget.charge
-                self.charge(time.thread_time() - began)
+                self.cost = (self.cost or 0.0) + time.thread_time() - began
         return more
 
     def flush(self) -> None:
         """Send what is new as one message, since each one costs."""
         if self.messages:
             messages, self.messages = self.messages, []
-            charge, self.charge = self.charge, None
+            cost, self.cost = self.cost, None
             began = time.thread_time()
-            self.connection.report(messages, charge)
-            if charge is not None:
-                charge(time.thread_time() - began)
+            self.connection.report(messages, None if cost is None else self.budget.charge)
+            if cost is not None:
+                self.budget.charge(cost + time.thread_time() - began)
 
     def close(self) -> None:
         """Free what requests hold, once it runs no more."""
