@@ -305,7 +305,6 @@ def test_closing_ends_what_is_in_hand(llm: LLM, shared: bool) -> None:
         served.thread.thread.join(LIMIT)
 
     run(work())
-    llm.driver.step()
     assert pages_in_use(llm.engine) == 0
 
 
@@ -344,6 +343,26 @@ def test_threads_may_drive_beside_it(llm: LLM) -> None:
             return [output.text for output in [*outputs, *sum(await asyncio.gather(*plain), [])]]
 
     assert set(run(work())) == {llm.generate(QUESTION)[0].text}
+
+
+def test_a_name_is_served_once(llm: LLM) -> None:
+    """And again after its end, with all that it had before."""
+
+    async def work() -> str:
+        thread = EngineThread()
+        first = AsyncLLM(llm, thread=thread)
+        with pytest.raises(ValueError, match="'tiny-ar' is served already"):
+            AsyncLLM(llm, thread=thread)
+        first.close()
+        while llm.name in thread.loop.models:
+            await asyncio.sleep(0.001)
+        async with serving(llm, thread=thread) as again:
+            text = (await again.generate(QUESTION)).text
+            assert first.running == first.waiting == again.running == 0
+            thread.close()
+        return text
+
+    assert run(work()) == llm.generate(QUESTION)[0].text
 
 
 def test_bounds_of_the_queue() -> None:

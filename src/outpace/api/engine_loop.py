@@ -70,11 +70,17 @@ class Cancel(NamedTuple):
     model: str
 
 
+class Remove(NamedTuple):
+    """The end of a model and of all its requests, which have no last event."""
+
+    model: str
+
+
 class Inspect(NamedTuple):
     """A question for what the engines hold."""
 
 
-Command = Submit | Cancel | Inspect
+Command = Submit | Cancel | Remove | Inspect
 
 EngineUsage = tuple[int, list[Usage]]
 """How many requests run in an engine, and what the caches of its models hold."""
@@ -244,6 +250,8 @@ class EngineLoop:
                     self.admit(command)
                 case Cancel():
                     self.cancel(command)
+                case Remove(model=name):
+                    self.models.pop(name).close()
                 case Inspect():
                     self.messages.append({name: each.usage for name, each in self.models.items()})
         self.flush()

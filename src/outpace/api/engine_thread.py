@@ -19,6 +19,7 @@ from outpace.api.engine_loop import (
     EngineUsage,
     Message,
     Progress,
+    Remove,
     ServedModel,
 )
 from outpace.api.llm import LLM
@@ -52,7 +53,7 @@ class EngineThread(EngineClient):
 
     def remove(self, name: str) -> None:
         """Serve a model no more; its requests end with an error."""
-        self.loop.models.pop(name).close()
+        self.send(Remove(name))
         for request in [*self.requests.values()]:
             if request.model.name == name:
                 request.fail(EngineDied(self.CLOSED))
