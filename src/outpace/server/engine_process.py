@@ -17,7 +17,7 @@ from typing import cast
 
 import torch
 
-from outpace.api.engine_client import EngineClient, EngineDied, ModelClient
+from outpace.api.engine_client import EngineClient, EngineDied
 from outpace.api.engine_loop import (
     Command,
     ConnectionEnded,
@@ -71,7 +71,7 @@ class EngineProcess(EngineClient, asyncio.Protocol):
     Raises `ValueError` where that process cannot load the models of an order.
 
     Attributes:
-        known: what it has loaded, by the names of models.
+        known, texts: what it has loaded and their tokenizers, by the names of models.
         measured: what the engines held when that was last asked.
         silent: for how long nothing was received, in seconds that this process was there to listen.
     """
@@ -90,6 +90,7 @@ class EngineProcess(EngineClient, asyncio.Protocol):
             self.process = started(theirs.fileno())
         try:
             self.known = self.load(order)
+            self.texts = {name: self.text(name, entry) for name, entry in order.models.items()}
         except BaseException:
             self.close()
             raise
@@ -105,11 +106,11 @@ class EngineProcess(EngineClient, asyncio.Protocol):
             raise loaded
         return cast(Mapping[str, Known], loaded)
 
-    def model(self, name: str, entry: Entry, max_waiting: int) -> ModelClient:
-        """One of its models, for which this many requests may wait beside those that run."""
+    def text(self, name: str, entry: Entry) -> Text:
+        """The tokenizer of one of its models, since prompts become token ids here."""
         text = Text(self.known[name].place, load_tokenizer(entry.path))
         text.limit(self.known[name].config.max_length)
-        return ModelClient(self, name, text, entry.max_sequences + max_waiting)
+        return text
 
     async def join(self) -> None:
         """Receive messages from now on, in the event loop that runs."""

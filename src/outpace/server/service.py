@@ -10,10 +10,11 @@ from typing import Any, Protocol, Self
 
 from outpace.api.engine_client import EngineClient, ModelClient
 from outpace.api.engine_thread import EngineThread
+from outpace.api.text import Text
 from outpace.server.engine_process import EngineProcess, Order
 from outpace.server.fault import Fault
 from outpace.server.metrics import Metrics
-from outpace.server.models import Model, load_all
+from outpace.server.models import Known, Model, load_all
 from outpace.server.settings import Config, Settings
 
 
@@ -45,15 +46,11 @@ class Service:
 
         Raises `ValueError` that names the model which cannot be served.
         """
-        client, models = EngineThread(), {}
-        for name, (llm, known) in load_all(config.models).items():
+        client, loaded = EngineThread(), load_all(config.models)
+        for name, (llm, _) in loaded.items():
             client.add(name, llm)
-            most = llm.engine.max_sequences + config.server.max_waiting
-            engine = ModelClient(client, name, llm.text, most)
-            models[name] = Model(
-                name=name, entry=config.models[name], engine=engine, text=llm.text, **vars(known)
-            )
-        return cls(models, client, config.server)
+        texts = {name: llm.text for name, (llm, _) in loaded.items()}
+        return cls.of(config, client, {name: known for name, (_, known) in loaded.items()}, texts)
 
     @classmethod
     def apart(cls, config: Config, *, small: bool) -> Self:
@@ -63,11 +60,24 @@ class Service:
         as `load`.
         """
         order = Order(models=config.models, small=small, verbose=config.server.verbose)
-        client, models = EngineProcess(order), {}
+        client = EngineProcess(order)
+        return cls.of(config, client, client.known, client.texts)
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        client: EngineClient,
+        known: Mapping[str, Known],
+        texts: Mapping[str, Text],
+    ) -> Self:
+        """A server whose models a client has loaded."""
+        models = {}
         for name, entry in config.models.items():
-            engine = client.model(name, entry, config.server.max_waiting)
+            most = entry.max_sequences + config.server.max_waiting
+            engine = ModelClient(client, name, texts[name], most)
             models[name] = Model(
-                name=name, entry=entry, engine=engine, text=engine.text, **vars(client.known[name])
+                name=name, entry=entry, engine=engine, text=texts[name], **vars(known[name])
             )
         return cls(models, client, config.server)
 
