@@ -76,7 +76,7 @@ class Side:
 
 
 def timed(side: Side) -> Timing:
-    """Seconds of a part; CPU seconds are those of the process that decodes."""
+    """Seconds of a part; CPU seconds are those of the engine process."""
     wall, cpu = time.perf_counter(), side.cpu()
     side()
     return Timing(side.cpu() - cpu, time.perf_counter() - wall)

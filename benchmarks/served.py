@@ -41,21 +41,21 @@ class Served:
         return Client(self.url, timeout=120.0)
 
     @property
-    def plant(self) -> int:
-        """The process that decodes: the only one that the server has started."""
+    def engine(self) -> int:
+        """The engine process: the only one that the server has started."""
         number = self.process.pid
-        (plant,) = Path(f"/proc/{number}/task/{number}/children").read_text().split()
-        return int(plant)
+        (engine,) = Path(f"/proc/{number}/task/{number}/children").read_text().split()
+        return int(engine)
 
     @property
     def memory(self) -> float:
         """Resident memory of both processes in MiB."""
-        return sum(map(resident, (self.process.pid, self.plant)))
+        return sum(map(resident, (self.process.pid, self.engine)))
 
     @property
     def cpu(self) -> float:
-        """CPU seconds that the process that decodes has used, in all threads."""
-        fields = Path(f"/proc/{self.plant}/stat").read_text().rpartition(")")[2].split()
+        """CPU seconds that the engine process has used, in all threads."""
+        fields = Path(f"/proc/{self.engine}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / 100  # user and system, in ticks of 10 ms
 
 
@@ -107,8 +107,8 @@ def address(process: subprocess.Popen[bytes], log: Path) -> str:
     """Where a server listens, once it does."""
     limit = time.monotonic() + START
     while time.monotonic() < limit and process.poll() is None:
-        if found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text()):
-            return found[0]
+        if found := re.search(r"listening on (http://127\.0\.0\.1:\d+)", log.read_text()):
+            return found[1]
         time.sleep(0.05)
     raise SystemExit(f"the server does not start: {log.read_text()}")
 

@@ -17,8 +17,9 @@ import pytest
 
 from helpers import is_idle, pages_in_use
 from outpace import LLM, AsyncLLM
-from outpace.api.async_llm import Draining, QueueFull
-from outpace.api.worker import HOPS, LONGEST, SHARE, Worker, WorkerDied
+from outpace.api.engine_client import Draining, EngineDied, PendingRequest
+from outpace.api.engine_loop import LONGEST, SHARE, Budget, Progress, QueueFull
+from outpace.api.engine_thread import HOPS, EngineThread, deliver
 from outpace.decoding import Decoding, Forward, Request
 from outpace.engine.job import DecodingError
 from outpace.methods import APD, D2F, Autoregressive, Diffusion, LeftToRight, Method, Speculative
@@ -55,8 +56,8 @@ async def serving(llm: LLM, **options: Any) -> AsyncIterator[AsyncLLM]:
         await asyncio.wait_for(served.drained(), LIMIT)
     finally:
         served.close()
-        served.worker.thread.join(LIMIT)
-    assert not served.worker.thread.is_alive()
+        served.thread.thread.join(LIMIT)
+    assert not served.thread.thread.is_alive()
     assert is_idle(llm.engine)
 
 
@@ -77,7 +78,7 @@ def options_of(number: int, methods: list[Method]) -> dict[str, Any]:
 
 
 def test_many_at_once_are_each_as_alone(llm: LLM, dream: LLM) -> None:
-    """Two models of one worker, generated, streamed and watched."""
+    """Two models of one thread, generated, streamed and watched."""
 
     async def ask(served: AsyncLLM, number: int, methods: list[Method]) -> Any:
         options, way = options_of(number, methods), number % 3
@@ -96,8 +97,8 @@ def test_many_at_once_are_each_as_alone(llm: LLM, dream: LLM) -> None:
         return output.text
 
     async def work() -> list[str]:
-        worker = Worker()
-        async with serving(llm, worker=worker) as one, serving(dream, worker=worker) as other:
+        thread = EngineThread()
+        async with serving(llm, thread=thread) as one, serving(dream, thread=thread) as other:
             found = await asyncio.gather(
                 *(
                     ask(served, number, methods)
@@ -107,7 +108,7 @@ def test_many_at_once_are_each_as_alone(llm: LLM, dream: LLM) -> None:
             )
             await one.drained()
             await other.drained()
-            worker.close()
+            thread.close()
             return found
 
     alone = [
@@ -268,7 +269,7 @@ def test_constraints_are_read_aside(llm: LLM) -> None:
             assert over[-1] == "slow"
             (alone,) = llm.generate(QUESTION, regex="[a-c]{2}", max_tokens=8)
             assert known.ids == alone.ids
-            assert served.worker.unread == served.coming == 0
+            assert not served.thread.loop.unread and not served.requests
 
     run(work())
 
@@ -289,22 +290,21 @@ def test_draining_takes_nothing_more(llm: LLM) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_closing_ends_what_is_in_hand(llm: LLM, shared: bool) -> None:
-    """With an error, and without waiting for it; others may go on with the worker."""
+    """With an error, and without waiting for it; others may go on with the thread."""
 
     async def work() -> None:
-        served = AsyncLLM(llm, worker=Worker() if shared else None)
+        served = AsyncLLM(llm, thread=EngineThread() if shared else None)
         answer = await served.submit(QUESTION, ignore_eos=True, max_tokens=400)
         served.close()
-        with suppress(WorkerDied):
+        with suppress(EngineDied):
             assert (await answer.output()).finish_reason == "cancelled"
         await served.drained()
-        with pytest.raises(Draining if shared else WorkerDied):
+        with pytest.raises(Draining if shared else EngineDied):
             await served.submit(QUESTION)
-        served.worker.close()
-        served.worker.thread.join(LIMIT)
+        served.thread.close()
+        served.thread.thread.join(LIMIT)
 
     run(work())
-    llm.driver.step()
     assert pages_in_use(llm.engine) == 0
 
 
@@ -321,10 +321,10 @@ def test_an_engine_that_fails_again_and_again_ends_all(llm: LLM) -> None:
             raise OSError("a device that is lost")
 
         broken.driver.advance = fail  # type: ignore[method-assign]
-        with pytest.raises(WorkerDied, match="a device that is lost"):
+        with pytest.raises(EngineDied, match="a device that is lost"):
             await answer.output()
-        assert not served.worker.alive and isinstance(served.worker.error, OSError)
-        with pytest.raises(WorkerDied):
+        assert not served.thread.alive and isinstance(served.thread.error, OSError)
+        with pytest.raises(EngineDied):
             await served.submit(QUESTION)
         served.close()
 
@@ -345,10 +345,30 @@ def test_threads_may_drive_beside_it(llm: LLM) -> None:
     assert set(run(work())) == {llm.generate(QUESTION)[0].text}
 
 
+def test_a_name_is_served_once(llm: LLM) -> None:
+    """And again after its end, with all that it had before."""
+
+    async def work() -> str:
+        thread = EngineThread()
+        first = AsyncLLM(llm, thread=thread)
+        with pytest.raises(ValueError, match="'tiny-ar' is served already"):
+            AsyncLLM(llm, thread=thread)
+        first.close()
+        while llm.name in thread.loop.models:
+            await asyncio.sleep(0.001)
+        async with serving(llm, thread=thread) as again:
+            text = (await again.generate(QUESTION)).text
+            assert first.running == first.waiting == again.running == 0
+            thread.close()
+        return text
+
+    assert run(work()) == llm.generate(QUESTION)[0].text
+
+
 def test_bounds_of_the_queue() -> None:
     """A queue of a negative length is none."""
     with pytest.raises(ValueError, match="max_waiting must be at least 0"):
-        AsyncLLM(LLM("tiny-aux"), worker=Worker(), max_waiting=-1)
+        AsyncLLM(LLM("tiny-aux"), thread=EngineThread(), max_waiting=-1)
 
 
 def test_what_can_wait_rests_by_its_cost() -> None:
@@ -359,32 +379,31 @@ def test_what_can_wait_rests_by_its_cost() -> None:
         while time.thread_time() - began < seconds:
             pass
 
-    async def told(worker: Worker, cost: float, *, all: bool) -> float:
-        """Seconds for which it is quiet behind an answer whose reader computes for so long."""
-        answer, loop = SimpleNamespace(news=asyncio.Event()), asyncio.get_running_loop()
+    async def rest(budget: Budget, cost: float, *, urgent: bool) -> float:
+        """Seconds of rest after progress whose reader computes for so long."""
+        model: Any = SimpleNamespace(requests=set(), client=SimpleNamespace(requests={}))
+        request = PendingRequest(model, 0)
 
         async def read() -> None:
-            await answer.news.wait()
+            await request.admission()
             burn(cost)
 
         reader = asyncio.create_task(read())
         await asyncio.sleep(0)
-        worker.tell(loop, [answer], all=all)
+        charge = None if urgent else budget.charge
+        deliver(request.loop, [(request, Progress(0))], charge)
         await reader
         for _ in range(HOPS):
             await asyncio.sleep(0)
-        return worker.quiet - time.monotonic()
+        return budget.until - time.monotonic()
 
     async def work() -> None:
-        worker = Worker()
-        try:
-            assert await told(worker, LONGEST * SHARE * 4, all=False) <= 0
-            assert await told(worker, LONGEST * SHARE / 5, all=True) > 0
-            most = await told(worker, LONGEST * SHARE * 4, all=True)
-            assert 0 < most <= LONGEST
-            assert 0 < await told(worker, 0, all=False) <= most
-        finally:
-            worker.close()
+        budget = Budget()
+        assert await rest(budget, LONGEST * SHARE * 4, urgent=True) <= 0 and budget.is_due
+        assert await rest(budget, LONGEST * SHARE / 5, urgent=False) > 0 and not budget.is_due
+        most = await rest(budget, LONGEST * SHARE * 4, urgent=False)
+        assert 0 < most <= LONGEST
+        assert 0 < await rest(budget, 0, urgent=True) <= most
 
     run(work())
 

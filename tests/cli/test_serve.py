@@ -130,4 +130,4 @@ def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert model.choice(None).settings["ratio"].default == 0.5
     assert (service.settings.max_waiting, service.settings.drain_seconds) == (5, 1.5)
     assert service.settings.key() == b"k"
-    service.worker.close()
+    service.client.close()

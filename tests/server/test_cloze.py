@@ -68,7 +68,7 @@ def test_holes_are_filled_by_methods_that_see_ahead(
 
 def test_a_text_is_filled_as_the_library_fills_it(client: TestClient, service: Service) -> None:
     """Alone, and as the answer to a question; each prompt by itself."""
-    llm: LLM = service.models["tiny-dream"].engine.llm
+    llm: LLM = service.client.loop.models["tiny-dream"].llm
     options: Any = {"temperature": 0.6, "top_p": 0.9, "seed": 3}
     alone = llm.fill(PARTS, **options)
     answer = ask(client, filling([TEXT, "One{{2}}."], logprobs=0, **options))

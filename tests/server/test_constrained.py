@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from asking import PAIRS, QUESTION, ask, chat, completion, events, refused, route, text_of
 from outpace import LLM
-from outpace.api import async_llm
+from outpace.api import engine_loop
 from outpace.constraint.compiler import Compiler
 from outpace.constraint.grammar import Derived
 from outpace.constraint.pattern import TooLarge
@@ -358,7 +358,7 @@ def test_constraints_that_wait_are_bounded(
     """Those that are known do not wait."""
     body = chat(guided_regex="[a-e]{3}", max_tokens=8)
     ask(client, body)
-    monkeypatch.setattr(async_llm, "MOST_UNREAD", 0)
+    monkeypatch.setattr(engine_loop, "MOST_UNREAD", 0)
     assert ask(client, body)["choices"]
     response = client.post(route(body), json=body | {"guided_regex": "[a-d]{3}"})
     assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
@@ -395,8 +395,8 @@ def test_client_that_goes_while_its_constraint_is_read_leaves_nothing(service: S
         assert again.sent[0]["status"] == 200
 
     asyncio.run(run())
-    engine = service.models["tiny-ar"].engine
-    assert not service.exchanges and engine.worker.unread == engine.coming == 0
+    assert not service.exchanges and not service.client.requests
+    assert not service.client.loop.unread
 
 
 WORDS = [

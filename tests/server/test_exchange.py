@@ -59,10 +59,7 @@ class Call:
 
 def held(service: Service) -> int:
     """Pages that requests hold."""
-    runners = [
-        each for model in service.models.values() for each in model.engine.llm.engine.runners
-    ]
-    return sum(int((runner.cache.holders > 0).sum()) for runner in runners)
+    return sum(each.held for model in service.models.values() for each in model.engine.usage)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -149,7 +146,7 @@ def test_method_that_fails_ends_its_own_request(
 
 
 @pytest.mark.parametrize(
-    "worker",
+    "engine",
     [
         {"heartbeat": -1000.0, "error": None, "alive": True},
         {"heartbeat": 0.0, "error": None, "alive": False},
@@ -157,13 +154,13 @@ def test_method_that_fails_ends_its_own_request(
     ],
 )
 def test_engine_that_hangs_or_has_died_is_no_health(
-    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch, worker: dict[str, Any]
+    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch, engine: dict[str, Any]
 ) -> None:
     """And no request is taken."""
-    if worker["heartbeat"]:
-        worker["heartbeat"] += time.monotonic()
+    if engine["heartbeat"]:
+        engine["heartbeat"] += time.monotonic()
     monkeypatch.setattr(
-        service, "worker", SimpleNamespace(measure=service.worker.measure, **worker)
+        service, "client", SimpleNamespace(measure=service.client.measure, **engine)
     )
     for response in (
         client.get("/health"),

@@ -120,7 +120,7 @@ def attacks(client: TestClient, service: Service, count: int, seed: int, skip: i
     answer = ask(client, chat(seed=1))
     assert ANSWER in answer["choices"][0]["message"]["content"]
     for model in service.models.values():
-        assert not any(runner.cache.holders.any() for runner in model.engine.llm.engine.runners)
+        assert not any(usage.held for usage in model.engine.usage)
     return seen
 
 

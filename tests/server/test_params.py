@@ -12,7 +12,7 @@ from asking import chat, completion, refused
 from outpace import LLM, Hole, OptionError
 from outpace.api.options import Chosen
 from outpace.errors import ContextError
-from outpace.server.plant import plain
+from outpace.server.connection import plain
 
 FAR = 10**6
 """No token of the zoo."""

@@ -11,7 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import QUESTION, ask, chat, completion, refused
-from outpace.api.async_llm import Draining, QueueFull
+from outpace.api.engine_client import Draining
+from outpace.api.engine_loop import QueueFull
 from outpace.server.service import Service
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -29,7 +29,7 @@ from outpace.checkpoints.load import (
     target_config,
 )
 from outpace.constraint.cloze import Parts
-from outpace.constraint.compiler import Compiler
+from outpace.constraint.compiler import Compiler, Unread
 from outpace.decoding import DRAFT_KINDS, Processor, Request
 from outpace.decoding.sampling import is_whole
 from outpace.engine.cache import cache_bytes, cache_slots, check_gib
@@ -163,11 +163,11 @@ class LLM:
                 self.text.agrees(text, self.config.vocab, config.vocab)
                 self.vocabularies[name] = text.size
 
-    def pair(self, method: Method) -> Pairing:
+    def pair(self, method: Method, *, wait: bool = True) -> Pairing:
         """The models of a method, checked once and then looked up.
 
         Raises `ValueError` where one is of another kind than the method wants, or does not share
-        a tokenizer with the target.
+        a tokenizer with the target; and unless it shall `wait`, `Unread` where they are not loaded.
         """
         if not isinstance(method, Method):
             message = f"method must be a Method, such as Autoregressive(), not {method!r}"
@@ -175,6 +175,8 @@ class LLM:
         models = named(method, self.name)
         key = (type(method), *models.items())
         if key not in self.pairings:
+            if not wait:
+                raise Unread
             with self.loading:
                 self.check_tokens(check_models(method, self.name, self.config))
                 further = {role: self.load(name) for role, name in models.items()}
@@ -191,7 +193,6 @@ class LLM:
         prompt: Prompt | None,
         *,
         streams: bool = False,
-        told: Callable[[], None] | None = None,
         wait: bool = True,
         requests: int = CONCURRENT,
         limit: int | None = None,
@@ -199,21 +200,19 @@ class LLM:
     ) -> Answer:
         """A request that is ready to be submitted. Raises `ValueError` for bad input.
 
-        `streams` and `told` are those of an `Answer`. Only a cloze needs no prompt. Unless it shall
-        `wait`, a constraint that was not read yet is an `Unread`. Without `max_tokens` so many
+        `streams` is that of an `Answer`. Only a cloze needs no prompt. Unless it shall `wait`, a
+        constraint or a model that was not read yet is an `Unread`. Without `max_tokens` so many
         `requests` share the cache, and an answer has at most `limit` tokens.
         """
         chosen = Chosen.of(options)
         method = self.method if chosen.method is None else chosen.method
         ids, layout = self.laid_out(prompt, chosen, method)
-        pairing = self.pair(method)
+        pairing = self.pair(method, wait=wait)
         max_tokens = chosen.max_tokens if layout is None else layout.size
         if max_tokens is None:
             share, least = min(requests, self.engine.max_sequences), chosen.min_tokens
             max_tokens = pairing.default_max_tokens(method, len(ids), share, least, limit)
-        answer = Answer(
-            Detokenizer(self.text, chosen.stop, chosen.min_tokens), streams, told, layout
-        )
+        answer = Answer(Detokenizer(self.text, chosen.stop, chosen.min_tokens), streams, layout)
 
         def listen(request: Request) -> None:
             if answer.push(request):
@@ -241,7 +240,7 @@ class LLM:
             constraint=constraint,
             given=None if layout is None else layout.given,
         )
-        hears = listen if streams or told or chosen.stop else None
+        hears = listen if streams or chosen.stop else None
         answer.job = self.engine.job(method, request, pairing, hears)
         return answer
 

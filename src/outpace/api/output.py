@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -150,13 +150,12 @@ class Answer:
     """A request on its way and the text that it has so far.
 
     Text is decoded by the thread that drives. Another one may take `pieces`, which there are where
-    somebody `streams`, and the `output` once the job is over. `told` is called when tokens came,
-    `seen` is the last piece that an event had, and `layout` is that of a cloze.
+    somebody `streams`, and the `output` once the job is over. `seen` is the last piece that an
+    event had, and `layout` is that of a cloze.
     """
 
     detokenizer: Detokenizer
     streams: bool = False
-    told: Callable[[], None] | None = None
     layout: Layout | None = None
     pieces: deque[Piece] = field(default_factory=deque)
     seen: Piece = Piece("", 0, 0, ())
@@ -169,8 +168,6 @@ class Answer:
         stopped = self.detokenizer.push(request.ids[known:])
         if self.streams:
             self.take()
-        if self.told is not None:
-            self.told()
         return stopped
 
     def take(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from reprlib import repr as brief
 from typing import Any
 
@@ -129,8 +128,7 @@ class Cloze:
         if not wait and not all(
             compiler.knows(hole.rule, False, size, ends) for hole in holes.values()
         ):
-            make = partial(cls.of, compiler, holes, given)
-            raise Unread(partial(make, size=size, ends=ends, sequential=sequential))
+            raise Unread
         made = []
         for number, (begin, hole) in enumerate(holes.items()):
             try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
@@ -45,11 +44,7 @@ Read = Language | Grammar | Counted
 
 
 class Unread(Exception):
-    """A constraint that was not read yet; `read` does so, and raises `ValueError` as ever."""
-
-    def __init__(self, read: Callable[[], object]) -> None:
-        super().__init__("a constraint that was not read yet")
-        self.read = read
+    """A constraint that was not read yet, or a model; ask again, and wait."""
 
 
 class Compiler:
@@ -83,7 +78,7 @@ class Compiler:
         """
         name, _ = rule
         if not wait and not self.knows(rule, sequential, size, ends):
-            raise Unread(partial(self.read, rule, sequential, size, ends, limit - begin))
+            raise Unread
         read = self.read(rule, sequential, size, ends, limit - begin)
         if read.shortest > limit - begin:
             raise OptionError(

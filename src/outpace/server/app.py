@@ -156,7 +156,7 @@ def add_state(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", response_class=Response, responses=text | document.faults())
     async def metrics() -> Response:
         """Everything that is counted, in Prometheus' format."""
-        await service.worker.measure()
+        await service.client.measure()
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from outpace.api.async_llm import Coming, Draining, QueueFull
+from outpace.api.engine_client import Draining, EngineDied, PendingRequest
+from outpace.api.engine_loop import QueueFull
 from outpace.api.output import Output
-from outpace.api.worker import WorkerDied
 from outpace.constraint.pattern import TooLarge
 from outpace.engine.job import DecodingError
 from outpace.errors import ContextError, OptionError
@@ -77,7 +77,7 @@ class Exchange:
             prompts=len(self.prompts),
             usage=asked.usage,
         )
-        self.answers: list[Coming] = []
+        self.answers: list[PendingRequest] = []
         self.outputs: dict[int, Output] = {}
         self.task: asyncio.Task[Any]
         self.fault: Fault | None = None
@@ -155,7 +155,7 @@ class Exchange:
             metrics.prompt.labels(*self.labels).inc(asked)
             self.clock.tell(metrics, self.labels)
 
-    async def admitted(self, submits: Sequence[Awaitable[Coming]]) -> list[Coming]:
+    async def admitted(self, submits: Sequence[Awaitable[PendingRequest]]) -> list[PendingRequest]:
         """All choices, once they were let in; `Fault`, and none of them, where one was not."""
         try:
             return await together(submits)
@@ -163,7 +163,7 @@ class Exchange:
             raise Fault(429, self.model.public(str(error)), headers=RETRY) from None
         except Draining as error:
             raise Fault(503, self.model.public(str(error)), headers=RETRY) from None
-        except WorkerDied:
+        except EngineDied:
             raise Fault(503, "the engine has stopped", headers=RETRY) from None
         except ValueError as error:
             raise self.blamed(error) from None
@@ -209,7 +209,7 @@ class Exchange:
                 raise
             self.task.uncancel()
             raise self.fault from None
-        except (DecodingError, WorkerDied) as error:
+        except (DecodingError, EngineDied) as error:
             if self.rule is not None and isinstance(error.__cause__, TooLarge):
                 option = self.rule.option
                 self.fault = self.blamed(OptionError(option, None, f"{option}: {error.__cause__}"))
@@ -285,11 +285,11 @@ async def gone(receive: Receive) -> None:
         pass
 
 
-async def together(submits: Sequence[Awaitable[Coming]]) -> list[Coming]:
+async def together(submits: Sequence[Awaitable[PendingRequest]]) -> list[PendingRequest]:
     """All of these; where one fails, the others are left."""
     tasks = [asyncio.ensure_future(submit) for submit in submits]
 
-    def leave(task: asyncio.Future[Coming]) -> None:
+    def leave(task: asyncio.Future[PendingRequest]) -> None:
         if not task.cancelled() and task.exception() is None:
             task.result().cancel()
 

@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from itertools import product
 from typing import Any
 
+from outpace.api.engine_client import ModelClient
 from outpace.api.llm import LLM
 from outpace.api.text import Text
 from outpace.checkpoints.load import load_config, target_config
@@ -17,7 +18,6 @@ from outpace.errors import OptionError, prefixed
 from outpace.methods import METHODS, Method
 from outpace.methods.options import Option, find_method, options_of
 from outpace.models.config import ModelConfig
-from outpace.server.decoder import Decoder
 from outpace.server.fault import Fault
 from outpace.server.fields import fields_of
 from outpace.server.logs import log_loading
@@ -150,7 +150,7 @@ class Model(Known):
 
     name: str
     entry: Entry
-    engine: Decoder
+    engine: ModelClient
     text: Text
 
     def __post_init__(self) -> None:

@@ -94,7 +94,7 @@ class Run:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        await self.service.worker.join()
+        await self.service.client.join()
         watchdog = asyncio.ensure_future(self.watch())
         try:
             await self.server.serve(sockets=[self.socket])
@@ -128,7 +128,7 @@ class Run:
             before = loop.time()
             await asyncio.sleep(TICK)
             self.service.metrics.lag.observe(max(loop.time() - before - TICK, 0))
-        log.error("%s; the process ends", failure, exc_info=self.service.worker.error)
+        log.error("%s; the process ends", failure, exc_info=self.service.client.error)
         self.status = 1
         self.service.end(Fault(500, f"{failure}; the server ends"))
         await asyncio.sleep(GRACE)
@@ -144,4 +144,4 @@ def run(service: Service, own: socket.socket) -> int:
     try:
         return Run(service, own)()
     finally:
-        service.worker.close()
+        service.client.close()

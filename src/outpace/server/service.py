@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Protocol, Self
 
-from outpace.api.async_llm import AsyncLLM
-from outpace.api.worker import Worker
-from outpace.server.child import Child
-from outpace.server.decoder import Driving
+from outpace.api.engine_client import EngineClient, ModelClient
+from outpace.api.engine_thread import EngineThread
+from outpace.api.text import Text
+from outpace.server.engine_process import EngineProcess, Order
 from outpace.server.fault import Fault
 from outpace.server.metrics import Metrics
-from outpace.server.models import Model, load_all
-from outpace.server.plant import Order
+from outpace.server.models import Known, Model, load_all
 from outpace.server.settings import Config, Settings
 
 
@@ -29,9 +28,11 @@ class InHand(Protocol):
 class Service:
     """What the routes of one server share."""
 
-    def __init__(self, models: Mapping[str, Model], worker: Driving, settings: Settings) -> None:
+    def __init__(
+        self, models: Mapping[str, Model], client: EngineClient, settings: Settings
+    ) -> None:
         self.models = models
-        self.worker = worker
+        self.client = client
         self.settings = settings
         self.metrics = Metrics(models)
         self.random = Random()  # to ask the system each time lets the engine's thread in between
@@ -45,19 +46,11 @@ class Service:
 
         Raises `ValueError` that names the model which cannot be served.
         """
-        loaded, waiting = load_all(config.models), config.server.max_waiting
-        worker = Worker()
-        models = {
-            name: Model(
-                name=name,
-                entry=config.models[name],
-                engine=AsyncLLM(llm, worker=worker, max_waiting=waiting),
-                text=llm.text,
-                **vars(known),
-            )
-            for name, (llm, known) in loaded.items()
-        }
-        return cls(models, worker, config.server)
+        client, loaded = EngineThread(), load_all(config.models)
+        for name, (llm, _) in loaded.items():
+            client.add(name, llm)
+        texts = {name: llm.text for name, (llm, _) in loaded.items()}
+        return cls.of(config, client, {name: known for name, (_, known) in loaded.items()}, texts)
 
     @classmethod
     def apart(cls, config: Config, *, small: bool) -> Self:
@@ -67,8 +60,26 @@ class Service:
         as `load`.
         """
         order = Order(models=config.models, small=small, verbose=config.server.verbose)
-        child = Child(order, config.server.max_waiting)
-        return cls(child.models, child, config.server)
+        client = EngineProcess(order)
+        return cls.of(config, client, client.known, client.texts)
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        client: EngineClient,
+        known: Mapping[str, Known],
+        texts: Mapping[str, Text],
+    ) -> Self:
+        """A server whose models a client has loaded."""
+        models = {}
+        for name, entry in config.models.items():
+            most = entry.max_sequences + config.server.max_waiting
+            engine = ModelClient(client, name, texts[name], most)
+            models[name] = Model(
+                name=name, entry=entry, engine=engine, text=texts[name], **vars(known[name])
+            )
+        return cls(models, client, config.server)
 
     def model(self, name: str) -> Model:
         """A model by its name; `Fault` for an unknown one."""
@@ -86,8 +97,8 @@ class Service:
     @property
     def failure(self) -> str | None:
         """Why no request can be answered any more; None while all is well."""
-        began = self.worker.heartbeat
-        if self.worker.error is not None or not self.worker.alive:
+        began = self.client.heartbeat
+        if self.client.error is not None or not self.client.alive:
             return "the engine has stopped"
         if began and time.monotonic() - began > self.settings.step_seconds:
             return f"a step of the engine takes more than {self.settings.step_seconds:g} seconds"

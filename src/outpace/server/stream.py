@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
-from outpace.api.async_llm import Coming
+from outpace.api.engine_client import PendingRequest
 from outpace.api.output import Event
 from outpace.server.reply import Offsets, Reply, step
 from outpace.server.schema import Asked
@@ -75,7 +75,7 @@ class Strand:
         return [None if token < 0 else self.reply.model.token(token) for token in canvas]
 
 
-async def merged(answers: Sequence[Coming]) -> AsyncGenerator[tuple[int, Event], None]:
+async def merged(answers: Sequence[PendingRequest]) -> AsyncGenerator[tuple[int, Event], None]:
     """Events of all choices, with the number of their choice."""
     if len(answers) == 1:  # nothing stands between it and what is written
         async for event in answers[0]:
@@ -84,7 +84,7 @@ async def merged(answers: Sequence[Coming]) -> AsyncGenerator[tuple[int, Event],
     # Where nobody reads, what comes waits in its answer, which makes one event of it.
     queue: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue(1)
 
-    async def pump(index: int, answer: Coming) -> None:
+    async def pump(index: int, answer: PendingRequest) -> None:
         try:
             async for event in answer:
                 await queue.put((index, event))

@@ -1,4 +1,4 @@
-"""The process that decodes: it answers as one process does, and neither outlives the other."""
+"""The engine process: it answers as one process does, and neither outlives the other."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def zoo() -> Iterator[Process]:
         yield process
 
 
-def plant_of(process: Process) -> int:
-    """The process that decodes."""
+def engine_of(process: Process) -> int:
+    """Its engine process."""
     number = process.process.pid
-    (plant,) = Path(f"/proc/{number}/task/{number}/children").read_text().split()
-    return int(plant)
+    (engine,) = Path(f"/proc/{number}/task/{number}/children").read_text().split()
+    return int(engine)
 
 
 def gone(number: int, seconds: float = 5) -> bool:
@@ -158,7 +158,7 @@ def test_two_processes_refuse_as_one(
 
 def test_what_decodes_knows_no_http() -> None:
     """Its imports have no FastAPI."""
-    code = "import sys, outpace.server.plant; print('fastapi' in sys.modules)"
+    code = "import sys, outpace.server.engine_process; print('fastapi' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -168,7 +168,7 @@ def test_server_ends_where_what_decodes_has_ended(own: Process, number: int) -> 
     """With an error for who waits, and a status that is not 0."""
     lines: list[str] = []
     reader = stream_to(own, lines, chat(**LONG))
-    os.kill(plant_of(own), number)
+    os.kill(engine_of(own), number)
     reader.join()
     error = json.loads(lines[-1].removeprefix("data: "))["error"]
     assert error["type"] == "server_error"
@@ -180,15 +180,15 @@ def test_server_ends_where_what_decodes_has_ended(own: Process, number: int) -> 
 def test_silence_is_a_step_that_hangs() -> None:
     """A process that stands still says nothing: an error for who waits, and a status not 0."""
     with serving("tiny-aux", "--cache-gib", "0.1", "--step-seconds", "1.5") as process:
-        plant = plant_of(process)
+        engine = engine_of(process)
         lines: list[str] = []
         reader = stream_to(process, lines, chat(**LONG))
-        os.kill(plant, signal.SIGSTOP)
+        os.kill(engine, signal.SIGSTOP)
         reader.join()
         error = json.loads(lines[-1].removeprefix("data: "))["error"]
         assert "more than 1.5 seconds" in error["message"]
         assert process.process.wait(15) == 1
-        assert gone(plant)
+        assert gone(engine)
 
 
 def test_time_in_which_both_stood_still_is_no_silence() -> None:
@@ -196,7 +196,7 @@ def test_time_in_which_both_stood_still_is_no_silence() -> None:
     with serving("tiny-aux", "--cache-gib", "0.1", "--step-seconds", "1") as process:
         lines: list[str] = []
         reader = stream_to(process, lines, chat(**LONG))
-        both = process.process.pid, plant_of(process)
+        both = process.process.pid, engine_of(process)
         for each in both:
             os.kill(each, signal.SIGSTOP)
         time.sleep(2.5)
@@ -209,12 +209,12 @@ def test_time_in_which_both_stood_still_is_no_silence() -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_what_decodes_ends_with_the_server(own: Process, number: int) -> None:
     """However that ends, and also in the middle of its work."""
-    plant = plant_of(own)
+    engine = engine_of(own)
     reader = stream_to(own, [], chat(**LONG))
     own.process.send_signal(number)
     own.process.wait(20)
     reader.join()
-    assert gone(plant)
+    assert gone(engine)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -239,7 +239,7 @@ def test_ctrl_c_in_a_terminal_drains() -> None:
     with serving("tiny-aux", "--cache-gib", "0.1") as process:
         lines: list[str] = []
         reader = stream_to(process, lines, chat(**LONG))
-        for number in (plant_of(process), process.process.pid):
+        for number in (engine_of(process), process.process.pid):
             os.kill(number, signal.SIGINT)
         reader.join()
         assert lines[-1] == "data: [DONE]"
@@ -277,7 +277,7 @@ def test_client_that_reads_nothing_holds_up_nobody(aux: Process) -> None:
 
 def test_two_servers_know_nothing_of_each_other(aux: Process, own: Process) -> None:
     """The end of one is none of the other."""
-    os.kill(plant_of(own), signal.SIGKILL)
+    os.kill(engine_of(own), signal.SIGKILL)
     assert own.process.wait(10) == 1
     body = chat(model="tiny-aux")
     assert httpx2.post(f"{aux.url}/v1/chat/completions", json=body).status_code == 200

@@ -1,0 +1,142 @@
+"""An engine loop in a thread of this process, and the queue that joins it to event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from outpace.api.engine_client import EngineClient, EngineDied, PendingRequest
+from outpace.api.engine_loop import (
+    Charge,
+    Command,
+    ConnectionEnded,
+    EngineLoop,
+    EngineUsage,
+    Message,
+    Progress,
+    Remove,
+    ServedModel,
+)
+from outpace.api.llm import LLM
+
+LOG = logging.getLogger(__name__)
+
+HOPS = 4
+"""Turns of an event loop after which those who wait for an event have passed it on."""
+
+
+class EngineThread(EngineClient):
+    """An engine loop in a thread of this process, for any number of event loops.
+
+    Attributes:
+        commands: what the loop receives; None ends it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commands: SimpleQueue[Command | None] = SimpleQueue()
+        self.began = 0.0
+        self.loop = EngineLoop(self)
+        self.thread = Thread(target=self.run, name="outpace-engine", daemon=True)
+        self.thread.start()
+
+    def add(self, name: str, llm: LLM) -> None:
+        """Serve a model; `ValueError` for a name that is served already."""
+        if name in self.loop.models:
+            raise ValueError(f"name: a model {name!r} is served already")
+        self.loop.models[name] = ServedModel(name, llm)
+
+    def remove(self, name: str) -> None:
+        """Serve a model no more; its requests end with an error."""
+        self.send(Remove(name))
+        for request in [*self.requests.values()]:
+            if request.model.name == name:
+                request.fail(EngineDied(self.CLOSED))
+
+    def run(self) -> None:
+        """Run the loop until it is closed, or until an engine fails again and again."""
+        try:
+            self.loop.run()
+        except ConnectionEnded:
+            self.loop.close()
+        except BaseException as error:
+            LOG.exception("the engine loop has ended")
+            self.error = error
+        finally:
+            self.began = 0.0
+            self.fail()
+
+    @property
+    def heartbeat(self) -> float:
+        """When the round of steps that runs now began, 0 between rounds."""
+        return self.began
+
+    @property
+    def usage(self) -> Mapping[str, EngineUsage]:
+        """What the engines hold now."""
+        return {name: model.usage for name, model in self.loop.models.items()}
+
+    async def join(self) -> None:
+        """Do nothing: each event loop receives what its requests wait for."""
+
+    async def measure(self) -> None:
+        """Do nothing: `usage` is read where it is."""
+
+    def send(self, command: Command) -> None:
+        """Queue a command."""
+        self.commands.put(command)
+
+    def close(self) -> None:
+        """End the loop; requests in hand end with an error."""
+        self.closed = True
+        self.commands.put(None)
+
+    def receive(self, seconds: float | None) -> list[Command]:
+        """Wait for commands, in the thread of the loop."""
+        self.began = 0.0
+        found: list[Command] = []
+        with suppress(Empty):
+            while (command := self.commands.get(timeout=0 if found else seconds)) is not None:
+                found.append(command)
+            raise ConnectionEnded
+        self.began = time.monotonic()
+        return found
+
+    def report(self, messages: Sequence[Message], charge: Charge | None) -> None:
+        """Give each event loop what its requests wait for."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[PendingRequest, Progress]]] = {}
+        for each in messages:
+            if isinstance(each, Progress) and (request := self.requests.get(each.number)):
+                by_loop.setdefault(request.loop, []).append((request, each))
+        for loop, found in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(deliver, loop, found, charge)
+            except RuntimeError:  # the event loop is closed, and nobody waits any more
+                for request, _ in found:
+                    request.cancel()
+                    request.leave()
+
+
+def deliver(
+    loop: asyncio.AbstractEventLoop,
+    found: Sequence[tuple[PendingRequest, Progress]],
+    charge: Charge | None,
+) -> None:
+    """Give requests their progress in their event loop, and charge the CPU time that follows."""
+    began = time.thread_time()
+    for request, progress in found:
+        request.receive(progress)
+
+    def done(turns: int = HOPS) -> None:
+        if turns:
+            loop.call_soon(done, turns - 1)
+        elif charge is not None:
+            charge(time.thread_time() - began)
+
+    if charge is not None:
+        done()

@@ -1,0 +1,243 @@
+"""The loop that owns engines, driven by a script of commands without any thread or event loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event
+from typing import Any
+
+import pytest
+
+from helpers import pages_in_use
+from outpace import LLM
+from outpace.api import engine_loop
+from outpace.api.engine_loop import (
+    Budget,
+    Cancel,
+    Charge,
+    Command,
+    ConnectionEnded,
+    EngineLoop,
+    Inspect,
+    Message,
+    Progress,
+    QueueFull,
+    ServedModel,
+    Submit,
+)
+from outpace.decoding import Step
+from outpace.engine.job import DecodingError
+from outpace.methods import Speculative
+
+PROMPT = [9, 17, 4, 33]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """A causal model of the zoo."""
+    return LLM("tiny-ar")
+
+
+class Script:
+    """A connection whose commands come from a generator, one list for each round."""
+
+    def __init__(self, rounds: Iterator[list[Command]]) -> None:
+        self.rounds = rounds
+        self.messages: list[Message] = []
+        self.waits: list[float | None] = []
+        self.charged: list[bool] = []
+
+    def receive(self, seconds: float | None) -> Sequence[Command]:
+        """The next commands; the end of the script is that of the connection."""
+        self.waits.append(seconds)
+        if (commands := next(self.rounds, None)) is None:
+            raise ConnectionEnded
+        return commands
+
+    def report(self, messages: Sequence[Message], charge: Charge | None) -> None:
+        """Keep what is sent."""
+        self.messages += messages
+        self.charged.append(charge is not None)
+
+    def of(self, number: int) -> list[Progress]:
+        """What was sent of a request."""
+        return [e for e in self.messages if isinstance(e, Progress) and e.number == number]
+
+    def over(self, number: int) -> bool:
+        """Whether a request has ended."""
+        return any(progress.is_last for progress in self.of(number))
+
+
+def submit(number: int, *, streams: bool = False, watched: bool = False, **options: Any) -> Submit:
+    """A request for the model `x`."""
+    return Submit(number, "x", PROMPT, streams, watched, {"max_tokens": 24, **options})
+
+
+def played(
+    llm: LLM, play: Callable[[Script, EngineLoop], Iterator[list[Command]]]
+) -> tuple[Script, EngineLoop]:
+    """A script and its loop, after its end; no page is held then."""
+    script = Script(iter(()))
+    loop = EngineLoop(script)
+    loop.models["x"] = ServedModel("x", llm)
+    script.rounds = play(script, loop)
+    with pytest.raises(ConnectionEnded):
+        loop.run()
+    loop.close()
+    assert pages_in_use(llm.engine) == 0
+    return script, loop
+
+
+def until_over(script: Script, *numbers: int) -> Iterator[list[Command]]:
+    """Rounds without commands until requests have ended."""
+    limit = time.monotonic() + 60
+    while not all(map(script.over, numbers)):
+        assert time.monotonic() < limit
+        yield []
+
+
+def test_events_of_a_request_are_whole(llm: LLM) -> None:
+    """Admitted first; then ids, texts and steps, each once, however they are cut into events."""
+
+    def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
+        yield [submit(1, streams=True, logprobs=True), submit(2)]
+        yield from until_over(script, 1, 2)
+
+    script, _ = played(llm, play)
+    (alone,) = llm.generate([PROMPT], max_tokens=24, logprobs=True)
+    for number in (1, 2):
+        first, *rest = script.of(number)
+        assert first == Progress(number)
+        events = [progress.event for progress in rest]
+        output = events[-1].output if events[-1] else None
+        assert output is not None and output.ids == alone.ids and output.steps == []
+        assert all(event is not None and event.steps == () for event in events)
+        steps: list[Step] = [step for progress in rest for step in progress.steps]
+        assert [step.kept for step in steps] == [step.kept for step in alone.steps]
+    streamed = [progress.event for progress in script.of(1)[1:] if progress.event]
+    assert [token for event in streamed for token in event.ids] == alone.ids
+    assert "".join(event.text for event in streamed) == alone.text
+    assert len(script.of(2)) == 2  # what is not streamed has one event
+
+
+def test_events_that_can_wait_do(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first text and an end are urgent, and so is every forward of what is watched."""
+    monkeypatch.setattr(Budget, "is_due", property(lambda self: False))
+
+    def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
+        yield [submit(1, streams=True, ignore_eos=True), submit(2, watched=True, ignore_eos=True)]
+        yield from until_over(script, 1, 2)
+
+    script, _ = played(llm, play)
+    assert len(script.of(1)) == 3  # admitted, first text, end
+    assert len(script.of(2)) >= 24
+    assert not any(script.charged[:-1])  # urgent messages are free
+
+
+def test_an_idle_loop_waits(llm: LLM) -> None:
+    """Without limit where nothing goes on, and not at all where a request does."""
+
+    def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
+        yield []
+        yield [submit(1)]
+        yield from until_over(script, 1)
+        yield []
+
+    script, _ = played(llm, play)
+    assert script.waits[:2] == [None, None] and script.waits[-1] is None
+    assert set(script.waits[2:-2]) == {0}
+
+
+def test_a_cancelled_request_ends_with_an_event(llm: LLM) -> None:
+    """And its pages are free by then; one that is not known is none."""
+
+    def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
+        yield [submit(1, ignore_eos=True, max_tokens=400), submit(2)]
+        yield []
+        yield [Inspect(), Cancel(1, "x"), Cancel(7, "x"), Cancel(7, "nobody")]
+        yield from until_over(script, 1, 2)
+        yield [Inspect(), Cancel(1, "x")]
+
+    script, _ = played(llm, play)
+    event = script.of(1)[-1].event
+    assert event is not None and event.output is not None
+    assert event.output.finish_reason == "cancelled"
+    before, after = [each["x"] for each in script.messages if isinstance(each, dict)]
+    assert before[0] == 2 and sum(usage.held for usage in before[1]) > 0
+    assert after[0] == 0 and sum(usage.held for usage in after[1]) == 0
+
+
+def test_bad_input_is_the_only_word_of_a_request(llm: LLM) -> None:
+    """And a model that was removed has none."""
+
+    def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
+        yield [submit(1, temperature=-1), submit(2)._replace(model="nobody")]
+
+    script, _ = played(llm, play)
+    (refusal,) = script.messages
+    assert isinstance(refusal, Progress) and refusal.is_last
+    assert isinstance(refusal.error, ValueError) and "temperature" in str(refusal.error)
+
+
+def test_what_takes_time_is_read_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New constraints and models that are not loaded; known ones do not wait, too many may not."""
+    llm = LLM("tiny-ar")
+    draft = Speculative(draft="tiny-aux", tokens=3)
+    gate = Event()
+
+    def read(prepare: Callable[[], object]) -> object:
+        assert gate.wait(60)
+        return prepare()
+
+    monkeypatch.setattr(engine_loop, "in_short_turns", read)
+
+    def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
+        yield [submit(1, regex="[a-c]{2}"), submit(2, method=draft), submit(3)]
+        yield from until_over(script, 3)
+        assert set(loop.unread) == {1, 2} and not script.of(1) and not script.of(2)
+        gate.set()
+        yield from until_over(script, 1, 2)
+        yield [submit(4, regex="[a-c]{2}", method=draft)]
+        assert not loop.unread
+        yield from until_over(script, 4)
+        gate.clear()
+        yield [submit(5, regex="[a-d]{2}"), Cancel(5, "x")]
+        assert not loop.unread and not script.of(5)
+        gate.set()
+        monkeypatch.setattr(engine_loop, "MOST_UNREAD", 0)
+        yield [submit(6, regex="[a-e]{2}")]
+
+    script, _ = played(llm, play)
+    refusal = script.of(6)[-1].error
+    assert isinstance(refusal, QueueFull) and "constraints wait to be read" in str(refusal)
+
+
+def test_a_request_that_fails_ends_with_its_error(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where only its text cannot be read."""
+
+    def broken(answer: Any) -> Any:
+        raise UnicodeError("no text")
+
+    def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
+        yield [submit(1, streams=True)]
+        monkeypatch.setattr("outpace.api.output.Answer.take", broken)
+        yield from until_over(script, 1)
+        assert not loop.models["x"].requests
+        yield []
+
+    script, _ = played(llm, play)
+    assert isinstance(script.of(1)[-1].error, UnicodeError | DecodingError)
+
+
+def test_rests_are_bounded() -> None:
+    """They grow with what a notification costs, up to a bound."""
+    budget = Budget()
+    assert budget.is_due
+    budget.charge(0.0001)
+    assert 0 < budget.until - time.monotonic() <= 0.0001 / engine_loop.SHARE
+    budget.charge(60)
+    assert 0.9 * engine_loop.LONGEST < budget.until - time.monotonic() <= engine_loop.LONGEST
+    assert not budget.is_due
