@@ -2,7 +2,7 @@
 
 Which layout of a matrix is fast depends on its size, on the processor, and on the rows that a
 product has: one where a causal model decodes a single sequence, more where it verifies drafts or
-has company, dozens where a diffusion model shows its masks. So it is tried (`models/quickest.py`).
+has company, dozens where a diffusion model shows its masks. So it is tried (`kernels/autotune.py`).
 The other modules lose the machinery of hooks, whose calls cost as much as a small product.
 
 Modules are not replaced but change their class, so that every parameter stays where it is, under
