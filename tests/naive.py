@@ -179,6 +179,40 @@ def speculative(
     return verified(model, prompt, max_tokens, eos, guess)
 
 
+def lookup(
+    model: Transformer,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    tokens: int,
+    match: int,
+    eos: int | None = None,
+) -> Verified:
+    """Drafts are what followed the longest earlier copy of the end, most often or else lately."""
+
+    def guess(ids: list[int], most: int) -> list[int]:
+        lengths: dict[int, int] = {}
+        for begin in range(1, len(ids)):
+            lengths[begin] = 0
+            while ids[begin - 1 - lengths[begin] : begin] == ids[len(ids) - 1 - lengths[begin] :]:
+                lengths[begin] += 1
+                if lengths[begin] == begin:
+                    break
+        longest = max(lengths.values(), default=0)
+        if longest < match:
+            return []
+        begins = [begin for begin, length in lengths.items() if length == longest]
+        nexts = [ids[begin] for begin in begins]
+        token = max(reversed(nexts), key=nexts.count)
+        begin = max(each for each in begins if ids[each] == token)
+        text = list(ids)
+        for _ in range(min(tokens, most)):
+            text.append(text[begin + len(text) - len(ids)])
+        return text[len(ids) :]
+
+    return verified(model, prompt, max_tokens, eos, guess)
+
+
 def features_of(model: Transformer, ids: list[int], layers: tuple[int, ...]) -> Tensor:
     """Hidden states of a text, those of some layers side by side."""
     _, captured = model.capture(

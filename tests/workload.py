@@ -44,6 +44,7 @@ from outpace.methods import (
     Eagle,
     FastDLLM,
     LeftToRight,
+    Lookup,
     Method,
     Speculative,
     WeDLM,
@@ -103,6 +104,8 @@ KINDS: list[Method] = [
     FastDLLM(budget=1.0, cache="prefix", block=6),
     Speculative(draft="near", tokens=4, verify="fly", fly_window=1, fly_entropy=0.0),
     Eagle(draft="states", width=1, depth=3, verify="fly", fly_window=2),
+    Lookup(tokens=4, match=1),
+    Lookup(tokens=3),
 ]
 """Of each method a few, which run on any prompt with 12 or 20 tokens."""
 
@@ -116,6 +119,8 @@ ZOO: dict[str, list[Method]] = {
         DFlash(draft="tiny-dflash", tokens=4),
         Eagle(draft="tiny-eagle", width=1, depth=3),
         Eagle(draft="tiny-eagle", width=3, depth=3, nodes=12),
+        Lookup(tokens=5, match=1),
+        Lookup(),
     ],
     "tiny-wedlm": [WeDLM(), WeDLM(verify=True), WeDLM(eager=False), WeDLM(block=True, clip=True)],
     "tiny-dream": [
@@ -292,6 +297,7 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
         order=st.sampled_from(["confidence", "margin", "entropy"]),
         canvas=st.booleans(),
     ),
+    Lookup: st.builds(Lookup, tokens=st.integers(1, 8), match=st.integers(1, 3)),
     Speculative: st.one_of(
         st.builds(
             Speculative,
@@ -418,6 +424,7 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         lookahead=rng.choice([None, 3, 9]),
         coupling=rng.choice(["gumbel", "argmax"]),
     ),
+    Lookup: lambda rng: Lookup(tokens=rng.randint(1, 8), match=rng.randint(1, 2)),
     Speculative: lambda rng: Speculative(draft="near", tokens=rng.randint(1, 6)),
     DFlash: lambda rng: DFlash(
         draft=rng.choice(["features", "added"]), block=rng.randint(2, 5), tokens=4

@@ -9,6 +9,7 @@ from outpace.methods.diffusion import Diffusion
 from outpace.methods.eagle import Eagle
 from outpace.methods.fast_dllm import FastDLLM
 from outpace.methods.left_to_right import LeftToRight
+from outpace.methods.lookup import Lookup
 from outpace.methods.method import Method
 from outpace.methods.speculative import Speculative
 from outpace.methods.wedlm import WeDLM
@@ -23,6 +24,7 @@ METHODS: dict[str, type[Method]] = {
     "eagle": Eagle,
     "fast_dllm": FastDLLM,
     "left_to_right": LeftToRight,
+    "lookup": Lookup,
     "speculative": Speculative,
     "wedlm": WeDLM,
 }
@@ -38,6 +40,7 @@ __all__ = [
     "Eagle",
     "FastDLLM",
     "LeftToRight",
+    "Lookup",
     "Method",
     "Speculative",
     "WeDLM",

@@ -79,6 +79,10 @@ MEANINGS: dict[str, dict[str, str]] = {
         "window": "feed again the last group and window − 1 tokens before it",
         "lookahead": "masks shown, at least tokens",
     },
+    "lookup": {
+        "tokens": "tokens copied at a time: a number, or as many (12 at most) as pay",
+        "match": "tokens at the end of the text that must stand before too",
+    },
     "speculative": {
         "draft": "name or folder of the draft",
         "tokens": "tokens drafted at a time: a number, or as many (8 at most) as pay",

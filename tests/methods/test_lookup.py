@@ -1,0 +1,118 @@
+"""Lookup, forward by forward, and what it finds."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import naive
+from compared import PROMPTS, TOKENS, check_verified
+from helpers import causal_model, engine_of, request_of, script
+from outpace.decoding import Forward
+from outpace.methods import Lookup
+from outpace.methods.copies import Copies
+from refusal import refuses
+
+
+def fed(forwards: list[Forward]) -> list[tuple[int, list[int]]]:
+    """First slot and rows of each forward."""
+    return [(forward.start, list(forward.ids)) for forward in forwards]
+
+
+def test_a_copy_is_proposed_where_the_end_repeats() -> None:
+    """What the model does not agree with is written over; elsewhere one row is fed."""
+    request = request_of(prompt=[1, 2, 3, 4, 1], max_tokens=6)
+    answers = [[2], [3, 9, 9], [5], [6]]
+    forwards = script(Lookup(tokens=2, match=2), request, [*answers, [7]])
+    assert request.tokens == [2, 3, 9, 5, 6, 7]
+    assert fed(forwards) == [
+        (0, [1, 2, 3, 4, 1]),
+        (5, [2, 3, 4]),  # 1 2 stands before, and 3 4 followed
+        (7, [9]),
+        (8, [5]),
+        (9, [6]),
+    ]
+    assert list(forwards[1].predicted_slots()) == [6, 7, 8]
+
+
+def test_a_copy_fits_the_limit() -> None:
+    """The last token of an answer is not drafted: the model predicts it in any case."""
+    request = request_of(prompt=[1, 2, 3, 4, 1, 2], max_tokens=3)
+    forwards = script(Lookup(tokens=8), request, [[3], [4, 1]])
+    assert request.tokens == [3, 4, 1]
+    assert fed(forwards)[1] == (6, [3, 4])
+
+
+def test_end_of_sequence_ends_within_a_copy() -> None:
+    """What was copied after it is dropped."""
+    request = request_of(prompt=[1, 2, 3, 4, 1, 2], max_tokens=9, eos=frozenset([4]))
+    script(Lookup(tokens=3), request, [[3], [4, 1, 2]])
+    assert (request.tokens, request.finish_reason) == ([3], "stop")
+
+
+@pytest.mark.parametrize(
+    ("text", "copy"),
+    [
+        ([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], [9, 2, 3, 8]),  # the longest match, not the latest
+        ([1, 7, 1, 8, 1, 8, 1], [8, 1, 8, 1]),
+        ([5, 1, 7, 6, 1, 8, 9, 1, 7, 3, 1], [7, 3, 1, 7]),  # of equal ones the most frequent next
+        ([5, 1, 7, 6, 1, 8, 9, 1], [8, 9, 1, 8]),  # and then the latest; it repeats
+        ([1, 2, 3], []),
+        ([1], []),
+        ([4, 4, 4], [4, 4, 4, 4]),
+    ],
+)
+def test_what_is_copied(text: list[int], copy: list[int]) -> None:
+    """Where one token has to repeat."""
+    assert Copies(1).find(text, 4) == copy
+
+
+@given(text=st.lists(st.integers(0, 2), min_size=1, max_size=31), match=st.integers(1, 4))
+def test_a_growing_text_is_searched_like_a_new_one(text: list[int], match: int) -> None:
+    """Token by token, as in the paper's plain search."""
+    grown = Copies(match)
+    for count in range(1, len(text) + 1):
+        assert grown.find(text[:count], 3) == Copies(match).find(text[:count], 3)
+
+
+@pytest.mark.parametrize("match", [1, 2])
+@pytest.mark.parametrize("tokens", [1, 3, 8])
+def test_equals_the_plain_loop(tokens: int, match: int) -> None:
+    """Tokens, and the number that each forward accepts."""
+    model = causal_model(seed=1)
+    engine = engine_of(("causal", model), slots=2048)
+    for prompt in [*PROMPTS, [3, 1, 4] * 4]:
+
+        def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
+            return naive.lookup(model, prompt, TOKENS, tokens=tokens, match=match, eos=eos)
+
+        method = Lookup(tokens=tokens, match=match)
+        check_verified(engine, method, {"target": "causal"}, prompt, loop)
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [({"tokens": 0}, "tokens"), ({"tokens": 1.5}, "tokens"), ({"match": 0}, "match")],
+)
+def test_bad_options_are_refused(options: dict[str, object], param: str) -> None:
+    """By name."""
+    with refuses(param):
+        Lookup(**options)  # type: ignore[arg-type]
+
+
+def test_a_search_is_quick_and_small() -> None:
+    """At 8,192 tokens of a text that repeats: 50 microseconds and 64 bytes per token."""
+    rng = Random(0)
+    text = [rng.randrange(300) for _ in range(4096)] * 2
+    copies, ids = Copies(2), text[:64]
+    copies.find(ids, 12)
+    began = time.process_time()
+    for token in text[64:]:
+        ids.append(token)
+        copies.find(ids, 12)
+    assert (time.process_time() - began) / len(ids) < 50e-6
+    assert copies.heads.itemsize * (len(copies.heads) + len(copies.before)) < 64 * len(ids)
