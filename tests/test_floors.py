@@ -23,7 +23,7 @@ FLOORS = {
         "methods": "decoding",
         "pacing": "decoding",
         "models": "decoding kernels",
-        "checkpoints": "decoding models",
+        "checkpoints": "decoding kernels models",
         "attention": "decoding kernels models",
         "engine": "attention checkpoints decoding kernels methods models pacing",
         "api": "attention checkpoints constraint decoding engine jsonl lock methods models",

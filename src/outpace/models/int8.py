@@ -26,6 +26,7 @@ from outpace.kernels.matmul import (
     of_codes,
     product,
 )
+from outpace.models.packed import PACKED
 from outpace.models.transformer import Embedding
 
 LOG = logging.getLogger(__name__)
@@ -164,5 +165,6 @@ def hold(module: nn.Module, codes: Tensor, scale: Tensor, dtype: torch.dtype) ->
 
 
 def is_quantised(model: nn.Module) -> bool:
-    """Whether matrices of a model, or of a part of it, have 8 bits."""
-    return any(type(module) in QUANTISED.values() for module in model.modules())
+    """Whether products of a model, or of a part of it, are sums of whole numbers."""
+    kinds = (*QUANTISED.values(), *PACKED.values())
+    return any(type(module) in kinds for module in model.modules())

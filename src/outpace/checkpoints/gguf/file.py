@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.checkpoints.fields import line
@@ -70,6 +71,22 @@ class File:
                     f"read ({line(error)})"
                 ) from error
             yield torch.from_numpy(plain)
+
+    def content(self, name: str, part: int | None = None) -> NDArray[np.uint8]:
+        """Bytes `u8[rows, bytes]` of a tensor's rows, mapped until they are dropped.
+
+        Raises `ValueError` where the file has become shorter.
+        """
+        entry = self.tensors[name]
+        shape, size, offset = entry.shape, entry.size, entry.offset
+        if part is not None:
+            shape, size = shape[1:], size // shape[0]
+            offset += part * size
+        try:
+            mapped = np.memmap(self.path, np.uint8, "r", offset, (size,))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.path} has changed: {line(error)}") from error
+        return mapped.reshape(prod(shape[:-1]), -1)
 
     def numbers(self, name: str, part: int | None = None) -> Tensor:
         """A tensor `f32[out, in]`, dequantised, or one part of several upon each other."""
