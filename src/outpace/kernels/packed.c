@@ -144,7 +144,7 @@ ALWAYS void find_codes(int kind, const uint8_t *block, int output, uint32_t *wor
 ALWAYS int pack_tile(int kind, const uint8_t *const *rows, long count, long supers, uint8_t *tile) {
     const long head = head_bytes(kind), at = kind == Q6_K ? 208 : 0;
     int finite = 1;
-    memset(tile, 0, supers * super_bytes(kind));
+    if (count < WIDTH) memset(tile, 0, supers * super_bytes(kind));
     for (long output = 0; output < count; output++) {
         const uint8_t *from = rows[output];
         uint8_t *to = tile;

@@ -95,7 +95,7 @@ def pack_rows(parts: Sequence[Rows], inputs: int) -> Packed | None:
     bytes_of, count = loaded.outpace_packed_bytes, len(parts)
     sizes = [bytes_of(part.kind, len(part.addresses), inputs) for part in parts]
     *starts, size = accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
-    tiles = torch.zeros(size, dtype=torch.uint8)
+    tiles = torch.empty(size, dtype=torch.uint8)
     for part, start in zip(parts, starts, strict=True):
         rows, outputs = np.ascontiguousarray(part.addresses, np.uint64), len(part.addresses)
         place, work = tiles.data_ptr() + start, threads(outputs * inputs)
