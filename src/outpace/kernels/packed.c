@@ -265,7 +265,8 @@ enum level { NONE, AVX2, VNNI };
 enum {
     ROWS = 16,   /* rows that share what is unpacked of a tile */
     DEPTH = 128, /* rows that are rounded at a time: they stay in the cache while tiles go by */
-    AHEAD = 4096, /* bytes by which a matrix is fetched before it is needed */
+    FEW = 4,     /* most tiles that are read side by side */
+    AHEAD = 4096, /* bytes by which a tile that is read alone is fetched before it is needed */
     SHARE = 52,  /* bytes of a block of a row: codes, scale, scaled sum, and -8 times three sums */
 };
 
@@ -274,6 +275,10 @@ struct job {
     const float *bias; /* may be missing */
     float *out;
 };
+
+/* Tiles that are read side by side. One row or two in 8 bits wait for memory, which gives four streams faster
+   than one: in 0.87 of the time on an AMD EPYC. In fewer bits one stream that is fetched ahead is faster. */
+ALWAYS int together(int kind, int rows) { return kind == Q8_0 && rows <= 2 ? FEW : 1; }
 
 /* The number of rows that a loop exists for, from which on `rows` are filled up. */
 static long filled(long rows) {

@@ -81,49 +81,62 @@ INLINE FLOAT OF(all)(const uint8_t *from) {
     return V(set1_ps)(one);
 }
 
-/* LANES outputs of a tile from `lane` on for rows that lie side by side at `x`; sums go to `found`. */
-INLINE void OF(tile)(const int kind, const struct job *job, const uint8_t *tile, const uint8_t *x,
-                     const int rows, const int lane, FLOAT *found) {
+/* A block of LANES outputs of a tile, from `lane` on, with the `shared` scale and the `least` minimum of
+   several blocks; rows lie side by side at `x`, and their sums so far are `found`. */
+INLINE void OF(block)(const int kind, const uint8_t *block, const FLOAT shared, const FLOAT least,
+                      const uint8_t *x, const int rows, const int lane, FLOAT *found) {
+    FLOAT scale = shared, other = shared, minimum = least;
+    INT units[UNITS];
+    if (kind == Q6_K) {
+        scale = V(mul_ps)(shared, V(cvtepi32_ps)(SIGNED(block + lane)));
+        other = V(mul_ps)(shared, V(cvtepi32_ps)(SIGNED(block + WIDTH + lane)));
+    } else if (scale_bytes(kind)) {
+        scale = V(mul_ps)(shared, V(cvtepi32_ps)(BYTES(block + lane)));
+        minimum = V(mul_ps)(least, V(cvtepi32_ps)(BYTES(block + WIDTH + lane)));
+    }
+    if (lane == 0 && together(kind, rows) == 1)
+#pragma GCC unroll 8
+        for (long at = 0; at < block_bytes(kind); at += 64)
+            _mm_prefetch((const char *)block + AHEAD + at, _MM_HINT_T0);
+    OF(unpack)(kind, block + scale_bytes(kind) + 4 * lane, units);
+    const uint8_t *own = x + BLOCK * rows, *sums = own + 8 * rows;
+#pragma GCC unroll 16
+    for (int row = 0; row < rows; row++) {
+        const FLOAT step = OF(all)(own + 4 * row);
+        if (kind == Q6_K) {
+            const INT left = OF(dot)(kind, units, 0, 4, x + BLOCK * row, sums + 12 * row + 4);
+            const INT right = OF(dot)(kind, units, 4, 8, x + BLOCK * row, sums + 12 * row + 8);
+            found[row] = V(fmadd_ps)(V(cvtepi32_ps)(left), V(mul_ps)(scale, step), found[row]);
+            found[row] = V(fmadd_ps)(V(cvtepi32_ps)(right), V(mul_ps)(other, step), found[row]);
+            continue;
+        }
+        const INT sum = OF(dot)(kind, units, 0, 8, x + BLOCK * row, sums + 12 * row);
+        found[row] = V(fmadd_ps)(V(cvtepi32_ps)(sum), V(mul_ps)(scale, step), found[row]);
+        if (!has_minimum(kind)) continue;
+        const FLOAT whole = OF(all)(own + 4 * rows + 4 * row);
+        found[row] = scale_bytes(kind) ? V(fnmadd_ps)(minimum, whole, found[row])
+                                       : V(fmadd_ps)(minimum, whole, found[row]);
+    }
+}
+
+/* LANES outputs of `some` tiles, `bytes` apart, for rows that lie side by side at `x`. */
+INLINE void OF(tiles)(const int kind, const struct job *job, const uint8_t *tile, const long bytes,
+                      const int some, const uint8_t *x, const int rows, const int lane, FLOAT *found) {
     const long supers = job->inputs / (BLOCK * blocks_of(kind));
 #pragma GCC unroll 16
-    for (int row = 0; row < rows; row++) found[row] = V(setzero_ps)();
+    for (int one = 0; one < some * rows; one++) found[one] = V(setzero_ps)();
     for (long super = 0; super < supers; super++, tile += super_bytes(kind)) {
-        const FLOAT shared = HALVES(tile + 2 * lane);
-        const FLOAT least = has_minimum(kind) ? HALVES(tile + 2 * WIDTH + 2 * lane) : shared;
+        FLOAT shared[FEW], least[FEW];
         const uint8_t *block = tile + head_bytes(kind);
+#pragma GCC unroll 4
+        for (int one = 0; one < some; one++) {
+            shared[one] = HALVES(tile + one * bytes + 2 * lane);
+            least[one] = has_minimum(kind) ? HALVES(tile + one * bytes + 2 * WIDTH + 2 * lane) : shared[one];
+        }
         for (int number = 0; number < blocks_of(kind); number++, block += block_bytes(kind)) {
-            FLOAT scale = shared, other = shared, minimum = least;
-            INT units[UNITS];
-            if (kind == Q6_K) {
-                scale = V(mul_ps)(shared, V(cvtepi32_ps)(SIGNED(block + lane)));
-                other = V(mul_ps)(shared, V(cvtepi32_ps)(SIGNED(block + WIDTH + lane)));
-            } else if (scale_bytes(kind)) {
-                scale = V(mul_ps)(shared, V(cvtepi32_ps)(BYTES(block + lane)));
-                minimum = V(mul_ps)(least, V(cvtepi32_ps)(BYTES(block + WIDTH + lane)));
-            }
-            if (lane == 0)
-#pragma GCC unroll 8
-                for (long at = 0; at < block_bytes(kind); at += 64)
-                    _mm_prefetch((const char *)block + AHEAD + at, _MM_HINT_T0);
-            OF(unpack)(kind, block + scale_bytes(kind) + 4 * lane, units);
-            const uint8_t *own = x + BLOCK * rows, *sums = own + 8 * rows;
-#pragma GCC unroll 16
-            for (int row = 0; row < rows; row++) {
-                const FLOAT step = OF(all)(own + 4 * row);
-                if (kind == Q6_K) {
-                    const INT left = OF(dot)(kind, units, 0, 4, x + BLOCK * row, sums + 12 * row + 4);
-                    const INT right = OF(dot)(kind, units, 4, 8, x + BLOCK * row, sums + 12 * row + 8);
-                    found[row] = V(fmadd_ps)(V(cvtepi32_ps)(left), V(mul_ps)(scale, step), found[row]);
-                    found[row] = V(fmadd_ps)(V(cvtepi32_ps)(right), V(mul_ps)(other, step), found[row]);
-                    continue;
-                }
-                const INT sum = OF(dot)(kind, units, 0, 8, x + BLOCK * row, sums + 12 * row);
-                found[row] = V(fmadd_ps)(V(cvtepi32_ps)(sum), V(mul_ps)(scale, step), found[row]);
-                if (!has_minimum(kind)) continue;
-                const FLOAT whole = OF(all)(own + 4 * rows + 4 * row);
-                found[row] = scale_bytes(kind) ? V(fnmadd_ps)(minimum, whole, found[row])
-                                               : V(fmadd_ps)(minimum, whole, found[row]);
-            }
+#pragma GCC unroll 4
+            for (int one = 0; one < some; one++)
+                OF(block)(kind, block + one * bytes, shared[one], least[one], x, rows, lane, found + one * rows);
             x += SHARE * rows;
         }
     }
@@ -148,14 +161,22 @@ INLINE void OF(write)(const struct job *job, long first, long some, long column,
 INLINE void OF(few)(const int kind, const int rows, const struct job *job, const struct part *part,
                     const uint8_t *x, long first, long some, long column, long from, long to) {
     const long bytes = job->inputs / (BLOCK * blocks_of(kind)) * super_bytes(kind);
-    for (long number = from; number < to; number++)
+    const int most = together(kind, rows);
+    for (long number = from; number < to;) {
+        const long step = to - number < most ? 1 : most;
         for (int lane = 0; lane < WIDTH; lane += LANES) {
             FLOAT found[ROWS];
-            const long left = part->outputs - number * WIDTH - lane;
-            if (left <= 0) break;
-            OF(tile)(kind, job, part->tiles + number * bytes, x, rows, lane, found);
-            OF(write)(job, first, some, column + number * WIDTH + lane, left, found);
+            if (step > 1)
+                OF(tiles)(kind, job, part->tiles + number * bytes, bytes, most, x, rows, lane, found);
+            else
+                OF(tiles)(kind, job, part->tiles + number * bytes, bytes, 1, x, rows, lane, found);
+            for (long one = 0; one < step; one++) {
+                const long output = (number + one) * WIDTH + lane, left = part->outputs - output;
+                if (left > 0) OF(write)(job, first, some, column + output, left, found + one * rows);
+            }
         }
+        number += step;
+    }
 }
 
 #define WITH(kind, rows)                                                                        \
