@@ -173,10 +173,15 @@ def test_a_file_is_the_checkpoint_that_it_was_made_of(name: str, tmp_path: Path)
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
 @pytest.mark.parametrize("name", ["qwen2 tied", "llama"])
-def test_types_are_dequantised(name: str, kind: str, tmp_path: Path) -> None:
-    """To what the library makes of them; they load in 8 bits too."""
+def test_types_are_dequantised(
+    name: str, kind: str, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To what the library makes of them, by the loop in C and without; in 8 bits too."""
+    if not compiled:
+        monkeypatch.setattr(file_module, "level", lambda: 0)
     written = Written(tmp_path, name, TYPES[kind])
     path = written.write()
     ours, theirs = load_model(path), load_model(written.folder)
@@ -684,11 +689,15 @@ FILES: dict[str, tuple[str, str, dict[str, str]]] = {
 
 @needs_loops
 @pytest.mark.parametrize("name", FILES)
-def test_matrices_stay_in_their_own_bits(name: str, tmp_path: Path) -> None:
+def test_matrices_stay_in_their_own_bits(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Their numbers are those of the file to the bit, and products are near those of float32."""
     model, usual, kinds = FILES[name]
     path = Blocked(tmp_path, model, kinds, usual).write()
-    ours, plain = load_model(path, quantize="native"), load_model(path)
+    with caplog.at_level("INFO", "outpace.models.packed"):
+        ours, plain = load_model(path, quantize="native"), load_model(path)
+    assert len(caplog.messages) == 1 and "matrices stay in their own bits" in caplog.messages[0]
     names = {module: f"{name}.weight" for name, module in ours.named_modules()}
     layers = [module for module in names if isinstance(module, torch.nn.Linear)]
     packed = [isinstance(module, PackedLinear) for module in layers if module.out_features != 4]

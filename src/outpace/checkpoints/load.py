@@ -42,7 +42,7 @@ from outpace.models.draft import Draft
 from outpace.models.extending import draft_of
 from outpace.models.int8 import exact
 from outpace.models.low_bits import NATIVE, check, narrowing
-from outpace.models.packed import has_packed_products
+from outpace.models.packed import has_packed_products, report_packed
 from outpace.models.split import Share, divide, once
 from outpace.models.transformer import Stack, Transformer
 
@@ -276,6 +276,8 @@ def filled(
             narrow=narrow,
             wanted=wanted,
         )
+    if native:
+        report_packed(folder, model)
     if share is not None:
         once(model, share)
     return model

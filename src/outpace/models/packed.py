@@ -98,6 +98,15 @@ PACKED: dict[type[nn.Module], type[PackedLinear] | type[PackedEmbedding]] = {
 }
 
 
+def report_packed(name: object, model: nn.Module) -> None:
+    """Log how many matrices of a model are packed, and their bytes."""
+    matrices = [each for each in model.modules() if isinstance(each, (nn.Linear, nn.Embedding))]
+    packed = [each.weight.nbytes for each in matrices if type(each) in PACKED.values()]
+    megabytes = sum(packed) / 1e6
+    told = (name, len(packed), len(matrices), megabytes)
+    LOG.info("%s: %d of %d matrices stay in their own bits, %.0f MB", *told)
+
+
 def hold_packed(module: nn.Module, matrix: Packed, dtype: torch.dtype) -> None:
     """Give a module a packed matrix; what it puts out is of a dtype."""
     module.__class__ = PACKED[type(module)]
