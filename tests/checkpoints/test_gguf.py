@@ -733,6 +733,20 @@ def test_a_row_of_a_file_is_the_same_in_any_company(name: str, tmp_path: Path) -
 
 
 @needs_loops
+@pytest.mark.parametrize("name", ["llama", "qwen3moe"])
+def test_requests_together_say_what_each_says_alone(name: str, tmp_path: Path) -> None:
+    """In their own bits: ids and log-probabilities, to the bit."""
+    llm = LLM(Written(tmp_path, name, TYPES.Q8_0).write())
+    assert is_quantised(llm.model)
+    prompts = [[5, 3, 1 + n, 4, *range(2 * n)] for n in range(9)]
+    options: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logprobs": True}
+    together = llm.generate(prompts, **options)
+    for prompt, output in zip(prompts, together, strict=True):
+        (alone,) = llm.generate([prompt], **options)
+        assert (alone.ids, alone.logprobs) == (output.ids, output.logprobs)
+
+
+@needs_loops
 def test_types_without_a_loop_become_plain(tmp_path: Path) -> None:
     """One by one; a matrix of several tensors does so where any of them has such a type."""
     kinds = {"attn_v": "F16", "ffn_down": "BF16"}
