@@ -1,4 +1,4 @@
-"""Runs both compiled loops, built with sanitizers, over all that they are allowed to be given.
+"""Runs all compiled loops, built with sanitizers, over all that they are allowed to be given.
 
 Its argument is the library. A fault ends the process with a report; what comes out is compared with
 PyTorch in double precision. The last line is how many products and passes were run.
@@ -17,9 +17,10 @@ from outpace.attention import compiled as attention
 from outpace.attention.compiled import Compiled
 from outpace.attention.dense import Dense
 from outpace.decoding.tree import Tree
-from outpace.kernels import loader, tiles
+from outpace.kernels import loader, packed, tiles
 from outpace.kernels.matmul import of_rows
 from outpace.models.config import Sight
+from packing import dequantized, multiplied, pack_blocks, random_blocks
 from spans import FAR, TREE, attend, random, spans_of
 
 ROWS = (0, *range(1, 19), 32, 33, 127, 128, 129, 257)
@@ -88,6 +89,24 @@ def odd_rows() -> None:
             assert not found[[0, 2]].any()
 
 
+def packed_products() -> Iterator[None]:
+    """Each loop with every block format and number of rows; outputs that do not fill a tile too."""
+    for name, kind in packed.KINDS.items():
+        inputs = 2 * packed.INPUTS[kind]
+        for outputs in (1, 16, 40):
+            blocks = random_blocks(name, outputs, inputs)
+            matrix = pack_blocks(name, blocks)
+            found = packed.unpack_rows(matrix, torch.arange(outputs))
+            assert torch.equal(found, torch.from_numpy(dequantized(name, blocks)))
+            x = random(max(ROWS), inputs, seed=1)
+            wanted = torch.from_numpy(multiplied(name, blocks, x.numpy()))
+            for loop, rows in combinations(range(1, packed.level() + 1), ROWS):
+                packed.threads = lambda work, rows=rows: 1 + rows % 3  # type: ignore
+                product = packed.bind_product(matrix, loop=loop)
+                assert torch.equal(product(x[:rows].clone()), wanted[:rows])
+                yield
+
+
 def passes() -> Iterator[None]:
     """All sizes of heads, ways to share them, patterns, sights, sinks, dtypes and threads."""
     shapes = [*((2, 1, size) for size in range(16, 257, 16)), (20, 1, 64), (14, 2, 64), (6, 6, 32)]
@@ -130,4 +149,4 @@ def look(
 if __name__ == "__main__":
     torch.set_num_threads(1)
     loader.find_spec = lambda _: SimpleNamespace(origin=sys.argv[1])  # type: ignore[assignment]
-    print(sum(1 for _ in products()), sum(1 for _ in passes()))
+    print(*(sum(1 for _ in each()) for each in (products, passes, packed_products)))

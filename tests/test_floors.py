@@ -24,7 +24,7 @@ FLOORS = {
         "methods": "decoding",
         "pacing": "decoding",
         "models": "decoding errors kernels",
-        "checkpoints": "decoding errors models",
+        "checkpoints": "decoding errors kernels models",
         "attention": "decoding errors kernels models",
         "engine": "attention checkpoints decoding errors kernels methods models pacing",
         "api": (

@@ -40,8 +40,12 @@ from outpace.checkpoints.load import (
     save_model,
     tokenizer_folder,
 )
+from outpace.kernels.packed import level
 from outpace.models.config import Rope
+from outpace.models.int8 import is_quantised
+from outpace.models.packed import PackedEmbedding, PackedLinear, has_packed_products
 from outpace.models.rope import frequencies
+from packing import MINIMA, dequantized, random_blocks
 
 FILE = "model.safetensors"
 IDS = [5, 3, 1, 4]
@@ -169,10 +173,15 @@ def test_a_file_is_the_checkpoint_that_it_was_made_of(name: str, tmp_path: Path)
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
 @pytest.mark.parametrize("name", ["qwen2 tied", "llama"])
-def test_types_are_dequantised(name: str, kind: str, tmp_path: Path) -> None:
-    """To what the library makes of them; they load in 8 bits too."""
+def test_types_are_dequantised(
+    name: str, kind: str, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To what the library makes of them, by the loop in C and without; in 8 bits too."""
+    if not compiled:
+        monkeypatch.setattr(file_module, "level", lambda: 0)
     written = Written(tmp_path, name, TYPES[kind])
     path = written.write()
     ours, theirs = load_model(path), load_model(written.folder)
@@ -636,3 +645,153 @@ def test_without_the_library_the_extra_is_named(
         load_model(tmp_path / "a.gguf")
     with pytest.raises(ValueError, match="b.gguf cannot be read: .*No such file"):
         load_model(tmp_path / "b.gguf")
+
+
+needs_loops = pytest.mark.skipif(
+    not level(), reason="this machine has no loops for packed matrices"
+)
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "rms_norm_eps": 1e-6}
+MODELS["llama wide"] = (MODEL_ARCH.LLAMA, published("LlamaForCausalLM", **WIDE, rope_theta=5e5))
+MODELS["qwen2 wide tied"] = (MODEL_ARCH.QWEN2, published(**WIDE, tie_word_embeddings=True))
+
+
+class Blocked(Written):
+    """A file whose matrices have the block formats of a table, by the end of their names."""
+
+    def __init__(self, folder: Path, name: str, kinds: dict[str, str], usual: str) -> None:
+        super().__init__(folder, name, TYPES[usual])
+        self.kinds = kinds
+
+    def add(self, name: str, tensor: Tensor) -> Tensor:
+        """Write a tensor; blocks of 256, which the library does not make, have random codes."""
+        kind = next((k for end, k in self.kinds.items() if end in name), self.kind.name)
+        if tensor.dim() != 2 or not kind.endswith("_K"):
+            self.kind, usual = TYPES[kind], self.kind
+            back = super().add(name, tensor)
+            self.kind = usual
+            return back
+        blocks = random_blocks(kind, *tensor.shape)
+        if kind in MINIMA:  # which make numbers around zero of codes that are none
+            blocks[..., 2:4] = (blocks[..., :2].copy().view("f2") * 7).view("u1")
+        self.writer.add_tensor(name, blocks.reshape(len(blocks), -1), raw_dtype=TYPES[kind])
+        return torch.from_numpy(dequantized(kind, blocks))
+
+
+FILES: dict[str, tuple[str, str, dict[str, str]]] = {
+    "tied, 4 bits": ("qwen2 tied", "Q4_0", {}),
+    "heads in pairs": ("llama", "Q5_1", {}),
+    "several types in a matrix": ("llama", "Q5_0", {"attn_v": "Q8_0", "ffn_up": "Q4_1"}),
+    "experts": ("qwen3moe", "Q8_0", {"gate_inp": "F32"}),
+    "as Q4_K_M": ("llama wide", "Q4_K", {"attn_v": "Q6_K", "ffn_down": "Q6_K", "output": "Q6_K"}),
+    "tied, 5 bits": ("qwen2 wide tied", "Q5_K", {"token_embd": "Q6_K"}),
+}
+
+
+@needs_loops
+@pytest.mark.parametrize("name", FILES)
+def test_matrices_stay_in_their_own_bits(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their numbers are those of the file to the bit, and products are near those of float32."""
+    model, usual, kinds = FILES[name]
+    path = Blocked(tmp_path, model, kinds, usual).write()
+    with caplog.at_level("INFO", "outpace.models.packed"):
+        ours, plain = load_model(path, quantize="native"), load_model(path)
+    assert len(caplog.messages) == 1 and "matrices stay in their own bits" in caplog.messages[0]
+    names = {module: f"{name}.weight" for name, module in ours.named_modules()}
+    layers = [module for module in names if isinstance(module, torch.nn.Linear)]
+    packed = [isinstance(module, PackedLinear) for module in layers if module.out_features != 4]
+    assert all(packed)  # but for a router
+    assert isinstance(ours.embedding, PackedEmbedding)
+    found, wanted = ours.state_dict(), plain.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in found)
+    assert sum(p.nbytes for p in ours.parameters()) < 0.5 * sum(
+        p.nbytes for p in plain.parameters()
+    )
+    x = torch.randn(9, 512)
+    for layer in layers:
+        rows = x[:, : layer.in_features]
+        bias = 0 if layer.bias is None else layer.bias
+        exact = rows @ plain.state_dict()[names[layer]].T + bias
+        assert (layer(rows) - exact).norm() < 0.01 * exact.norm()
+    assert torch.isfinite(whole(ours, IDS, causal=True)).all()
+
+
+@needs_loops
+@pytest.mark.parametrize("name", ["tied, 4 bits", "as Q4_K_M"])
+def test_a_row_of_a_file_is_the_same_in_any_company(name: str, tmp_path: Path) -> None:
+    """A layer by itself: of one row and of many."""
+    model, usual, kinds = FILES[name]
+    path = Blocked(tmp_path, model, kinds, usual).write()
+    ours = load_model(path, quantize="native", dtype=torch.bfloat16)
+    x = torch.randn(40, ours.config.dim).bfloat16()
+    for layer in (ours.blocks[0].attention.qkv, ours.blocks[1].mlp.gate_up, ours.head):
+        many = layer(x)
+        assert all(torch.equal(layer(x[row : row + 1])[0], many[row]) for row in range(len(x)))
+    assert ours.embed(torch.tensor(IDS)).dtype == torch.bfloat16
+
+
+@needs_loops
+@pytest.mark.parametrize("name", ["llama", "qwen3moe"])
+def test_requests_together_say_what_each_says_alone(name: str, tmp_path: Path) -> None:
+    """In their own bits: ids and log-probabilities, to the bit."""
+    llm = LLM(Written(tmp_path, name, TYPES.Q8_0).write())
+    assert is_quantised(llm.model)
+    prompts = [[5, 3, 1 + n, 4, *range(2 * n)] for n in range(9)]
+    options: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logprobs": True}
+    together = llm.generate(prompts, **options)
+    for prompt, output in zip(prompts, together, strict=True):
+        (alone,) = llm.generate([prompt], **options)
+        assert (alone.ids, alone.logprobs) == (output.ids, output.logprobs)
+
+
+@needs_loops
+def test_types_without_a_loop_become_plain(tmp_path: Path) -> None:
+    """One by one; a matrix of several tensors does so where any of them has such a type."""
+    kinds = {"attn_v": "F16", "ffn_down": "BF16"}
+    ours = load_model(Blocked(tmp_path, "llama", kinds, "Q8_0").write(), quantize="native")
+    block = ours.blocks[0]
+    assert type(block.attention.qkv) is type(block.mlp.down) is torch.nn.Linear
+    assert isinstance(block.attention.out, PackedLinear)
+    assert isinstance(block.mlp.gate_up, PackedLinear)
+
+
+@needs_loops
+def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    """By the tensor that has it, which is one of three that make a matrix."""
+    path = Written(tmp_path, "llama", TYPES.Q8_0).write()
+    entry = file_module.opened(path).tensors["blk.1.attn_k.weight"]
+    with path.open("r+b") as file:
+        file.seek(entry.offset + entry.size // 2)
+        file.write(b"\x00\x7c")
+    message = r"tensor 'model.layers.1.self_attn.k_proj.weight' has NaN or infinite values"
+    with pytest.raises(ValueError, match=message):
+        load_model(path, quantize="native")
+
+
+@needs_loops
+def test_a_file_runs_in_its_own_bits_unless_it_is_to_do_otherwise(tmp_path: Path) -> None:
+    """A dtype asks for plain numbers; what has no blocks is as ever."""
+    (tmp_path / "other").mkdir()
+    path = Written(tmp_path, "qwen2", TYPES.Q4_0).write()
+    other = Written(tmp_path / "other", "qwen2").write()
+    assert isinstance(LLM(path).model.blocks[0].mlp.down, PackedLinear)
+    assert isinstance(LLM(path, quantize="native").model.embedding, PackedEmbedding)
+    for plain in (LLM(path, dtype="float32"), LLM(other), LLM(tmp_path / "plain")):
+        assert not is_quantised(plain.model)
+
+
+def test_without_loops_a_file_becomes_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And a line of the log says so once."""
+    monkeypatch.setattr("outpace.models.packed.level", lambda: 0)
+    has_packed_products.cache_clear()
+    try:
+        path = Written(tmp_path, "qwen2", TYPES.Q4_0).write()
+        assert not any(is_quantised(load_model(path, quantize="native")) for _ in range(2))
+    finally:
+        has_packed_products.cache_clear()
+    assert [each.message for each in caplog.records].count(caplog.records[0].message) == 1
+    assert "AVX2" in caplog.records[0].message

@@ -90,7 +90,7 @@ def reduced(model: nn.Module) -> set[str]:
 def test_unknown_ways_are_refused(value: object, tmp_path: Path) -> None:
     """With those that are known."""
     save_model(random_model(published()), tmp_path)
-    with pytest.raises(ValueError, match="unknown quantize .*; known are fp8, int8, int4"):
+    with pytest.raises(ValueError, match="unknown quantize .*; known are native, fp8, int8, int4"):
         load_model(tmp_path, quantize=value)  # type: ignore[arg-type]
 
 
@@ -100,7 +100,7 @@ def test_unknown_ways_are_refused(value: object, tmp_path: Path) -> None:
 def test_other_devices_are_refused(quantize: str, device: str, tmp_path: Path) -> None:
     """With what fits where."""
     save_model(random_model(published()), tmp_path)
-    fit = "leave it out, or int8 on cpu, fp8 or int8 or int4 on cuda"
+    fit = "leave it out, or native or int8 on cpu, fp8 or int8 or int4 on cuda"
     with pytest.raises(ValueError, match=f"{quantize}' is not for {device}: {fit}"):
         load_model(tmp_path, quantize=quantize, device=device, dtype=BF16)
 

@@ -45,7 +45,7 @@ from outpace.methods.method import check_type
 from outpace.methods.options import Named, method_of
 from outpace.models.config import ModelConfig
 from outpace.models.device import resolve_device, resolve_dtype
-from outpace.models.low_bits import check
+from outpace.models.low_bits import check, default_bits
 from outpace.models.transformer import Stack
 
 MOST_ANSWERS = 2**16
@@ -58,7 +58,8 @@ class LLM:
     folder or hub name of a low-rank adapter that is merged into it. `method` is a `Method`, its
     name, or `(name, options)`; without one it decodes as its family does. `dtype` is float32 on the
     CPU and bfloat16 elsewhere unless given; `quantize` keeps matrices in `int8`, on a GPU in `fp8`,
-    `int8` or `int4`, in further models too. `cache_gib` is memory for keys and values of each model
+    `int8` or `int4`, in further models too. On a CPU, matrices of a GGUF file stay in its own bits
+    (`native`) where neither is given. `cache_gib` is memory for keys and values of each model
     (2 GiB on the CPU and half of what is free on a GPU by default); `max_length` limits prompt and
     answer together; `mask_id` names the mask token where `config.json` does not; `prefix_cache`
     lets causal models find what they computed for prompts that began alike; `pace="auto"` lets
@@ -102,6 +103,7 @@ class LLM:
         self.running = {**own, "record": recorder(graphs, self.device, tensor_parallel)}
         self.team = Team.of(tensor_parallel, self.device, quantize)
         self.device = self.team.device
+        quantize = default_bits(quantize, dtype, self.device, tensor_parallel)
         self.quantize, self.max_length, self.cache_gib = quantize, max_length, cache_gib
         self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences, pace=pace)
         self.driver, self.loading = Driver(self.engine), Lock()

@@ -16,6 +16,7 @@ from outpace.checkpoints.progress import TOLD
 from outpace.checkpoints.weights import Weights
 from outpace.models.draft import Draft
 from outpace.models.int8 import QUANTISED, exact, hold, is_quantised, quantise
+from outpace.models.packed import hold_packed
 from outpace.models.transformer import Stack
 
 TABLES = {"d2t": "I64", "t2d": "BOOL"}
@@ -37,6 +38,7 @@ def fill(
     *,
     quantize: bool = False,
     keeps: bool = False,
+    native: bool = False,
     narrow: Callable[[nn.Module], None] | None = None,
     wanted: Mapping[str, Sequence[Piece]] | None = None,
 ) -> None:
@@ -44,7 +46,8 @@ def fill(
 
     To `quantize` is done matrix by matrix, so that no two are in memory in full; so it is
     where something else is to `narrow` a module. With `keeps`, matrices that are stored with 8 bits
-    stay so. What is `wanted` for each parameter are whole tensors unless it is given.
+    stay so, and with `native` those in a block format as well. What is `wanted` for each parameter
+    are whole tensors unless it is given.
     """
     wanted = wanted or pieces(model)
     names = {piece.source for parts in wanted.values() for piece in parts}
@@ -56,15 +59,15 @@ def fill(
     total = max(sum(parameter.numel() for parameter in model.parameters()), 1)
     say(0, size)
     for prefix, module in list(model.named_modules()):
-        codes = None
+        stored = None
         if keeps and type(module) in QUANTISED:
             parts = wanted[f"{prefix}.weight"]
             if adapter is None or not any(piece.source in adapter.updates for piece in parts):
-                codes = coded(weights, parts, rounded=quantize)
+                stored = stored_matrix(weights, parts, rounded=quantize, native=native)
         for name, parameter in list(module.named_parameters(prefix, recurse=False)):
             done += parameter.numel()
             say(size * done // total, size)
-            if codes is not None and parameter.dim() == 2:
+            if stored is not None and parameter.dim() == 2:
                 continue
             rounds = quantize and parameter.dim() == 2 and type(module) in QUANTISED
             kept = None if rounds else dtype
@@ -74,8 +77,8 @@ def fill(
                 whole = F.pad(whole, (0, 0, 0, missing))
             own = nn.Parameter(whole, requires_grad=False)
             module.register_parameter(name.rpartition(".")[2], own)
-        if codes is not None:
-            hold(module, *codes, dtype)
+        if stored is not None:
+            stored(module, dtype)
         elif quantize:
             quantise(module, dtype)
         elif narrow is not None:
@@ -83,6 +86,17 @@ def fill(
     rotary = torch.float32 if model.config.rope.float32 else dtype
     model.cos, model.sin = (table.to(device, rotary) for table in model.rotary())
     model.eval()
+
+
+def stored_matrix(
+    weights: Weights, parts: Sequence[Piece], *, rounded: bool, native: bool
+) -> Callable[[nn.Module, torch.dtype], None] | None:
+    """What gives a module its matrix as it is stored; None where that becomes plain."""
+    if native and (packed := weights.packed(parts)) is not None:
+        return lambda module, dtype: hold_packed(module, packed, dtype)
+    if (codes := coded(weights, parts, rounded=rounded)) is not None:
+        return lambda module, dtype: hold(module, *codes, dtype)
+    return None
 
 
 def coded(weights: Weights, parts: Sequence[Piece], *, rounded: bool) -> Matrix | None:

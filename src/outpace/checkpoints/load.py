@@ -42,7 +42,8 @@ from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.extending import draft_of
 from outpace.models.int8 import exact
-from outpace.models.low_bits import check, narrowing
+from outpace.models.low_bits import NATIVE, check, narrowing
+from outpace.models.packed import has_packed_products, report_packed
 from outpace.models.split import Share, divide, once
 from outpace.models.transformer import Stack, Transformer
 
@@ -183,12 +184,12 @@ def load_model(
     """Load a model in its published format, with an adapter merged into it where one is named.
 
     `max_length` limits its rotary tables, `mask_id` is its mask token, whatever `config.json` says;
-    `quantize` keeps its matrices in `int8` on a CPU that multiplies them, or its projections in
-    `fp8`, `int8` or `int4` on a GPU. Weights that are quantised already become plain, but for those
-    of 8 bits on such a CPU; `plain` makes these plain too, as training needs them. Of a model that
-    several processes hold, only the `share` of this one is read. Raises `ValueError` naming file
-    and tensor where one is missing or has another shape, and for a draft, which is nothing without
-    its target.
+    `quantize` keeps its matrices in `int8` on a CPU that multiplies them, those of a GGUF file in
+    its own bits (`native`), or its projections in `fp8`, `int8` or `int4` on a GPU. Other weights
+    that are quantised already become plain, but for those of 8 bits on such a CPU; `plain` makes
+    these plain too, as training needs them. Of a model that several processes hold, only the
+    `share` of this one is read. Raises `ValueError` naming file and tensor where one is missing or
+    has another shape, and for a draft, which is nothing without its target.
     """
     folder = resolve(name)
     config = target_config(folder, max_length=max_length, mask_id=mask_id)
@@ -271,15 +272,19 @@ def filled(
             narrow = narrowing(model, quantize, device)
         except ValueError as error:
             raise prefixed(str(folder), error) from error
-        small = quantize is not None and narrow is None and exact()
+        small = quantize == "int8" and narrow is None and exact()
         keeps = not plain and share is None and torch.device(device).type == "cpu"
+        native = quantize == NATIVE and is_gguf(folder) and has_packed_products()
         fill(
             *(model, weights, dtype, device, adapter),
             quantize=small,
             keeps=keeps,
+            native=native,
             narrow=narrow,
             wanted=wanted,
         )
+    if native:
+        report_packed(folder, model)
     if share is not None:
         once(model, share)
     return model

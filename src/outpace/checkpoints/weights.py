@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ from torch import Tensor
 
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.fields import line, read_json
+from outpace.checkpoints.piece import Piece
 from outpace.checkpoints.quantised.scheme import FLOATS, Scheme
 from outpace.checkpoints.stacks import Entry, held, sizes
+from outpace.kernels.packed import Packed
 from outpace.models.config import ModelConfig
 from outpace.models.split import Index
 
@@ -126,6 +128,10 @@ class Weights:
         if self.scheme is None or not (rounded or self.scheme.rounds_rows(name)):
             return None
         return self.scheme.codes(self, name, shape)
+
+    def packed(self, pieces: Sequence[Piece]) -> Packed | None:
+        """A matrix of several tensors in the block format that they are stored in, or None."""
+        return None
 
     def check_depth(self, config: ModelConfig) -> None:
         """Raise `ValueError` if the last layer is missing, before a model is made of them all."""

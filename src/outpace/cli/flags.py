@@ -66,7 +66,7 @@ Template = Annotated[
     list[str] | None, Option(metavar="NAME=VALUE", help="Variable of the chat template.")
 ]
 Raw = Annotated[bool, Option("--raw", help="Continue the text, without chat template.")]
-Quantize = Annotated[str | None, Option(help="int8; on a GPU fp8, int8 or int4.")]
+Quantize = Annotated[str | None, Option(help="native or int8; on a GPU fp8, int8 or int4.")]
 NoPrefixCache = Annotated[
     bool, Option("--no-prefix-cache", help="Compute anew what prompts that begin alike share.")
 ]

@@ -1,4 +1,4 @@
-"""The compiled loops of a CPU, products (tiles.c) and attention (attend.c), if they are there."""
+"""The compiled loops of a CPU: products (tiles.c, packed.c) and attention (attend.c)."""
 
 from __future__ import annotations
 
@@ -33,6 +33,17 @@ def library() -> CDLL | None:
     loaded.outpace_multiply.argtypes = [
         *(c_int, c_void_p, c_long, c_long, c_void_p, c_long),
         *(c_void_p, c_void_p, c_void_p, c_int),
+    ]
+    loaded.outpace_packed_bytes.argtypes = [c_int, c_long, c_long]
+    loaded.outpace_packed_bytes.restype = c_long
+    loaded.outpace_pack.argtypes = [c_int, c_void_p, c_long, c_long, c_void_p, c_int]
+    loaded.outpace_unpack.argtypes = [
+        *(c_int, c_void_p, c_long, c_void_p, c_long, c_void_p, c_int),
+    ]
+    loaded.outpace_unpack.restype = None
+    loaded.outpace_multiply_packed.argtypes = [
+        *(c_int, c_void_p, c_int, c_void_p, c_long, c_long, c_long),
+        *(c_void_p, c_void_p, c_int),
     ]
     loaded.outpace_attend.argtypes = [c_void_p]
     loaded.outpace_attend.restype = None

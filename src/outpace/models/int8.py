@@ -28,6 +28,7 @@ from outpace.kernels.matmul import (
     of_codes,
 )
 from outpace.kernels.tiles import Product
+from outpace.models.packed import PACKED
 from outpace.models.transformer import Embedding
 
 LOG = logging.getLogger(__name__)
@@ -169,5 +170,6 @@ def hold(module: nn.Module, codes: Tensor, scale: Tensor, dtype: torch.dtype) ->
 
 
 def is_quantised(model: nn.Module) -> bool:
-    """Whether matrices of a model, or of a part of it, have 8 bits."""
-    return any(type(module) in QUANTISED.values() for module in model.modules())
+    """Whether products of a model, or of a part of it, are sums of whole numbers."""
+    kinds = (*QUANTISED.values(), *PACKED.values())
+    return any(type(module) in kinds for module in model.modules())

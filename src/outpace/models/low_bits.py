@@ -16,7 +16,10 @@ from torch import nn
 from outpace.errors import OptionError
 from outpace.models.transformer import Stack
 
-KINDS: dict[str, tuple[str, ...]] = {"cpu": ("int8",), "cuda": ("fp8", "int8", "int4")}
+NATIVE = "native"
+"""Each matrix in the bits that its file has."""
+
+KINDS: dict[str, tuple[str, ...]] = {"cpu": (NATIVE, "int8"), "cuda": ("fp8", "int8", "int4")}
 """What matrices can be quantised to on a device."""
 
 CAPABILITY = {"fp8": (8, 9), "int4": (8, 0)}
@@ -33,7 +36,7 @@ def check(quantize: str | None, device: torch.device | str, dtype: torch.dtype) 
     """Raise `ValueError` for what matrices cannot be quantised to, and where they cannot be."""
     if quantize is None:
         return
-    if quantize not in (known := KINDS["cuda"]):
+    if quantize not in (known := (NATIVE, *KINDS["cuda"])):
         message = f"quantize: unknown quantize {quantize!r}; known are {', '.join(known)}"
         raise OptionError("quantize", quantize, message)
     device = torch.device(device)
@@ -43,6 +46,17 @@ def check(quantize: str | None, device: torch.device | str, dtype: torch.dtype) 
         raise OptionError("quantize", quantize, message)
     if device.type == "cuda":
         check_gpu(quantize, device, dtype)
+
+
+def default_bits(
+    quantize: str | None, dtype: object, device: torch.device, processes: int
+) -> str | None:
+    """What matrices are quantised to: their own bits unless something else is given.
+
+    A given `dtype` asks for plain numbers. Only a CPU in one process multiplies stored bits.
+    """
+    fits = device.type == "cpu" and processes == 1
+    return NATIVE if quantize is None and dtype is None and fits else quantize
 
 
 def check_gpu(quantize: str, device: torch.device, dtype: torch.dtype) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.fill import finite, not_finite
 from outpace.checkpoints.gguf.config import STRETCH
 from outpace.checkpoints.gguf.file import File, library
+from outpace.checkpoints.piece import Piece
 from outpace.checkpoints.weights import Weights
+from outpace.kernels.packed import INPUTS, Packed, Rows, pack_rows
 from outpace.models.config import ModelConfig
 from outpace.models.int8 import of_weight
 from outpace.models.split import Index
@@ -81,6 +85,33 @@ class GGUFWeights(Weights):
         if not finite(scale):
             raise not_finite(self.folder, name, torch.float32)
         return self.in_halves(name, codes), self.in_halves(name, scale)
+
+    def packed(self, pieces: Sequence[Piece]) -> Packed | None:
+        """A matrix of several tensors, packed as the file has them; None for a type without a loop.
+
+        Raises `ValueError` for a tensor of another shape or with scales that are no numbers.
+        """
+        inputs = pieces[0].shape[-1]
+        entries = [self.entry(piece.source, piece.shape) for piece in pieces]
+        kinds = [self.file.tensors[name].kind.value for name, _ in entries]
+        if any(kind not in INPUTS or inputs % INPUTS[kind] for kind in kinds):
+            return None
+        contents = [self.file.content(*entry) for entry in entries]
+        parts = [
+            Rows(kind, self.addresses(piece.source, content))
+            for piece, kind, content in zip(pieces, kinds, contents, strict=True)
+        ]
+        if (matrix := pack_rows(parts, inputs)) is not None:
+            return matrix
+        for piece, part in zip(pieces, parts, strict=True):
+            if pack_rows([part], inputs) is None:
+                raise not_finite(self.folder, piece.source, torch.float32)
+        raise AssertionError("a matrix is not finite, and each of its parts is")
+
+    def addresses(self, name: str, content: NDArray[np.uint8]) -> NDArray[np.uint64]:
+        """Where the rows `u8[rows, bytes]` of a tensor are in memory, in the order of the model."""
+        order = self.in_halves(name, torch.arange(len(content))).numpy().astype(np.uint64)
+        return order * np.uint64(content.strides[0]) + np.uint64(content.ctypes.data)
 
     def entry(self, name: str, shape: tuple[int, ...]) -> tuple[str, int | None]:
         """What the file calls a published tensor, and its number; `ValueError` if it is another."""

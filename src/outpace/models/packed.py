@@ -1,0 +1,116 @@
+"""Matrices that stay in the block format of a GGUF file, for inference on a CPU.
+
+Products round each row to 8 bits, block by block, and sum whole numbers (`kernels/packed.py`). A
+row's result does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.kernels.packed import (
+    Packed,
+    Product,
+    bind_product,
+    dequantize,
+    level,
+    unpack_rows,
+)
+from outpace.models.transformer import Embedding
+
+LOG = logging.getLogger(__name__)
+
+
+@cache
+def has_packed_products() -> bool:
+    """Whether this machine multiplies packed matrices; if not, a line of the log says so."""
+    if level():
+        return True
+    LOG.warning(
+        "this machine has no products in the block formats of GGUF (they need AVX2, and a C "
+        "compiler at installation): matrices are dequantized to the dtype of the model"
+    )
+    return False
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer for inference whose weight stays in its block format."""
+
+    matrix: Packed
+    multiply: Product
+
+    def hold(self, matrix: Packed) -> None:
+        """Take a packed matrix; its bytes become the parameter `weight`."""
+        self.matrix = matrix
+        added = None if self.bias is None else self.bias.detach().float()
+        self.multiply = bind_product(matrix, added)
+        self.weight = nn.Parameter(matrix.tiles, requires_grad=False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map rows `x [T, in]`."""
+        return self.multiply(x.float()).to(x.dtype)
+
+    def dense(self) -> Tensor:
+        """The matrix `f32[out, in]` that rows are multiplied by."""
+        return dequantize(self.matrix)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.dense()
+
+
+class PackedEmbedding(Embedding):
+    """An embedding for inference in its block format, whose bytes serve a tied head as well."""
+
+    matrix: Packed
+    multiply: Product
+    dtype: torch.dtype
+
+    def hold(self, matrix: Packed) -> None:
+        """Take a packed table; its bytes become the parameter `weight`."""
+        self.matrix, self.multiply = matrix, bind_product(matrix)
+        self.weight = nn.Parameter(matrix.tiles, requires_grad=False)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Rows `[T, dim]` of tokens `ids i64[T]`."""
+        return unpack_rows(self.matrix, ids).to(self.dtype)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits `f32[..., vocab]` of hidden states `[..., dim]`."""
+        return self.multiply(hidden.float())
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        destination[f"{prefix}weight"] = dequantize(self.matrix)
+
+
+PACKED: dict[type[nn.Module], type[PackedLinear] | type[PackedEmbedding]] = {
+    nn.Linear: PackedLinear,
+    Embedding: PackedEmbedding,
+}
+
+
+def report_packed(name: object, model: nn.Module) -> None:
+    """Log how many matrices of a model are packed, and their bytes."""
+    matrices = [each for each in model.modules() if isinstance(each, (nn.Linear, nn.Embedding))]
+    packed = [each.weight.nbytes for each in matrices if type(each) in PACKED.values()]
+    megabytes = sum(packed) / 1e6
+    told = (name, len(packed), len(matrices), megabytes)
+    LOG.info("%s: %d of %d matrices stay in their own bits, %.0f MB", *told)
+
+
+def hold_packed(module: nn.Module, matrix: Packed, dtype: torch.dtype) -> None:
+    """Give a module a packed matrix; what it puts out is of a dtype."""
+    module.__class__ = PACKED[type(module)]
+    assert isinstance(module, PackedLinear | PackedEmbedding)
+    if isinstance(module, PackedEmbedding):
+        module.dtype = dtype
+    module.hold(matrix)

@@ -1,0 +1,176 @@
+"""Products with packed matrices, against the published formats and a loop in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.kernels.packed import (
+    INPUTS,
+    KINDS,
+    Rows,
+    bind_product,
+    dequantize,
+    level,
+    pack_rows,
+    unpack_rows,
+)
+from packing import dequantized, multiplied, pack_blocks, random_blocks, rows_of
+
+pytestmark = pytest.mark.skipif(not level(), reason="this machine has no loops for packed matrices")
+
+LOOPS = range(1, level() + 1)
+COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 129)
+SIZES = ((16, 1), (48, 3), (80, 2), (33, 1), (1, 2), (15, 5))
+"""Outputs, and times that the inputs are those of a block."""
+
+
+def random_rows(count: int, inputs: int, seed: int = 1) -> Tensor:
+    """Rows with numbers of different sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(count, inputs, generator=generator)
+    return rows * torch.rand(count, inputs, generator=generator).exp2_().pow(4)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("size", SIZES)
+def test_packing_loses_nothing(name: str, size: tuple[int, int]) -> None:
+    """Rows that are unpacked have the bits of the published format."""
+    outputs, inputs = size[0], size[1] * INPUTS[KINDS[name]]
+    blocks = random_blocks(name, outputs, inputs)
+    found = unpack_rows(pack_blocks(name, blocks), torch.arange(outputs))
+    assert np.array_equal(found.numpy(), dequantized(name, blocks))
+
+
+def test_every_float16_is_a_scale() -> None:
+    """Also those that are not normal; those that are no numbers are refused."""
+    every = np.arange(2**16, dtype=np.uint16).reshape(-1, 1, 1).view(np.uint8)
+    blocks = np.concatenate((every, np.full((2**16, 1, 32), 1, np.uint8)), -1)
+    finite = np.isfinite(every.reshape(-1, 2).copy().view(np.float16))[:, 0]
+    good = np.ascontiguousarray(blocks[finite])
+    packed = pack_blocks("Q8_0", good)
+    assert np.array_equal(
+        unpack_rows(packed, torch.arange(len(good))).numpy(), dequantized("Q8_0", good)
+    )
+    for bad in np.flatnonzero(~finite)[::97]:
+        row = np.ascontiguousarray(blocks[bad : bad + 1])
+        assert pack_rows([rows_of("Q8_0", row)], 32) is None
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "Q5_1", "Q4_K", "Q5_K"])
+def test_a_minimum_that_is_no_number_is_refused(name: str) -> None:
+    """As a scale is."""
+    blocks = random_blocks(name, 1, 256)
+    blocks[0, -1, 2:4] = np.array([np.inf], np.float16).view(np.uint8)
+    assert pack_rows([rows_of(name, blocks)], 256) is None
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", KINDS)
+def test_products_have_the_bits_of_the_plain_loop(name: str, loop: int) -> None:
+    """For all sizes, with a bias and without, and with any number of rows."""
+    for number, (outputs, times) in enumerate(SIZES):
+        inputs = times * INPUTS[KINDS[name]]
+        blocks, x = random_blocks(name, outputs, inputs, number), random_rows(7, inputs, number)
+        wanted = multiplied(name, blocks, x.numpy())
+        bias = torch.linspace(-1, 1, outputs)
+        packed = pack_blocks(name, blocks)
+        for count in (0, 1, 2, 3, 4, 5, 7):
+            found = bind_product(packed, loop=loop)(x[:count])
+            assert np.array_equal(found.numpy(), wanted[:count])
+        added = bind_product(packed, bias, loop)(x)
+        assert np.array_equal(added.numpy(), wanted + bias.numpy())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", KINDS)
+def test_the_largest_codes_do_not_overflow(name: str, loop: int) -> None:
+    """All bits of all codes set or clear, and rows of the largest codes of either sign."""
+    inputs = 2 * INPUTS[KINDS[name]]
+    x = torch.cat([torch.full((1, inputs), sign) for sign in (-1.0, 1.0)])
+    x = torch.cat((x, x[:1] * torch.tensor([-1.0, 1.0]).repeat(inputs // 2)))
+    for bits in (0, 255, 127, 128):
+        blocks = random_blocks(name, 16, inputs)
+        random = blocks.copy()
+        blocks[:] = bits
+        for place in (0, 2, 208) if name == "Q6_K" else (0, 2):
+            blocks[..., place : place + 2] = random[..., place : place + 2]
+        if name in ("Q4_0", "Q5_0", "Q8_0"):
+            blocks[..., 2:4] = bits
+        if name == "Q6_K":
+            blocks[..., :4] = bits
+        found = bind_product(pack_blocks(name, blocks), loop=loop)(x)
+        assert np.array_equal(found.numpy(), multiplied(name, blocks, x.numpy()))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", KINDS)
+def test_a_row_is_the_same_in_any_company(name: str, loop: int) -> None:
+    """The first and the last of 256 rows, among fewer rows and with any number of threads."""
+    inputs = 3 * INPUTS[KINDS[name]]
+    product = bind_product(pack_blocks(name, random_blocks(name, 80, inputs)), loop=loop)
+    x, threads = random_rows(256, inputs), torch.get_num_threads()
+    whole = product(x)
+    try:
+        for number, count in enumerate(COUNTS):
+            torch.set_num_threads(1 + number % 4)
+            assert torch.equal(product(x[:count]), whole[:count])
+            assert torch.equal(product(x[-count:]), whole[-count:])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_parts_stand_side_by_side(loop: int) -> None:
+    """One product with matrices of several formats gives what each gives alone."""
+    names = ("Q4_K", "Q6_K", "Q8_0", "Q4_K", "Q5_1")
+    blocks = [random_blocks(name, 9 + 16 * n, 512) for n, name in enumerate(names)]
+    pairs = list(zip(names, blocks, strict=True))
+    packed = pack_rows([rows_of(*pair) for pair in pairs], 512)
+    assert packed is not None
+    x, bias = random_rows(19, 512), torch.arange(packed.outputs).float()
+    alone = torch.cat([bind_product(pack_blocks(*pair), loop=loop)(x) for pair in pairs], -1)
+    assert torch.equal(bind_product(packed, bias, loop)(x), alone + bias)
+    wanted = np.concatenate([dequantized(*pair) for pair in pairs])
+    assert np.array_equal(dequantize(packed).numpy(), wanted)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_that_are_no_numbers_stay_alone(name: str, loop: int) -> None:
+    """A row with an infinity or NaN becomes NaN, those beside it do not; extremes are numbers."""
+    inputs = 2 * INPUTS[KINDS[name]]
+    product = bind_product(pack_blocks(name, random_blocks(name, 16, inputs)), loop=loop)
+    largest = torch.finfo(torch.float32).max
+    for value in (torch.inf, -torch.inf, torch.nan, -torch.nan, largest, -largest, 1e-45, 0.0):
+        x = torch.zeros(3, inputs)
+        x[1, -1] = value
+        found = product(x)
+        if not abs(value) < torch.inf:
+            assert found[1].isnan().all()
+        elif abs(value) < 1:
+            assert not found[1].any()
+        assert not found[[0, 2]].any()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """The loop reads what it is pointed to."""
+    packed = pack_blocks("Q4_0", random_blocks("Q4_0", 16, 64))
+    product = bind_product(packed)
+    for rows in (torch.zeros(1, 32), torch.zeros(1, 64, dtype=torch.float64)):
+        with pytest.raises(ValueError, match="64 inputs of float32"):
+            product(rows)
+    with pytest.raises(ValueError, match="bias"):
+        bind_product(packed, torch.zeros(15))
+    with pytest.raises(ValueError, match="rows 0 to 16 of a matrix of 16"):
+        unpack_rows(packed, torch.tensor([0, 16]))
+    with pytest.raises(ValueError, match="rows -1"):
+        unpack_rows(packed, torch.tensor([-1]))
+    with pytest.raises(ValueError, match="32 inputs in blocks of type 12"):
+        pack_rows([Rows(KINDS["Q4_K"], np.zeros(1, np.uint64))], 32)
+    with pytest.raises(ValueError, match="32 inputs in blocks of type 99"):
+        pack_rows([Rows(99, np.zeros(1, np.uint64))], 32)
+    with pytest.raises(ValueError, match="loop 3 needs another processor"):
+        bind_product(packed, loop=3)

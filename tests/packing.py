@@ -1,0 +1,114 @@
+"""Matrices in the block formats of GGUF, and their products by a loop in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from numpy.typing import NDArray
+
+from outpace.kernels.packed import BLOCK, INPUTS, KINDS, Packed, Rows, pack_rows
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+MINIMA = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
+"""Formats that have a minimum."""
+
+SUB_SCALES = {"Q4_K": slice(4, 16), "Q5_K": slice(4, 16), "Q6_K": slice(192, 208)}
+"""Where a block of 256 has the scales of its parts."""
+
+
+def places(name: str) -> list[int]:
+    """Where the bytes of a block have float16."""
+    return [208] if name == "Q6_K" else [0, 2] if name in MINIMA else [0]
+
+
+def random_blocks(name: str, outputs: int, inputs: int, seed: int = 0) -> Bytes:
+    """Bytes `[out, blocks, size]` of a matrix: any codes, and scales of a usual size."""
+    kind, rng = GGMLQuantizationType[name], np.random.default_rng(seed)
+    numbers, size = GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (outputs, inputs // numbers, size), np.uint8)
+    for place in places(name):
+        scales = rng.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
+        blocks[..., place : place + 2] = scales[..., None].view(np.uint8)
+    return blocks
+
+
+def rows_of(name: str, blocks: Bytes) -> Rows:
+    """The same rows by their addresses."""
+    return Rows(KINDS[name], np.array([row.ctypes.data for row in blocks], np.uint64))
+
+
+def pack_blocks(name: str, blocks: Bytes) -> Packed:
+    """A matrix in tiles."""
+    packed = pack_rows([rows_of(name, blocks)], blocks.shape[1] * INPUTS[KINDS[name]])
+    assert packed is not None
+    return packed
+
+
+def dequantized(name: str, blocks: Bytes) -> Floats:
+    """The matrix `[out, in]` as the library `gguf` reads it."""
+    numbers: Floats = quants.dequantize(blocks.reshape(len(blocks), -1), GGMLQuantizationType[name])
+    return numbers
+
+
+def parts_of(name: str, blocks: Bytes) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """Codes `[out, in]`, scales and minima `[out, in / 16]` of a matrix."""
+    plain = blocks.copy()
+    for number, place in enumerate(places(name)):
+        one = np.array([0 if number else 1], np.float16).view(np.uint8)
+        plain[..., place : place + 2] = one
+    first, *more = (blocks[..., at : at + 2].copy().view(np.float16) for at in places(name))
+    scale = first.astype(np.float32)
+    minimum = more[0].astype(np.float32) if more else np.zeros_like(scale)
+    if name == "Q6_K":
+        plain[..., SUB_SCALES[name]] = 1
+        scale = scale * blocks[..., SUB_SCALES[name]].view(np.int8)
+        minimum = np.zeros_like(scale)
+    elif name in SUB_SCALES:
+        # A scale of 1 and a minimum of nought in each eighth.
+        plain[..., SUB_SCALES[name]] = [*[1] * 4, *[0] * 4, *[1] * 4]
+        own = blocks[..., SUB_SCALES[name]].reshape(-1, 12)
+        scales, minima = quants.Q4_K.get_scale_min(own)
+        scale = scale * scales.reshape(*blocks.shape[:2], 8)
+        minimum = -(minimum * minima.reshape(*blocks.shape[:2], 8))
+    codes = dequantized(name, plain).astype(np.int64)
+    sixteenths = codes.shape[1] // 16
+    wide = [
+        np.repeat(each.reshape(len(codes), -1), sixteenths // (each.size // len(codes)), axis=1)
+        for each in (scale.astype(np.float32), minimum.astype(np.float32))
+    ]
+    return codes, wide[0], wide[1]
+
+
+def rounded(x: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """Codes `[T, blocks, 32]` of rows, and the scale `[T, blocks]` of each block."""
+    blocks = x.reshape(len(x), -1, BLOCK)
+    scale = np.maximum(np.abs(blocks).max(-1), np.float32(1e-30)) / np.float32(127)
+    return np.rint(blocks / scale[..., None]).astype(np.int64), scale
+
+
+def fused(a: Any, b: Any, c: Floats) -> Floats:
+    """`a * b + c`, rounded once."""
+    wide = np.multiply(a, b, dtype=np.longdouble) + c.astype(np.longdouble)
+    sums: Floats = wide.astype(np.float32)
+    return sums
+
+
+def multiplied(name: str, blocks: Bytes, x: Floats) -> Floats:
+    """Rows `[T, out]`: whole numbers in a block, then float32 from the first block to the last."""
+    codes, scale, minimum = parts_of(name, blocks)
+    own, step = rounded(x)
+    total = np.zeros((len(x), len(codes)), np.float32)
+    width = 16 if name == "Q6_K" else BLOCK
+    for first in range(0, codes.shape[1], width):
+        block, part = divmod(first, BLOCK)
+        some = own[:, block, part : part + width]
+        whole = (some @ codes[:, first : first + width].T).astype(np.float32)
+        total = fused(whole, scale[:, first // 16] * step[:, block, None], total)
+        if name in MINIMA:
+            sums = step[:, block] * some.sum(-1).astype(np.float32)
+            total = fused(minimum[:, first // 16], sums[:, None], total)
+    return total
