@@ -15,7 +15,8 @@ from torch import Tensor
 from outpace.decoding import sampling
 from outpace.decoding.cut import Cut
 from outpace.decoding.noise import uniform
-from outpace.decoding.sampling import Noisy, Sample, Sampling, noise_of, scores
+from outpace.decoding.sampling import Noisy, Sample, noise_of, scores
+from outpace.decoding.sampling_params import Sampling
 from outpace.kernels import fused, read
 from outpace.kernels.fused import BLOCK, read_rows
 from outpace.methods import apd

@@ -12,7 +12,8 @@ from torch import Tensor
 from helpers import chi_square, finish, tokens
 from outpace.decoding import accept, sampling
 from outpace.decoding.accept import DRAFT, Rejection
-from outpace.decoding.sampling import Noisy, Readout, Sampling
+from outpace.decoding.sampling import Noisy, Readout
+from outpace.decoding.sampling_params import Sampling
 from outpace.kernels import fused
 from outpace.methods import Speculative
 from workload import Request, new_engine

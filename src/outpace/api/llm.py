@@ -31,7 +31,7 @@ from outpace.checkpoints.load import (
 from outpace.constraint.cloze import Parts
 from outpace.constraint.compiler import Compiler, Unread
 from outpace.decoding import DRAFT_KINDS, Processor, Request
-from outpace.decoding.sampling import is_whole
+from outpace.decoding.sampling_params import is_whole
 from outpace.engine.cache import cache_bytes, cache_slots, check_gib
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.fuse import check as check_compile

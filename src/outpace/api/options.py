@@ -14,7 +14,7 @@ from outpace.constraint.cloze import Parts, checked_cloze
 from outpace.constraint.compiler import Compiler, Rule, rule_of
 from outpace.decoding import CAUSAL_KINDS, Constraint, Processor, Sampling
 from outpace.decoding.processor import Bias, NotBefore, Penalties
-from outpace.decoding.sampling import is_number, is_whole
+from outpace.decoding.sampling_params import is_number, is_whole
 from outpace.errors import OptionError
 from outpace.methods import METHODS, Method
 from outpace.methods.bounds import at_least_one

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outpace.decoding.sampling import is_whole
+from outpace.decoding.sampling_params import is_whole
 from outpace.errors import OptionError
 
 Given = Mapping[str, Any]

@@ -15,7 +15,7 @@ from outpace.constraint.regular import Language, Regular
 from outpace.decoding import Request
 from outpace.decoding.joint import Fit
 from outpace.decoding.processor import NEVER
-from outpace.decoding.sampling import is_whole
+from outpace.decoding.sampling_params import is_whole
 from outpace.errors import OptionError
 
 ANYTHING = r"[\s\S]*"

@@ -7,7 +7,8 @@ from outpace.decoding.forward import CAUSAL, FULL, Decoding, Forward, Pattern, P
 from outpace.decoding.joint import Constraint
 from outpace.decoding.processor import Processor
 from outpace.decoding.request import Request, Step
-from outpace.decoding.sampling import GREEDY, Read, Sample, Sampling
+from outpace.decoding.sampling import GREEDY, Read, Sample
+from outpace.decoding.sampling_params import Sampling
 from outpace.decoding.target import CAUSAL_KINDS, DRAFT_KINDS, MASKED_DRAFT_KINDS, Kind, Target
 from outpace.decoding.tree import Tree
 from outpace.errors import OptionError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -15,13 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.decoding.likeliest import likeliest
+from outpace.decoding.sampling_params import MOST, Sampling
 from outpace.kernels.fused import Settings, to_device
-
-if TYPE_CHECKING:
-    from outpace.decoding.sampling import Sampling
-
-MOST = 2**31
-"""What counts stay below, so that tensors of a batch can hold them."""
 
 FEW = 16
 """Tokens among which a nucleus mostly lies."""

@@ -10,7 +10,8 @@ from typing import Literal
 from outpace.decoding.dial import Pace
 from outpace.decoding.joint import Constraint, Joint
 from outpace.decoding.processor import Processor
-from outpace.decoding.sampling import Sample, Sampling, Score
+from outpace.decoding.sampling import Sample, Score
+from outpace.decoding.sampling_params import Sampling
 from outpace.decoding.target import Target
 
 FinishReason = Literal["stop", "length", "cancelled"]

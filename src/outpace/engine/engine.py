@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from outpace.decoding import Prediction, Request
-from outpace.decoding.sampling import is_whole
+from outpace.decoding.sampling_params import is_whole
 from outpace.engine.feed import Feed
 from outpace.engine.job import DecodingError, Job, Listener, lost
 from outpace.engine.paces import Paces

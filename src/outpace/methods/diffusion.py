@@ -22,7 +22,7 @@ from outpace.decoding import (
 from outpace.decoding.canvas import blocks
 from outpace.decoding.forward import FloatArray, IntArray
 from outpace.decoding.order import above, best, even, perturbed, rank, schedule, uniforms
-from outpace.decoding.sampling import COLDEST
+from outpace.decoding.sampling_params import COLDEST
 from outpace.decoding.target import Order, Rank
 from outpace.methods.bounds import at_least_one, not_negative
 from outpace.methods.method import Among, Method

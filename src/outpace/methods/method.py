@@ -19,7 +19,7 @@ from outpace.decoding import (
     Target,
     Verify,
 )
-from outpace.decoding.sampling import is_number, is_whole
+from outpace.decoding.sampling_params import is_number, is_whole
 from outpace.methods.bounds import at_least_one
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from outpace.decoding.sampling import is_number, is_whole
+from outpace.decoding.sampling_params import is_number, is_whole
 
 PLAIN: dict[object, str] = {
     bool: "true or false",

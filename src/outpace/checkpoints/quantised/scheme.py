@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outpace.checkpoints.fields import LARGE
-from outpace.decoding.sampling import is_whole
+from outpace.decoding.sampling_params import is_whole
 
 FLOATS = ("BF16", "F16", "F32", "F64")
 """Types of tensors that are plain, and of scales, as safetensors calls them."""
