@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from outpace.api.options import Chosen
+from outpace.api.options import RequestOptions
 from outpace.errors import ContextError, OptionError, prefixed
 from outpace.methods import METHODS
 
@@ -51,4 +51,9 @@ def test_prefixed_error_keeps_its_name() -> None:
 def test_no_option_of_a_method_is_called_as_one_of_a_request(method: str) -> None:
     """Since the name alone says which of the two is at fault."""
     own = {field.name for field in fields(METHODS[method])}
-    assert not own & {"prompt", "messages", "holes", *(field.name for field in fields(Chosen))}
+    assert not own & {
+        "prompt",
+        "messages",
+        "holes",
+        *(field.name for field in fields(RequestOptions)),
+    }

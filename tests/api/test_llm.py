@@ -21,7 +21,7 @@ from helpers import (
     whole,
 )
 from outpace import LLM, Output
-from outpace.api.options import Chosen
+from outpace.api.options import RequestOptions
 from outpace.checkpoints.load import save_model
 from outpace.decoding import Decoding, Forward, Request, Sampling
 from outpace.engine.job import DecodingError
@@ -391,7 +391,7 @@ def test_default_length_leaves_room_for_a_window(names: Checkpoints) -> None:
 
 def sampling_of(llm: LLM, method: Method, **options: Any) -> Sampling:
     """How a request of some options is drawn."""
-    return Chosen.of(options).sampling(llm.usual(method))
+    return RequestOptions.of(options).sampling(llm.usual(method))
 
 
 def test_sampling_is_that_of_the_family_unless_given(causal: LLM, diffusion: LLM) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from outpace import LLM
-from outpace.api.options import Chosen, Options
+from outpace.api.effects import processors_of
+from outpace.api.options import Options, RequestOptions
 from outpace.methods import (
     APD,
     D2F,
@@ -57,7 +58,7 @@ def wedlm() -> LLM:
 
 def test_options_are_told_once() -> None:
     """What a type checker sees is what is checked."""
-    assert list(get_type_hints(Options)) == list(get_type_hints(Chosen))
+    assert list(get_type_hints(Options)) == list(get_type_hints(RequestOptions))
 
 
 def test_a_token_ends_the_answer(llm: LLM) -> None:
@@ -184,16 +185,19 @@ def test_a_batch_of_mixed_options_is_each_alone(llm: LLM) -> None:
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
 def test_penalties_need_an_order(method: Method, name: str) -> None:
     """Methods that fill holes anywhere refuse them by name."""
-    chosen = Chosen.of({name: 0.5})
+    chosen = RequestOptions.of({name: 0.5})
     with pytest.raises(ValueError, match=f"^{name} needs a method that commits"):
-        list(chosen.processors(method, 0, frozenset(), 24))
+        list(processors_of(chosen, method, 0, frozenset(), 24))
 
 
 @pytest.mark.parametrize("method", [Autoregressive(), LeftToRight(), WeDLM(verify=True)], ids=repr)
 def test_penalties_of_methods_with_an_order(method: Method) -> None:
     """One processor, and none where nothing was chosen."""
-    assert len(list(Chosen(presence_penalty=1).processors(method, 0, frozenset(), 24))) == 1
-    assert not list(Chosen().processors(method, 0, frozenset({1}), 24))
+    assert (
+        len(list(processors_of(RequestOptions(presence_penalty=1), method, 0, frozenset(), 24)))
+        == 1
+    )
+    assert not list(processors_of(RequestOptions(), method, 0, frozenset({1}), 24))
 
 
 @pytest.mark.parametrize(

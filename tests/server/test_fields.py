@@ -10,11 +10,14 @@ from starlette.testclient import TestClient
 
 from asking import PAIRS, ask, chat, completion, refused
 from outpace.methods import METHODS
-from outpace.server.fields import AHEAD, EVERY, SCATTERED, SEQUENTIAL, fields_of
+from outpace.server.fields import AHEAD, EVERY, OPTIONS, SCATTERED, SEQUENTIAL, fields_of
 from outpace.server.schema import ChatRequest, CompletionRequest, Extension
 from outpace.server.settings import Config, read
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
+
+RANGE = r"(-?[\d.]+) to (-?[\d.]+)"
+KINDS_OF_PENALTY = ("presence", "frequency", "repetition")
 
 VALUES = {
     "presence_penalty": 0.5,
@@ -81,6 +84,18 @@ def test_documentation_has_the_table() -> None:
         told = shown.pop(field)
         assert (set(METHODS) if told == "all" else set(told.split(", "))) == able
     assert not shown
+
+
+def test_documented_bounds_are_the_declared_ones() -> None:
+    """Where the table has some."""
+    rows = re.findall(r"^\| `(\w+)` \| [\w, ]+ \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    meanings = dict(rows)
+    stated = {}
+    for field, option in OPTIONS.items():
+        if option.info.bounds and (found := re.search(RANGE, meanings[field])):
+            stated[field] = tuple(map(float, found.groups()))
+            assert stated[field] == (option.info.bounds["ge"], option.info.bounds["le"])
+    assert set(stated) == {"temperature", *(f"{x}_penalty" for x in KINDS_OF_PENALTY)}
 
 
 @pytest.mark.parametrize(("model", "method"), PAIRS)

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from asking import chat, completion, refused
 from outpace import LLM, Hole, OptionError
-from outpace.api.options import Chosen
+from outpace.api.options import RequestOptions
 from outpace.errors import ContextError
 from outpace.server.connection import plain
 
@@ -116,7 +116,7 @@ def llm() -> LLM:
 
 def test_every_option_has_a_case() -> None:
     """A new one needs one; the bad values of `cloze` stand for themselves."""
-    assert {each.option for each in CASES} == {f.name for f in fields(Chosen)} - {"cloze"}
+    assert {each.option for each in CASES} == {f.name for f in fields(RequestOptions)} - {"cloze"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.option}-{case.value!r}")

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, Unpack
 
 from outpace.api.engine_loop import Cancel, Command, EngineUsage, Progress, QueueFull, Submit
-from outpace.api.options import Chosen, Options
+from outpace.api.options import Options, RequestOptions, names_of
 from outpace.api.output import Event, Output
 from outpace.api.text import Prompt, Text
 from outpace.decoding import Step
@@ -156,8 +156,8 @@ class ModelClient:
 
     def encode(self, prompt: Prompt, options: Mapping[str, Any]) -> list[int]:
         """Token ids of a prompt."""
-        dressing = {name: options[name] for name in ("raw", "template") if name in options}
-        chosen = Chosen.of(dressing)
+        dressing = {name: options[name] for name in names_of("prompt") if name in options}
+        chosen = RequestOptions.of(dressing)
         return self.text.encode(prompt, raw=chosen.raw, template=chosen.template)
 
     def check(self) -> None:

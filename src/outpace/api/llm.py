@@ -12,8 +12,9 @@ from typing import Any, Unpack, overload
 import torch
 
 from outpace.api.driver import Driver
+from outpace.api.effects import check_sight, constraint_of, ends_of, processors_of
 from outpace.api.infill import Layout
-from outpace.api.options import Chosen, Options, seeded
+from outpace.api.options import Options, RequestOptions, seeded
 from outpace.api.output import Answer, Output
 from outpace.api.stream import Stream
 from outpace.api.text import Detokenizer, Prompt, Text, as_many
@@ -30,7 +31,7 @@ from outpace.checkpoints.load import (
 )
 from outpace.constraint.cloze import Parts
 from outpace.constraint.compiler import Compiler, Unread
-from outpace.decoding import DRAFT_KINDS, Processor, Request
+from outpace.decoding import DRAFT_KINDS, Request
 from outpace.decoding.sampling_params import is_whole
 from outpace.engine.cache import cache_bytes, cache_slots, check_gib
 from outpace.engine.engine import Engine, Pacing
@@ -147,12 +148,12 @@ class LLM:
 
     def further(self, name: str) -> Stack:
         """A further model of a method; of a kind that reads the features of the target or not."""
-        more: dict[str, Any] = {"max_length": self.max_length, "quantize": self.quantize}
-        share = self.team.share
+        numbers = {"max_length": self.max_length, "quantize": self.quantize}
+        more: dict[str, Any] = {**numbers, "share": self.team.share}
         if load_config(name).kind not in DRAFT_KINDS:
-            return load_model(name, dtype=self.dtype, device=self.device, share=share, **more)
+            return load_model(name, dtype=self.dtype, device=self.device, **more)
         try:
-            return load_draft(name, self.model, share=share, **more)
+            return load_draft(name, self.model, **more)
         except ValueError as error:
             message = f"draft: {name} cannot draft for {self.name}: {error}"
             raise OptionError("draft", name, message) from error
@@ -206,7 +207,7 @@ class LLM:
         constraint or a model that was not read yet is an `Unread`. Without `max_tokens` so many
         `requests` share the cache, and an answer has at most `limit` tokens.
         """
-        chosen = Chosen.of(options)
+        chosen = RequestOptions.of(options)
         method = self.method if chosen.method is None else chosen.method
         ids, layout = self.laid_out(prompt, chosen, method)
         pairing = self.pair(method, wait=wait)
@@ -220,16 +221,15 @@ class LLM:
             if answer.push(request):
                 self.engine.cancel(answer.job)
 
-        ends, stop_ids = chosen.ends(self.eos, pairing.vocab, self.text.silent)
-        processors: list[Processor] = [*chosen.processors(method, len(ids), ends, pairing.vocab)]
+        ends, stop_ids = ends_of(chosen, self.eos, pairing.vocab, self.text.silent)
+        processors = [*processors_of(chosen, method, len(ids), ends, pairing.vocab)]
         if layout is None:
             slots = range(len(ids), len(ids) + int(max_tokens))
-            vocab, mask = pairing.vocab, pairing.target.mask_id
-            constraint = chosen.constraint(self.compiler, method, slots, ends, vocab, mask, wait)
+            known = slots, ends, pairing.vocab, pairing.target.mask_id
+            constraint = constraint_of(chosen, self.compiler, method, *known, wait)
         else:
             constraint = layout.constraint(self.compiler, method.sequential, pairing.vocab, wait)
-        if constraint is not None:
-            processors.append(constraint)
+        processors += [] if constraint is None else [constraint]
         request = pairing.request(
             ids,
             max_tokens=int(max_tokens),
@@ -247,13 +247,13 @@ class LLM:
         return answer
 
     def laid_out(
-        self, prompt: Prompt | None, chosen: Chosen, method: Method
+        self, prompt: Prompt | None, chosen: RequestOptions, method: Method
     ) -> tuple[list[int], Layout | None]:
         """Tokens in front of what is to be decoded; of a cloze, where all of it stands."""
         encode = partial(self.text.encode, raw=chosen.raw, template=chosen.template)
         if chosen.cloze is None:
             return encode(prompt), None
-        chosen.check_sight(method)
+        check_sight(method)
         front = None if prompt is None else encode(prompt)
         layout = Layout.of(chosen.cloze, self.text, front, self.eos)
         return layout.prompt, layout

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, TypedDict, cast
+from pathlib import Path
+from typing import Annotated, Any, TypedDict, cast
 
 from numpy import ndarray
 from torch import Tensor
 
+from outpace.api.declared import Info, declared
 from outpace.constraint.cloze import Parts, checked_cloze
-from outpace.constraint.compiler import Compiler, Rule, rule_of
-from outpace.decoding import CAUSAL_KINDS, Constraint, Processor, Sampling
-from outpace.decoding.processor import Bias, NotBefore, Penalties
+from outpace.constraint.compiler import Rule, rule_of
+from outpace.decoding import Sampling
 from outpace.decoding.sampling_params import is_number, is_whole
 from outpace.errors import OptionError
-from outpace.methods import METHODS, Method
+from outpace.methods import Method
 from outpace.methods.bounds import at_least_one
 from outpace.methods.method import LARGEST, check_type
 from outpace.methods.options import Named, method_of
+
+MOST_TOKENS = 2**20
+"""Most tokens of an answer that a request over HTTP may set."""
 
 
 class Options(TypedDict, total=False):
@@ -75,37 +79,160 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class RequestOptions:
     """The `Options` of one request. Raises `OptionError` for values that mean nothing."""
 
-    method: Method | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int = 0
-    stop: str | Sequence[str] = ()
-    stop_ids: Sequence[int] | Set[int] | ndarray | Tensor = ()
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    raw: bool = False
-    template: Mapping[str, Any] = field(default_factory=dict)
-    logprobs: bool = False
-    schema: Any = None
-    regex: str | None = None
-    choices: Sequence[str] | None = None
-    grammar: str | None = None
-    cloze: Parts | None = None
+    method: Annotated[Method | None, Info(fields=("outpace.method",))] = None
+    max_tokens: Annotated[
+        int | None,
+        Info(
+            "Most tokens of an answer.",
+            "sampling",
+            usual="what fits; 256 for diffusion",
+            bounds={"ge": 1, "le": MOST_TOKENS},
+        ),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        Info("0 is greedy.", "sampling", usual="by method or family", bounds={"ge": 0, "le": 2}),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Info(
+            "Mass of the nucleus.",
+            "sampling",
+            usual="by method or family",
+            bounds={"gt": 0, "le": 1},
+        ),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        Info("Draw from the k most probable tokens.", "sampling", bounds={"ge": 1, "lt": 2**31}),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Info(
+            "Draw from tokens with this share of the best one's probability.",
+            "sampling",
+            bounds={"ge": 0, "le": 1},
+        ),
+    ] = None
+    seed: Annotated[
+        int,
+        Info("Same seed, same text.", "sampling", shows=True, bounds={"ge": -(2**63), "lt": 2**63}),
+    ] = 0
+    stop: Annotated[
+        str | Sequence[str], Info("End before this text.", "ending", typed=list[str])
+    ] = ()
+    stop_ids: Annotated[
+        Sequence[int] | Set[int] | ndarray | Tensor,
+        Info(
+            "End at this token id.",
+            "ending",
+            flag="stop-id",
+            typed=list[int],
+            fields=("stop_token_ids",),
+        ),
+    ] = ()
+    ignore_eos: Annotated[bool, Info("Go on behind end-of-sequence.", "ending", bounds={})] = False
+    min_tokens: Annotated[
+        int, Info("No end before so many tokens.", "ending", bounds={"ge": 0, "le": MOST_TOKENS})
+    ] = 0
+    presence_penalty: Annotated[
+        float,
+        Info(
+            "From logits of tokens that the answer has, once.",
+            "sampling",
+            bounds={"ge": -2, "le": 2},
+            least=-LARGEST,
+            sequential=True,
+        ),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        Info(
+            "The same, for each time.",
+            "sampling",
+            bounds={"ge": -2, "le": 2},
+            least=-LARGEST,
+            sequential=True,
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Info(
+            "Above 1, tokens of prompt and answer are less probable.",
+            "sampling",
+            bounds={"ge": 0.01, "le": 100},
+            least=1 / LARGEST,
+            sequential=True,
+        ),
+    ] = 1.0
+    logit_bias: Annotated[
+        Mapping[int, float],
+        Info(
+            "Added to the logit of a token id.", "sampling", typed=list[str], metavar="TOKEN=NUMBER"
+        ),
+    ] = field(default_factory=dict)
+    raw: Annotated[bool, Info("Continue the text, without chat template.", "prompt", fields=())] = (
+        False
+    )
+    template: Annotated[
+        Mapping[str, Any],
+        Info(
+            "Variable of the chat template.",
+            "prompt",
+            typed=list[str],
+            metavar="NAME=VALUE",
+            fields=("chat_template_kwargs",),
+        ),
+    ] = field(default_factory=dict)
+    logprobs: Annotated[bool, Info("Show the log-probability of each token.")] = False
+    schema: Annotated[
+        Any,
+        Info(
+            "JSON schema that the answer fulfils.",
+            "rule",
+            typed=Path,
+            fields=(
+                *("response_format.type", "response_format.json_schema.schema"),
+                *("structured_outputs.json", "structured_outputs.json_object", "guided_json"),
+            ),
+        ),
+    ] = None
+    regex: Annotated[
+        str | None,
+        Info(
+            "Regular expression of the whole answer.",
+            "rule",
+            fields=("structured_outputs.regex", "guided_regex"),
+        ),
+    ] = None
+    choices: Annotated[
+        Sequence[str] | None,
+        Info(
+            "One of these is the answer; give several.",
+            "rule",
+            typed=list[str],
+            fields=("structured_outputs.choice", "guided_choice"),
+        ),
+    ] = None
+    grammar: Annotated[
+        str | None,
+        Info(
+            "Grammar, in Lark, that the answer follows.",
+            "rule",
+            typed=Path,
+            fields=("structured_outputs.grammar", "guided_grammar"),
+            sequential=True,
+        ),
+    ] = None
+    cloze: Annotated[Parts | None, Info(fields=())] = None
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Chosen:
+    def of(cls, options: Mapping[str, Any]) -> RequestOptions:
         """Options by their names; `OptionError` for a name that is none."""
-        known = [option.name for option in fields(cls)]
+        known = [*REQUEST]
         if unknown := sorted(set(options) - set(known)):
             message = f"{unknown[0]}: unknown option {unknown[0]!r}; known are {', '.join(known)}"
             raise OptionError(unknown[0], options[unknown[0]], message)
@@ -115,17 +242,18 @@ class Chosen:
     def __post_init__(self) -> None:
         check_type("max_tokens", self.max_tokens, int | None)
         at_least_one(max_tokens=self.max_tokens)
-        for name in ("ignore_eos", "raw", "logprobs"):
-            check_type(name, getattr(self, name), bool)
+        for name, option in REQUEST.items():
+            if option.kind is bool:
+                check_type(name, getattr(self, name), bool)
         if not (is_whole(self.min_tokens) and self.min_tokens >= 0):
             message = f"min_tokens must be a whole number from 0 on, not {self.min_tokens}"
             raise OptionError("min_tokens", self.min_tokens, message)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             message = f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}"
             raise OptionError("min_tokens", self.min_tokens, message)
-        for name in ("presence_penalty", "frequency_penalty"):
-            check_within(name, getattr(self, name), -LARGEST)
-        check_within("repetition_penalty", self.repetition_penalty, 1 / LARGEST)
+        for name, option in REQUEST.items():
+            if option.info.least is not None:
+                check_within(name, getattr(self, name), option.info.least)
         if not isinstance(self.logit_bias, Mapping):
             message = f"logit_bias must map token ids to numbers, not {self.logit_bias!r}"
             raise OptionError("logit_bias", self.logit_bias, message)
@@ -147,11 +275,11 @@ class Chosen:
         """Raise `OptionError` for options that would cut a constrained answer, or prolong it."""
         rule = self.rule
         what = rule[0] if rule else None
-        names: tuple[str, ...] = ("stop", "ignore_eos", "min_tokens")
+        names = [each for each in names_of("ending") if each != "stop_ids"]  # see `ends_of`
         if self.cloze is not None:
             checked_cloze(self.cloze)
             what = "cloze"
-            names += ("stop_ids", "max_tokens", "schema", "regex", "choices", "grammar")
+            names += ["stop_ids", "max_tokens", *names_of("rule")]
         if what is None:
             return
         for name in names:
@@ -161,116 +289,23 @@ class Chosen:
 
     def sampling(self, usual: Mapping[str, float]) -> Sampling:
         """How tokens are drawn; what is not chosen is as `usual`."""
-        given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        given = {each.name: getattr(self, each.name) for each in fields(Sampling)}
         chosen = {name: value for name, value in given.items() if value is not None}
-        return Sampling(seed=self.seed, **{**usual, **chosen})
+        return Sampling(**{**usual, **chosen})
 
-    def ends(
-        self, eos: frozenset[int], vocab: int, silent: Set[int]
-    ) -> tuple[frozenset[int], frozenset[int]]:
-        """End-of-sequence of the answer, and the tokens that end it wherever they come.
 
-        `eos` are those of the model, `silent` tokens that have no text. A constrained answer must
-        end: where a model has no `eos`, its stop ids take their place. Raises `OptionError` for an
-        invalid token, and for one that would cut a constrained answer.
-        """
-        given: Any = self.stop_ids
-        if isinstance(given, ndarray | Tensor):
-            given = given.tolist()
-        listed = list(given) if isinstance(given, Sequence | Set) else [given]
-        check_tokens("stop_ids", listed, vocab)
-        stops = frozenset(map(int, listed))
-        if self.rule is None:
-            return frozenset() if self.ignore_eos else eos, stops
-        if not eos:
-            return stops, frozenset()
-        if spoken := sorted(stops - eos - silent):
-            raise OptionError(
-                "stop_ids",
-                spoken[0],
-                f"stop_ids would break the {self.rule[0]} of an answer, which may contain token "
-                f"{spoken[0]}: give special tokens only, or one of the two",
-            )
-        return eos, stops
+REQUEST = declared(RequestOptions)
+"""The options of a request by their names."""
 
-    def processors(
-        self, method: Method, begin: int, ends: frozenset[int], vocab: int
-    ) -> Iterator[Processor]:
-        """What changes logits of an answer that begins at slot `begin`, whose model `ends` it so.
 
-        Raises `OptionError` for what the method cannot do, and for tokens that are none.
-        """
-        penalties = Penalties(
-            begin=begin,
-            presence=self.presence_penalty,
-            frequency=self.frequency_penalty,
-            repetition=self.repetition_penalty,
-        )
-        if penalties != Penalties(begin=begin):
-            self.check_order(method)
-            yield penalties
-        if self.logit_bias:
-            check_tokens("logit_bias", list(self.logit_bias), vocab)
-            yield Bias({int(token): float(bias) for token, bias in self.logit_bias.items()})
-        if self.min_tokens and ends:
-            yield NotBefore(ends, begin + self.min_tokens)
-
-    def constraint(
-        self,
-        compiler: Compiler,
-        method: Method,
-        slots: range,
-        ends: frozenset[int],
-        vocab: int,
-        mask_id: int,
-        wait: bool,
-    ) -> Constraint | None:
-        """What an answer of some slots that `ends` so must be, if it is constrained.
-
-        Raises as `compiler` does: `OptionError` where there is no such answer, and unless it shall
-        `wait`, `Unread`.
-        """
-        if self.rule is None:
-            return None
-        return compiler.constraint(
-            self.rule,
-            sequential=method.sequential,
-            begin=slots.start,
-            limit=slots.stop,
-            size=vocab,
-            ends=ends,
-            mask_id=mask_id,
-            wait=wait,
-        )
-
-    def check_sight(self, method: Method) -> None:
-        """Raise `OptionError` for a cloze where a method sees nothing behind a hole."""
-        if not method.sees_ahead:
-            able = (kind.__name__ for kind in METHODS.values() if kind.decodes != CAUSAL_KINDS)
-            raise OptionError(
-                "method",
-                method,
-                f"method: {method!r} sees nothing behind a hole and cannot fill a cloze; "
-                f"these do, unverified: {', '.join(able)}",
-            )
-
-    def check_order(self, method: Method) -> None:
-        """Raise `OptionError` for penalties of a method that fills holes in any order."""
-        if not method.sequential:
-            usual = Chosen()
-            names = ("presence_penalty", "frequency_penalty", "repetition_penalty")
-            name = next(n for n in names if getattr(self, n) != getattr(usual, n))
-            raise OptionError(
-                name,
-                getattr(self, name),
-                f"{name} needs a method that commits tokens from left to right, "
-                f"and {method!r} fills holes in any order",
-            )
+def names_of(group: str) -> list[str]:
+    """Names of the options of a group."""
+    return [option.name for option in REQUEST.values() if option.info.group == group]
 
 
 def check_options(options: Options) -> None:
     """Raise `OptionError` for options that no model and no method could take."""
-    Chosen.of(options).sampling({})
+    RequestOptions.of(options).sampling({})
 
 
 def check_within(name: str, value: object, least: float, part: str = "") -> None:
@@ -278,14 +313,6 @@ def check_within(name: str, value: object, least: float, part: str = "") -> None
     if not (is_number(value) and least <= float(value) <= LARGEST):  # type: ignore[arg-type]
         message = f"{name}{part} must be a number from {least:g} to {LARGEST:g}, not {value!r}"
         raise OptionError(name, value, message)
-
-
-def check_tokens(name: str, tokens: Sequence[object], vocab: int) -> None:
-    """Raise `OptionError` for what is no token of a vocabulary."""
-    for token in tokens:
-        if not (is_whole(token) and 0 <= int(token) < vocab):  # type: ignore[call-overload]
-            message = f"{name} holds {token!r}, which is no token from 0 to {vocab - 1}"
-            raise OptionError(name, token, message)
 
 
 def seeded(options: Options, further: int) -> Options:

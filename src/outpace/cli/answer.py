@@ -35,6 +35,7 @@ from outpace.cli.flags import (
     Dressing,
     Ending,
     Loading,
+    Logprobs,
     ModelName,
     Raw,
     Rule,
@@ -56,9 +57,7 @@ def generate(
     output: Annotated[Path | None, Option(help="Where their answers go.")] = None,
     batch: Batch = 64,
     n: Annotated[int, Option("--n", help="Answers, of the seeds from --seed on.")] = 1,
-    logprobs: Annotated[
-        bool, Option("--logprobs", help="Show the log-probability of each token.")
-    ] = False,
+    logprobs: Logprobs = False,
     choice: Choice = CHOICE,
     ending: Ending = ENDING,
     dressing: Dressing = DRESSING,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, make_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
 from typer import Argument, Option
 
+from outpace.api.declared import Declared, declared
 from outpace.api.llm import LLM
-from outpace.api.options import Options
+from outpace.api.options import REQUEST, Options, RequestOptions
 from outpace.api.text import Message, Prompt
 from outpace.checkpoints.load import load_config, zoo_names
 from outpace.checkpoints.progress import told
@@ -34,38 +35,7 @@ def like(incomplete: str) -> list[str]:
 ModelName = Annotated[
     str, Argument(help="Folder, GGUF file, hub name, or model of the zoo.", autocompletion=like)
 ]
-MaxTokens = Annotated[
-    int | None,
-    Option(help="Most tokens of an answer.", show_default="what fits; 256 for diffusion"),
-]
-Temperature = Annotated[
-    float | None, Option(help="0 is greedy.", show_default="by method or family")
-]
-TopP = Annotated[
-    float | None, Option(help="Mass of the nucleus.", show_default="by method or family")
-]
-TopK = Annotated[int | None, Option(help="Draw from the k most probable tokens.")]
-MinP = Annotated[
-    float | None, Option(help="Draw from tokens with this share of the best one's probability.")
-]
-Penalty = Annotated[float | None, Option(help="From logits of tokens that the answer has, once.")]
-PenaltyEach = Annotated[float | None, Option(help="The same, for each time.")]
-Repetition = Annotated[
-    float | None, Option(help="Above 1, tokens of prompt and answer are less probable.")
-]
-Bias = Annotated[
-    list[str] | None, Option(metavar="TOKEN=NUMBER", help="Added to the logit of a token id.")
-]
-Seed = Annotated[int, Option(help="Same seed, same text.")]
-Stop = Annotated[list[str] | None, Option(help="End before this text.")]
-StopId = Annotated[list[int] | None, Option(help="End at this token id.")]
-IgnoreEos = Annotated[bool, Option("--ignore-eos", help="Go on behind end-of-sequence.")]
-MinTokens = Annotated[int | None, Option(help="No end before so many tokens.")]
 System = Annotated[str | None, Option(help="System prompt.")]
-Template = Annotated[
-    list[str] | None, Option(metavar="NAME=VALUE", help="Variable of the chat template.")
-]
-Raw = Annotated[bool, Option("--raw", help="Continue the text, without chat template.")]
 Quantize = Annotated[str | None, Option(help="native or int8; on a GPU fp8, int8 or int4.")]
 NoPrefixCache = Annotated[
     bool, Option("--no-prefix-cache", help="Compute anew what prompts that begin alike share.")
@@ -99,16 +69,62 @@ Limit = Annotated[int, Option(help="Number of problems.")]
 Batch = Annotated[int, Option(help="Requests that run at a time.")]
 JsonPath = Annotated[Path | None, Option("--json", help="Write the figures here.")]
 
-SchemaPath = Annotated[Path | None, Option(help="JSON schema that the answer fulfils.")]
-Regex = Annotated[str | None, Option(help="Regular expression of the whole answer.")]
-GrammarPath = Annotated[Path | None, Option(help="Grammar, in Lark, that the answer follows.")]
-Choices = Annotated[list[str] | None, Option(help="One of these is the answer; give several.")]
-
 ClozeText = Annotated[str | None, Option("--fill", help="Text with holes: {{8}}, {{..8}}.")]
 
 SMALL, LARGE = 20_000_000, 2**28
 """Parameters below which one thread is fastest, since more only wait for each other; bytes of a
 model from which on it is said how much has come."""
+
+
+class Group:
+    """Flags that commands take together; they follow from the declarations of their options."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def describe_flag(option: Declared) -> Any:
+    """Name, help and shown default of the flag of an option."""
+    info = option.info
+    name = f"--{info.flag or option.name.replace('_', '-')}"
+    usual: Any = True if info.usual is None else info.usual
+    return Option(name, help=info.help, metavar=info.metavar, show_default=usual)
+
+
+def flag(option: Declared) -> Any:
+    """The annotation of the flag of an option, which is None where it is not given."""
+    kind = option.info.typed or option.plain
+    kind = kind if kind is bool or option.info.shows else kind | None
+    return Annotated[kind, describe_flag(option)]
+
+
+def default(option: Declared) -> Any:
+    """What a flag is where it is not given."""
+    return option.default if option.kind is bool or option.info.shows else None
+
+
+def flags(kind: type, group: str) -> Callable[[type[Group]], Any]:
+    """Give a class a flag for each option of `kind` that is of a group."""
+    options = [option for option in declared(kind).values() if option.info.group == group]
+
+    def build(base: type[Group]) -> Any:
+        members = [(each.name, flag(each), field(default=default(each))) for each in options]
+        made = make_dataclass(base.__name__, members, bases=(base,), frozen=True, kw_only=True)
+        made.__doc__, made.__module__ = base.__doc__, base.__module__
+        return made
+
+    return build
+
+
+MaxTokens = Annotated[int | None, describe_flag(REQUEST["max_tokens"])]
+Temperature = Annotated[float | None, describe_flag(REQUEST["temperature"])]
+Seed = Annotated[int, describe_flag(REQUEST["seed"])]
+Template = Annotated[list[str] | None, describe_flag(REQUEST["template"])]
+Raw = Annotated[bool, describe_flag(REQUEST["raw"])]
+Logprobs = Annotated[bool, describe_flag(REQUEST["logprobs"])]
 
 
 def given(group: Any) -> Options:
@@ -117,20 +133,9 @@ def given(group: Any) -> Options:
     return cast(Options, {k: v for k, v in known if v is not None and v is not False and v != []})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+@flags(RequestOptions, "sampling")
+class Choice(Group):
     """How tokens are chosen, and how many."""
-
-    max_tokens: MaxTokens = None
-    temperature: Temperature = None
-    top_p: TopP = None
-    top_k: TopK = None
-    min_p: MinP = None
-    seed: Seed = 0
-    presence_penalty: Penalty = None
-    frequency_penalty: PenaltyEach = None
-    repetition_penalty: Repetition = None
-    logit_bias: Bias = None
 
     def options(self) -> Options:
         """As a request takes them."""
@@ -140,21 +145,13 @@ class Choice:
         return options
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ending:
+@flags(RequestOptions, "ending")
+class Ending(Group):
     """When an answer ends."""
-
-    stop: Stop = None
-    stop_id: StopId = None
-    ignore_eos: IgnoreEos = False
-    min_tokens: MinTokens = None
 
     def options(self) -> Options:
         """As a request takes them."""
-        options: Any = given(self)
-        if self.stop_id:
-            options["stop_ids"] = options.pop("stop_id")
-        return cast(Options, options)
+        return given(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,14 +193,9 @@ class Dressing:
         return [*self.messages(llm), {"role": "user", "content": text}]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rule:
+@flags(RequestOptions, "rule")
+class Rule(Group):
     """What the whole answer must be."""
-
-    schema: SchemaPath = None
-    regex: Regex = None
-    choices: Choices = None
-    grammar: GrammarPath = None
 
     def options(self) -> Options:
         """As a request takes them. Raises `ValueError` for a file that is no JSON, or no text."""

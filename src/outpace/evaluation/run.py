@@ -10,7 +10,7 @@ from typing import Unpack
 
 from outpace.api.answers import Answering
 from outpace.api.llm import LLM
-from outpace.api.options import Chosen, Options
+from outpace.api.options import Options, RequestOptions
 from outpace.evaluation.protocol import setting
 from outpace.evaluation.question import Question
 from outpace.evaluation.report import Report
@@ -48,7 +48,7 @@ def evaluate(
     """
     if not questions:
         raise ValueError("there is no question to evaluate on")
-    method = Chosen.of(options).method or llm.method
+    method = RequestOptions.of(options).method or llm.method
     report = Report(
         task=task,
         protocol=protocol,
@@ -85,7 +85,7 @@ def fitted(llm: LLM, questions: Sequence[Question], options: Options) -> Options
 
     Raises `ValueError` for a prompt that cannot be encoded.
     """
-    chosen = Chosen.of(options)
+    chosen = RequestOptions.of(options)
     method = chosen.method or llm.method
     encode = partial(llm.text.encode, raw=chosen.raw, template=chosen.template)
     longest = max(len(encode(question.prompt)) for question in questions)

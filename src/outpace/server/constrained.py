@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from outpace.api.options import REQUEST
 from outpace.constraint.pattern import LONGEST
 from outpace.errors import OptionError
 from outpace.server.bounds import Name, Strict, Text
@@ -81,18 +82,15 @@ class Rule(NamedTuple):
     field: str
 
 
+FORMS = ("response_format", "structured_outputs", "guided")
+"""How fields begin that give a constraint, in the order in which they are looked at."""
+
 RULES = {
-    "response_format.type": "schema",
-    "response_format.json_schema.schema": "schema",
-    "structured_outputs.json": "schema",
-    "structured_outputs.json_object": "schema",
-    "structured_outputs.regex": "regex",
-    "structured_outputs.choice": "choices",
-    "structured_outputs.grammar": "grammar",
-    "guided_json": "schema",
-    "guided_regex": "regex",
-    "guided_choice": "choices",
-    "guided_grammar": "grammar",
+    field: option.name
+    for form in FORMS
+    for option in REQUEST.values()
+    for field in option.fields
+    if field.startswith(form)
 }
 """Fields that give a constraint, and the options of the library that they are."""
 

@@ -19,7 +19,7 @@ from outpace.engine.job import DecodingError
 from outpace.errors import ContextError, OptionError
 from outpace.server.cloze import clozes_of
 from outpace.server.fault import Fault, Gone
-from outpace.server.fields import check_fields
+from outpace.server.fields import LENGTHS, check_fields, field_of
 from outpace.server.metrics import Clock
 from outpace.server.reply import DONE, Reply
 from outpace.server.schema import Asked, ChatRequest, CompletionRequest
@@ -28,21 +28,8 @@ from outpace.server.stream import Strand, merged
 
 log = logging.getLogger("outpace.server")
 
-FIELDS = {
-    "method": "outpace.method",
-    "stop_ids": "stop_token_ids",
-    "template": "chat_template_kwargs",
-}
-"""Fields of a request by the options that they give, where the names differ."""
-
 TEXT = ("prompt", "messages", "cloze", "holes", "hole")
 """Options that come from the text of a request: its `prompt`, or its `messages`."""
-
-SAME = (
-    *("min_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
-"""Fields that are options under the same name."""
 
 RETRY = {"Retry-After": "1"}
 
@@ -66,7 +53,7 @@ class Exchange:
         check_fields(asked, shown)
         self.labels = (self.model.name, choice.name)
         self.prompts = prompts_of(asked, self.model.characters, self.model.entry.max_tokens)
-        seed = service.random.getrandbits(32) if asked.seed is None else asked.seed
+        seed = asked.options.get("seed", service.random.getrandbits(32))
         self.seeds = [seed + i for _ in self.prompts for i in range(asked.n or 1)]
         check_count(asked, len(self.seeds), self.model.engine.most)
         self.reply = Reply(
@@ -85,24 +72,20 @@ class Exchange:
     @property
     def options(self) -> dict[str, Any]:
         """What every choice has alike, as the model takes it."""
-        asked = self.asked
-        options = {name: getattr(asked, name) for name in SAME}
+        asked, options = self.asked, self.asked.options
+        options["method"] = self.method
         options |= {"streams": asked.stream, "watched": asked.extension.provisional}
-        options |= {"method": self.method, "stop_ids": asked.stop_token_ids}
         if self.rule is not None:
             options[self.rule.option] = self.rule.value
-        if asked.logit_bias:
-            options["logit_bias"] = {int(token): bias for token, bias in asked.logit_bias.items()}
         if isinstance(asked, ChatRequest):
-            options["max_tokens"] = asked.max_completion_tokens or asked.max_tokens
-            options["template"] = asked.chat_template_kwargs
-            options["logprobs"] = asked.logprobs
+            if asked.max_completion_tokens is not None:
+                options["max_tokens"] = asked.max_completion_tokens
         else:
-            options |= {"max_tokens": asked.max_tokens, "raw": True}
+            options["raw"] = True
             options["logprobs"] = asked.logprobs is not None
         limit = options["limit"] = self.model.entry.max_tokens
-        for option in ("max_tokens", "min_tokens"):
-            if limit is not None and (options[option] or 0) > limit:
+        for option in LENGTHS:
+            if limit is not None and options.get(option, 0) > limit:
                 name = self.field(option)
                 raise Fault(400, f"{name}: at most {limit} here", param=name)
         return {name: value for name, value in options.items() if value is not None}
@@ -187,7 +170,7 @@ class Exchange:
         newer = getattr(self.asked, "max_completion_tokens", None) is not None
         if newer and option == "max_tokens":
             return "max_completion_tokens"
-        return FIELDS.get(option, option)
+        return field_of(option)
 
     async def watch(self, receive: Receive) -> None:
         """End it when its client goes."""

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from outpace.api.options import MOST_TOKENS, REQUEST
 from outpace.methods import Method
 from outpace.server.constrained import at
 from outpace.server.fault import Fault
 from outpace.server.schema import Asked
 
-EVERY = (
-    *("n", "max_tokens", "max_completion_tokens", "min_tokens"),
-    *("temperature", "top_p", "top_k", "min_p", "seed"),
-    *("stop", "stop_token_ids", "ignore_eos", "logit_bias", "logprobs"),
-    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
-    *("chat_template_kwargs", "stream", "stream_options", "outpace.trace"),
-)
-"""What every method supports."""
+OPTIONS = {field: option for option in REQUEST.values() for field in option.fields}
+"""Options by the fields that give them."""
 
-SEQUENTIAL = (
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("structured_outputs.grammar", "guided_grammar"),
-)
+LENGTHS = tuple(o.name for o in REQUEST.values() if (o.info.bounds or {}).get("le") == MOST_TOKENS)
+"""Options that count tokens of an answer."""
+
+SEQUENTIAL = tuple(field for field, option in OPTIONS.items() if option.info.sequential)
 """What needs tokens that are chosen from left to right: a penalty and a grammar look at all before
 their slot."""
+
+EVERY = (
+    *("n", "max_completion_tokens", "response_format", "structured_outputs"),
+    *(field for field in OPTIONS if "." not in field and field not in SEQUENTIAL),
+    *("stream", "stream_options", "outpace.trace"),
+)
+"""What every method supports."""
 
 SCATTERED = ("outpace.provisional",)
 """What only methods have that choose tokens out of order."""
@@ -29,8 +31,14 @@ SCATTERED = ("outpace.provisional",)
 AHEAD = ("outpace.fill",)
 """What only methods have whose holes see what stands behind them."""
 
-NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+NEUTRAL = {field: OPTIONS[field].default for field in SEQUENTIAL}
 """Values with which a field says nothing."""
+
+
+def field_of(option: str) -> str:
+    """The field that gives an option; of another name, such as that of a part, the name itself."""
+    found = REQUEST[option].fields if option in REQUEST else ()
+    return found[0] if found else option
 
 
 def fields_of(method: Method) -> tuple[str, ...]:

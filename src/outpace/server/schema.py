@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from reprlib import repr as brief
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
+from outpace.api.options import MOST_TOKENS, REQUEST
 from outpace.errors import OptionError
 from outpace.server.bounds import Name, Note, Strict, Text
-from outpace.server.constrained import Constrained
+from outpace.server.constrained import Constrained, at
 from outpace.server.fault import Fault
 
-MOST_TOKENS = 2**20
 CHOICES = 8
 MOST_CHOICES = 64
 
@@ -22,9 +32,11 @@ Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Plain = Annotated[str, Field(max_length=256)] | int | float | bool | None
 Tokens = Annotated[list[Token], Field(fail_fast=True, min_length=1, max_length=MOST_TOKENS)]
 Empty = Annotated[list[None], Field(max_length=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Bias = dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
+Bias = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=1024),
+    AfterValidator(lambda biases: {int(token): bias for token, bias in biases.items()}),
+]
 
 
 class Extension(Strict):
@@ -44,25 +56,34 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
-class Asked(Constrained):
+TYPES: dict[str, Any] = {
+    "stop": Stop | Annotated[list[Stop], Field(max_length=16)],
+    "stop_ids": Annotated[list[Token], Field(max_length=64)],
+    "logit_bias": Bias,
+}
+"""Types of options that have another form in JSON than in Python."""
+
+
+def fields_of_options() -> Iterator[tuple[str, Any]]:
+    """Fields of all requests that give an option each, with their types."""
+    for option in REQUEST.values():
+        if option.info.bounds is not None or option.name in TYPES:
+            limits: dict[str, Any] = dict(option.info.bounds or {})
+            kind = TYPES.get(option.name) or Annotated[option.plain, Field(**limits)]
+            yield option.fields[0], (kind | None, None)
+
+
+if TYPE_CHECKING:
+    Common = Constrained
+else:
+    Common = create_model("Common", __base__=Constrained, **dict(fields_of_options()))
+
+
+class Asked(Common):
     """Fields that both kinds of requests have."""
 
     model: Name
     n: Annotated[int, Field(ge=1, le=CHOICES)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    min_p: Share | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
-    stop_token_ids: Annotated[list[Token], Field(max_length=64)] | None = None
-    ignore_eos: bool | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[Bias, Field(max_length=1024)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     outpace: Extension | None = None
@@ -77,6 +98,13 @@ class Asked(Constrained):
             message = "stream_options: only a request with stream=true has them"
             raise OptionError("stream_options", self.stream_options, message)
         return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that are given, by their names; without constraints, which `rule` has."""
+        plain = (each for each in REQUEST.values() if each.info.group != "rule")
+        given = {option.name: at(self, field) for option in plain for field in option.fields}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def usage(self) -> bool:
@@ -154,9 +182,10 @@ class ChatRequest(Asked):
     @model_validator(mode="after")
     def check_limit(self) -> Self:
         """One limit, under its old name or its new one."""
-        if self.max_completion_tokens is not None and self.max_tokens is not None:
+        older = self.options.get("max_tokens")
+        if self.max_completion_tokens is not None and older is not None:
             message = "max_tokens: give max_completion_tokens or max_tokens, not both"
-            raise OptionError("max_tokens", self.max_tokens, message)
+            raise OptionError("max_tokens", older, message)
         return self
 
 
