@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from outpace.api.loading import LOAD
 from outpace.api.options import REQUEST
 from source import MODULES
 
@@ -23,7 +24,7 @@ PLACES = (
         "decoding/sampling_params.py",
     ),
     *("server/schema.py", "server/constrained.py", "server/fields.py", "server/exchange.py"),
-    *("server/settings.py", "api/engine_client.py", "api/engine_loop.py"),
+    *("server/settings.py", "api/engine_client.py", "api/engine_loop.py", "api/loading.py"),
 )
 """Where options are declared, and where lists of them could stand a second time."""
 
@@ -64,6 +65,14 @@ def fields_in(counted: dict[str, Counter[str]], name: str) -> dict[str, int]:
 def test_request_option_stands_in_few_places(counted: dict[str, Counter[str]]) -> None:
     """At most four; `method` is also an option of a model, of a server's entry and of an `LLM`."""
     found = {name: fields_in(counted, name) for name in REQUEST if name != "method"}
+    for name, where in found.items():
+        print(f"{name}: {sum(where.values())} {where}")
+    assert not {name: where for name, where in found.items() if sum(where.values()) > MOST}
+
+
+def test_loading_option_stands_in_few_places(counted: dict[str, Counter[str]]) -> None:
+    """At most four."""
+    found = {name: fields_in(counted, name) for name in LOAD}
     for name, where in found.items():
         print(f"{name}: {sum(where.values())} {where}")
     assert not {name: where for name, where in found.items() if sum(where.values()) > MOST}

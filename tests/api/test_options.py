@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any, get_type_hints
 
@@ -11,6 +12,7 @@ import torch
 
 from outpace import LLM
 from outpace.api.effects import processors_of
+from outpace.api.loading import LOAD
 from outpace.api.options import Options, RequestOptions
 from outpace.methods import (
     APD,
@@ -59,6 +61,13 @@ def wedlm() -> LLM:
 def test_options_are_told_once() -> None:
     """What a type checker sees is what is checked."""
     assert list(get_type_hints(Options)) == list(get_type_hints(RequestOptions))
+
+
+def test_options_of_a_model_are_told_once() -> None:
+    """The parameters that a type checker sees have the declared names and defaults."""
+    known = inspect.signature(LLM.__init__).parameters.values()
+    given = {each.name: each.default for each in known if each.kind is each.KEYWORD_ONLY}
+    assert given == {name: option.default for name, option in LOAD.items()}
 
 
 def test_a_token_ends_the_answer(llm: LLM) -> None:

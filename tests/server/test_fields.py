@@ -9,6 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import PAIRS, ask, chat, completion, refused
+from outpace.api.loading import LOAD
 from outpace.methods import METHODS
 from outpace.server.fields import AHEAD, EVERY, OPTIONS, SCATTERED, SEQUENTIAL, fields_of
 from outpace.server.schema import ChatRequest, CompletionRequest, Extension
@@ -110,6 +111,12 @@ def test_options_are_listed_with_their_help(client: TestClient, model: str, meth
     assert set(rows) == {option["name"] for option in listed["options"]}
     for option in listed["options"]:
         assert option["help"] and rows[option["name"]].startswith(option["help"])
+
+
+def test_documentation_lists_the_options_of_a_model() -> None:
+    """Those that the example has not."""
+    told = re.search(r"A model also has\n(.*?), as `LLM` has them", PAGE.read_text(), re.DOTALL)
+    assert told and {*re.findall(r"`(\w+)`", told[1]), "cache_gib"} == {*LOAD}
 
 
 def test_documented_settings_are_read(tmp_path: Path) -> None:

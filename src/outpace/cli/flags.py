@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, make_dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
 import torch
 from typer import Argument, Option
 
 from outpace.api.declared import Declared, declared
 from outpace.api.llm import LLM
+from outpace.api.loading import LoadOptions
 from outpace.api.options import REQUEST, Options, RequestOptions
 from outpace.api.text import Message, Prompt
 from outpace.checkpoints.load import load_config, zoo_names
@@ -36,35 +37,9 @@ ModelName = Annotated[
     str, Argument(help="Folder, GGUF file, hub name, or model of the zoo.", autocompletion=like)
 ]
 System = Annotated[str | None, Option(help="System prompt.")]
-Quantize = Annotated[str | None, Option(help="native or int8; on a GPU fp8, int8 or int4.")]
 NoPrefixCache = Annotated[
     bool, Option("--no-prefix-cache", help="Compute anew what prompts that begin alike share.")
 ]
-Dtype = Annotated[
-    str | None,
-    Option(help="float32, bfloat16 or float16.", show_default="float32 on a CPU, else bfloat16"),
-]
-Device = Annotated[str | None, Option(help="cpu or cuda.", show_default="cuda where there is one")]
-Attention = Annotated[str, Option(help="auto, dense, compiled (on a CPU) or triton (on a GPU).")]
-Graphs = Annotated[
-    bool, Option("--graphs", help="Run passes that came before in one launch (on a GPU).")
-]
-Compile = Annotated[
-    bool, Option("--compile", help="Have PyTorch compile the layers of models (on a GPU).")
-]
-Pace = Annotated[str, Option(help="off, or auto: less parallel where that is faster.")]
-AdapterName = Annotated[str | None, Option(help="Folder or hub name of a LoRA to merge.")]
-MaxLength = Annotated[
-    int | None, Option(help="Most tokens of prompt and answer.", show_default="the model's")
-]
-MaskId = Annotated[
-    int | None, Option(help="Token id of a hole.", show_default="that of config.json")
-]
-CacheGib = Annotated[
-    float | None,
-    Option(help="GiB for keys and values.", show_default="2, or half of a GPU's free memory"),
-]
-TensorParallel = Annotated[int, Option(help="Processes, of torchrun, that split each model.")]
 Limit = Annotated[int, Option(help="Number of problems.")]
 Batch = Annotated[int, Option(help="Requests that run at a time.")]
 JsonPath = Annotated[Path | None, Option("--json", help="Write the figures here.")]
@@ -76,6 +51,7 @@ SMALL, LARGE = 20_000_000, 2**28
 model from which on it is said how much has come."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """Flags that commands take together; they follow from the declarations of their options."""
 
@@ -84,6 +60,10 @@ class Group:
         def __init__(self, **values: Any) -> None: ...
 
         def __getattr__(self, name: str) -> Any: ...
+
+    def changed(self, **values: Any) -> Self:
+        """The same flags with other values of some."""
+        return type(self)(**{**vars(self), **values})
 
 
 def describe_flag(option: Declared) -> Any:
@@ -264,22 +244,9 @@ def read_json(path: Path) -> Any:
         raise OptionError("schema", path, message) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loading:
+@flags(LoadOptions, "loading")
+class Loading(Group):
     """What is merged into a model, in which numbers and where it runs."""
-
-    adapter: AdapterName = None
-    dtype: Dtype = None
-    quantize: Quantize = None
-    device: Device = None
-    max_length: MaxLength = None
-    mask_id: MaskId = None
-    cache_gib: CacheGib = None
-    tensor_parallel: TensorParallel = 1
-    attention: Attention = "auto"
-    graphs: Graphs = False
-    compile: Compile = False
-    pace: Pace = "off"
 
     def open(self, model: str, method: Named | None, **options: Any) -> LLM:
         """A model ready to decode, with further `options` of an `LLM`."""

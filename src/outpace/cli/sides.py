@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -173,8 +173,8 @@ def line_up(
     for pairs in adapted.values():
         loading.check(pairs)
     llms = {
-        adapter: replace(
-            loading, adapter=shapes.model(adapter) if adapter else loading.adapter
+        adapter: loading.changed(
+            adapter=shapes.model(adapter) if adapter else loading.adapter
         ).open_all(pairs)
         for adapter, pairs in adapted.items()
     }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from outpace.api.declared import Declared
 
 BODY = 2 * 2**20
 """Most bytes of a request's body."""
@@ -18,3 +20,11 @@ class Strict(BaseModel):
     """Exact types, no other fields, no number that is none."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+def bounded(option: Declared) -> Any:
+    """The type of an option, with its bounds; None is allowed where it is in Python."""
+    bounds: dict[str, Any] = dict(option.info.bounds or {})
+    if option.kind == option.plain:
+        return Annotated[option.plain, Field(**bounds)]
+    return Annotated[option.plain, Field(**bounds)] | None

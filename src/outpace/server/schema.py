@@ -20,7 +20,7 @@ from pydantic import (
 
 from outpace.api.options import MOST_TOKENS, REQUEST
 from outpace.errors import OptionError
-from outpace.server.bounds import Name, Note, Strict, Text
+from outpace.server.bounds import Name, Note, Strict, Text, bounded
 from outpace.server.constrained import Constrained, at
 from outpace.server.fault import Fault
 
@@ -68,8 +68,7 @@ def fields_of_options() -> Iterator[tuple[str, Any]]:
     """Fields of all requests that give an option each, with their types."""
     for option in REQUEST.values():
         if option.info.bounds is not None or option.name in TYPES:
-            limits: dict[str, Any] = dict(option.info.bounds or {})
-            kind = TYPES.get(option.name) or Annotated[option.plain, Field(**limits)]
+            kind = TYPES.get(option.name) or bounded(option)
             yield option.fields[0], (kind | None, None)
 
 

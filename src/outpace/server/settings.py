@@ -8,14 +8,24 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    create_model,
+)
 
+from outpace.api.loading import LOAD, LoadOptions
 from outpace.checkpoints.name import distinct_name, name_of
 from outpace.engine.pairing import named as models_of
 from outpace.errors import OptionError, prefixed
 from outpace.methods import METHODS, Method
+from outpace.server.bounds import bounded
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
@@ -120,7 +130,18 @@ class Settings(Strict):
             )
 
 
-class Entry(Strict):
+if TYPE_CHECKING:
+
+    class Loaded(Strict, LoadOptions):
+        """The options of an `LLM`."""
+
+else:
+    Loaded = create_model(
+        "Loaded", __base__=Strict, **{o.name: (bounded(o), o.default) for o in LOAD.values()}
+    )
+
+
+class Entry(Loaded):
     """One model of the server.
 
     Attributes:
@@ -141,27 +162,10 @@ class Entry(Strict):
     further: Mapping[str, Located] = {}
     limits: Mapping[str, Limit] = {}
     max_tokens: Positive | None = None
-    adapter: str | None = None
-    device: str | None = None
-    dtype: str | None = None
-    quantize: str | None = None
-    max_length: Positive | None = None
-    mask_id: Annotated[int, Field(ge=0)] | None = None
-    cache_gib: Annotated[float, Field(gt=0)] | None = None
-    max_rows: Positive = 2048
-    max_sequences: Positive = 256
-    prefix_cache: bool = True
-    tensor_parallel: Positive = 1
-    attention: str = "auto"
-    graphs: bool = False
-    compile: bool = False
-    pace: str = "off"
 
     def loading(self) -> dict[str, Any]:
-        """What `LLM` is told."""
-        names = ("adapter", "device", "dtype", "quantize", "max_length", "mask_id", "cache_gib")
-        more = ("max_rows", "max_sequences", "prefix_cache", "tensor_parallel", "attention")
-        return self.model_dump(include={*names, *more, "graphs", "compile", "pace"})
+        """The options of its `LLM`."""
+        return self.model_dump(include={*LOAD})
 
 
 class Config(Strict):
