@@ -1,6 +1,7 @@
 """A decoding method in a file of one's own: draft by copying, verify in one pass."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from outpace import LLM
 from outpace.decoding import Decoding, Forward, OptionError, Request, agreement
@@ -11,8 +12,8 @@ from outpace.methods import Autoregressive, Method
 class PromptLookup(Method):
     """Guess that what followed the last few tokens before follows them again (Saxena, 2023)."""
 
-    tokens: int = 6
-    match: int = 2
+    tokens: Annotated[int, "most tokens copied at a time"] = 6
+    match: Annotated[int, "last tokens that an earlier place must have as well"] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()

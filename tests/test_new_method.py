@@ -15,22 +15,18 @@ from shown import blocks
 
 ROOT = Path(__file__).parent.parent
 PAGE = "docs/adding-a-method.md"
-FILES = 8
+FILES = 7
 """Files that a new method may need, all guards and its own tests included."""
 
 HEAD = '''"""Prompt lookup: drafts are copied from the text so far (Saxena, 2023)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from outpace.decoding import Decoding, Forward, Request, agreement
 from outpace.methods.method import Method
 
 '''
-MEANINGS = """    "prompt_lookup": {
-        "tokens": "most tokens copied at a time",
-        "match": "last tokens that an earlier place must have as well",
-    },
-"""
 LOOP = '''
 
 def prompt_lookup(
@@ -117,7 +113,6 @@ def contribute(root: Path) -> None:
     insert(names, "from outpace.methods.speculative", IMPORT)
     insert(names, '    "speculative": ', '    "prompt_lookup": PromptLookup,\n')
     insert(names, '    "Speculative",', '    "PromptLookup",\n')
-    insert(package / "meanings.py", '    "speculative": {', MEANINGS)
 
     with (tests / "naive.py").open("a") as file:
         file.write(LOOP)

@@ -185,7 +185,10 @@ ELSEWHERE = {
     "cli/measure.py": "names of published checkpoints in examples",
     "evaluation/protocol.py": "a paper that has the name of its models",
     "methods/__init__.py": "a method that has the name of its models",
-    "methods/meanings.py": "models whose authors gave an option its default",
+    **{
+        f"methods/{name}.py": "models whose authors gave an option its default"
+        for name in ("apd", "d2f", "diffusion")
+    },
     "methods/wedlm.py": "a method that has the name of its models",
     "server/settings.py": "models of the zoo by their names",
     "training/objectives/__init__.py": "an objective that has the name of its models",

@@ -50,12 +50,24 @@ class APD(Method):
     decodes = (Kind.DIFFUSION,)
     roles = {"verifier": CAUSAL_KINDS}
 
-    verifier: str
-    ratio: Annotated[float, Within(0, 1)] = 0.7
-    window: Annotated[int | None, Within(2, 64, log=True)] = 16
-    lookahead: Annotated[int | None, Within(4, 128, log=True)] = 100
-    coupling: Coupling = "gumbel"
-    least: int | None = None
+    verifier: Annotated[str, "name or folder of the verifier"]
+    ratio: Annotated[
+        float, Within(0, 1), "R: weight of the target against the verifier, 0 to 1"
+    ] = 0.7
+    window: Annotated[
+        int | None,
+        Within(2, 64, log=True),
+        "W: feed again the last group and window − 1 tokens before it",
+    ] = 16
+    lookahead: Annotated[
+        int | None, Within(4, 128, log=True), "M: masks shown, and so the most tokens per forward"
+    ] = 100
+    coupling: Annotated[Coupling, "how the verifier's y is drawn"] = "gumbel"
+    least: Annotated[
+        int | None,
+        "with pace=auto, the lookahead may be as short as this, at 1 to no mask on "
+        "Dream; None: it stays",
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -38,13 +38,27 @@ class BlockDiffusion(Method):
 
     decodes = (Kind.BLOCK,)
 
-    threshold: Annotated[float | None, Within(0.5, 1)] = 0.9
-    budget: float | None = None
-    steps: int | None = None
-    order: Annotated[Filling, Among(("confidence", "entropy", "margin"))] = "confidence"
-    part: int | None = None
-    block: int | None = None
-    canvas: bool = False
+    threshold: Annotated[
+        float | None,
+        Within(0.5, 1),
+        "holes of a higher confidence are filled; None: as many as steps says",
+    ] = 0.9
+    budget: Annotated[
+        float | None, "instead of threshold, the entropy that the holes of a forward may share"
+    ] = None
+    steps: Annotated[
+        int | None, "forwards that fill a block at the latest; one per token by default"
+    ] = None
+    order: Annotated[
+        Filling,
+        Among(("confidence", "entropy", "margin")),
+        "which holes are best where too few are sure",
+    ] = "confidence"
+    part: Annotated[
+        int | None, "tokens of a block that must be filled before those behind them"
+    ] = None
+    block: Annotated[int | None, "tokens of a block; as the model was trained by default"] = None
+    canvas: Annotated[bool, "fill all of the block in which the answer ends"] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -48,13 +48,33 @@ class D2F(Method):
     decodes = (Kind.DIFFUSION, Kind.BLOCK)
     usual = {"temperature": 0.0, "top_p": 1.0}
 
-    block: Annotated[int | None, Among((8, 16, 32))] = None
-    add: Annotated[float, Within(0.05, 1)] = ADD
-    activate: Annotated[float, Within(0.5, 1)] = ACTIVATE
-    confidence: Annotated[float, Within(0.5, 0.999)] = CONFIDENCE
-    order: Rank = "confidence"
-    canvas: bool = False
-    least: int | None = None
+    block: Annotated[
+        int | None,
+        Among((8, 16, 32)),
+        "slots of a block; those of a block diffusion model by default, or 16",
+    ] = None
+    add: Annotated[
+        float,
+        Within(0.05, 1),
+        "share of the last block that is filled when the next one is appended",
+    ] = ADD
+    activate: Annotated[
+        float,
+        Within(0.5, 1),
+        "share of a block that is filled when the next one takes a token in every forward",
+    ] = ACTIVATE
+    confidence: Annotated[
+        float,
+        Within(0.5, 0.999),
+        "tokens of a higher probability are taken; 1: one token per forward",
+    ] = CONFIDENCE
+    order: Annotated[Rank, "which token is best where none is sure"] = "confidence"
+    canvas: Annotated[bool, "fill everything that was appended, and whole blocks only"] = False
+    least: Annotated[
+        int | None,
+        "1: with pace=auto, tokens may be said one by one, without a mask, on Dream; "
+        "None: they are not",
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

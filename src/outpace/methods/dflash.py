@@ -23,7 +23,7 @@ from outpace.decoding.dial import MOST
 from outpace.methods.behind import behind
 from outpace.methods.bounds import at_least_one
 from outpace.methods.features import Features
-from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
+from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
 from outpace.methods.method import Length, Method, Within, check_length
 
 
@@ -39,12 +39,16 @@ class DFlash(Method):
 
     roles = {"draft": MASKED_DRAFT_KINDS}
 
-    draft: str
-    block: int | None = None
-    tokens: Annotated[Length, Within(1, 15)] = "auto"
-    verify: Verify = "match"
-    fly_window: int = FLY_WINDOW
-    fly_entropy: float = FLY_ENTROPY
+    draft: Annotated[str, "name or folder of a draft for this target"]
+    block: Annotated[
+        int | None, "the last token and the masks behind it; the trained length by default"
+    ] = None
+    tokens: Annotated[
+        Length, Within(1, 15), "how many of the proposals are verified: a number, or as many as pay"
+    ] = "auto"
+    verify: Annotated[Verify, "how a draft is kept, as in Speculative"] = "match"
+    fly_window: FlyWindow = FLY_WINDOW
+    fly_entropy: FlyEntropy = FLY_ENTROPY
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -56,14 +56,26 @@ class Diffusion(Method):
 
     decodes = (Kind.DIFFUSION,)
 
-    order: Annotated[Order | None, Among(("confidence", "entropy", "margin"))] = None
-    steps: Annotated[int | None, Among((16, 32, 64, 128))] = None
-    block: Annotated[int | None, Among((8, 16, 32))] = None
-    eps: float | None = None
-    order_temperature: float = 0.0
-    guidance: float = 0.0
-    ends: Ends = "free"
-    canvas: bool = False
+    order: Annotated[
+        Order | None, Among(("confidence", "entropy", "margin")), "which holes are filled next"
+    ] = None
+    steps: Annotated[
+        int | None, Among((16, 32, 64, 128)), "forwards in which all of max_tokens would be filled"
+    ] = None
+    block: Annotated[
+        int | None, Among((8, 16, 32)), "tokens that must all be filled before those behind them"
+    ] = None
+    eps: Annotated[float | None, "last time of Dream's schedule; 0 for the even one of LLaDA"] = (
+        None
+    )
+    order_temperature: Annotated[float, "above 0, holes are drawn by their scores"] = 0.0
+    guidance: Annotated[
+        float, "weight of classifier-free guidance, at the cost of a second forward per step"
+    ] = 0.0
+    ends: Annotated[
+        Ends, "last fills what would end the answer after all else, never forbids the padding token"
+    ] = "free"
+    canvas: Annotated[bool, "fill all holes in steps forwards"] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,7 +31,7 @@ from outpace.decoding.branches import Branches, followed
 from outpace.decoding.tree import BITS
 from outpace.methods.bounds import at_least_one
 from outpace.methods.features import Features
-from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
+from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
 from outpace.methods.method import Method, Within
 
 Drafting = Generator[Forward, Prediction, Branches]
@@ -43,21 +43,29 @@ class Eagle(Method):
 
     "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test"
     (Li et al., 2025), with the trees of EAGLE-2 (Li et al., 2024). Lossless, but for verify="fly":
-    what comes out follows the target alone. Of each level the `width` likeliest nodes are extended,
-    each by its `width` likeliest tokens, `depth` times; the likeliest `nodes` of all are verified,
-    the last known token among them. A width of 1 is a chain. `verify` is as in `Speculative`; a
-    tree, whose tokens are not drawn, is verified by "match".
+    what comes out follows the target alone. The likeliest nodes of all levels are verified. A tree,
+    whose tokens are not drawn, is verified by "match".
     """
 
     roles = {"draft": (Kind.EXTENDING,)}
 
-    draft: str
-    width: Annotated[int, Within(1, 10)] = 10
-    depth: Annotated[int, Within(1, 7)] = 7
-    nodes: Annotated[int, Within(2, BITS + 1)] = 60
-    verify: Verify = "match"
-    fly_window: int = FLY_WINDOW
-    fly_entropy: float = FLY_ENTROPY
+    draft: Annotated[str, "name or folder of a draft for this target"]
+    width: Annotated[
+        int,
+        Within(1, 10),
+        "nodes of each level that are extended, and tokens by which; 1 is a chain",
+    ] = 10
+    depth: Annotated[
+        int,
+        Within(1, 7),
+        "how often a level is extended, so that depth + 1 tokens are drafted in a row",
+    ] = 7
+    nodes: Annotated[
+        int, Within(2, BITS + 1), "rows that are verified, the last token among them"
+    ] = 60
+    verify: Annotated[Verify, "how a draft is kept, as in Speculative"] = "match"
+    fly_window: FlyWindow = FLY_WINDOW
+    fly_entropy: FlyEntropy = FLY_ENTROPY
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,8 +81,7 @@ class Eagle(Method):
             message = f"verify={self.verify!r} takes a chain: drafts of a tree are not drawn, and "
             more = "each has several behind it; give width 1, or verify='match'"
             raise OptionError("verify", self.verify, message + more)
-        drafts = min(self.depth + 1, self.nodes - 1)
-        check_fly(self.verify, self.fly_window, self.fly_entropy, drafts)
+        check_fly(self.verify, self.fly_window, self.fly_entropy, self.levels)
 
     def slots(self, prompt: int, max_tokens: int) -> int:
         """A tree lies behind the text, in the target and in the draft."""
@@ -125,21 +132,15 @@ class Eagle(Method):
             tree = Tree.of(n - 1, parents)
             again = n - 1 - ready
             chain = self.width == 1
-            depths = [own.bit_count() for own in tree.bits]
+            fly = self.fly_window, self.fly_entropy
             out = yield Forward(
                 ids=[*request.ids[ready:], *tokens],
                 start=ready,
                 pattern=CAUSAL if chain else tree,
                 positions=None if chain else tree.positions(ready),
-                predict=[n + depth for depth in depths],
+                predict=[n + own.bit_count() for own in tree.bits],
                 predict_from=range(n - 1, n + len(tokens)),
-                read=verify_read(
-                    request,
-                    self.verify,
-                    tokens,
-                    drafted.guesses,
-                    fly=(self.fly_window, self.fly_entropy),
-                ),
+                read=verify_read(request, self.verify, tokens, drafted.guesses, fly=fly),
                 features_for="draft",
                 branches=[drafted.path(row) for row in (-1, *rows)] if request.processors else None,
             )

@@ -43,12 +43,26 @@ class FastDLLM(Method):
 
     decodes = (Kind.DIFFUSION,)
 
-    threshold: Annotated[float | None, Within(0.5, 1)] = 0.9
-    factor: float | None = None
-    budget: float | None = None
-    cache: Annotated[Cache | None, Among(("prefix", "dual"))] = "dual"
-    block: Annotated[int | None, Among((8, 16, 32))] = None
-    canvas: bool = False
+    threshold: Annotated[
+        float | None,
+        Within(0.5, 1),
+        "holes whose confidence reaches it are filled; None: one hole per forward",
+    ] = 0.9
+    factor: Annotated[
+        float | None,
+        "instead of threshold, the paper's rule: the n best holes while the n-th is "
+        "surer than 1 − factor / (n + 1)",
+    ] = None
+    budget: Annotated[
+        float | None, "instead of threshold, the entropy that the holes of a forward may share"
+    ] = None
+    cache: Annotated[
+        Cache | None,
+        Among(("prefix", "dual")),
+        "prefix, dual, or None, which feeds everything each time",
+    ] = "dual"
+    block: Annotated[int | None, Among((8, 16, 32)), "tokens of a block"] = None
+    canvas: Annotated[bool, "fill all holes"] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,9 +21,15 @@ class LeftToRight(Method):
 
     decodes = (Kind.DIFFUSION,)
 
-    tokens: Annotated[int, Within(1, 8)] = 1
-    window: Annotated[int | None, Within(2, 64, log=True)] = None
-    lookahead: Annotated[int | None, Within(8, 128, log=True)] = None
+    tokens: Annotated[int, Within(1, 8), "k, holes taken from each forward"] = 1
+    window: Annotated[
+        int | None,
+        Within(2, 64, log=True),
+        "feed again the last group and window − 1 tokens before it",
+    ] = None
+    lookahead: Annotated[int | None, Within(8, 128, log=True), "masks shown, at least tokens"] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,8 +26,14 @@ class Lookup(Method):
     none. Lossless: the output is the autoregressive one of the same seed.
     """
 
-    tokens: Annotated[Length, Within(1, LONGEST)] = "auto"
-    match: Annotated[int, Within(1, 4)] = 2
+    tokens: Annotated[
+        Length,
+        Within(1, LONGEST),
+        "tokens copied at a time: a number, or as many (12 at most) as pay",
+    ] = "auto"
+    match: Annotated[
+        int, Within(1, 4), "tokens at the end of the text that must stand before too"
+    ] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()

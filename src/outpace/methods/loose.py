@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from outpace.decoding import OptionError, Verify
 from outpace.decoding.fly import MOST
 from outpace.methods.bounds import at_least_one
@@ -9,6 +11,11 @@ from outpace.methods.method import Length
 
 FLY_WINDOW, FLY_ENTROPY = 6, 0.3
 """Drafts behind a loose one, and the target's entropy there, as the authors of FLy take them."""
+
+FlyWindow = Annotated[
+    int, "under verify='fly', the drafts behind a loose one that the target must say"
+]
+FlyEntropy = Annotated[float, "under verify='fly', how much in doubt the target must be, in nats"]
 
 
 def check_fly(verify: Verify, window: int, entropy: float, drafts: Length) -> None:

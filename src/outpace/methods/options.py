@@ -9,7 +9,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from outpace.decoding import OptionError
 from outpace.methods import METHODS, Method
-from outpace.methods.meanings import MEANINGS
 from outpace.methods.method import Among, Within
 
 Named = Method | str | tuple[str, Mapping[str, Any]]
@@ -25,7 +24,7 @@ class Option:
         words: what it may be instead of a number; all that it may be, where `kind` is str.
         nullable: whether it may be None.
         default: MISSING where one must be given.
-        meaning: in a line; empty for a method that is not registered.
+        meaning: in a line; the text among the marks of its field.
         search: what a search tries; None where it leaves the option alone.
     """
 
@@ -92,14 +91,10 @@ def make_method(
 def options_of(method: type[Method]) -> dict[str, Option]:
     """The options of a method by their names."""
     hints = get_type_hints(method, include_extras=True)
-    told = next((MEANINGS[name] for name, kind in METHODS.items() if kind is method), {})
-    return {
-        f.name: option(f.name, hints[f.name], f.default, told.get(f.name, ""))
-        for f in fields(method)
-    }
+    return {f.name: option(f.name, hints[f.name], f.default) for f in fields(method)}
 
 
-def option(name: str, hint: Any, default: Any, meaning: str) -> Option:
+def option(name: str, hint: Any, default: Any) -> Option:
     """An option from its annotation."""
     marks = getattr(hint, "__metadata__", ())
     hint = get_args(hint)[0] if marks else hint
@@ -112,6 +107,6 @@ def option(name: str, hint: Any, default: Any, meaning: str) -> Option:
         words=tuple(words),
         nullable=NoneType in parts,
         default=default,
-        meaning=meaning,
+        meaning=next((mark for mark in marks if isinstance(mark, str)), ""),
         search=next((mark for mark in marks if isinstance(mark, Within | Among)), None),
     )

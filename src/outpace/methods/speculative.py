@@ -20,7 +20,7 @@ from outpace.decoding import (
     verify_read,
 )
 from outpace.decoding.dial import MOST
-from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, check_fly
+from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
 from outpace.methods.method import Length, Method, Within, check_length
 from outpace.methods.plain import plain
 
@@ -42,11 +42,15 @@ class Speculative(Method):
 
     roles = {"draft": CAUSAL_KINDS}
 
-    draft: str
-    tokens: Annotated[Length, Within(1, LONGEST)] = "auto"
-    verify: Verify = "match"
-    fly_window: int = FLY_WINDOW
-    fly_entropy: float = FLY_ENTROPY
+    draft: Annotated[str, "name or folder of the draft"]
+    tokens: Annotated[
+        Length,
+        Within(1, LONGEST),
+        "tokens drafted at a time: a number, or as many (8 at most) as pay",
+    ] = "auto"
+    verify: Annotated[Verify, "how a draft is kept"] = "match"
+    fly_window: FlyWindow = FLY_WINDOW
+    fly_entropy: FlyEntropy = FLY_ENTROPY
 
     def __post_init__(self) -> None:
         super().__post_init__()

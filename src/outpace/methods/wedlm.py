@@ -38,26 +38,32 @@ class WeDLM(Method):
     filled where its entropy, and `penalty` for each slot between it and the first mask, add up to
     less than `entropy`; where none is, the least doubtful one (with `entropy=None`, always one).
 
-    `confidence` fills instead all masks whose token has this probability, or the most probable
-    one. `block` opens the next window only when the last one is full. `clip` opens no slot that the
-    answer may not take. `eager` emits a token as soon as all before it are filled; without it, a
-    forward later, once its key is final. `verify` emits only what the model says token by token as
-    well: the output is that of `Autoregressive`, at any temperature. `least` is a smaller window
-    that a `Pace` may choose, where the text is to depend on the load; of 1, it may go on token by
-    token.
+    Without `eager` a token is emitted a forward later, once its key is final. With `verify` the
+    output is that of `Autoregressive`, at any temperature.
     """
 
     decodes = (Kind.FILLING,)
 
-    window: Annotated[int, Within(4, 32, log=True)] = 16
-    entropy: Annotated[float | None, Within(0.05, 1.5, log=True)] = 0.4
-    penalty: Annotated[float, Within(0, 0.1)] = 0.02
-    confidence: float | None = None
-    block: bool = False
-    clip: bool = False
-    eager: bool = True
-    verify: Annotated[bool, Among((False, True))] = False
-    least: int | None = None
+    window: Annotated[int, Within(4, 32, log=True), "W: slots opened behind the leading run"] = 16
+    entropy: Annotated[
+        float | None,
+        Within(0.05, 1.5, log=True),
+        "τ: masks below it are filled; None fills one per forward, the least doubtful",
+    ] = 0.4
+    penalty: Annotated[
+        float, Within(0, 0.1), "λ: added for each slot of distance from the first mask"
+    ] = 0.02
+    confidence: Annotated[
+        float | None,
+        "instead of entropy and penalty: fill the masks whose token has this probability",
+    ] = None
+    block: Annotated[bool, "stop and wait: the next window opens once the last one is full"] = False
+    clip: Annotated[bool, "open no slot behind max_tokens"] = False
+    eager: Annotated[bool, "emit a token once all before it are filled"] = True
+    verify: Annotated[bool, Among((False, True)), "emit only what Autoregressive would say"] = False
+    least: Annotated[
+        int | None, "with pace=auto, the window may shrink to this, at 1 to none; None: it stays"
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,9 +95,7 @@ class WeDLM(Method):
         return Dial(
             values=values,
             # The window, and what was filled of the last one, which is fed once more.
-            passes=lambda value, kept: [
-                ("target", 1 if value == 1 else value - self.verify + kept, 1)
-            ],
+            passes=lambda n, kept: [("target", 1 if n == 1 else n - self.verify + kept, 1)],
             nested=False,
         )
 
@@ -158,9 +162,8 @@ class WeDLM(Method):
     ) -> Forward:
         """Known tokens in front of the holes, each at its own position.
 
-        The leading run comes first, so that its keys are those of the tokens before it alone:
-        from there the next forward starts. `checked` are slots that a token's row is to predict;
-        what the first of the holes is then needs no other word.
+        The leading run comes first: its keys are those of the tokens before it alone, and the next
+        forward starts behind it. `checked` are slots, the first hole included, that tokens predict.
         """
         known = canvas.known(ready)
         order = known + canvas.holes
@@ -181,10 +184,7 @@ class WeDLM(Method):
         return ("entropy",) if self.confidence is None else ("confidence",)
 
     def fill(self, canvas: Canvas, holes: list[int], out: Prediction, first: int = 0) -> None:
-        """Put tokens into the holes that are in little doubt, at least into one.
-
-        What was predicted for the holes stands in `out` from entry `first` on.
-        """
+        """Fill the holes of little doubt, at least one; `out` has them from entry `first` on."""
         if not holes:
             return
         if self.confidence is not None:
@@ -195,6 +195,4 @@ class WeDLM(Method):
             doubt = out.scores["entropy"][first:] + self.penalty * steps
             scores = -doubt
             chosen = np.flatnonzero(doubt < (self.entropy or 0))
-        if not len(chosen):
-            chosen = best(scores)
-        canvas.take(holes, chosen, out, first)
+        canvas.take(holes, chosen if len(chosen) else best(scores), out, first)
