@@ -277,8 +277,7 @@ class LLM:
         if not (batch is None or is_whole(batch) and batch >= 1):
             message = f"batch must be a whole number from 1 on, not {batch!r}"
             raise OptionError("batch", batch, message)
-        if batch is None:
-            batch = len(requests := list(requests))
+        batch = len(requests := list(requests)) if batch is None else batch
         return self.answers(requests, max(int(batch), 1))
 
     def answers(
