@@ -563,7 +563,11 @@ def test_nothing_is_loaded_before_an_interrupt_is_caught():
     """Beyond what Python has loaded itself."""
     code = f"import sys; known = {{*sys.modules}}; {MAIN}; print(*{{*sys.modules}} - known)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    ours = {"outpace", "outpace.version", "outpace.cli", "outpace.cli.main"}
+    ours = {
+        "outpace",
+        "outpace.version",
+        *(f"outpace.cli{each}" for each in ("", ".exit", ".main")),
+    }
     assert set(done.stdout.split()) <= {*ours, "__future__"}
 
 
