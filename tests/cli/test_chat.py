@@ -149,7 +149,9 @@ def test_exit_ends_it_and_help_shows_what_there_is(chat: Run) -> None:
     assert (status, err) == (0, "")
     for word in ("/method", "/race", "/reset", "/help", "/exit", "Ctrl-C"):
         assert word in out
-    assert "methods of tiny-wedlm: autoregressive, dflash, eagle, speculative, wedlm\n" in out
+    assert (
+        "methods of tiny-wedlm: autoregressive, dflash, eagle, lookup, speculative, wedlm\n" in out
+    )
     assert "tokens per" not in out
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     Discriminator,
     Field,
     Tag,
@@ -32,9 +33,20 @@ Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Plain = Annotated[str, Field(max_length=256)] | int | float | bool | None
 Tokens = Annotated[list[Token], Field(fail_fast=True, min_length=1, max_length=MOST_TOKENS)]
 Empty = Annotated[list[None], Field(max_length=0)]
+MOST_BIASES = 1024
+
+
+def check_biases(biases: object) -> object:
+    """Refuse too many biases before each of them is checked, which takes long."""
+    if isinstance(biases, dict) and len(biases) > MOST_BIASES:
+        raise ValueError(f"it has {len(biases)} entries, and at most {MOST_BIASES} are allowed")
+    return biases
+
+
 Bias = Annotated[
     dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-    Field(max_length=1024),
+    Field(max_length=MOST_BIASES),
+    BeforeValidator(check_biases),
     AfterValidator(lambda biases: {int(token): bias for token, bias in biases.items()}),
 ]
 
