@@ -23,7 +23,7 @@ HEAD = '''"""Prompt lookup: drafts are copied from the text so far (Saxena, 2023
 from dataclasses import dataclass
 from typing import Annotated
 
-from outpace.decoding import Decoding, Forward, Request, agreement
+from outpace.decoding import Decoding, Forward, OptionError, Request, agreement
 from outpace.methods.method import Method
 
 '''

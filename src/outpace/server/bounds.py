@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from outpace.api.declared import Declared
 
@@ -28,3 +28,22 @@ def bounded(option: Declared) -> Any:
     if option.kind == option.plain:
         return Annotated[option.plain, Field(**bounds)]
     return Annotated[option.plain, Field(**bounds)] | None
+
+
+MOST_BIASES = 1024
+"""Tokens of a `logit_bias`."""
+
+
+def check_biases(biases: object) -> object:
+    """Refuse too many biases before each of them is checked, which takes long."""
+    if isinstance(biases, dict) and len(biases) > MOST_BIASES:
+        raise ValueError(f"it has {len(biases)} entries, and at most {MOST_BIASES} are allowed")
+    return biases
+
+
+Bias = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MOST_BIASES),
+    BeforeValidator(check_biases),
+    AfterValidator(lambda biases: {int(token): bias for token, bias in biases.items()}),
+]

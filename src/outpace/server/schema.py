@@ -8,9 +8,7 @@ from reprlib import repr as brief
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    BeforeValidator,
     Discriminator,
     Field,
     Tag,
@@ -21,7 +19,7 @@ from pydantic import (
 
 from outpace.api.options import MOST_TOKENS, REQUEST
 from outpace.errors import OptionError
-from outpace.server.bounds import Name, Note, Strict, Text, bounded
+from outpace.server.bounds import Bias, Name, Note, Strict, Text, bounded
 from outpace.server.constrained import Constrained, at
 from outpace.server.fault import Fault
 
@@ -33,22 +31,6 @@ Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Plain = Annotated[str, Field(max_length=256)] | int | float | bool | None
 Tokens = Annotated[list[Token], Field(fail_fast=True, min_length=1, max_length=MOST_TOKENS)]
 Empty = Annotated[list[None], Field(max_length=0)]
-MOST_BIASES = 1024
-
-
-def check_biases(biases: object) -> object:
-    """Refuse too many biases before each of them is checked, which takes long."""
-    if isinstance(biases, dict) and len(biases) > MOST_BIASES:
-        raise ValueError(f"it has {len(biases)} entries, and at most {MOST_BIASES} are allowed")
-    return biases
-
-
-Bias = Annotated[
-    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-    Field(max_length=MOST_BIASES),
-    BeforeValidator(check_biases),
-    AfterValidator(lambda biases: {int(token): bias for token, bias in biases.items()}),
-]
 
 
 class Extension(Strict):
