@@ -41,10 +41,10 @@ test: .venv/dev
 .venv/openai2: .venv/dev
 	$(BIN)/pip install --quiet --target $@ 'openai>=2,<3'
 
-slow: .venv/dev .venv/openai2
+slow: .venv/dev
 	$(BIN)/python -m pytest -q $(TOGETHER) -m slow
 
-exhaustive: .venv/dev
+exhaustive: .venv/dev .venv/openai2
 	$(BIN)/python -m pytest -q $(TOGETHER) -m exhaustive
 
 browser: .venv/dev

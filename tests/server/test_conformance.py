@@ -16,10 +16,11 @@ ROOT = Path(__file__).parent.parent.parent
 PROGRAM = Path(__file__).parent / "conformance.py"
 OLD = ROOT / ".venv" / "openai2"
 
-pytestmark = pytest.mark.slow
 
-
-@pytest.mark.parametrize("release", [2, 3])
+@pytest.mark.parametrize(
+    "release",
+    [pytest.param(2, marks=pytest.mark.exhaustive), pytest.param(3, marks=pytest.mark.slow)],
+)
 def test_client_is_served(release: int) -> None:
     """All that it calls keeps its promise."""
     env = dict(os.environ)
