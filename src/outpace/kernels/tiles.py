@@ -128,7 +128,7 @@ def bind_product(tiles: Tensor, bias: Tensor | None = None, scale: Tensor | None
     dtype = torch.float32 if eight else tiles.dtype
     bias = bias if bias is None else check_vector("bias", bias, outputs)
     scale = scale if scale is None else check_vector("scale", scale, outputs)
-    call, work = loaded.outpace_multiply, inputs * outputs
+    work = inputs * outputs
 
     def product(x: Tensor) -> Tensor:
         *leading, given = x.shape
@@ -137,7 +137,7 @@ def bind_product(tiles: Tensor, bias: Tensor | None = None, scale: Tensor | None
         x, out = x.contiguous(), torch.empty(*leading, outputs, dtype=dtype)
         count = x.numel() // inputs
         threads = min(torch.get_num_threads(), 1 + count * work // WORK)
-        if not call(
+        if not loaded.outpace_multiply(
             kind,
             x.data_ptr(),
             count,
