@@ -22,9 +22,9 @@ demo: .venv/core
 	$(BIN)/outpace race
 
 # Units of what decodes, and every method together against alone. They need one process only.
-QUICK := $(addprefix tests/,decoding kernels methods models pacing) \
+QUICK := $(addprefix tests/,decoding methods pacing) \
 	$(addprefix tests/engine/test_,cache.py engine.py feed.py orders.py runner.py) \
-	$(addprefix tests/constraint/test_,automaton.py compiler.py) \
+	tests/models/test_transformer.py tests/constraint/test_automaton.py \
 	tests/engine/test_equivalence.py::test_scattered_pages_change_nothing
 LONGER := $(addprefix tests/methods/test_,features.py naive.py options.py)
 
