@@ -12,7 +12,6 @@ its name; `undo` gives them their own class back.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +26,14 @@ from outpace.models.experts import PreciseRouter
 from outpace.models.int8 import is_quantised
 from outpace.models.norm import DIRECT as NORMS
 from outpace.models.norm import DirectNorm
+from outpace.models.packed import DenseState
 from outpace.models.transformer import MLP, Attention, Block, Embedding, Stack, Transformer
 
 PIECE = 256
 """Rows that an MLP takes at a time: what lies between its matrices stays in the cache."""
 
 
-class FixedLinear(nn.Linear):
+class FixedLinear(nn.Linear, DenseState):
     """A linear layer for inference, whose weight lies as is quickest on this machine."""
 
     matrix: Tensor
@@ -51,17 +51,15 @@ class FixedLinear(nn.Linear):
 
     def undo(self) -> None:
         """Store the weight row by row again."""
-        self.weight = nn.Parameter(dense(self.matrix), requires_grad=False)
+        self.weight = nn.Parameter(self.dense(), requires_grad=False)
         del self.matrix, self.multiply
 
     # Calling the layer is calling the product, without a frame of Python between the two.
     __call__ = property(attrgetter("multiply"))
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = dense(self.matrix)
+    def dense(self) -> Tensor:
+        """The matrix `[out, in]` row by row."""
+        return dense(self.matrix)
 
 
 class FixedRouter(PreciseRouter, FixedLinear):
@@ -85,7 +83,7 @@ class FixedRouter(PreciseRouter, FixedLinear):
         return self.multiply(x.float())
 
 
-class TiledEmbedding(Embedding):
+class TiledEmbedding(Embedding, DenseState):
     """An embedding that is the head as well, and lies in tiles: rows are looked up there."""
 
     multiply: Product
@@ -97,7 +95,7 @@ class TiledEmbedding(Embedding):
 
     def undo(self) -> None:
         """Store the table row by row again."""
-        self.weight = nn.Parameter(dense(self.weight), requires_grad=False)
+        self.weight = nn.Parameter(self.dense(), requires_grad=False)
         del self.multiply
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -108,10 +106,9 @@ class TiledEmbedding(Embedding):
         """Logits `[..., vocab]` of hidden states `[..., dim]`."""
         return self.multiply(hidden)
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        destination[f"{prefix}weight"] = dense(self.weight)
+    def dense(self) -> Tensor:
+        """The table `[vocab, dim]` row by row."""
+        return dense(self.weight)
 
 
 class DirectLinear(nn.Linear):

@@ -8,7 +8,7 @@ one order. A row's result therefore depends neither on the rows beside it nor on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import Structure, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.kernels.loader import library, threads
-from outpace.kernels.tiles import check_vector, describe
+from outpace.kernels.tiles import Product, check_vector, describe
 
 BLOCK = 32
 """Numbers of a row that share a scale."""
@@ -33,10 +33,6 @@ INPUTS = {kind: 256 if kind >= KINDS["Q4_K"] else BLOCK for kind in KINDS.values
 
 Addresses = NDArray[np.uint64]
 """Where the rows of a matrix begin in memory."""
-
-Product = Callable[[Tensor], Tensor]
-"""Maps rows `f32[..., in]` by a matrix to rows `f32[..., out]`."""
-
 
 ALIGNMENT = 64
 """Bytes that the beginning of a part is a multiple of: a register and a line of the cache."""
@@ -153,24 +149,25 @@ def bind_product(matrix: Packed, bias: Tensor | None = None, loop: int | None = 
     kind, loaded = level() if loop is None else loop, library()
     if loaded is None or not 0 < kind <= level():
         raise ValueError(f"loop {kind} needs another processor; this one has {level()}")
-    inputs, outputs = matrix.inputs, matrix.outputs
+    outputs = matrix.outputs
     bias = bias if bias is None else check_vector("bias", bias, outputs)
-    added, start = None if bias is None else bias.data_ptr(), matrix.tiles.data_ptr()
+    start = matrix.tiles.data_ptr()
     entries = [Part(start + offset, rows, form) for form, rows, offset in matrix.parts]
     table, call = (Part * len(entries))(*entries), loaded.outpace_multiply_packed
 
     def product(x: Tensor) -> Tensor:
         *leading, given = x.shape
+        inputs = matrix.inputs  # which keeps the memory that the loop reads
         if given != inputs or x.dtype is not torch.float32 or not x.is_cpu:
             raise ValueError(f"x: {inputs} inputs of float32 on a CPU needed, not {describe(x)}")
         x, out = x.contiguous(), torch.empty(*leading, outputs)
         count = x.numel() // inputs
         if not call(
-            *(kind, table, len(table), x.data_ptr(), count, inputs, outputs, added),
-            *(out.data_ptr(), threads(count * inputs * outputs)),
+            *(kind, table, len(table), x.data_ptr(), count, inputs, outputs),
+            *(None if bias is None else bias.data_ptr(), out.data_ptr()),
+            threads(count * inputs * outputs),
         ):
             raise MemoryError(f"no memory is left for a product of {count} rows")
         return out
 
-    product.__dict__["held"] = (matrix, bias)  # the loop reads their memory
     return product

@@ -136,6 +136,7 @@ def bind_product(tiles: Tensor, bias: Tensor | None = None, scale: Tensor | None
             raise ValueError(f"x: rows {describe(x)} do not fit tiles {describe(tiles)}")
         x, out = x.contiguous(), torch.empty(*leading, outputs, dtype=dtype)
         count = x.numel() // inputs
+        # As `loader.threads`, whose call would be one more for each product of a token.
         threads = min(torch.get_num_threads(), 1 + count * work // WORK)
         if not loaded.outpace_multiply(
             kind,

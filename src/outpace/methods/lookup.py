@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from outpace.decoding import Decoding, Dial, Forward, Request, Target, agreement
+from outpace.decoding.dial import MOST
 from outpace.methods.bounds import at_least_one
 from outpace.methods.copies import Copies
 from outpace.methods.method import Length, Method, Within, check_length
@@ -50,7 +51,7 @@ class Lookup(Method):
         if not (auto or self.tokens == "auto"):
             return None
         return Dial(
-            values=range(1, min(self.most, LONGEST + 1) + 1), passes=lambda n, _: [("target", n, 1)]
+            values=range(1, min(self.most, MOST) + 1), passes=lambda n, _: [("target", n, 1)]
         )
 
     def decode(self, request: Request) -> Decoding:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from functools import cache, cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ from outpace.kernels.matmul import (
     of_codes,
 )
 from outpace.kernels.tiles import Product
-from outpace.models.packed import PACKED
+from outpace.models.packed import PACKED, DenseState
 from outpace.models.transformer import Embedding
 
 LOG = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ def of_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scale
 
 
-class Int8Linear(nn.Linear):
+class Int8Linear(nn.Linear, DenseState):
     """A linear layer for inference whose weight has 8 bits, in the layout that is quickest here."""
 
     matrix: Tensor
@@ -101,14 +100,8 @@ class Int8Linear(nn.Linear):
         units.fill_diagonal_(NOUGHT + 1)
         return of_codes(units, self.matrix, self.scale).T.contiguous()
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = self.dense()
 
-
-class Int8Embedding(Embedding):
+class Int8Embedding(Embedding, DenseState):
     """An embedding for inference of 8 bits, with a scale for each token."""
 
     codes: Tensor
@@ -142,10 +135,9 @@ class Int8Embedding(Embedding):
         """Logits `f32[..., vocab]` of hidden states `[..., dim]`."""
         return self.tied.unrounded(hidden)
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        destination[f"{prefix}weight"] = self.rows(torch.arange(self.num_embeddings))
+    def dense(self) -> Tensor:
+        """The table `f32[vocab, dim]`."""
+        return self.rows(torch.arange(self.num_embeddings))
 
 
 QUANTISED: dict[type[nn.Module], type[Int8Linear] | type[Int8Embedding]] = {

@@ -7,6 +7,7 @@ row's result does not depend on the rows beside it.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from functools import cache
 from typing import Any
 
@@ -15,12 +16,12 @@ from torch import Tensor, nn
 
 from outpace.kernels.packed import (
     Packed,
-    Product,
     bind_product,
     dequantize,
     level,
     unpack_rows,
 )
+from outpace.kernels.tiles import Product
 from outpace.models.transformer import Embedding
 
 LOG = logging.getLogger(__name__)
@@ -38,7 +39,21 @@ def has_packed_products() -> bool:
     return False
 
 
-class PackedLinear(nn.Linear):
+class DenseState(nn.Module, ABC):
+    """A module whose weight is stored in another form, and which saves it row by row."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """The matrix `[out, in]` that the stored form stands for."""
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.dense()
+
+
+class PackedLinear(nn.Linear, DenseState):
     """A linear layer for inference whose weight stays in its block format."""
 
     matrix: Packed
@@ -59,14 +74,8 @@ class PackedLinear(nn.Linear):
         """The matrix `f32[out, in]` that rows are multiplied by."""
         return dequantize(self.matrix)
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = self.dense()
 
-
-class PackedEmbedding(Embedding):
+class PackedEmbedding(Embedding, DenseState):
     """An embedding for inference in its block format, whose bytes serve a tied head as well."""
 
     matrix: Packed
@@ -86,10 +95,9 @@ class PackedEmbedding(Embedding):
         """Logits `f32[..., vocab]` of hidden states `[..., dim]`."""
         return self.multiply(hidden.float())
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        destination[f"{prefix}weight"] = dequantize(self.matrix)
+    def dense(self) -> Tensor:
+        """The table `f32[vocab, dim]`."""
+        return dequantize(self.matrix)
 
 
 PACKED: dict[type[nn.Module], type[PackedLinear] | type[PackedEmbedding]] = {
