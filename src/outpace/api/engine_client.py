@@ -12,15 +12,16 @@ from functools import partial
 from itertools import count
 from typing import Any, Unpack
 
-from outpace.api.engine_loop import Cancel, Command, EngineUsage, Progress, QueueFull, Submit
+from outpace.api.engine_loop import Cancel, Command, Progress, QueueFull, Submit
 from outpace.api.options import Options, RequestOptions, names_of
 from outpace.api.output import Event, Output
 from outpace.api.text import Prompt, Text
 from outpace.decoding import Step
 from outpace.engine.runner import Usage
+from outpace.engine.stats import Stats
 
-NOTHING: EngineUsage = (0, [])
-"""Usage of an engine that was not measured, or is not served any more."""
+NOTHING = Stats(waiting=0, running=0, models=())
+"""Those of an engine that was not measured, or is not served any more."""
 
 
 class Draining(RuntimeError):
@@ -59,12 +60,12 @@ class EngineClient(ABC):
 
     @property
     @abstractmethod
-    def usage(self) -> Mapping[str, EngineUsage]:
-        """What the engines hold, by the names of models."""
+    def stats(self) -> Mapping[str, Stats]:
+        """Requests and memory of the engines, by the names of models."""
 
     @abstractmethod
     async def measure(self) -> None:
-        """Bring `usage` up to date."""
+        """Bring `stats` up to date."""
 
     @abstractmethod
     def send(self, command: Command) -> None:
@@ -107,7 +108,7 @@ class ModelClient:
     @property
     def running(self) -> int:
         """Requests in the engine."""
-        return self.client.usage.get(self.name, NOTHING)[0]
+        return self.client.stats.get(self.name, NOTHING).running
 
     @property
     def waiting(self) -> int:
@@ -118,7 +119,7 @@ class ModelClient:
     @property
     def usage(self) -> Sequence[Usage]:
         """What its caches hold."""
-        return self.client.usage.get(self.name, NOTHING)[1]
+        return self.client.stats.get(self.name, NOTHING).models
 
     async def submit(
         self,

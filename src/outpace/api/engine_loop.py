@@ -18,7 +18,7 @@ from outpace.api.llm import LLM
 from outpace.api.output import Answer, Event
 from outpace.constraint.compiler import Unread
 from outpace.decoding import Step
-from outpace.engine.runner import Usage
+from outpace.engine.stats import Stats
 
 T = TypeVar("T")
 
@@ -82,9 +82,6 @@ class Inspect(NamedTuple):
 
 Command = Submit | Cancel | Remove | Inspect
 
-EngineUsage = tuple[int, list[Usage]]
-"""How many requests run in an engine, and what the caches of its models hold."""
-
 
 class Progress(NamedTuple):
     """What is new of a request: that it was admitted where there is neither event nor error.
@@ -103,7 +100,7 @@ class Progress(NamedTuple):
         return self.error is not None or self.event is not None and self.event.output is not None
 
 
-Message = Progress | dict[str, EngineUsage]
+Message = Progress | dict[str, Stats]
 
 Charge = Callable[[float], None]
 """Receives the CPU seconds that a notification has cost."""
@@ -183,12 +180,6 @@ class ServedModel:
         self.driver = llm.driver
         self.requests: dict[int, ActiveRequest] = {}
 
-    @property
-    def usage(self) -> EngineUsage:
-        """What its engine holds."""
-        engine = self.llm.engine
-        return len(engine.running), [runner.usage for runner in engine.runners]
-
     def collect(self, complete: bool) -> list[Progress]:
         """What is new of its requests, alone with the engine; those that ended are forgotten."""
         found = [each.progress() for each in self.requests.values() if each.has_progress(complete)]
@@ -253,7 +244,8 @@ class EngineLoop:
                 case Remove(model=name):
                     self.models.pop(name).close()
                 case Inspect():
-                    self.messages.append({name: each.usage for name, each in self.models.items()})
+                    stats = {name: each.driver.stats for name, each in self.models.items()}
+                    self.messages.append(stats)
         self.flush()
 
     def admit(self, submit: Submit, read: Future[Answer] | None = None) -> None:

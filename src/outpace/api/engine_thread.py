@@ -16,13 +16,13 @@ from outpace.api.engine_loop import (
     Command,
     ConnectionEnded,
     EngineLoop,
-    EngineUsage,
     Message,
     Progress,
     Remove,
     ServedModel,
 )
 from outpace.api.llm import LLM
+from outpace.engine.stats import Stats
 
 LOG = logging.getLogger(__name__)
 
@@ -77,15 +77,15 @@ class EngineThread(EngineClient):
         return self.began
 
     @property
-    def usage(self) -> Mapping[str, EngineUsage]:
-        """What the engines hold now."""
-        return {name: model.usage for name, model in self.loop.models.items()}
+    def stats(self) -> Mapping[str, Stats]:
+        """Requests and memory of the engines now."""
+        return {name: model.driver.stats for name, model in self.loop.models.items()}
 
     async def join(self) -> None:
         """Do nothing: each event loop receives what its requests wait for."""
 
     async def measure(self) -> None:
-        """Do nothing: `usage` is read where it is."""
+        """Do nothing: `stats` are read where they are."""
 
     def send(self, command: Command) -> None:
         """Queue a command."""

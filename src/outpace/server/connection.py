@@ -21,7 +21,6 @@ from outpace.api.engine_loop import (
     Charge,
     Command,
     ConnectionEnded,
-    EngineUsage,
     Message,
     Progress,
     QueueFull,
@@ -29,6 +28,7 @@ from outpace.api.engine_loop import (
 from outpace.constraint.pattern import TooLarge
 from outpace.decoding import Step
 from outpace.engine.job import DecodingError
+from outpace.engine.stats import Stats
 from outpace.errors import ContextError, OptionError
 
 SIZE = Struct("!Q")
@@ -153,7 +153,7 @@ def decoded(message: Any) -> Message:
     if isinstance(message, Progress):
         sent: Sequence[Any] = message.steps
         return message._replace(steps=[Step(*fields) for fields in sent])
-    return cast(dict[str, EngineUsage], message)
+    return cast(dict[str, Stats], message)
 
 
 def plain(error: BaseException) -> BaseException:

@@ -22,13 +22,13 @@ from outpace.api.engine_loop import (
     Command,
     ConnectionEnded,
     EngineLoop,
-    EngineUsage,
     Inspect,
     ServedModel,
 )
 from outpace.api.text import Text
 from outpace.checkpoints.load import load_tokenizer
 from outpace.constraint.compiler import DEEPEST
+from outpace.engine.stats import Stats
 from outpace.errors import OptionError
 from outpace.server.connection import (
     PULSE,
@@ -82,7 +82,7 @@ class EngineProcess(EngineClient, asyncio.Protocol):
 
     def __init__(self, order: Order) -> None:
         super().__init__()
-        self.measured: Mapping[str, EngineUsage] = {}
+        self.measured: Mapping[str, Stats] = {}
         self.silent = 0.0
         self.answered = asyncio.Event()
         self.inbox = Inbox()
@@ -136,12 +136,12 @@ class EngineProcess(EngineClient, asyncio.Protocol):
         return time.monotonic() - self.silent if self.silent > SILENCE * PULSE else 0.0
 
     @property
-    def usage(self) -> Mapping[str, EngineUsage]:
-        """What the engines held when that was measured."""
+    def stats(self) -> Mapping[str, Stats]:
+        """Requests and memory of the engines when they were measured."""
         return self.measured
 
     async def measure(self) -> None:
-        """Bring `usage` up to date; where the process does not answer, it stays."""
+        """Bring `stats` up to date; where the process does not answer, they stay."""
         self.answered.clear()
         self.send(Inspect())
         with suppress(TimeoutError):
