@@ -87,7 +87,7 @@ class Compiled:
         """
         pages, begins = tables(spans, PAGE)
         chunks = [np.arange(span.rows.start, span.rows.stop, ROWS) for span in spans]
-        of_chunks = np.repeat(begins, [len(each) for each in chunks])
+        of_chunks = np.repeat(begins, list(map(len, chunks)))
         wanted = [pages, of_chunks, np.concatenate([*chunks, [spans[-1].rows.stop]])]
         return wanted + [seen_by(spans, sight).ravel() for sight in self.kinds]
 

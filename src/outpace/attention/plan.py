@@ -123,7 +123,7 @@ class Tiles:
 def tables(spans: Sequence[Span], page: int) -> tuple[Numbers, Numbers]:
     """Physical pages of all sequences, as far as they are seen, and where each one's begin."""
     pages = [pages_of(span, page) for span in spans]
-    counts = np.array([len(each) for each in pages])
+    counts = np.array(list(map(len, pages)))
     return np.concatenate(pages), np.cumsum(counts) - counts
 
 

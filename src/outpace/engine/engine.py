@@ -121,7 +121,10 @@ class Engine:
     def next_runner(self) -> Runner | None:
         """The first model that a running job waits for."""
         wanted = {job.runner for job in self.running}
-        return next((runner for runner in self.runners if runner in wanted), None)
+        for runner in self.runners:
+            if runner in wanted:
+                return runner
+        return None
 
     def recover(self) -> None:
         """Restore the engine after an exception that left a step.

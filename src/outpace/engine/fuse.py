@@ -52,9 +52,7 @@ class FusedBlock(Block):
     ) -> Tensor:
         """Map rows `x [T, dim]`, as a `Block` does."""
         q, k, v = self.before(self, x, cos, sin, context)
-        attention = self.attention
-        sinks = () if attention.sinks is None else (attention.sinks,)
-        attended = attend(attention.layer, q, k, v, *sinks).flatten(1)
+        attended = self.attention.look(attend, q, k, v)
         if wanted is not None:
             x, attended = x[wanted], attended[wanted]
         return self.after(self, x, attended)
@@ -68,9 +66,7 @@ def before(
     block: Block, x: Tensor, cos: Tensor, sin: Tensor, context: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries of rows `x`, and keys and values of the context and of them."""
-    y = x if block.attention_norm is None else block.attention_norm(x)
-    y = y if context is None else torch.cat((context, y))
-    q, k, v = block.attention.project(y, cos, sin)
+    q, k, v = block.attention.project(block.normed(x, context), cos, sin)
     return q if context is None else q[context.shape[0] :], k, v
 
 

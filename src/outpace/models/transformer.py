@@ -71,8 +71,7 @@ class Attention(nn.Module):
         q, k, v = self.project(x, cos, sin)
         if behind:
             q = q[behind:]
-        more = () if self.sinks is None else (self.sinks,)
-        attended = attend(self.layer, q, k, v, *more).flatten(1)
+        attended = self.look(attend, q, k, v)
         out: Tensor = self.out(attended if wanted is None else attended[wanted])
         return out
 
@@ -93,6 +92,11 @@ class Attention(nn.Module):
         if self.query_factor != 1:
             q = q * self.query_factor
         return q, k, v
+
+    def look(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of queries `[T, H, D]` over all that they see, `[T, H * D]`."""
+        more = () if self.sinks is None else (self.sinks,)
+        return attend(self.layer, q, k, v, *more).flatten(1)
 
 
 class MLP(nn.Module):
@@ -137,11 +141,14 @@ class Block(nn.Module):
 
         Rows `context [C, dim]`, which stand before them, are only seen.
         """
-        y, behind = x if self.attention_norm is None else self.attention_norm(x), 0
-        if context is not None:
-            y, behind = torch.cat((context, y)), context.shape[0]
+        y, behind = self.normed(x, context), 0 if context is None else context.shape[0]
         attended: Tensor = self.attention(y, cos, sin, attend, wanted, behind)
         return self.rest(x if wanted is None else x[wanted], attended)
+
+    def normed(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """The input of attention: the context unchanged, then the normed rows."""
+        y = x if self.attention_norm is None else self.attention_norm(x)
+        return y if context is None else torch.cat((context, y))
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
         """What becomes of rows `x [T, dim]` once they have attended."""
