@@ -103,7 +103,7 @@ def recorded() -> Iterator[None]:
     names = ("outpace_multiply", "outpace_attend") if loaded else ()
     before = {name: getattr(loaded, name) for name in names}
 
-    def told(name: str) -> Callable[..., object]:
+    def recording(name: str) -> Callable[..., object]:
         def call(*given: object) -> object:
             with record_function(name):
                 return before[name](*given)
@@ -111,7 +111,7 @@ def recorded() -> Iterator[None]:
         return call
 
     for name in names:
-        setattr(loaded, name, told(name))
+        setattr(loaded, name, recording(name))
     try:
         yield
     finally:

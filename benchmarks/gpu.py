@@ -27,7 +27,7 @@ First what must be equal, then what is judged, then what stands beside it:
    installed, vLLM.
 
 Names of parts, such as `kernels` or `Qwen3-8B zoo`, run these alone. Cases that do not fit into the
-time are left out and counted. On a machine without CUDA it says so and ends; `--cpu-smoke` runs the
+time are left out and counted. Without CUDA the program ends with an error; `--cpu-smoke` runs the
 same with tiny sizes on the CPU, to test the program (the kernels by Triton's interpreter, under
 TRITON_INTERPRET=1).
 

@@ -51,8 +51,8 @@ def reproduce(
 ) -> None:
     """Figures of a paper, measured again beside the published points.
 
-    It says first what it will take, trains what nobody ships, and says last which of the paper's
-    claims hold.
+    Prints the expected cost first, trains the models that are not published, and then lists which
+    of the paper's claims hold.
     """
     plans = {each: planned(each, scale, limit, rounds) for each in find(figure)}
     for each, plan in plans.items():

@@ -49,7 +49,7 @@ def axes_of(published: Results) -> tuple[str, str]:
 
 
 def differing(point: Result) -> str:
-    """What a published point says beside its figures."""
+    """Fields of a published point other than its figures, as a label."""
     figures = (
         "accuracy",
         "tokens_per_",

@@ -37,7 +37,7 @@ class EngineClient(ABC):
 
     Attributes:
         requests: those that have not ended, by their numbers.
-        error: what ended the loop, if anything did; where it was closed, `CLOSED` says so.
+        error: what ended the loop, if anything did; `CLOSED` is the message of a closed one.
     """
 
     CLOSED = "the engine loop was closed"
@@ -189,7 +189,7 @@ class PendingRequest:
     Attributes:
         loop: the event loop that waits for it.
         changed: set where something is new.
-        events: those that nobody has taken yet.
+        events: those that were not consumed yet.
     """
 
     def __init__(self, model: ModelClient, number: int) -> None:
@@ -255,7 +255,7 @@ class PendingRequest:
         self.changed.set()
 
     def add(self, event: Event, steps: Sequence[Step]) -> None:
-        """Keep an event, which comes without its steps, until somebody takes it."""
+        """Keep an event, which comes without its steps, until it is consumed."""
         self.steps += steps
         if event.output is not None:
             self.result = replace(event.output, steps=self.steps)

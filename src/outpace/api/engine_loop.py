@@ -1,7 +1,7 @@
 """The loop that owns engines: commands come in, events of their requests go out.
 
 One thread runs it. It takes commands, steps each engine once, and sends what is new as one message.
-Where its clients are, in this process or in another one, only its `Connection` knows.
+Its `Connection` hides whether its clients are in this process or in another one.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class EngineThread(EngineClient):
         for loop, found in by_loop.items():
             try:
                 loop.call_soon_threadsafe(deliver, loop, found, charge)
-            except RuntimeError:  # the event loop is closed, and nobody waits any more
+            except RuntimeError:  # the event loop is closed, so no request waits
                 for request, _ in found:
                     request.cancel()
                     request.leave()

@@ -23,7 +23,7 @@ NEED = (
 def reproduce() -> Callable[..., None] | Typer:
     """Figures of a paper, measured again beside the published points.
 
-    Returns the command of the clone, or one that says what is missing.
+    Returns the command of the clone, or one that reports what is missing.
     """
     init = FOLDER / "__init__.py"
     if not init.is_file():
@@ -39,7 +39,7 @@ def reproduce() -> Callable[..., None] | Typer:
 
 
 def command_without_clone() -> Typer:
-    """Return a command that takes any words, and whose help says what it needs."""
+    """Return a command that takes any words, and whose help names what it needs."""
     app = Typer(add_completion=False)
     about = f"Figures of a paper, measured again beside the published points.\n\nThis {NEED}"
 

@@ -104,7 +104,7 @@ class Bars(Progress):
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         super().__init__(*columns, TimeRemainingColumn(), console=errors, transient=True)
-        self.told = time.monotonic()
+        self.reported = time.monotonic()
         self.begun: dict[TaskID, tuple[float, float]] = {}
 
     def start(self) -> None:
@@ -125,9 +125,9 @@ class Bars(Progress):
         now = time.monotonic()
         task = self.tasks[self.task_ids.index(task_id)]
         began, before = self.begun.setdefault(task_id, (now, task.completed))
-        if now - self.told < EVERY:
+        if now - self.reported < EVERY:
             return
-        self.told = now
+        self.reported = now
         line = f"{task.description}: {task.completed:g} of {task.total:g}"
         if task.completed > before and now > began and task.total is not None:
             left = (now - began) * (task.total - task.completed) / (task.completed - before)

@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 
 @cache
 def has_packed_products() -> bool:
-    """Whether this machine multiplies packed matrices; if not, a line of the log says so."""
+    """Whether this machine multiplies packed matrices; if not, the log has one line about it."""
     if level():
         return True
     LOG.warning(
@@ -111,8 +111,8 @@ def report_packed(name: object, model: nn.Module) -> None:
     matrices = [each for each in model.modules() if isinstance(each, (nn.Linear, nn.Embedding))]
     packed = [each.weight.nbytes for each in matrices if type(each) in PACKED.values()]
     megabytes = sum(packed) / 1e6
-    told = (name, len(packed), len(matrices), megabytes)
-    LOG.info("%s: %d of %d matrices stay in their own bits, %.0f MB", *told)
+    counts = (name, len(packed), len(matrices), megabytes)
+    LOG.info("%s: %d of %d matrices stay in their own bits, %.0f MB", *counts)
 
 
 def hold_packed(module: nn.Module, matrix: Packed, dtype: torch.dtype) -> None:

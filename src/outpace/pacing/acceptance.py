@@ -6,7 +6,7 @@ from itertools import accumulate
 from operator import mul
 
 PRIOR, PRIOR_WEIGHT = 0.75, 3
-"""Acceptance rate assumed for a place nobody has drafted yet, and the cycles this counts as.
+"""Acceptance rate assumed for a place that was not drafted yet, and the cycles this counts as.
 
 Published drafts are accepted at 0.6 to 0.9; three cycles outweigh a prior that is wrong."""
 

@@ -36,7 +36,7 @@ So trials take a tenth of the first cycles, and less than a hundredth in the lon
 
 NEAR = 1.25
 """Factor of the best time per token up to which a window is tried that does not share acceptance
-rates with others: a longer window tells of a shorter one with an error of about that much."""
+rates with others: a longer window estimates a shorter one with an error of about that much."""
 
 
 class PaceController:

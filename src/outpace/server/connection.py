@@ -44,11 +44,11 @@ FIELDS = attrgetter(*Step.__slots__)
 """A step as a tuple, which is pickled in an eighth of the time."""
 
 KNOWN = (TooLarge, ValueError, QueueFull, DecodingError)
-"""Errors that keep their type. Any other may not be what its pickle says."""
+"""Errors that keep their type. Any other may not survive being pickled."""
 
 
 class Failure(NamedTuple):
-    """An error of a request, as it is sent, and its cause where that says what a client did."""
+    """An error of a request, as it is sent, and its cause where that is the fault of a client."""
 
     number: int
     error: BaseException

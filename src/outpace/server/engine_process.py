@@ -230,4 +230,4 @@ def main(descriptor: int) -> None:
         loop.models |= {name: ServedModel(name, llm) for name, (llm, _) in models.items()}
         loop.run()
     except ConnectionEnded:
-        os._exit(0)  # since nobody waits any more
+        os._exit(0)  # no client waits any more
