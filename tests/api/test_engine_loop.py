@@ -164,8 +164,8 @@ def test_a_cancelled_request_ends_with_an_event(llm: LLM) -> None:
     assert event is not None and event.output is not None
     assert event.output.finish_reason == "cancelled"
     before, after = [each["x"] for each in script.messages if isinstance(each, dict)]
-    assert before[0] == 2 and sum(usage.held for usage in before[1]) > 0
-    assert after[0] == 0 and sum(usage.held for usage in after[1]) == 0
+    assert before.running == 2 and sum(usage.held for usage in before.models) > 0
+    assert after.running == 0 and sum(usage.held for usage in after.models) == 0
 
 
 def test_bad_input_is_the_only_word_of_a_request(llm: LLM) -> None:
