@@ -1,4 +1,6 @@
-"""Gather the pages of the documentation and build them as a site: python docs/site.py.
+"""Gather the pages of the documentation and build them as a site: python docs/site.py [FOLDER].
+
+The site is FOLDER/site, by default build/site. Two builds at once need two folders.
 
 What readers of the repository find at its root, in docs/ and in examples/ stands side by side in
 the site, so links between them are turned accordingly; files that they name go along.
@@ -13,7 +15,6 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
 MOVED = {
     "docs/start.md": "index.md",
     "README.md": "about.md",
@@ -49,23 +50,29 @@ def turned(page: Path) -> tuple[str, set[Path]]:
     return LINK.sub(link, page.read_text("utf-8")), named
 
 
-def gather() -> None:
-    """Write all pages and the files that they name."""
-    shutil.rmtree(PAGES, ignore_errors=True)
+def gather_pages(folder: Path) -> None:
+    """Write all pages, and the files that they name, into an empty folder."""
+    shutil.rmtree(folder, ignore_errors=True)
     pages = {*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in MOVED)}
     files = {ROOT / "docs" / "extra.css"}
     for page in sorted(pages):
         text, named = turned(page)
         files |= {file for file in named - pages if file.is_file()}
-        (PAGES / place(page)).parent.mkdir(parents=True, exist_ok=True)
-        (PAGES / place(page)).write_text(text, "utf-8")
+        (folder / place(page)).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place(page)).write_text(text, "utf-8")
     for file in files:
-        (PAGES / place(file)).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, PAGES / place(file))
+        (folder / place(file)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / place(file))
+
+
+def build_site(folder: Path) -> int:
+    """Build the site in a folder, strictly; returns the exit status of the build."""
+    gather_pages(folder / "pages")
+    shutil.rmtree(folder / "site", ignore_errors=True)
+    shutil.copy(ROOT / "zensical.toml", folder)
+    build = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    return subprocess.run([*build, "-f", folder / "zensical.toml"]).returncode
 
 
 if __name__ == "__main__":
-    gather()
-    shutil.rmtree(SITE, ignore_errors=True)
-    build = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
-    sys.exit(subprocess.run(build, cwd=ROOT).returncode)
+    sys.exit(build_site(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build").resolve()))

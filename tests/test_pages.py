@@ -35,10 +35,11 @@ COLOURS = """texts => [...document.querySelectorAll(texts)]
 
 
 @pytest.fixture(scope="module")
-def site() -> Path:
-    """Its pages, built."""
-    subprocess.run([sys.executable, ROOT / "docs" / "site.py"], check=True, timeout=300)
-    return ROOT / "build" / "site"
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its pages, built in a folder that no other process builds in."""
+    folder = tmp_path_factory.mktemp("build")
+    subprocess.run([sys.executable, ROOT / "docs" / "site.py", folder], check=True, timeout=300)
+    return folder / "site"
 
 
 @pytest.fixture(params=["index", "about", "gallery", "chat"])

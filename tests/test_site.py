@@ -38,13 +38,23 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site() -> dict[Path, Page]:
-    """Its pages, built."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built in a folder that no other process builds in."""
+    folder = tmp_path_factory.mktemp("build")
     built = subprocess.run(
-        [sys.executable, ROOT / "docs" / "site.py"], capture_output=True, text=True, timeout=300
+        [sys.executable, ROOT / "docs" / "site.py", folder],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert built.returncode == 0, built.stdout + built.stderr
-    return {path: Page(path) for path in (ROOT / "build" / "site").rglob("*.html")}
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> dict[Path, Page]:
+    """Its pages."""
+    return {path: Page(path) for path in folder.rglob("*.html")}
 
 
 def test_every_page_is_there(site: dict[Path, Page]) -> None:
@@ -71,11 +81,11 @@ def test_links_hold(site: dict[Path, Page]) -> None:
                 assert unquote(parts.fragment) in site[file].anchors, (path.name, link)
 
 
-def test_nothing_is_fetched(site: dict[Path, Page]) -> None:
+def test_nothing_is_fetched(folder: Path, site: dict[Path, Page]) -> None:
     """No font, script, style or picture of another host."""
     for page in site.values():
         assert not [load for load in page.loads if urlsplit(load).netloc]
-    for path in (ROOT / "build" / "site").rglob("*.css"):
+    for path in folder.rglob("*.css"):
         assert not re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", path.read_text("utf-8"))
 
 
