@@ -1,0 +1,107 @@
+"""Tokens per second of everyday tasks on a published model, with llama.cpp and OpenVINO beside.
+
+    python benchmarks/everyday.py --model qwen2.5-coder-1.5b-instruct-q4_k_m.gguf \
+        --draft qwen2.5-coder-0.5b-instruct-q4_k_m.gguf --humaneval HumanEval.jsonl.gz \
+        --gsm8k test.jsonl --threads 2 --json benchmarks/results/everyday.json
+
+Tasks: functions of HumanEval, questions of GSM8K, edits of a file of 60 lines, summaries with
+quotations, prose, and JSON after a schema. One request at a time, greedy. All sides answer the same
+token ids and take turns at every prompt, in an order that rotates. A speed is all tokens of a task
+over all seconds, prefill included; a gain is relative to plain decoding of the same program.
+`equal` is the share of answers with the same tokens as plain decoding of outpace: for methods of
+outpace it must be 1, other programs round differently.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from everyday_parts.sides import Outpace, Side, build_sides
+from everyday_parts.tasks import Task, build_tasks
+from harness import Bar, Row, arguments, finish, prepare, save, show
+from outpace import LLM
+
+GAINS = {"humaneval": 1.4, "rewrite": 2.5, "prose": 0.98}
+"""Least gain of lookup over plain decoding."""
+
+
+def measure_task(sides: list[Side], task: Task, llm: LLM, rounds: int) -> list[Row]:
+    """Rows of all sides that can answer a task."""
+    able = [side for side in sides if task.schema is None or isinstance(side.answerer, Outpace)]
+    for side in able:
+        side.run(task.prompts[0], llm.text.encode(task.prompts[0]), task)
+        side.answers, side.timings = [], []
+    for index in range(rounds):
+        for number, prompt in enumerate(task.prompts):
+            ids, turn = llm.text.encode(prompt), (index + number) % len(able)
+            for side in [*able[turn:], *able[:turn]]:
+                side.run(prompt, ids, task)
+    return [make_row(side, able, task) for side in able]
+
+
+def make_row(side: Side, sides: list[Side], task: Task) -> Row:
+    """Figures of one side; the gain is relative to the plain side of the same program."""
+    program = side.name.split(",")[0]
+    plain = next(other for other in sides if other.name == f"{program}, plain")
+    pairs = list(zip(side.answers, sides[0].answers, strict=True))
+    return {
+        "task": task.name,
+        "side": side.name,
+        "answers": len(side.answers),
+        "tokens": sum(map(len, side.answers)),
+        "tokens per second": speed(side),
+        "gain": speed(side) / speed(plain),
+        "equal": sum(ours == first for ours, first in pairs) / len(pairs),
+    }
+
+
+def speed(side: Side) -> float:
+    """Tokens of all answers over the wall seconds that they took."""
+    return sum(map(len, side.answers)) / sum(timing.wall for timing in side.timings)
+
+
+def find_bars(rows: list[Row]) -> list[Bar]:
+    """Bars of lookup over plain decoding, and of equal texts."""
+    bars = []
+    for row in rows:
+        if row["side"] == "outpace, lookup" and row["task"] in GAINS:
+            what = f"{row['task']}: lookup over plain decoding"
+            bars.append(Bar(what=what, value=row["gain"], limit=GAINS[row["task"]], at_least=True))
+        if row["side"].startswith("outpace"):
+            what = f"{row['task']}: {row['side']}: share equal to plain decoding"
+            bars.append(Bar(what=what, value=row["equal"], limit=1.0, at_least=True))
+    return bars
+
+
+def main() -> None:
+    """Measure all tasks and write each as it ends."""
+    parser = arguments(__doc__, rounds=1, threads=2)
+    parser.add_argument("--model", required=True, help="model, for other programs a GGUF file")
+    parser.add_argument("--draft", help="smaller model with the same tokenizer")
+    parser.add_argument("--humaneval", type=Path, help="HumanEval.jsonl.gz")
+    parser.add_argument("--gsm8k", type=Path, help="test.jsonl")
+    parser.add_argument("--limit", type=int, default=20, help="prompts of a task (20)")
+    parser.add_argument("--only", nargs="+", default=[], help="tasks (all)")
+    parser.add_argument("--quantize", help="bits of outpace (those of the file)")
+    options = parser.parse_args()
+    prepare(options)
+    run(options)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Load all sides, then measure."""
+    llm = LLM(options.model, quantize=options.quantize)
+    sides, rows = build_sides(llm, options), []
+    for task in build_tasks(options):
+        found = measure_task(sides, task, llm, options.rounds)
+        show(task.name, found)
+        rows += found
+        for side in sides:
+            side.answers, side.timings = [], []
+        save(options, {"rows": rows}, find_bars(rows))
+    finish(options, {"rows": rows}, find_bars(rows))
+
+
+if __name__ == "__main__":
+    main()

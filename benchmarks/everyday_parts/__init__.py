@@ -1,0 +1,1 @@
+"""Tasks and sides of `benchmarks/everyday.py`."""
