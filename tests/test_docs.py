@@ -35,9 +35,8 @@ PAGES = [
 ]
 MARKED = {
     "hub": {
-        "README: generate Dream-org/Dream-v0-Instruct-7B",
-        "README: generate Qwen/Qwen3-0.6B",
-        "README: generate tencent/WeDLM-8B-Instruct",
+        "README: chat qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        "README: generate qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         "README: install torch",
         "chat: chat Dream-org/Dream-v0-Instruct-7B",
         "chat: chat Qwen/Qwen3-0.6B",
@@ -62,11 +61,11 @@ MARKED = {
         "training: train qwen3-4b-dflash",
     },
     "long": {
-        "README: train tiny-aux",
         "benchmark: benchmark methods",
         "benchmark: reproduce apd:figure3",
         "benchmark: reproduce wedlm",
         "benchmark: tune tiny-dream",
+        "command-line: train tiny-aux",
         "reproduced: reproduce apd",
         "results: benchmark methods",
         "results: reproduce dflash:table1",
@@ -97,11 +96,11 @@ MARKED = {
         "capacity: benchmark serve",
         "load: benchmark serve",
         "load: serve",
+        "operating: serve --config",
         "scale: --nproc-per-node 2",
         "scale: serve Qwen/Qwen3-8B",
         "scale: serve tiny-ar",
         "server: serve",
-        "server: serve --config",
         "server: serve --model",
         "server: serve tiny-dream",
     },
