@@ -53,6 +53,7 @@ MARKED = {
         "start: generate Dream-org/Dream-v0-Instruct-7B",
         "start: generate GSAI-ML/LLaDA-8B-Instruct",
         "start: generate Qwen/Qwen3-8B",
+        "start: generate qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         "start: generate tencent/WeDLM-8B-Instruct",
         "training: generate Qwen/Qwen3-4B",
         "training: train llada-8b-d2f",
