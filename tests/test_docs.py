@@ -40,6 +40,7 @@ MARKED = {
         "README: install torch",
         "chat: chat Dream-org/Dream-v0-Instruct-7B",
         "chat: chat Qwen/Qwen3-0.6B",
+        "chat: chat qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         "evaluation: -m outpace.evaluation.harness",
         "evaluation: evaluate Dream-org/Dream-v0-Base-7B",
         "evaluation: evaluate tiny-ar",
