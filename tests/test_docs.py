@@ -1,7 +1,7 @@
 """The documentation shows only what works: commands, snippets, recipes, links.
 
-A command that is not run here has a mark behind it, or above it for all that follow in its block:
-`# hub` (downloads weights or data), `# long` (minutes or hours), `# ray` (needs that extra),
+A command that is not run here has a mark after it, or above it for all that follow in its block:
+`# hub` (downloads weights or data, or reads a file of the user), `# long` (minutes or hours), `# ray` (needs that extra),
 `# serves` (until it is stopped).
 """
 
