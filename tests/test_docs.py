@@ -1,8 +1,8 @@
 """The documentation shows only what works: commands, snippets, recipes, links.
 
 A command that is not run here has a mark after it, or above it for all that follow in its block:
-`# hub` (downloads weights or data, or reads a file of the user), `# long` (minutes or hours), `# ray` (needs that extra),
-`# serves` (until it is stopped).
+`# hub` (downloads weights or data, or reads a file of the user), `# long` (minutes or hours),
+`# ray` (needs that extra), `# serves` (until it is stopped).
 """
 
 from __future__ import annotations
