@@ -1,8 +1,8 @@
 """The documentation shows only what works: commands, snippets, recipes, links.
 
-A command that is not run here has a mark behind it, or above it for all that follow in its block:
-`# hub` (downloads weights or data), `# long` (minutes or hours), `# ray` (needs that extra),
-`# serves` (until it is stopped).
+A command that is not run here has a mark after it, or above it for all that follow in its block:
+`# hub` (downloads weights or data, or reads a file of the user), `# long` (minutes or hours),
+`# ray` (needs that extra), `# serves` (until it is stopped).
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ PAGES = [
 ]
 MARKED = {
     "hub": {
-        "README: generate Dream-org/Dream-v0-Instruct-7B",
-        "README: generate Qwen/Qwen3-0.6B",
-        "README: generate tencent/WeDLM-8B-Instruct",
+        "README: chat qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        "README: generate qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         "README: install torch",
         "chat: chat Dream-org/Dream-v0-Instruct-7B",
         "chat: chat Qwen/Qwen3-0.6B",
+        "chat: chat qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         "evaluation: -m outpace.evaluation.harness",
         "evaluation: evaluate Dream-org/Dream-v0-Base-7B",
         "evaluation: evaluate tiny-ar",
         "gpu: generate Qwen/Qwen3-8B",
+        "laptop: generate qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
         "models: generate Dream-org/Dream-v0-Base-7B",
         "models: generate qwen2.5-0.5b-instruct-q8_0.gguf",
         "models: quantize qwen2.5-0.5b-instruct-q8_0.gguf",
@@ -54,6 +55,7 @@ MARKED = {
         "start: generate Dream-org/Dream-v0-Instruct-7B",
         "start: generate GSAI-ML/LLaDA-8B-Instruct",
         "start: generate Qwen/Qwen3-8B",
+        "start: generate qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         "start: generate tencent/WeDLM-8B-Instruct",
         "training: generate Qwen/Qwen3-4B",
         "training: train llada-8b-d2f",
@@ -62,11 +64,11 @@ MARKED = {
         "training: train qwen3-4b-dflash",
     },
     "long": {
-        "README: train tiny-aux",
         "benchmark: benchmark methods",
         "benchmark: reproduce apd:figure3",
         "benchmark: reproduce wedlm",
         "benchmark: tune tiny-dream",
+        "command-line: train tiny-aux",
         "reproduced: reproduce apd",
         "results: benchmark methods",
         "results: reproduce dflash:table1",
@@ -97,11 +99,11 @@ MARKED = {
         "capacity: benchmark serve",
         "load: benchmark serve",
         "load: serve",
+        "operating: serve --config",
         "scale: --nproc-per-node 2",
         "scale: serve Qwen/Qwen3-8B",
         "scale: serve tiny-ar",
         "server: serve",
-        "server: serve --config",
         "server: serve --model",
         "server: serve tiny-dream",
     },

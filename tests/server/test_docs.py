@@ -1,4 +1,4 @@
-"""What the page on the server shows: requests, the official client, settings."""
+"""What the pages on the server show: requests, the official client, settings."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from outpace.server.settings import merged
 from shown import ROOT, blocks, is_right
 
 PAGE = ROOT / "docs" / "server.md"
+SETTINGS = ROOT / "docs" / "operating.md"
 REQUESTS = [
     shlex.split(line)
     for block in blocks(PAGE, "sh")
@@ -56,7 +57,7 @@ def test_the_official_client_answers_rightly(
 
 def test_settings_are_read(tmp_path: Path) -> None:
     """Every key of the file that is shown."""
-    (shown,) = blocks(PAGE, "toml")
+    (shown,) = blocks(SETTINGS, "toml")
     (tmp_path / "serve.toml").write_text(shown)
     config = merged(tmp_path / "serve.toml", {}, {"port": 8001})
     assert config.server.port == 8001 and set(config.models) == {"story", "fast"}

@@ -16,6 +16,7 @@ from outpace.server.schema import ChatRequest, CompletionRequest, Extension
 from outpace.server.settings import Config, read
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
+SETTINGS = PAGE.with_name("operating.md")
 
 RANGE = r"(-?[\d.]+) to (-?[\d.]+)"
 KINDS_OF_PENALTY = ("presence", "frequency", "repetition")
@@ -74,8 +75,10 @@ def test_every_field_is_in_the_table() -> None:
 
 def test_documentation_has_the_table() -> None:
     """Each field, and the methods that support it."""
-    rows = re.findall(r"^\| `([\w.]+)` \| ([\w, ]+) \|", PAGE.read_text(), re.MULTILINE)
-    shown = {field: methods for field, methods in rows if methods == "all" or "," in methods}
+    page = PAGE.read_text()
+    groups = {"all": "all", **dict(re.findall(r"^- \*(\w+)\*: ([\w, ]+)$", page, re.MULTILINE))}
+    rows = re.findall(r"^\| `([\w.]+)` \| (\w+) \|", page, re.MULTILINE)
+    shown = {field: groups[methods] for field, methods in rows if methods in groups}
     kinds = {
         name: kind(**dict.fromkeys(kind.roles, "x"))  # type: ignore[arg-type]
         for name, kind in METHODS.items()
@@ -115,13 +118,14 @@ def test_options_are_listed_with_their_help(client: TestClient, model: str, meth
 
 def test_documentation_lists_the_options_of_a_model() -> None:
     """Those that the example has not."""
-    told = re.search(r"A model also has\n(.*?), as `LLM` has them", PAGE.read_text(), re.DOTALL)
+    told = re.search(r"A model also has\n(.*?), as `LLM` has them", SETTINGS.read_text(), re.DOTALL)
     assert told and {*re.findall(r"`(\w+)`", told[1]), "cache_gib"} == {*LOAD}
 
 
 def test_documented_settings_are_read(tmp_path: Path) -> None:
     """Key by key."""
-    (shown,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    page = SETTINGS.read_text()
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "serve.toml").write_text(shown)
     config = read(tmp_path / "serve.toml")
     assert isinstance(config, Config)
