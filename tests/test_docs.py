@@ -68,7 +68,7 @@ MARKED = {
         "benchmark: reproduce wedlm",
         "benchmark: tune tiny-dream",
         "reproduced: reproduce apd",
-        "results: benchmark methods",
+        "results-diffusion: benchmark methods",
         "results: reproduce dflash:table1",
         "training: train tiny-ar",
         "training: train tiny-aux",
