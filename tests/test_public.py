@@ -16,6 +16,7 @@ import pytest
 import outpace
 import outpace.decoding
 import outpace.methods
+import outpace.training
 from outpace.checkpoints.families import FAMILIES, Family
 from outpace.methods import METHODS, Method
 from source import MODULES, ROOT
@@ -165,6 +166,14 @@ def test_every_method_has_its_section_and_its_row_in_the_docs() -> None:
     headings = " ".join(re.findall(r"^#{2,3} .*$", text, flags=re.MULTILINE))
     for name, kind in METHODS.items():
         assert name in headings or kind.__name__ in headings
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """The tables of `docs/api.md` list all names."""
+    text = (DOCS / "api.md").read_text()
+    listed = set(re.findall(r"`(\w+)`", text))
+    names = {name for module in (*PUBLIC, outpace.training) for name in module.__all__}
+    assert names - {"__version__"} <= listed
 
 
 def test_every_family_has_its_row_in_the_docs() -> None:
