@@ -50,6 +50,15 @@ def turned(page: Path) -> tuple[str, set[Path]]:
     return LINK.sub(link, page.read_text("utf-8")), named
 
 
+def measured_figures() -> str:
+    """All measured figures of the papers as Markdown, from `benchmarks/results`."""
+    code = "from reproduce.page import page; import pathlib; print(page(pathlib.Path('results')))"
+    run = [sys.executable, "-c", code]
+    made = subprocess.run(run, cwd=ROOT / "benchmarks", check=True, capture_output=True, text=True)
+    _, _, sections = made.stdout.partition("\n\n")
+    return "\n" + sections
+
+
 def gather_pages(folder: Path) -> None:
     """Write all pages, and the files that they name, into an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -57,6 +66,7 @@ def gather_pages(folder: Path) -> None:
     files = {ROOT / "docs" / "extra.css"}
     for page in sorted(pages):
         text, named = turned(page)
+        text += measured_figures() if page.name == "reproduced.md" else ""
         files |= {file for file in named - pages if file.is_file()}
         (folder / place(page)).parent.mkdir(parents=True, exist_ok=True)
         (folder / place(page)).write_text(text, "utf-8")

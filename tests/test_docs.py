@@ -58,9 +58,9 @@ MARKED = {
         "start: generate qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         "start: generate tencent/WeDLM-8B-Instruct",
         "training: generate Qwen/Qwen3-4B",
-        "training: train llada-8b-d2f",
-        "training: train qwen2.5-0.5b-dream",
-        "training: train qwen2.5-7b-wedlm",
+        "training-published: train llada-8b-d2f",
+        "training-published: train qwen2.5-0.5b-dream",
+        "training-published: train qwen2.5-7b-wedlm",
         "training: train qwen3-4b-dflash",
     },
     "long": {
@@ -70,25 +70,27 @@ MARKED = {
         "benchmark: tune tiny-dream",
         "command-line: train tiny-aux",
         "reproduced: reproduce apd",
-        "results: benchmark methods",
+        "results-diffusion: benchmark methods",
         "results: reproduce dflash:table1",
-        "training: -m outpace.evaluation.generated.story",
-        "training: -p runs/tiny-dflash",
-        "training: evaluate runs/tiny-dream/export",
-        "training: generate tiny-ar",
         "training: train tiny-ar",
         "training: train tiny-aux",
-        "training: train tiny-aux-sudoku",
-        "training: train tiny-d2f-noise",
-        "training: train tiny-d2f",
-        "training: train tiny-dflash",
-        "training: train tiny-dream",
-        "training: train tiny-dream-sudoku",
-        "training: train tiny-eagle",
-        "training: train tiny-llada",
-        "training: train tiny-block",
-        "training: train tiny-wedlm-wordings",
-        "training: train tiny-wedlm",
+        "training-zoo: -m outpace.evaluation.generated.story",
+        "training-zoo: -p runs/tiny-dflash",
+        "training-zoo: evaluate runs/tiny-dream/export",
+        "training-zoo: generate tiny-ar",
+        "training-zoo: train tiny-ar",
+        "training-zoo: train tiny-aux",
+        "training-zoo: train tiny-aux-sudoku",
+        "training-zoo: train tiny-d2f-noise",
+        "training-zoo: train tiny-d2f",
+        "training-zoo: train tiny-dflash",
+        "training-zoo: train tiny-dream",
+        "training-zoo: train tiny-dream-sudoku",
+        "training-zoo: train tiny-eagle",
+        "training-zoo: train tiny-llada",
+        "training-zoo: train tiny-block",
+        "training-zoo: train tiny-wedlm-wordings",
+        "training-zoo: train tiny-wedlm",
     },
     "ray": {
         "scale: evaluate tiny-ar",
@@ -285,7 +287,8 @@ def test_page_on_methods_shows_the_example(name: str) -> None:
 
 def test_recipe_shown_is_one(tmp_path: Path) -> None:
     """Its sections and keys are known, and so are those that are shown apart."""
-    shown = blocks(ROOT / "docs" / "training.md", "toml")
+    pages = sorted((ROOT / "docs").glob("training*.md"))
+    shown = [text for path in pages for text in blocks(path, "toml")]
     (whole,) = (text for text in shown if "[model]" in text)
     (tmp_path / "shown.toml").write_text(whole)
     apart = [

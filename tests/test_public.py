@@ -167,6 +167,16 @@ def test_every_method_has_its_section_and_its_row_in_the_docs() -> None:
         assert name in headings or kind.__name__ in headings
 
 
+def test_every_public_name_is_in_the_reference() -> None:
+    """The tables of `docs/api.md` list all names."""
+    text = (DOCS / "api.md").read_text()
+    listed = set(re.findall(r"`(\w+)`", text))
+    training = (ROOT / "training" / "__init__.py").read_text().partition("__all__ = ")[2]
+    names = {name for module in PUBLIC for name in module.__all__}
+    names |= set(ast.literal_eval(training))
+    assert names - {"__version__"} <= listed
+
+
 def test_every_family_has_its_row_in_the_docs() -> None:
     """With its architectures, and the method that decodes its models where none is chosen."""
     text = (DOCS / "models.md").read_text().partition("## Families")[2].partition("\n#")[0]

@@ -74,9 +74,10 @@ def test_a_draft_in_the_cache_of_the_hub_is_taken(
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The first table below a heading of the page of models."""
-    text = (Path(__file__).parent.parent.parent / "docs" / "models.md").read_text()
-    table = text.partition(f"### {heading}\n")[2].partition("\n|---")[2].partition("\n\n")[0]
+    """The first table below a heading of the pages on models."""
+    pages = (Path(__file__).parent.parent.parent / "docs").glob("models-*.md")
+    text = "\n".join(page.read_text() for page in pages)
+    table = text.partition(f"## {heading}\n")[2].partition("\n|---")[2].partition("\n\n")[0]
     return [line.strip("| ").split(" | ") for line in table.splitlines()[1:]]
 
 
@@ -84,7 +85,7 @@ def test_the_page_of_models_says_which_drafts_are_known() -> None:
     """And which targets do not load."""
     found = {
         (method.strip("`"), target.removesuffix(" †")): (draft, target.endswith("†"))
-        for method, target, draft in rows("Drafts that are known")
+        for method, target, draft in rows("Drafts that auto finds")
     }
     assert found == {
         (method, target): (", ".join(drafts), not loads(target))
