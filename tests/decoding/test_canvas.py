@@ -45,7 +45,7 @@ def test_what_is_no_hole_is_not_filled(slot: int) -> None:
     canvas = Canvas([1], mask_id=0)
     canvas.extend(3)
     canvas.fill([3], [5])
-    with pytest.raises(ValueError, match=rf"slot {slot} is no hole; the holes are \[1, 2\]"):
+    with pytest.raises(ValueError, match=rf"slot {slot} is not a hole; the holes are \[1, 2\]"):
         canvas.fill([slot], [7])
     assert canvas.ids == [1, 0, 0, 5]
 

@@ -93,7 +93,7 @@ def test_next_slot_is_predicted_by_default() -> None:
 def test_default_means_nothing_without_shift() -> None:
     """The slot behind the last row has no row of its own."""
     for shift in (0, 2):
-        with pytest.raises(ValueError, match="only a model with shift 1 predicts; name the slots"):
+        with pytest.raises(ValueError, match="only a model with shift 1 predicts: list the slots"):
             PLAIN.predicted_rows(shift)
 
 
@@ -127,7 +127,7 @@ def test_rows_may_be_named_instead() -> None:
     [
         ([14, 15], "slot 12 is predicted by the row of slot 15, .* holds slots 10 to 14"),
         ([9, 10], "slot 30 is predicted by the row of slot 9"),
-        ([14], "1 rows are named for 2 wanted slots"),
+        ([14], "predict_from has 1 rows for 2 wanted slots"),
     ],
 )
 def test_named_rows_must_be_there(rows: list[int], message: str) -> None:
@@ -153,12 +153,12 @@ def test_rows_right_behind_what_was_written_are_fine() -> None:
     ("forward", "message"),
     [
         (replace(PLAIN, ids=[]), "at least one row"),
-        (replace(PLAIN, ids=[7, 8]), "token id 8 lies outside the vocabulary of 8"),
+        (replace(PLAIN, ids=[7, 8]), "token id 8 is outside the vocabulary of 8"),
         (replace(PLAIN, ids=[7, -1]), "token id -1 lies outside"),
         (replace(PLAIN, start=11), "start at slot 11, but only 10 slots have been written"),
         (replace(PLAIN, start=-1), "start at slot -1"),
         (replace(PLAIN, ids=ROWS * 7), "end at slot 44, but 40 slots were reserved"),
-        (replace(PLAIN, pattern=FULL, reach=16), "reach 16 reads slots that were never written"),
+        (replace(PLAIN, pattern=FULL, reach=16), "visible_end 16 includes slots that were never written"),
         (replace(PLAIN, positions=[1, 2]), "2 positions for 5 rows"),
         (replace(PLAIN, context=torch.zeros(0, 4)), "context is 4 wide, but target reads 0"),
         (replace(PLAIN, pattern=(2, 2)), r"block lengths \(2, 2\) do not add up to 5 rows"),

@@ -33,14 +33,14 @@ def test_rows_below_the_trunk_are_causal_and_the_others_see_it() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pattern": Tree(7, (0, 1, 1))}, "a tree of 3 rows on trunk 7 does not fit 4 rows from"),
-        ({"pattern": Tree(9, ())}, "a tree of 0 rows on trunk 9"),
+        ({"pattern": Tree(7, (0, 1, 1))}, "a tree of 3 rows with root slot 7 does not match 4 rows from"),
+        ({"pattern": Tree(9, ())}, "a tree of 0 rows with root slot 9"),
         ({"pattern": Tree(-1, (0, 0, 0, 0))}, "trunk -1"),
-        ({"pattern": Tree(7, (0, 2))}, "the row of slot 8 points at none of the 63 slots behind"),
+        ({"pattern": Tree(7, (0, 2))}, "the row of slot 8 must point at earlier slots among the 63"),
         ({"pattern": Tree(7, (1, 1))}, "the row of slot 7 points at none"),
         ({"pattern": Tree(7, (0, -1))}, "the row of slot 8 points at none"),
         ({"ids": [1], "start": 70, "pattern": Tree(0, (1 << 63,))}, "the row of slot 70"),
-        ({"reach": 9}, "a tree has no reach, but 9 is given"),
+        ({"reach": 9}, "visible_end must be None for a tree, got 9"),
         ({"features": torch.zeros(4, 3)}, r"features are \(4, 3\) for 4 rows, .* takes in none"),
         ({"predict": [8], "branches": [[], []]}, "2 branches for 1 wanted slots"),
     ],
@@ -56,7 +56,7 @@ def test_features_come_row_by_row_in_a_known_width(features: torch.Tensor | None
     """To a draft that extends them, and never without."""
     forward = replace(PLAIN, features=torch.zeros(4, 6), model="draft")
     check(forward, widths=(6, 2))
-    with pytest.raises(ValueError, match="for 4 rows, but draft takes in 6 or 2"):
+    with pytest.raises(ValueError, match="for 4 rows, but draft needs 6 or 2"):
         check(replace(forward, features=features), widths=(6, 2))
 
 

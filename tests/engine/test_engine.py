@@ -386,7 +386,7 @@ def test_method_that_returns_too_early_fails(good: int) -> None:
 BAD_FORWARDS = {
     "start": (Forward(ids=[1, 2], start=9), "only 5 slots have been written"),
     "reach": (Forward(ids=[1], start=5, pattern=FULL, reach=40), "reach 40 reads slots"),
-    "token": (Forward(ids=[99], start=5), "token id 99 lies outside the vocabulary"),
+    "token": (Forward(ids=[99], start=5), "token id 99 is outside the vocabulary"),
     "room": (Forward(ids=[1] * 99, start=0), "17 slots were reserved"),
     "wanted": (Forward(ids=[1], start=5, predict=[3]), "slot 3 is predicted by .* slot 2"),
     "positions": (Forward(ids=[1], start=5, positions=[5, 6]), "2 positions for 1 rows"),
@@ -450,7 +450,7 @@ def test_where_memory_is_short_the_newest_ends(
     assert [job.error is None for job in jobs] == [True, True, True, False, False]
     assert "CUDA out of memory" in str(jobs[4].error) and engine.max_sequences == 3
     assert [result(job) for job in jobs[:3]] == [alone(each) for each in asked[:3]]
-    assert caplog.text.count("memory is short") == 2 and pages_in_use(engine) == 0
+    assert caplog.text.count("out of memory") == 2 and pages_in_use(engine) == 0
     more = [each.submit(engine) for each in asked]
     finish(engine)
     assert [result(job) for job in more] == [alone(each) for each in asked]
@@ -506,13 +506,13 @@ def test_empty_prompt_is_refused() -> None:
 @pytest.mark.parametrize("count", [0, -3])
 def test_answer_without_tokens_is_refused(count: int) -> None:
     """At least one."""
-    refuse(Request(method=AR, max_tokens=count), f"max_tokens must be at least 1, not {count}")
+    refuse(Request(method=AR, max_tokens=count), f"max_tokens must be at least 1, got {count}")
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB])
 def test_prompt_outside_the_vocabulary_is_refused(token: int) -> None:
     """Naming token, model and its size."""
-    message = f"prompt token {token} lies outside the vocabulary of causal, .* {VOCAB} tokens"
+    message = f"prompt token {token} is outside the vocabulary of causal, .* {VOCAB} tokens"
     refuse(Request(method=AR, prompt=(1, token)), message)
 
 
@@ -548,5 +548,5 @@ def test_methods_refuse_the_other_kind_of_model() -> None:
 @pytest.mark.parametrize("limits", [{"max_rows": 0}, {"max_sequences": 0}])
 def test_engine_that_could_run_nothing_is_refused(limits: dict[str, int]) -> None:
     """Naming the limit."""
-    with pytest.raises(ValueError, match=f"{next(iter(limits))} must be .* at least 1, not 0"):
+    with pytest.raises(ValueError, match=f"{next(iter(limits))} must be .* at least 1, got 0"):
         Engine(**limits)

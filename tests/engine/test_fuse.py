@@ -137,7 +137,7 @@ def test_what_cannot_be_is_refused(
 def test_layers_that_wait_for_the_host_are_refused() -> None:
     """And a CPU, by the name of the option."""
     config = replace(SMALL, experts=4, experts_per_row=2)
-    with pytest.raises(ValueError, match="experts wait for the host"):
+    with pytest.raises(ValueError, match="mixture-of-experts models, which wait for the host"):
         fuse(Transformer(config))
     with pytest.raises(ValueError, match="compile is for a CUDA device"):
         LLM("tiny-ar", compile=True)

@@ -210,7 +210,7 @@ def test_a_decision_recovers_when_the_load_falls() -> None:
 @pytest.mark.parametrize("pace", ["on", "", None, 1, True])
 def test_another_word_is_refused(pace) -> None:
     """Before anything is loaded."""
-    with pytest.raises(ValueError, match="pace must be 'off' or 'auto', not"):
+    with pytest.raises(ValueError, match="pace must be 'off' or 'auto', got"):
         Engine(pace=pace)
 
 

@@ -471,7 +471,7 @@ class Prefixes(RuleBasedStateMachine):
         try:
             run(self.prefix, table, forward)
         except ValueError as error:
-            assert self.share and "no page is left" in str(error)
+            assert self.share and "no page is free" in str(error)
             assert not self.cache.free.any()
             self.tables.remove(table)
             self.cache.release(table)

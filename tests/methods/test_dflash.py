@@ -126,7 +126,7 @@ def test_rejection_takes_the_logits_of_the_block() -> None:
 
 def test_block_beyond_the_trained_one_warns() -> None:
     """Naming both."""
-    with pytest.warns(UserWarning, match="block 5 is longer than the 4 that near was trained"):
+    with pytest.warns(UserWarning, match="block=5 is longer than the 4 that near was trained"):
         script(DFlash(draft="near", block=5), sequence(max_tokens=1), [seen([8], 3)])
 
 

@@ -338,7 +338,7 @@ def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> Non
 def test_guidance_needs_a_model_that_was_trained_for_it(engine: Engine) -> None:
     """Refused before any work."""
     runners = {"target": runner(engine, "shifted")}
-    message = "guidance=0.5 needs a model that was trained to answer a prompt"
+    message = "guidance must be 0, got 0.5: it needs a model that was trained on prompts"
     with pytest.raises(ValueError, match=message):
         enter(engine, Diffusion(guidance=0.5), PROMPT, runners=runners, max_tokens=32)
     assert not Stats.of(engine).waiting

@@ -225,7 +225,7 @@ def engine() -> Engine:
 def test_a_model_without_a_mask_is_refused(engine: Engine) -> None:
     """Before anything runs."""
     with pytest.raises(
-        ValueError, match="plain is a causal model that has no mask token: name one"
+        ValueError, match="plain is a causal model that has no mask token: set mask_id"
     ):
         enter(engine, WeDLM(), [1], runners={"target": runner(engine, "plain")}, max_tokens=2)
 

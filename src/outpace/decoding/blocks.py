@@ -16,6 +16,6 @@ CONFIDENCE = 0.9
 
 
 def taken(confidence: FloatArray, ranks: FloatArray, threshold: float, *, forced: bool) -> IntArray:
-    """Return the holes of a block above the threshold, or the best one if `forced`."""
+    """Return the holes of a block above the threshold, or the best one if `is_active`."""
     chosen = above(confidence, threshold)
     return chosen if len(chosen) or not forced else best(ranks)

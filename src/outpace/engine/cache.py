@@ -232,7 +232,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
         blank = np.zeros(size, dtype=np.uint8)
     except (MemoryError, OverflowError, ValueError) as error:
         message = (
-            f"no memory for {size / 2**30:.3g} GiB of keys and values: set a smaller cache_gib"
+            f"no memory for {size / 2**30:.3g} GiB of keys and values: give a smaller cache_gib"
         )
         raise OptionError("cache_gib", size / 2**30, f"cache_gib: {message}") from error
     return torch.from_numpy(blank).view(dtype).view(shape)
@@ -264,7 +264,7 @@ def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:
             "cache_gib",
             budget / 2**30,
             f"cache_gib: {budget} bytes are less than the {slot} of one token's keys and values: "
-            "set a larger cache_gib",
+            "give a larger cache_gib",
         )
     return budget // slot
 

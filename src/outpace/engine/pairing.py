@@ -134,7 +134,7 @@ class Pairing:
     def check(self, method: Method, request: Request) -> None:
         """Raise `ValueError` for a request that these models could never serve."""
         if not request.prompt:
-            message = "prompt must have at least one token, got none"
+            message = "prompt: the prompt is empty: give at least one token"
             raise OptionError("prompt", request.prompt, message)
         if request.max_tokens < 1:
             message = f"max_tokens must be at least 1, got {request.max_tokens}"

@@ -82,7 +82,7 @@ def make_method(
     method = find_method(name)
     known = options_of(method)
     if unknown := [option for option in options if option not in known]:
-        has = f"available: {', '.join(sorted(known))}" if known else "it has no options"
+        has = f"available: {', '.join(sorted(known))}" if known else "it has none"
         message = f"{unknown[0]}: method {name!r} has no option {unknown[0]}; {has}"
         raise OptionError(unknown[0], options[unknown[0]], message)
     required = [option.name for option in known.values() if option.needed]
