@@ -242,7 +242,7 @@ class Noisy:
             tokens[sampled_rows] = nucleus(scaled, noised, own.top_p)
         return tokens
 
-    def probabilities(self, logits: Tensor, rows: slice) -> Tensor:
+    def law(self, logits: Tensor, rows: slice) -> Tensor:
         """Return the probabilities `f32[r, V]` with which tokens of `logits [r, V]` are chosen."""
         probabilities = torch.zeros_like(logits, dtype=torch.float32)
         probabilities.scatter_(-1, likeliest(logits)[:, None], 1.0)
