@@ -109,7 +109,10 @@ def test_budget_counts_keys_and_values_of_all_layers() -> None:
     """In bytes of the dtype."""
     slot = 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim * 2
     assert cache_slots(CONFIG, torch.bfloat16, 10 * slot + slot - 1) == 10
-    with pytest.raises(ValueError, match=f"less than the {slot} of one token's keys and values: give a larger cache_gib"):
+    with pytest.raises(
+        ValueError,
+        match=f"less than the {slot} of one token's keys and values: give a larger cache_gib",
+    ):
         cache_slots(CONFIG, torch.bfloat16, slot - 1)
 
 

@@ -83,7 +83,7 @@ class DFlash(Method):
         block = self.block or trained
         if block > trained:
             warnings.warn(
-                f"block={block} is longer than the {trained} that {self.draft} was trained for",
+                f"block {block} is longer than the {trained} that {self.draft} was trained for",
                 stacklevel=2,
             )
         read = request.sample()
