@@ -41,17 +41,19 @@ def said(reads: list[Fly], logits: list[Tensor]) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("drafted", "target", "tokens"),
     [
-        pytest.param([3, 1, 2], [None, 1, 2, 4], [3, 1, 2, 4], id="in doubt, and agreeing behind"),
+        pytest.param(
+            [3, 1, 2], [None, 1, 2, 4], [3, 1, 2, 4], id="uncertain, and agreeing after it"
+        ),
         pytest.param([3, 1, 2], [0, 1, 2, 4], [0, 1, 2, 4], id="sure of another"),
         pytest.param([3, 3, 2, 2], [None, 0, 2, 2, 1], [0, 0, 2, 2, 1], id="the next differs"),
         pytest.param([3, 1, 3, 2], [None, 1, 0, 2, 1], [0, 1, 0, 2, 1], id="the last differs"),
-        pytest.param([3, 1], [None, 1, 2], [0, 1, 2], id="too few behind"),
+        pytest.param([3, 1], [None, 1, 2], [0, 1, 2], id="too few after it"),
         pytest.param([1, 3, 1, 2], [1, None, 1, 2, 4], [1, 3, 1, 2, 4], id="not the first"),
         pytest.param(
             [3, 1, 3, 1, 2],
             [None, 1, None, 1, 2, 4],
             [0, 1, 3, 1, 2, 4],
-            id="a loose one is none that agrees",
+            id="a loose one does not count as agreeing",
         ),
         pytest.param(
             [3, 1, 2, 4, 1, 2],

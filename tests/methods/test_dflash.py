@@ -62,7 +62,7 @@ def test_block_of_masks_and_features_of_accepted_rows() -> None:
         (3, [8, MASK, MASK, MASK]),
         (6, [20, MASK, MASK, MASK]),
         (10, [25, MASK, MASK, MASK]),
-        (11, [30, MASK, MASK]),  # what is left of the budget
+        (11, [30, MASK, MASK]),  # the remaining budget
     ]
     assert [column(f.context) for f in drafts] == [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3], [0]]
     assert all(f.pattern == FULL and f.model == "draft" and f.features_for is None for f in drafts)

@@ -398,7 +398,7 @@ def test_request_with_large_backlog_decodes_plainly() -> None:
 
 
 def test_who_proposes_nothing_need_not_ask_again_until_a_trial_is_due() -> None:
-    """Or until another load; a new request asks."""
+    """Or until another load; a new request gets a length."""
 
     class Asked(PaceController):
         times = 0

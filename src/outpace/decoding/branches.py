@@ -100,7 +100,7 @@ def followed(parents: Sequence[int], tokens: Sequence[int], said: Sequence[int])
     Args:
         parents: parent row of each row.
         tokens: tokens of all rows but the root.
-        said: token that the target predicts in each row.
+        predicted: token that the target predicts in each row.
     """
     edges = zip(parents[1:], tokens, strict=True)
     children = {(parent, token): row for row, (parent, token) in enumerate(edges, 1)}

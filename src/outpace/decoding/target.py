@@ -66,7 +66,7 @@ class Target:
 
     Attributes:
         shift: 1 where row *p - 1* predicts slot *p*, 0 where row *p* does.
-        mask_id: mask token of the model that is fed masks: the target, or a DFlash draft; -1
+        mask_id: mask token of the model that reads masks: the target, or a DFlash draft; -1
             without one.
         block: block length of the model, as trained or decoded; None for any.
         is_block_causal: whether rows see no further than the end of their block, counted from slot

@@ -115,7 +115,9 @@ class Engine:
             self.notify_all()
             self.land(runner, work, launched)
             for pace, role in measured:
-                pace.passed(role, sum(feed.size for _, feed, _ in work), self.clock() - started)
+                pace.passed(
+                    role, sum(forward.size for _, forward, _ in work), self.clock() - started
+                )
         if runner is None or not self.is_async:
             self.notify_all()
         self.needs_recovery = False
@@ -194,19 +196,19 @@ class Engine:
         room = self.max_rows
         for job in sorted(waiting, key=attrgetter("turn")):
             try:
-                feed = job.spare(runner)
+                forward = job.spare(runner)
             except ValueError as error:
                 self.fail(job, error)
                 continue
-            size = feed.size
+            size = forward.size
             if size > room:
-                if cut := feed.apart(room):
-                    work.append((job, *feed.cut(cut)))
+                if cut := forward.apart(room):
+                    work.append((job, *forward.cut(cut)))
                     job.turn = next(self.turns)
                     break
                 if work:
                     break
-            work.append((job, feed, None))
+            work.append((job, forward, None))
             room -= size
             if room <= 0:
                 break
@@ -218,7 +220,7 @@ class Engine:
         if not work:
             return None
         try:
-            return runner.launch([feed for _, feed, _ in work])
+            return runner.launch([forward for _, forward, _ in work])
         except Exception as error:
             self.failed(runner, work, error)
             return None
@@ -234,7 +236,7 @@ class Engine:
             return
         seconds = time.perf_counter() - launched.began
         results = [pair for pair in zip(work, predictions, strict=True) if not pair[0][0].done]
-        runner.learn((feed, job.request.ids) for (job, feed, _), _ in results)
+        runner.learn((forward, job.request.ids) for (job, forward, _), _ in results)
         for (job, _, rest), prediction in results:
             # The listener of a request that ended may have cancelled another.
             if not job.done:

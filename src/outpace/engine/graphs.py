@@ -125,12 +125,12 @@ class Graphs:
         self.model, self.backend, self.spare, self.record = model, backend, spare, record
         self.found: dict[Key, Graph] = {}
 
-    def filled(self, feeds: Sequence[Feed]) -> Sequence[Feed]:
+    def filled(self, forwards: Sequence[Feed]) -> Sequence[Feed]:
         """Return the forwards, with a dummy one that pads the pass to the next size."""
-        rows = sum(len(feed.ids) for feed in feeds)
+        rows = sum(len(forward.ids) for forward in forwards)
         index = bisect_left(SIZES, rows)
-        if index == len(SIZES) or SIZES[index] == rows or not all(map(plain, feeds)):
-            return feeds
+        if index == len(SIZES) or SIZES[index] == rows or not all(map(plain, forwards)):
+            return forwards
         count = SIZES[index] - rows
         padding = Feed(
             ids=[0] * count,
@@ -140,7 +140,7 @@ class Graphs:
             rows=[],
             slots=[],
         )
-        return [*feeds, padding]
+        return [*forwards, padding]
 
     def run(self, batch: Batch, layers: Collection[int]) -> States | None:
         """Return hidden states as `Stack.capture` does; None where a pass cannot be recorded."""
@@ -168,9 +168,9 @@ class Graphs:
         return Graph(fixed, *self.record(run))
 
 
-def plain(feed: Feed) -> bool:
+def plain(forward: Feed) -> bool:
     """Return whether a forward has neither context nor features."""
-    return feed.context is None and feed.features is None
+    return forward.context is None and forward.features is None
 
 
 def numbers(batch: Batch) -> list[Tensor]:

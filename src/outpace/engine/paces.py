@@ -33,7 +33,7 @@ class Paces(dict[tuple[Method | str, ...], Pace]):
         self, work: Sequence[tuple[Job, Feed, Feed | None]], requests: int
     ) -> set[tuple[Pace, str]]:
         """Return the controllers that measure a pass with their roles, and set their load."""
-        used = ((job.request.pace, feed.model) for job, feed, _ in work)
+        used = ((job.request.pace, forward.model) for job, forward, _ in work)
         controllers = {(pace, role) for pace, role in used if pace is not None}
         for pace, _ in controllers:
             pace.run(requests)

@@ -104,7 +104,7 @@ class Packed:
     sizes: list[int]
 
 
-def pack(feeds: Sequence[Feed], buffer: Buffer, backend: Backend) -> Packed:
+def pack(forwards: Sequence[Feed], buffer: Buffer, backend: Backend) -> Packed:
     """Concatenate the rows of all forwards, and add the arrays of the attention back end."""
     numbers = buffer.numbers
     spans: list[Span] = []
@@ -117,35 +117,35 @@ def pack(feeds: Sequence[Feed], buffer: Buffer, backend: Backend) -> Packed:
     context: list[Tensor] = []
     features: list[Tensor] = []
     in_order = True
-    for index, feed in enumerate(feeds):
-        spans.append(feed.span(len(ids)))
-        ids += feed.ids
-        own = slice(feed.start, feed.end)
-        positions.append(numbers[own] if feed.positions is None else feed.positions)
-        slots.append(feed.table.slots[own])
-        if feed.context is not None:
-            own = slice(feed.first, feed.start)
-            context_slots.append(feed.table.slots[own])
+    for index, forward in enumerate(forwards):
+        spans.append(forward.span(len(ids)))
+        ids += forward.ids
+        own = slice(forward.start, forward.end)
+        positions.append(numbers[own] if forward.positions is None else forward.positions)
+        slots.append(forward.table.slots[own])
+        if forward.context is not None:
+            own = slice(forward.first, forward.start)
+            context_slots.append(forward.table.slots[own])
             context_positions.append(numbers[own])
-            context.append(feed.context)
-        if feed.features is not None:
-            features.append(feed.features)
-        in_order = in_order and feed.rows == range(len(feed.ids))
-        if feed.rows:
-            kind = type(feed.read)
+            context.append(forward.context)
+        if forward.features is not None:
+            features.append(forward.features)
+        in_order = in_order and forward.rows == range(len(forward.ids))
+        if forward.rows:
+            kind = type(forward.read)
             group = groups[kind] = groups.get(kind) or ReadGroup(kind)
             group.members.append(index)
-            group.reads.append(feed.read)
-            group.slots.append(feed.slots)
-            group.keep = group.keep or feed.read.keep
-            group.whole = group.whole or feed.read.whole
-            group.processed = group.processed or bool(feed.processors)
+            group.reads.append(forward.read)
+            group.slots.append(forward.slots)
+            group.keep = group.keep or forward.read.keep
+            group.whole = group.whole or forward.read.whole
+            group.processed = group.processed or bool(forward.processors)
     in_order = in_order and len(groups) == 1
     rows: list[IntArray] = []
     if not in_order:
         for group in groups.values():
             for index in group.members:
-                rows.append(buffer.moved(feeds[index].rows, spans[index].rows.start))
+                rows.append(buffer.moved(forwards[index].rows, spans[index].rows.start))
     further = [[each] for each in backend.numbers(spans)]
     parts = buffer.send(ids, positions, context_slots + slots, rows, context_positions, *further)
     batch = Batch(

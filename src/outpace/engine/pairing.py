@@ -268,7 +268,7 @@ def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) ->
 
 
 def view(configs: Mapping[str, ModelConfig]) -> Target:
-    """Return the properties of the target, with those of the model that is fed masks."""
+    """Return the properties of the target, with those of the model that reads masks."""
     target = configs["target"]
     masked = next((each for each in configs.values() if each.kind in MASKED_DRAFT_KINDS), target)
     return Target(

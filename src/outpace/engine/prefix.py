@@ -107,7 +107,7 @@ class Prefix:
             table.lay_out()
 
     def writes(self, table: Table, start: int, end: int, text: Sequence[int] = ()) -> None:
-        """Drop what is recorded of slots that are about to be written.
+        """Drop the records of slots that are about to be written.
 
         Slots whose recorded content already equals `text` keep it.
 
@@ -158,40 +158,40 @@ class Prefix:
             self.cache.touch([name])
 
     @staticmethod
-    def trimmed(feed: Feed) -> Feed:
+    def trimmed(forward: Feed) -> Feed:
         """Return a draft's forward without the features or context that it has cached."""
-        if feed.first >= feed.table.spared:
-            return feed
-        if feed.features is not None:
-            return feed.cut(feed.table.spared - feed.start)[1]
-        if feed.context is None:
-            return feed
-        return replace(feed, context=feed.context[feed.table.spared - feed.first :])
+        if forward.first >= forward.table.spared:
+            return forward
+        if forward.features is not None:
+            return forward.cut(forward.table.spared - forward.start)[1]
+        if forward.context is None:
+            return forward
+        return replace(forward, context=forward.context[forward.table.spared - forward.first :])
 
-    def text(self, feed: Feed) -> list[int]:
+    def text(self, forward: Feed) -> list[int]:
         """Return the text of the leading rows that can be cached.
 
         Rows count up to the first mask and the first position that differs from its slot. A block
         counts only as a whole.
         """
-        blocks = feed.pattern if isinstance(feed.pattern, tuple) else ()
-        ids = list(feed.ids) if blocks or feed.pattern == CAUSAL else []
-        if isinstance(feed.pattern, Tree):
-            ids = list(feed.ids[: max(feed.pattern.trunk + 1 - feed.start, 0)])
+        blocks = forward.pattern if isinstance(forward.pattern, tuple) else ()
+        ids = list(forward.ids) if blocks or forward.pattern == CAUSAL else []
+        if isinstance(forward.pattern, Tree):
+            ids = list(forward.ids[: max(forward.pattern.trunk + 1 - forward.start, 0)])
         if self.paired:
             ids = []
-        if feed.positions is not None:
-            start, positions = feed.start, enumerate(feed.positions)
+        if forward.positions is not None:
+            start, positions = forward.start, enumerate(forward.positions)
             del ids[next((i for i, place in positions if place != start + i), len(ids)) :]
         if self.mask_id in ids:
             del ids[ids.index(self.mask_id) :]
         if not blocks or not ids:
             return ids
-        stops = feed.stops()
+        stops = forward.stops()
         size = max(end for end in accumulate(blocks, initial=0) if end <= len(ids))
-        if size and stops[size - 1] > feed.start + size:
+        if size and stops[size - 1] > forward.start + size:
             size -= blocks[-1]  # the last block sees slots after it
-        rows = enumerate(zip(ids[:size], stops, strict=False), feed.start + 1)
+        rows = enumerate(zip(ids[:size], stops, strict=False), forward.start + 1)
         return [token + (stop - next_slot << SIGHT) for next_slot, (token, stop) in rows]
 
     def name(self, before: list[bytes], tokens: Sequence[int]) -> bytes:

@@ -125,14 +125,14 @@ class Launched:
         begin = 0
         for group in self.groups:
             for index in group.members:
-                feed, prediction = self.feeds[index], predictions[index]
-                end = begin + len(feed.slots)
+                forward, prediction = self.feeds[index], predictions[index]
+                end = begin + len(forward.slots)
                 prediction.tokens = tokens[begin:end]
-                if feed.read.scores:
+                if forward.read.scores:
                     prediction.scores = {
                         name: table[row, begin:end].astype(np.float32)
                         for row, name in enumerate(self.sent.names)
-                        if name in feed.read.scores
+                        if name in forward.read.scores
                     }
                 begin = end
         if any(group.keep for group in self.groups):
@@ -142,7 +142,7 @@ class Launched:
 
 def keep(
     parts: Sequence[Part],
-    feeds: Sequence[Feed],
+    forwards: Sequence[Feed],
     groups: Sequence[ReadGroup],
     predictions: Sequence[Prediction],
 ) -> None:
@@ -156,7 +156,7 @@ def keep(
         while sum(map(len, rows)) < sum(sizes):
             rows.append(next(kept))
         for index, logits in zip(group.members, join(rows).split(sizes), strict=True):
-            if feeds[index].read.keep:
+            if forwards[index].read.keep:
                 predictions[index].logits = logits
 
 

@@ -122,7 +122,7 @@ class Runner:
             self.cache.scrub(table)
         self.cache.release(table)
 
-    def spare(self, feed: Feed, draft: tuple[Runner, Table] | None = None) -> Feed:
+    def spare(self, forward: Feed, draft: tuple[Runner, Table] | None = None) -> Feed:
         """Return a forward without the rows that the prefix cache holds.
 
         Where hidden states are wanted, rows are skipped only as far as the cache of the `draft`
@@ -132,58 +132,58 @@ class Runner:
             ValueError: a shared page must be copied, and memory is short.
         """
         if self.prefix is None:
-            return feed
-        feed = self.prefix.trimmed(feed)
-        if ahead := feed.ahead:
-            found = self.find(feed, ahead, draft)
+            return forward
+        forward = self.prefix.trimmed(forward)
+        if ahead := forward.ahead:
+            found = self.find(forward, ahead, draft)
             if found:
-                feed = feed.cut(found)[1]
-                feed.missing = found if feed.layers else 0
-        text = self.prefix.text(feed) if feed.first < len(feed.table.known) else ()
-        self.prefix.writes(feed.table, feed.first, feed.end, text)
-        return feed
+                forward = forward.cut(found)[1]
+                forward.missing = found if forward.layers else 0
+        text = self.prefix.text(forward) if forward.first < len(forward.table.known) else ()
+        self.prefix.writes(forward.table, forward.first, forward.end, text)
+        return forward
 
-    def find(self, feed: Feed, ahead: int, draft: tuple[Runner, Table] | None) -> int:
+    def find(self, forward: Feed, ahead: int, draft: tuple[Runner, Table] | None) -> int:
         """Attach cached pages for up to `max_rows` leading rows; return their number."""
         assert self.prefix is not None
-        text = self.prefix.text(feed)
+        text = self.prefix.text(forward)
         if draft is None:
-            return self.prefix.skip(feed.table, feed.start, text, ahead)
+            return self.prefix.skip(forward.table, forward.start, text, ahead)
         other, table = draft[0].prefix, draft[1]
         if other is None:
             return 0
         theirs = pairs(text) if other.paired else text
-        ahead = min(ahead, other.found(table, feed.start, theirs))
-        if found := self.prefix.skip(feed.table, feed.start, text, ahead):
-            other.skip(table, feed.start, theirs, found)
-            table.spared = feed.start + found
+        ahead = min(ahead, other.found(table, forward.start, theirs))
+        if found := self.prefix.skip(forward.table, forward.start, text, ahead):
+            other.skip(table, forward.start, theirs, found)
+            table.spared = forward.start + found
         return found
 
     @torch.inference_mode()
-    def launch(self, feeds: Sequence[Feed]) -> Launched:
+    def launch(self, forwards: Sequence[Feed]) -> Launched:
         """Start one ragged pass over the forwards, without waiting for the device."""
-        requested, began = feeds, time.perf_counter()
+        requested, began = forwards, time.perf_counter()
         if self.graphs is not None:
-            feeds = self.graphs.filled(feeds)
-        packed = pack(feeds, self.buffer, self.backend)
+            forwards = self.graphs.filled(forwards)
+        packed = pack(forwards, self.buffer, self.backend)
         computing = time.perf_counter()
-        wanted = {layer for feed in feeds for layer in feed.layers}
+        wanted = {layer for forward in forwards for layer in forward.layers}
         hidden, captured = self.forward(packed, wanted)
-        for feed in feeds:
-            feed.table.written = max(feed.table.written, feed.end)
-        parts = self.read(hidden, feeds, packed)
+        for forward in forwards:
+            forward.table.written = max(forward.table.written, forward.end)
+        parts = self.read(hidden, forwards, packed)
         sent = Sent(parts)
-        features = self.features(feeds, captured) if wanted else {}
+        features = self.features(forwards, captured) if wanted else {}
         self.seconds += time.perf_counter() - computing
         return Launched(requested, packed.groups, parts, sent, features, began)
 
-    def run(self, feeds: Sequence[Feed]) -> list[Prediction]:
+    def run(self, forwards: Sequence[Feed]) -> list[Prediction]:
         """Return the predictions of a pass, in the order of the forwards.
 
         Raises:
             ArithmeticError: logits that are read are not finite.
         """
-        return self.launch(feeds).land()
+        return self.launch(forwards).land()
 
     def forward(self, packed: Packed, layers: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """Return hidden states of the wanted rows, and those of some layers for all rows."""
@@ -201,7 +201,7 @@ class Runner:
             hidden = hidden[packed.wanted]
         return hidden, captured
 
-    def read(self, hidden: Tensor, feeds: Sequence[Feed], packed: Packed) -> list[Part]:
+    def read(self, hidden: Tensor, forwards: Sequence[Feed], packed: Packed) -> list[Part]:
         """Run each type of read over its rows, in chunks whose logits fit into memory."""
         parts: list[Part] = []
         first = 0
@@ -212,7 +212,7 @@ class Runner:
             for rows in chunks(counts, self.read_rows, whole=group.whole):
                 logits = self.logits(hidden, slice(first + rows.start, first + rows.stop), exact)
                 if group.processed:
-                    process(logits, rows, [feeds[index] for index in group.members])
+                    process(logits, rows, [forwards[index] for index in group.members])
                 parts.append(Part.of(reader(logits, rows), logits, keep=group.keep))
             first += sum(counts)
         return parts
@@ -230,20 +230,22 @@ class Runner:
             logits[:, self.config.mask_id] = max(NEVER, torch.finfo(logits.dtype).min)
         return logits
 
-    def features(self, feeds: Sequence[Feed], captured: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def features(
+        self, forwards: Sequence[Feed], captured: Mapping[int, Tensor]
+    ) -> dict[int, Tensor]:
         """Return the wanted hidden states by index of the forward; zeros for skipped rows.
 
         They are copies, since those of a recorded pass are overwritten by the next one.
         """
-        kinds = {feed.layers for feed in feeds if feed.layers}
+        kinds = {forward.layers for forward in forwards if forward.layers}
         joined = {layers: torch.cat([captured[at] for at in layers], -1) for layers in kinds}
-        sizes = [len(feed.ids) for feed in feeds]
+        sizes = [len(forward.ids) for forward in forwards]
         parts = {layers: states.split(sizes) for layers, states in joined.items()}
         found = {}
-        for at, feed in enumerate(feeds):
-            if feed.layers:
-                own = parts[feed.layers][at]
-                blank = own.new_zeros(feed.missing, own.shape[1]) if feed.missing else None
+        for at, forward in enumerate(forwards):
+            if forward.layers:
+                own = parts[forward.layers][at]
+                blank = own.new_zeros(forward.missing, own.shape[1]) if forward.missing else None
                 found[at] = own if blank is None else torch.cat((blank, own))
         return found
 
@@ -251,14 +253,14 @@ class Runner:
         """Register what a pass has written in the prefix cache; ids are those of the request."""
         if self.prefix is None:
             return
-        for feed, ids in written:
-            text, features = self.prefix.text(feed), feed.features
-            if feed.context is not None:
-                text = list(ids[feed.first : feed.start])
+        for forward, ids in written:
+            text, features = self.prefix.text(forward), forward.features
+            if forward.context is not None:
+                text = list(ids[forward.first : forward.start])
             elif self.prefix.paired and features is not None:
                 is_target = features.shape[1] == self.config.feature_size
-                text = pairs(ids[feed.start : feed.end + 1]) if is_target else []
-            self.prefix.learn(feed.table, feed.first, text)
+                text = pairs(ids[forward.start : forward.end + 1]) if is_target else []
+            self.prefix.learn(forward.table, forward.first, text)
 
 
 def chunks(counts: Sequence[int], most: int, *, whole: bool) -> list[slice]:
@@ -278,29 +280,29 @@ def chunks(counts: Sequence[int], most: int, *, whole: bool) -> list[slice]:
     return [*found, slice(begin, end)] if begin < end else found
 
 
-def process(logits: Tensor, rows: slice, feeds: Sequence[Feed]) -> None:
+def process(logits: Tensor, rows: slice, forwards: Sequence[Feed]) -> None:
     """Apply the processors of each forward to its rows in a chunk of a read group."""
     begin = 0
-    for feed in feeds:
-        end = begin + len(feed.slots)
+    for forward in forwards:
+        end = begin + len(forward.slots)
         chunk_begin, chunk_end = max(begin, rows.start), min(end, rows.stop)
-        if feed.processors and chunk_begin < chunk_end:
+        if forward.processors and chunk_begin < chunk_end:
             own = logits[chunk_begin - rows.start : chunk_end - rows.start]
             for part, slots, text in texts(
-                own, feed, slice(chunk_begin - begin, chunk_end - begin)
+                own, forward, slice(chunk_begin - begin, chunk_end - begin)
             ):
-                for processor in feed.processors:
+                for processor in forward.processors:
                     processor(part, slots, text)
         begin = end
 
 
 def texts(
-    logits: Tensor, feed: Feed, rows: slice
+    logits: Tensor, forward: Feed, rows: slice
 ) -> Iterator[tuple[Tensor, Sequence[int], Sequence[int]]]:
     """Yield the wanted `rows` of a forward with their text: all together, or per branch."""
-    slots = feed.slots[rows]
-    if feed.branches is None:
-        yield logits, slots, feed.text
+    slots = forward.slots[rows]
+    if forward.branches is None:
+        yield logits, slots, forward.text
         return
-    for row, (slot, branch) in enumerate(zip(slots, feed.branches[rows], strict=True)):
-        yield logits[row : row + 1], [slot], [*feed.text, *branch]
+    for row, (slot, branch) in enumerate(zip(slots, forward.branches[rows], strict=True)):
+        yield logits[row : row + 1], [slot], [*forward.text, *branch]

@@ -74,7 +74,7 @@ class BlockDiffusion(Method):
         return False
 
     def decode(self, request: Request) -> Decoding:
-        """Run what is not final yet and the block, fill some of its holes."""
+        """Run the block and earlier slots without final keys, fill some of its holes."""
         size, shift = own_block(request, self.block), request.target.shift
         quotient, remainder = divmod(size, min(self.steps or size, size))
         canvas, start, step = Canvas.of(request), 0, 0

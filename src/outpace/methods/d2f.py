@@ -37,7 +37,7 @@ class D2F(Method):
 
     The pipelined decoding of "Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete Diffusion
     Forcing" (Wang et al., 2025, section 3.3). A block is appended once the last one is filled to
-    `add`. Blocks accept all tokens above `confidence`. Where there is none, a block accepts its
+    `add`. Blocks accept all tokens above `confidence`. Without one, a block accepts its
     best one by `order`, provided that the one before it is filled to `activate`. An end-of-sequence
     stops appending, and blocks after it are dropped; `canvas` fills them as well, and uses whole
     blocks only, as in the authors' code. With `least` 1 a `Pace` may decode token by token, without

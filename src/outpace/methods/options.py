@@ -21,7 +21,7 @@ class Option:
 
     Attributes:
         kind: int, float, bool or str.
-        words: allowed words besides numbers; all allowed values where `kind` is str.
+        words: allowed words, next to numbers; all allowed values where `kind` is str.
         nullable: whether it may be None.
         default: default value; MISSING for a required option.
         meaning: one-line description, from the annotation of the field.
