@@ -42,7 +42,7 @@ class Branches:
             tokens: token of each beam node, used by a chain only.
             logits: `[beam, vocab]` rows of the beam; a chain needs none.
         """
-        first, found = len(self.tokens), np.zeros((1, 1), dtype=np.float32)
+        first, level_scores = len(self.tokens), np.zeros((1, 1), dtype=np.float32)
         self.depth += 1
         if self.width == 1:
             children = np.array([tokens])
@@ -50,13 +50,13 @@ class Branches:
         else:
             assert logits is not None
             best = logits.log_softmax(-1).topk(min(self.width, logits.shape[-1]))
-            found, children = best.values.cpu().numpy(), best.indices.cpu().numpy()
+            level_scores, children = best.values.cpu().numpy(), best.indices.cpu().numpy()
         if first:
-            found = found + self.scores[self.beam][:, None]
+            level_scores = level_scores + self.scores[self.beam][:, None]
         self.tokens += children.ravel().tolist()
         self.parents += np.repeat(self.beam, children.shape[1]).tolist()
-        self.scores = np.append(self.scores, found.ravel())
-        chosen = likeliest(found.ravel(), self.width)
+        self.scores = np.append(self.scores, level_scores.ravel())
+        chosen = likeliest(level_scores.ravel(), self.width)
         self.beam = (first + chosen).tolist()
         rows: list[int] = (chosen // children.shape[1]).tolist()
         return rows
@@ -64,10 +64,10 @@ class Branches:
     def bits(self) -> tuple[int, ...]:
         """Return the ancestor mask of each beam node, and assign the next slots to the beam."""
         begin = len(self.above) - 1
-        own = tuple(self.above[self.parents[node]] for node in self.beam)
-        for slot, (node, seen) in enumerate(zip(self.beam, own, strict=True), begin):
+        masks = tuple(self.above[self.parents[node]] for node in self.beam)
+        for slot, (node, seen) in enumerate(zip(self.beam, masks, strict=True), begin):
             self.above[node] = seen | 1 << slot
-        return own
+        return masks
 
     def path(self, node: int) -> list[int]:
         """Return the tokens from the text to a node."""

@@ -90,8 +90,8 @@ class Canvas:
         if ends := [slot for slot in slots if self.ids[slot] in request.eos]:
             self.cut(min(ends) + 1)
         alive = self.commit(request)
-        if given := request.ids[len(self) :]:
-            self.extend(len(given))
+        if following := request.ids[len(self) :]:
+            self.extend(len(following))
         return alive
 
     def commit(self, request: Request, end: int | None = None) -> bool:

@@ -101,10 +101,10 @@ class Cut:
     ) -> Self:
         """Repeat each request's settings for the slots that it wants."""
         table = [(s.temperature, s.top_p, s.top_k or MOST, s.min_p) for s in samplings]
-        known = np.repeat(np.array(table, dtype=np.float64).T, list(map(len, slots)), 1)
-        real = to_device(known.astype(np.float32), device)
-        top_k = to_device(known[2].astype(np.int64), device)
-        return cls(settings=Settings(real[0], real[1], top_k, real[3]), known=known)
+        repeated = np.repeat(np.array(table, dtype=np.float64).T, list(map(len, slots)), 1)
+        real = to_device(repeated.astype(np.float32), device)
+        top_k = to_device(repeated[2].astype(np.int64), device)
+        return cls(settings=Settings(real[0], real[1], top_k, real[3]), known=repeated)
 
     def of_rows(self, rows: slice | Tensor) -> Settings:
         """Return the settings of some rows of the group."""
@@ -112,15 +112,15 @@ class Cut:
 
     def __call__(self, logits: Tensor, rows: slice) -> Tensor:
         """Return the truncated logits `[r, V]` of the rows `rows` of the group."""
-        settings, known, logits = self.of_rows(rows), self.known[:, rows], logits.float()
-        if (known[0] > 0).any():
+        settings, host_rows, logits = self.of_rows(rows), self.known[:, rows], logits.float()
+        if (host_rows[0] > 0).any():
             divisor = torch.where(settings.temperature > 0, settings.temperature, 1)
             logits = logits / divisor[:, None]
-        if (known[1] < 1).any():
+        if (host_rows[1] < 1).any():
             # Rounding may take the mass of a row above one.
             top_p = torch.where(settings.top_p < 1, settings.top_p, torch.inf)
             logits = keep_top_p(logits, top_p)
-        return narrowed(logits, settings, known)
+        return narrowed(logits, settings, host_rows)
 
 
 def narrowed(logits: Tensor, settings: Settings, known: NDArray[np.float64]) -> Tensor:

@@ -109,10 +109,10 @@ class Forward:
         """Return the text from slot 0 on, with the rows of this forward in their slots."""
         if self.branches is not None:
             return list(ids)
-        own: Sequence[int] = self.ids
+        rows: Sequence[int] = self.ids
         if self.positions is not None:
-            own = [token for _, token in sorted(zip(self.positions, self.ids, strict=True))]
-        return [*ids[: self.start], *own, *ids[self.end :]]
+            rows = [token for _, token in sorted(zip(self.positions, self.ids, strict=True))]
+        return [*ids[: self.start], *rows, *ids[self.end :]]
 
     def predicted_rows(self, shift: int) -> Sequence[int]:
         """Return the rows whose logits predict the wanted slots.
@@ -208,12 +208,12 @@ class Forward:
 
     def check_features(self, widths: tuple[int, ...]) -> None:
         """Raise `ValueError` where features or branches do not match the rows."""
-        given = None if self.features is None else tuple(self.features.shape)
+        shape = None if self.features is None else tuple(self.features.shape)
         fits = [(len(self.ids), width) for width in widths]
-        if given not in fits if fits else given is not None:
+        if shape not in fits if fits else shape is not None:
             wide = " or ".join(map(str, widths)) or "none"
             raise ValueError(
-                f"features are {given} for {len(self.ids)} rows, but {self.model} needs {wide}"
+                f"features are {shape} for {len(self.ids)} rows, but {self.model} needs {wide}"
             )
         if self.branches is None:
             return

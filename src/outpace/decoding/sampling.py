@@ -230,16 +230,16 @@ class Noisy:
         """Return the token of each row of `logits [r, V]`, the rows `rows` of the group."""
         if runs_triton(logits.device):
             return self.at_once(logits, rows)[0]
-        settings, known = self.cut.of_rows(rows), self.cut.known[:, rows]
+        settings, host_rows = self.cut.of_rows(rows), self.cut.known[:, rows]
         tokens = likeliest(logits)
         # Rows are selected by index, so greedy rows cost nothing and do not change the others.
-        if len(sampled := known[0].nonzero()[0]):
+        if len(sampled := host_rows[0].nonzero()[0]):
             sampled_rows = to_device(sampled, logits.device)
-            own = Settings(*(setting[sampled_rows] for setting in settings))
-            scaled = logits[sampled_rows].float() / own.temperature[:, None]
-            noised = narrowed(scaled, own, known[:, sampled])
+            row_settings = Settings(*(setting[sampled_rows] for setting in settings))
+            scaled = logits[sampled_rows].float() / row_settings.temperature[:, None]
+            noised = narrowed(scaled, row_settings, host_rows[:, sampled])
             noised = noised + gumbel(self.keys[rows][sampled_rows], scaled.shape[-1])
-            tokens[sampled_rows] = nucleus(scaled, noised, own.top_p)
+            tokens[sampled_rows] = nucleus(scaled, noised, row_settings.top_p)
         return tokens
 
     def law(self, logits: Tensor, rows: slice) -> Tensor:

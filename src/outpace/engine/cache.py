@@ -89,10 +89,16 @@ class Cache:
         device: torch.device,
         spare: int = 0,
     ) -> None:
-        self.num_pages, more = -(-slots // PAGE), -(-spare // PAGE)
-        own = range(self.num_pages, self.num_pages + more)
-        self.spare = Table(pages=list(own), size=spare) if more else None
-        shape = (2, config.layers, config.kv_heads, (self.num_pages + more) * PAGE, config.head_dim)
+        self.num_pages, extra = -(-slots // PAGE), -(-spare // PAGE)
+        extra_pages = range(self.num_pages, self.num_pages + extra)
+        self.spare = Table(pages=list(extra_pages), size=spare) if extra else None
+        shape = (
+            2,
+            config.layers,
+            config.kv_heads,
+            (self.num_pages + extra) * PAGE,
+            config.head_dim,
+        )
         # The slots of a head are contiguous, since attention reads them in order.
         self.memory = zeros(shape, dtype, device).transpose(2, 3)
         self.keys, self.values = (list(half) for half in self.memory)
@@ -167,13 +173,13 @@ class Cache:
 
     def scrub(self, table: Table) -> None:
         """Erase the pages that only this table holds, since they may contain NaNs."""
-        own = [page for page in table.pages if self.holders[page] == 1]
-        for page in own:
+        exclusive = [page for page in table.pages if self.holders[page] == 1]
+        for page in exclusive:
             self.forget(page)
         table.known.clear()
         table.names.clear()
-        self.told([], own)
-        self.erase(own)
+        self.told([], exclusive)
+        self.erase(exclusive)
 
     def recount(self, tables: Iterable[Table]) -> None:
         """Rebuild the reference counts from these tables."""
@@ -210,8 +216,8 @@ class Cache:
     def copy(self, sources: Sequence[int], pages: Sequence[int]) -> None:
         """Copy pages to other pages."""
         self.told(sources, pages)
-        whole = self.memory.unflatten(2, (self.num_pages, PAGE))
-        whole[:, :, pages] = whole[:, :, sources]
+        paged = self.memory.unflatten(2, (self.num_pages, PAGE))
+        paged[:, :, pages] = paged[:, :, sources]
 
     def erase(self, pages: Sequence[int]) -> None:
         """Write zeros into pages."""
@@ -241,9 +247,9 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 def runs(pages: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """Return where `count` contiguous pages begin in a sorted list; aligned, if any are."""
     first = pages[: max(len(pages) - count + 1, 0)]
-    found = np.flatnonzero(pages[count - 1 :] - first == count - 1)
-    aligned = found[pages[found] % alignments(count)[1] == 0]
-    return aligned if len(aligned) else found
+    starts = np.flatnonzero(pages[count - 1 :] - first == count - 1)
+    aligned = starts[pages[starts] % alignments(count)[1] == 0]
+    return aligned if len(aligned) else starts
 
 
 def alignments(count: int) -> tuple[int, int]:

@@ -105,14 +105,14 @@ class Job:
                 f"unknown role {forward.model!r}; the roles are {', '.join(self.tables)}"
             )
         config = self.pairing.runners[forward.model].config
-        own = self.request.processors
+        processors = self.request.processors
         return Feed.of(
             forward,
             self.tables[forward.model],
             config,
             layers=() if forward.features_for is None else self.layers(forward),
-            processors=self.pairing.processors[forward.model] + own,
-            text=forward.known(self.request.canvas or self.request.ids) if own else (),
+            processors=self.pairing.processors[forward.model] + processors,
+            text=forward.known(self.request.canvas or self.request.ids) if processors else (),
         )
 
     def layers(self, forward: Forward) -> tuple[int, ...]:

@@ -120,13 +120,13 @@ def pack(forwards: Sequence[Feed], buffer: Buffer, backend: Backend) -> Packed:
     for index, forward in enumerate(forwards):
         spans.append(forward.span(len(ids)))
         ids += forward.ids
-        own = slice(forward.start, forward.end)
-        positions.append(numbers[own] if forward.positions is None else forward.positions)
-        slots.append(forward.table.slots[own])
+        span_slots = slice(forward.start, forward.end)
+        positions.append(numbers[span_slots] if forward.positions is None else forward.positions)
+        slots.append(forward.table.slots[span_slots])
         if forward.context is not None:
-            own = slice(forward.first, forward.start)
-            context_slots.append(forward.table.slots[own])
-            context_positions.append(numbers[own])
+            span_slots = slice(forward.first, forward.start)
+            context_slots.append(forward.table.slots[span_slots])
+            context_positions.append(numbers[span_slots])
             context.append(forward.context)
         if forward.features is not None:
             features.append(forward.features)

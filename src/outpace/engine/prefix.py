@@ -97,12 +97,12 @@ class Prefix:
         """Share or copy `sources` into a table from page `first` on, up to slot `end`."""
         # The last page is copied where one of its rows still has to run.
         num_shared = end // PAGE - first if self.share else 0
-        own = table.pages[first : first + len(sources)]
+        targets = table.pages[first : first + len(sources)]
         if to_copy := sources[num_shared:]:
-            self.cache.copy(to_copy, own[num_shared:])
+            self.cache.copy(to_copy, targets[num_shared:])
         if num_shared:
             self.cache.hold(sources[:num_shared])
-            self.cache.drop(own[:num_shared])
+            self.cache.drop(targets[:num_shared])
             table.pages[first : first + num_shared] = sources[:num_shared]
             table.lay_out()
 

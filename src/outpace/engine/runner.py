@@ -134,11 +134,11 @@ class Runner:
         if self.prefix is None:
             return forward
         forward = self.prefix.trimmed(forward)
-        if ahead := forward.ahead:
-            found = self.find(forward, ahead, draft)
-            if found:
-                forward = forward.cut(found)[1]
-                forward.missing = found if forward.layers else 0
+        if splittable := forward.ahead:
+            cached = self.find(forward, splittable, draft)
+            if cached:
+                forward = forward.cut(cached)[1]
+                forward.missing = cached if forward.layers else 0
         text = self.prefix.text(forward) if forward.first < len(forward.table.known) else ()
         self.prefix.writes(forward.table, forward.first, forward.end, text)
         return forward
@@ -149,15 +149,15 @@ class Runner:
         text = self.prefix.text(forward)
         if draft is None:
             return self.prefix.skip(forward.table, forward.start, text, ahead)
-        other, table = draft[0].prefix, draft[1]
-        if other is None:
+        draft_cache, table = draft[0].prefix, draft[1]
+        if draft_cache is None:
             return 0
-        theirs = pairs(text) if other.paired else text
-        ahead = min(ahead, other.found(table, forward.start, theirs))
-        if found := self.prefix.skip(forward.table, forward.start, text, ahead):
-            other.skip(table, forward.start, theirs, found)
-            table.spared = forward.start + found
-        return found
+        draft_text = pairs(text) if draft_cache.paired else text
+        ahead = min(ahead, draft_cache.found(table, forward.start, draft_text))
+        if cached := self.prefix.skip(forward.table, forward.start, text, ahead):
+            draft_cache.skip(table, forward.start, draft_text, cached)
+            table.spared = forward.start + cached
+        return cached
 
     @torch.inference_mode()
     def launch(self, forwards: Sequence[Feed]) -> Launched:
@@ -244,9 +244,9 @@ class Runner:
         found = {}
         for at, forward in enumerate(forwards):
             if forward.layers:
-                own = parts[forward.layers][at]
-                blank = own.new_zeros(forward.missing, own.shape[1]) if forward.missing else None
-                found[at] = own if blank is None else torch.cat((blank, own))
+                rows = parts[forward.layers][at]
+                blank = rows.new_zeros(forward.missing, rows.shape[1]) if forward.missing else None
+                found[at] = rows if blank is None else torch.cat((blank, rows))
         return found
 
     def learn(self, written: Iterable[tuple[Feed, Sequence[int]]]) -> None:
@@ -287,9 +287,9 @@ def process(logits: Tensor, rows: slice, forwards: Sequence[Feed]) -> None:
         end = begin + len(forward.slots)
         chunk_begin, chunk_end = max(begin, rows.start), min(end, rows.stop)
         if forward.processors and chunk_begin < chunk_end:
-            own = logits[chunk_begin - rows.start : chunk_end - rows.start]
+            rows_of_forward = logits[chunk_begin - rows.start : chunk_end - rows.start]
             for part, slots, text in texts(
-                own, forward, slice(chunk_begin - begin, chunk_end - begin)
+                rows_of_forward, forward, slice(chunk_begin - begin, chunk_end - begin)
             ):
                 for processor in forward.processors:
                     processor(part, slots, text)

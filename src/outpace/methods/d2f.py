@@ -172,13 +172,13 @@ class D2F(Method):
     def taken(self, canvas: Canvas, edges: list[int], out: Prediction) -> IntArray:
         """Return the indices of the holes to fill."""
         ranks, confidence = rank(out, self.order), out.scores["confidence"]
-        indices, first, before = [], 0, 1.0
+        indices, first, previous_share = [], 0, 1.0
         for begin, end in pairwise(edges):
             last = first + len(canvas.within(begin, end))
-            scores, forced = confidence[first:last], before >= self.activate
+            scores, forced = confidence[first:last], previous_share >= self.activate
             chosen = taken(scores, ranks[first:last], self.confidence, forced=forced)
             indices.append(first + chosen)
-            first, before = last, full(canvas, begin, end)
+            first, previous_share = last, full(canvas, begin, end)
         return np.concatenate(indices)
 
 

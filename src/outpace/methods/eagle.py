@@ -118,10 +118,10 @@ class Eagle(Method):
     def decode(self, request: Request) -> Decoding:
         """Grow a tree after the last token, accept the branch that agrees with the target."""
         features = Features(request, request.sample())
-        alive, most = (yield from features.plain()), self.levels + 1
+        alive, limit = (yield from features.plain()), self.levels + 1
         while alive:
             n = len(request)
-            value = request.dial(most, features.behind, features.lost)
+            value = request.dial(limit, features.behind, features.lost)
             depth = min(value - 1, request.limit - n - 1)
             if not depth or features.lost:
                 alive = yield from features.plain(wanted=depth > 0)

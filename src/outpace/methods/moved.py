@@ -45,12 +45,12 @@ class Moved(Sample):
             logits = logits.to(torch.float32, copy=True)
             parts = []
             for each, begin, end in spans:
-                own = slice(max(begin, rows.start), min(end, rows.stop))
-                if own.start < own.stop:
-                    part = logits[own.start - rows.start : own.stop - rows.start]
+                overlap = slice(max(begin, rows.start), min(end, rows.stop))
+                if overlap.start < overlap.stop:
+                    part = logits[overlap.start - rows.start : overlap.stop - rows.start]
                     parts.append((each, part))
                     if each.null is not None:
-                        null = each.null[own.start - begin : own.stop - begin]
+                        null = each.null[overlap.start - begin : overlap.stop - begin]
                         part.sub_(null).mul_(1 + each.guidance).add_(null)
                     drop(part, each.never)
             tokens = choose(logits, rows)
