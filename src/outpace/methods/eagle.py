@@ -159,8 +159,8 @@ class Eagle(Method):
     def grow(self, request: Request, features: Tensor, levels: int) -> Drafting:
         """Draft `levels` levels after the text, from the features `[c, f]` of its last slots.
 
-        The row of slot i combines the features of that slot with the next token. The hidden states
-        of a level's nodes enter with the next level, in slots after those of the text.
+        The row of slot i combines its features with the next token. The hidden states of a level
+        enter with the next one, in slots after the text.
         """
         n, drafted = len(request), Branches(self.width)
         read = self.read(request)

@@ -37,13 +37,13 @@ class WeDLM(Method):
     ones although attention is causal. A mask is filled where its entropy, plus `penalty` per slot
     after the first mask, is below `entropy`; at least one is (with `entropy=None`, exactly one).
 
-    Without `eager` a token is emitted one forward later, once its key is final. With `verify` the
-    output is that of `Autoregressive`, at any temperature.
+    Without `eager` a token is emitted one forward later, with its final key. With `verify` the
+    output is that of `Autoregressive`.
     """
 
     decodes = (Kind.FILLING,)
 
-    window: Annotated[int, Within(4, 32, log=True), "W: slots opened after the filled prefix"] = 16
+    window: Annotated[int, Within(4, 32, log=True), "W: slots opened after the prefix"] = 16
     entropy: Annotated[
         float | None,
         Within(0.05, 1.5, log=True),
