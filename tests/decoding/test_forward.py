@@ -160,7 +160,7 @@ def test_rows_may_follow_or_overwrite_written_slots() -> None:
         (replace(PLAIN, ids=ROWS * 7), "end at slot 44, but 40 slots were reserved"),
         (
             replace(PLAIN, pattern=FULL, reach=16),
-            "visible_end 16 includes slots that were never written",
+            "visible_end 16 has slots that were never written",
         ),
         (replace(PLAIN, positions=[1, 2]), "2 positions for 5 rows"),
         (replace(PLAIN, context=torch.zeros(0, 4)), "context is 4 wide, but target reads 0"),

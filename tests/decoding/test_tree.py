@@ -41,7 +41,7 @@ def test_rows_before_the_root_are_causal() -> None:
         ({"pattern": Tree(-1, (0, 0, 0, 0))}, "root slot -1"),
         (
             {"pattern": Tree(7, (0, 2))},
-            "the row of slot 8 must point at earlier slots among the 63",
+            "the row of slot 8 must point at earlier slots of the 63",
         ),
         ({"pattern": Tree(7, (1, 1))}, "the row of slot 7 must point at earlier"),
         ({"pattern": Tree(7, (0, -1))}, "the row of slot 8 must point at earlier"),

@@ -188,9 +188,9 @@ class Forward:
         if end > slots:
             raise ValueError(f"rows end at slot {end - 1}, but {slots} slots were reserved")
         if seen > max(written, end):
-            raise ValueError(f"visible_end {self.reach} includes slots that were never written")
+            raise ValueError(f"visible_end {self.reach} has slots that were never written")
         if seen < end:
-            raise ValueError(f"visible_end {self.reach} hides rows, which end at slot {end - 1}")
+            raise ValueError(f"visible_end {self.reach} hides rows up to slot {end - 1}")
         if self.context is not None and self.context.shape[-1] != feature_size:
             raise ValueError(
                 f"the context is {self.context.shape[-1]} wide, "

@@ -47,12 +47,12 @@ class Tree:
         causal = self.first(start)
         if self.trunk < 0 or not self.bits or causal + len(self.bits) != rows:
             raise ValueError(
-                f"a tree of {len(self.bits)} rows with root slot {self.trunk} does not match "
-                f"{rows} rows from slot {start} on"
+                f"a tree of {len(self.bits)} rows with root slot {self.trunk} "
+                f"does not match {rows} rows from slot {start} on"
             )
         for slot, mask in enumerate(self.bits, max(start, self.trunk)):
             if mask < 0 or mask.bit_length() > min(BITS, slot - self.trunk):
                 raise ValueError(
-                    f"the row of slot {slot} must point at earlier slots among the {BITS} "
+                    f"the row of slot {slot} must point at earlier slots of the {BITS} "
                     f"from root slot {self.trunk} on"
                 )

@@ -74,7 +74,7 @@ class Eagle(Method):
             message = f"nodes must be between 2 and {BITS + 1}, got {self.nodes}"
             raise OptionError("nodes", self.nodes, message)
         if self.width > 1 and self.width * max(self.depth - 1, 1) > BITS:
-            message = f"width * (depth - 1) must be at most {BITS}, the size of an ancestor mask, "
+            message = f"width * (depth - 1) must be at most {BITS}, the size of a mask, "
             more = f"got width={self.width} and depth={self.depth}"
             raise OptionError("width", self.width, message + more)
         if self.width > 1 and self.verify != "match":

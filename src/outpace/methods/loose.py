@@ -34,8 +34,8 @@ def check_fly(verify: Verify, window: int, entropy: float, drafts: Length) -> No
         raise OptionError(
             "fly_entropy",
             entropy,
-            f"fly_entropy must be between 0 and {MOST:.4f}, the entropy of three tokens that are "
-            f"equally likely, got {entropy}",
+            f"fly_entropy must be between 0 and {MOST:.4f}, the entropy of three "
+            f"equally likely tokens, got {entropy}",
         )
     if drafts != "auto" and drafts <= window:
         raise OptionError(
