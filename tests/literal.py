@@ -1,4 +1,4 @@
-"""The contract answered literally: one sequence, no pages, no batch. What the engine must equal."""
+"""A literal implementation of forwards, which the engine must equal: no pages, no batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Layers = tuple[int, ...]
 
 
 class Memory:
-    """Keys and values of one sequence in one model: a list of slots a layer."""
+    """Keys and values of one sequence in one model: a list of slots per layer."""
 
     def __init__(self, model: Stack) -> None:
         self.model = model
@@ -26,7 +26,7 @@ class Memory:
 
     @torch.inference_mode()
     def run(self, forward: Forward, layers: Layers = ()) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """Write the rows of a forward, read the slots below each row's stop: hidden states."""
+        """Write the rows of a forward, read the slots visible to each row; return hidden states."""
         positions = forward.positions or range(forward.start, forward.end)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Memory:
         return self.model.capture(ids, places, attend, layers, context=context, features=features)
 
     def visible(self, forward: Forward, layer: int) -> Tensor:
-        """Which slots each row of a forward sees in a layer, `bool[n, seen]`."""
+        """Return the slots that each row of a forward sees in a layer, `bool[n, seen]`."""
         sights = self.model.config.sights
         sight = sights[layer] if sights else Sight()
         window = forward.seen if sight.window is None else sight.window
@@ -66,7 +66,7 @@ class Memory:
 
 
 def in_tree(tree: Tree, start: int, seen: int, window: int) -> Tensor:
-    """Which slots each row of a tree sees, slot by slot; a window is the last of these."""
+    """Return the slots that each row of a tree sees; a window is the last of these."""
     rows = []
     for own in range(start, seen):
         bits = tree.bits[own - max(start, tree.trunk)] if own >= tree.trunk else 0
@@ -81,7 +81,7 @@ def in_tree(tree: Tree, start: int, seen: int, window: int) -> Tensor:
 
 
 def decode(method: Method, seq: Request, models: Mapping[str, Stack]) -> list[Forward]:
-    """Run one request to its end on the model of each role; the forwards that it took."""
+    """Run one request to its end on the model of each role; return its forwards."""
     memories = {role: Memory(model) for role, model in models.items()}
     decoding = method.decode(seq)
     forwards: list[Forward] = []
@@ -95,14 +95,14 @@ def decode(method: Method, seq: Request, models: Mapping[str, Stack]) -> list[Fo
 
 
 def feature_layers(forward: Forward, models: Mapping[str, Stack]) -> Layers:
-    """Layers whose hidden states a forward wants."""
+    """Return the layers whose hidden states a forward requests."""
     if forward.features_for is None:
         return ()
     return (0,) if forward.model == "draft" else models[forward.features_for].config.feature_layers
 
 
 def answer(forward: Forward, memory: Memory, layers: Layers = ()) -> Prediction:
-    """Run one forward and read what it asks for."""
+    """Run one forward and read what it requests."""
     config = memory.model.config
     hidden, captured = memory.run(forward, layers)
     logits = memory.model.head(hidden[forward.predicted_rows(config.shift)]).float()

@@ -1,7 +1,7 @@
-"""Every method as a plain loop at temperature 0, straight from its paper.
+"""Naive loops of all methods at temperature 0, straight from their papers.
 
-No forwards, reads, pages or batches: a canvas, a model called on rows, and keys and values held in
-a list where a method keeps them. What `outpace.methods` must equal.
+No forwards, reads, pages or batches: a canvas, a model called on rows, and lists of keys and values
+where a method caches them. `outpace.methods` must give the same tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outpace.models.transformer import Transformer
 def autoregressive(
     model: Transformer, prompt: list[int], max_tokens: int, eos: int | None = None
 ) -> list[int]:
-    """The next token of everything so far, again and again."""
+    """Append the most probable next token, again and again."""
     ids = list(prompt)
     while len(ids) < len(prompt) + max_tokens:
         logits = whole(model, ids, causal=True)[-1].clone()
@@ -34,7 +34,7 @@ def autoregressive(
 
 
 class Kept:
-    """Keys and values of a canvas as of the last time that each of its tokens was fed."""
+    """Keys and values of a canvas, from the last time that each token was computed."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
@@ -42,7 +42,7 @@ class Kept:
 
     @torch.inference_mode()
     def logits(self, canvas: list[int], left: int, right: int | None = None) -> Tensor:
-        """Feed `canvas[left:right]`, each seeing all of it; raw logits, mask never said."""
+        """Compute `canvas[left:right]` with full attention; raw logits, the mask banned."""
         right = len(canvas) if right is None else right
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class Kept:
 
 
 def left_edge(window: int | None, before: int | None) -> int:
-    """First token fed again: `window - 1` older ones than those of the last turn."""
+    """Return the first recomputed token: `window - 1` tokens before the last group."""
     return 0 if window is None or before is None else max(before - window + 1, 0)
 
 
@@ -79,7 +79,7 @@ def left_to_right(
     lookahead: int | None = None,
     eos: int | None = None,
 ) -> list[int]:
-    """Show the masks that are left, or the next few, and take the first of them."""
+    """Append the remaining masks, or the next few, and accept the first of them."""
     ids, kept, before = list(prompt), Kept(model), None
     limit = len(prompt) + max_tokens
     while len(ids) < limit:
@@ -107,7 +107,7 @@ def apd(
     lookahead: int | None = None,
     eos: int | None = None,
 ) -> list[int]:
-    """Take the guesses up to the first on which model and verifier together say otherwise."""
+    """Accept the guesses up to the first on which model and verifier together disagree."""
     ids, kept, before = list(prompt), Kept(model), None
     limit = len(prompt) + max_tokens
     while len(ids) < limit:
@@ -119,7 +119,7 @@ def apd(
         guesses = marginals.argmax(-1).tolist()
         checked = whole(verifier, ids + guesses, causal=True)[n - 1 : end - 1]
         vocab = min(marginals.shape[-1], checked.shape[-1])
-        # Minus infinity is no number to be weighed: the mask is never said at any ratio.
+        # Minus infinity cannot be weighted: the mask is banned at any ratio.
         marginals = marginals[:, :vocab].clamp(min=-1e30)
         mixed = ratio * marginals + (1 - ratio) * checked[:, :vocab]
         if model.config.mask_id < vocab:
@@ -135,7 +135,7 @@ def apd(
 
 
 Verified = tuple[list[int], list[int]]
-"""Output, and the number of tokens that each verification brought."""
+"""Output, and the number of tokens accepted by each verification."""
 
 
 def verified(
@@ -145,7 +145,7 @@ def verified(
     eos: int | None,
     guess: Callable[[list[int], int], list[int]],
 ) -> Verified:
-    """Take what `guess` drafts (of some tokens, at most so many) as far as the target agrees."""
+    """Accept what `guess` drafts (some tokens, at most this many) up to the first mismatch."""
     ids, kept = list(prompt), []
     limit = len(prompt) + max_tokens
     while len(ids) < limit:
@@ -171,7 +171,7 @@ def speculative(
     tokens: int,
     eos: int | None = None,
 ) -> Verified:
-    """Drafts are the draft's own next tokens."""
+    """Drafts are the draft model's own next tokens."""
 
     def guess(ids: list[int], most: int) -> list[int]:
         return autoregressive(draft, ids, min(tokens, most))
@@ -188,7 +188,7 @@ def lookup(
     match: int,
     eos: int | None = None,
 ) -> Verified:
-    """Drafts are what followed the longest earlier copy of the end, most often or else lately."""
+    """Drafts follow the longest earlier copy of the end, by frequency, then the latest."""
 
     def guess(ids: list[int], most: int) -> list[int]:
         lengths: dict[int, int] = {}
@@ -214,7 +214,7 @@ def lookup(
 
 
 def features_of(model: Transformer, ids: list[int], layers: tuple[int, ...]) -> Tensor:
-    """Hidden states of a text, those of some layers side by side."""
+    """Return hidden states of a text, those of some layers concatenated."""
     _, captured = model.capture(
         torch.tensor(ids), torch.arange(len(ids)), dense(causal=True), layers
     )
@@ -230,7 +230,7 @@ def dflash(
     block: int,
     eos: int | None = None,
 ) -> Verified:
-    """Drafts are read from masks behind the last token and all features before it, made anew."""
+    """Drafts are read from masks after the last token and all earlier features, recomputed."""
 
     @torch.inference_mode()
     def guess(ids: list[int], most: int) -> list[int]:
@@ -260,7 +260,7 @@ def adding(
     block: int,
     eos: int | None = None,
 ) -> Verified:
-    """Drafts are read from masks behind the text, which is fed too: all of it, each time anew."""
+    """Drafts are read from masks after the text, which is recomputed each time."""
 
     @torch.inference_mode()
     def guess(ids: list[int], most: int) -> list[int]:
@@ -293,9 +293,9 @@ def adding(
 
 @torch.inference_mode()
 def ahead(draft: ExtendingDraft, features: Tensor, ids: list[int], path: list[int]) -> Tensor:
-    """Log-probabilities of the token behind a path of drafts, of which nothing is kept.
+    """Return log-probabilities of the token after a path of drafts, without a cache.
 
-    `features [n, f]` are of all tokens `ids` but the last.
+    `features [n, f]` are of all tokens `ids` except the last.
     """
     parts, tokens = [features], [*ids[1:]]
     for token in [*path, None]:
@@ -318,7 +318,7 @@ def eagle(
     nodes: int,
     eos: int | None = None,
 ) -> Verified:
-    """A tree is a set of paths, each of which is drafted from the text alone."""
+    """A tree is a set of paths, each drafted from the text."""
     layers = draft.config.feature_layers
 
     def grown(ids: list[int], levels: int) -> set[tuple[int, ...]]:
@@ -357,7 +357,7 @@ def eagle(
 
 @torch.inference_mode()
 def by_block(model: Transformer, canvas: list[int], ends: list[int]) -> Tensor:
-    """Logits `[n, vocab]` where a row sees to the end of its block; those of slot i in row i."""
+    """Return logits `[n, vocab]` where rows see to the end of their block; row i has slot i."""
     stops = [next(end for end in ends if end > slot) for slot in range(len(canvas))]
     hidden = torch.arange(len(canvas)) >= torch.tensor(stops)[:, None]
 
@@ -384,7 +384,7 @@ def block_diffusion(
     part: int | None = None,
     eos: int | None = None,
 ) -> list[int]:
-    """Fill one block after the other; everything before the end of it is computed in every turn."""
+    """Fill one block after the other; everything up to its end is recomputed in every forward."""
     mask, shift, size = model.config.mask_id, model.config.shift, model.config.block
     ids, limit = list(prompt), len(prompt) + max_tokens
     steps = steps or size
@@ -439,11 +439,11 @@ def d2f(
     canvas: bool = False,
     eos: int | None = None,
 ) -> list[int]:
-    """Append, activate, accept, until nothing is masked; everything is computed in every turn.
+    """Append, activate, accept, until no mask is left; everything is recomputed in every forward.
 
-    The text ends at the first end-of-sequence whether or not what is behind it was filled.
+    The text ends at the first end-of-sequence, whether or not later slots were filled.
     """
-    mask = object()  # what is masked; the mask token itself may stand in a prompt
+    mask = object()  # masked slots; a prompt may contain the mask token
     ids, ends, ended = list(prompt), [len(prompt)], False
     if block is None:  # the model's own, counted from slot 0
         block = model.config.block
@@ -485,7 +485,7 @@ def d2f(
 
 
 def surest(logits: Tensor, order: str) -> Tensor:
-    """How soon the hole of each row is filled, larger first."""
+    """Return the score of the hole of each row, larger first."""
     p = logits.softmax(-1)
     best = p.topk(2, -1).values
     if order == "entropy":
@@ -494,7 +494,7 @@ def surest(logits: Tensor, order: str) -> Tensor:
 
 
 def answer(ids: list[int], prompt: list[int], eos: int | None) -> list[int]:
-    """What stands before the first end-of-sequence."""
+    """Return the tokens before the first end-of-sequence."""
     out = ids[len(prompt) :]
     return out[: out.index(eos)] if eos in out else out
 
@@ -512,7 +512,7 @@ def diffusion(
     eos: int | None = None,
     canvas: bool = False,
 ) -> list[int]:
-    """Feed everything, fill some of the best holes of the block; forget what is behind an end."""
+    """Run everything, fill some of the best holes of the block; drop what follows an end."""
     mask, shift = model.config.mask_id, model.config.shift
     ids, limit = list(prompt) + [mask] * max_tokens, len(prompt) + max_tokens
     starts = range(len(prompt), limit, block)
@@ -559,7 +559,7 @@ def fast_dllm(
     eos: int | None = None,
     canvas: bool = False,
 ) -> list[int]:
-    """Feed everything once a block, then the block or what begins with it; fill the sure holes."""
+    """Run everything once per block, then the block or its suffix; fill the best holes."""
     mask, shift = model.config.mask_id, model.config.shift
     ids, limit = list(prompt) + [mask] * max_tokens, len(prompt) + max_tokens
     for begin in range(len(prompt), limit, block):
@@ -598,7 +598,7 @@ def fast_dllm(
 
 @torch.inference_mode()
 def row_by_row(model: Transformer, ids: list[int], places: list[int]) -> Tensor:
-    """Logits of rows that see the rows before them, at positions of their own; mask never said."""
+    """Return logits of rows that see earlier rows, at given positions; the mask is banned."""
     hidden = model(torch.tensor(ids), torch.tensor(places), dense(causal=True))
     logits = model.head(hidden)
     logits[:, model.config.mask_id] = -torch.inf
@@ -618,7 +618,7 @@ def wedlm(
     clip: bool = False,
     eos: int | None = None,
 ) -> list[int]:
-    """Everything again in every turn, known tokens first; fill the masks in little doubt."""
+    """Recompute everything, filled tokens first; fill the masks of low entropy."""
     known = dict(enumerate(prompt))
     limit, masks = len(prompt) + max_tokens, []
     while True:

@@ -1,4 +1,4 @@
-"""Requests of all methods on tiny models, alone and together."""
+"""Requests of all methods on tiny models, alone and batched."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ from outpace.models.transformer import Stack
 
 
 def new_models() -> dict[str, Stack]:
-    """Targets and further models by name.
+    """Return targets and further models by name.
 
-    The causal model, which fills masks too, is target of some and verifier of others: all read it
-    in one pass.
+    The causal model, which also fills masks, is target of some and verifier of others, so all use
+    it in one pass.
     """
     near = causal_model(seed=1)
     near.norm.weight.add_(torch.randn(32, generator=torch.Generator().manual_seed(0)))
@@ -107,7 +107,7 @@ KINDS: list[Method] = [
     Lookup(tokens=4, match=1),
     Lookup(tokens=3),
 ]
-"""Of each method a few, which run on any prompt with 12 or 20 tokens."""
+"""A few options of each method, for any prompt with 12 or 20 tokens."""
 
 
 ZOO: dict[str, list[Method]] = {
@@ -149,14 +149,14 @@ ON_ZOO: list[Case] = [(name, method) for name, methods in ZOO.items() for method
 
 
 def further(cases: list[Case]) -> list[Case]:
-    """Cases of `ON_ZOO` whose method a list lacks."""
+    """Return the cases of `ON_ZOO` whose method a list lacks."""
     kinds = {type(method) for _, method in cases}
     return [(name, method) for name, method in ON_ZOO if type(method) not in kinds]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a user asks for, and in which turn of the engine; prompts are token ids."""
+    """A user's request, and the step in which it arrives; prompts are token ids."""
 
     method: Method
     prompt: tuple[int, ...] = (3, 1, 4, 1, 5)
@@ -167,7 +167,7 @@ class Request:
 
     @property
     def roles(self) -> dict[str, str]:
-        """Name of the model in each role; that of the target is given by `on`, or found."""
+        """Name of the model in each role; `on` names the target, or it is chosen."""
         return {"target": self.on or self.target, **self.method.models()}
 
     @property
@@ -185,7 +185,7 @@ class Request:
         return target
 
     def submit(self, engine: Engine, listener: Callable[[Tokens], None] | None = None) -> Job:
-        """Queue it."""
+        """Queue the request."""
         return enter(
             engine,
             self.method,
@@ -198,7 +198,7 @@ class Request:
         )
 
     def sequence(self) -> Tokens:
-        """The same for a loop without an engine."""
+        """Return the same request for a loop without an engine."""
         return Tokens(
             prompt=list(self.prompt),
             max_tokens=self.max_tokens,
@@ -222,7 +222,7 @@ BATCH = [
 
 
 def new_engine(*, slots: int = 2048, **limits: int) -> Engine:
-    """An engine of all models."""
+    """Return an engine of all models."""
     return engine_of(*MODELS.items(), slots=slots, **limits)
 
 
@@ -230,14 +230,14 @@ Result = tuple[list[int], str | None, list[Step]]
 
 
 def result(job: Job) -> Result:
-    """Tokens, reason of the end and trace, all but the time that it took."""
+    """Return tokens, finish reason and trace, without times."""
     steps = [replace(step, seconds=0.0) for step in job.request.trace]
     return tokens(job), job.request.finish_reason, steps
 
 
 @cache
 def alone(request: Request) -> Result:
-    """The request with an engine of its own."""
+    """Return the result of the request in a separate engine."""
     engine = new_engine()
     job = request.submit(engine)
     finish(engine)
@@ -245,7 +245,7 @@ def alone(request: Request) -> Result:
 
 
 def serve(engine: Engine, requests: Sequence[Request]) -> list[Result]:
-    """All requests, each submitted in the turn in which it arrives."""
+    """Run all requests, each submitted in the step in which it arrives."""
     jobs: dict[int, Job] = {}
     turn = 0
     while len(jobs) < len(requests) or not all(job.done for job in jobs.values()):
@@ -384,7 +384,7 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
         ),
     ),
 }
-"""Every registered method with its options at random."""
+"""Every registered method with random options."""
 
 methods = st.sampled_from(list(STRATEGIES)).flatmap(STRATEGIES.__getitem__)
 samplings = st.builds(
@@ -397,7 +397,7 @@ samplings = st.builds(
 
 
 def runs(request: Request) -> bool:
-    """Whether the options of a method fit its limit of tokens."""
+    """Return whether the options of a method fit its limit of tokens."""
     try:
         request.method.check(request.sequence())
     except ValueError:
@@ -464,11 +464,11 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         block=rng.choice([None, 1]),
     ),
 }
-"""Every registered method with its options from a state."""
+"""Every registered method with options from a random state."""
 
 
 def random_request(rng: Random) -> Request:
-    """A request of any kind, the same for the same state of `rng`."""
+    """Return a request of any kind, determined by the state of `rng`."""
     return Request(
         method=RANDOM[rng.choice(list(RANDOM))](rng),
         prompt=tuple(rng.randint(1, VOCAB - 2) for _ in range(rng.randint(1, 30))),
@@ -484,7 +484,7 @@ def random_request(rng: Random) -> Request:
 
 
 def missing() -> str:
-    """Registered methods that some part of this workload lacks, in words."""
+    """Return the registered methods that some part of this workload lacks, for a message."""
     parts = {
         "KINDS": {type(method) for method in KINDS},
         "ZOO": {type(method) for _, method in ON_ZOO},

@@ -321,7 +321,7 @@ def test_error_of_a_method_is_raised_with_its_name(causal: LLM) -> None:
 
 def test_bad_prompt_among_many_is_refused_before_any_work(llm: LLM) -> None:
     """And the good ones are taken back."""
-    with pytest.raises(ValueError, match="lies outside the vocabulary"):
+    with pytest.raises(ValueError, match="is outside the vocabulary"):
         llm.generate([[1, 2], [1, END + 4]], max_tokens=4)
     assert idle(llm)
 

@@ -272,9 +272,9 @@ def test_a_method_by_its_name(llm: LLM, method: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "says"),
     [
-        ("x", "unknown method 'x'; known are apd, autoregressive"),
+        ("x", "unknown method 'x'; available: apd, autoregressive"),
         (("autoregressive", {"x": 1}), "method 'autoregressive' has no option x; it has none"),
-        (("apd", {"ratios": 1}), "method 'apd' has no option ratios; known are coupling, "),
+        (("apd", {"ratios": 1}), "method 'apd' has no option ratios; available: coupling, "),
         ("apd", "method 'apd' needs verifier"),
         (("apd", {"verifier": "tiny-aux", "ratio": "a"}), "ratio must be a number"),
     ],

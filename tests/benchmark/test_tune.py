@@ -159,7 +159,7 @@ def test_options_that_do_not_go_together_are_the_worst(llm: LLM, scripted: None)
     found.run(12, lambda record: None)
     refused = [record for record in found.trials if "error" in record]
     assert refused and all(record["value"] == WORST for record in refused)
-    assert "lookahead 3 shows fewer holes" in refused[0]["error"]
+    assert "lookahead must be at least tokens=" in refused[0]["error"]
     assert found.best(1)
 
 

@@ -119,8 +119,8 @@ def test_a_race_answers_the_same_again(llm: LLM, capsys: pytest.CaptureFixture[s
     ("line", "says"),
     [
         ("/nonsense", "there is no /nonsense; /help shows what there is"),
-        ("/method nonsense", "unknown method 'nonsense'; known are apd"),
-        ("/method wedlm x=1", "method 'wedlm' has no option x; known are"),
+        ("/method nonsense", "unknown method 'nonsense'; available: apd"),
+        ("/method wedlm x=1", "method 'wedlm' has no option x; available:"),
         ("/method wedlm x", "'x' is no option of wedlm: write option=value"),
         ("/method wedlm entropy=a", "entropy takes float"),
         ("/method left_to_right", "decodes diffusion models"),

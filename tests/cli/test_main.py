@@ -369,7 +369,7 @@ def test_models_and_methods_are_listed(outpace):
         ),
         (("evaluate", "tiny-aux", "--tasks", "x", "--min-p", "0.1"), "min_p: tasks of"),
         (("chat", "no-such-model"), "no-such-model"),
-        (("chat", "tiny-aux", "--temperature", "nan"), "temperature must be 0 or lie between"),
+        (("chat", "tiny-aux", "--temperature", "nan"), "temperature must be 0 or between"),
         (("chat", "tiny-aux", "--stop", ""), "a stop string is empty"),
         (("generat",), "Did you mean 'generate'?"),
         (("race", "x", "--entry", "tiny-dream apd verifier=tiny-aux size=3"), "size"),

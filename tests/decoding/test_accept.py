@@ -1,4 +1,4 @@
-"""How many drafts are kept."""
+"""Number of accepted drafts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ TOKENS = st.lists(st.integers(0, 3), max_size=8)
     ],
 )
 def test_leading_run_that_agrees(drafted: list[int], tokens: list[int], kept: int) -> None:
-    """Up to the first difference, or the end of the shorter list."""
+    """The run ends at the first difference, or at the end of the shorter list."""
     assert agreement(drafted, tokens) == kept
 
 
 @given(TOKENS, TOKENS)
-def test_it_is_the_longest_common_beginning(drafted: list[int], tokens: list[int]) -> None:
-    """No more and no less."""
+def test_agreement_is_longest_common_prefix(drafted: list[int], tokens: list[int]) -> None:
     kept = agreement(drafted, tokens)
     assert drafted[:kept] == tokens[:kept]
     assert kept == min(len(drafted), len(tokens)) or drafted[kept] != tokens[kept]

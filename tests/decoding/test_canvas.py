@@ -1,4 +1,4 @@
-"""Canvas: what is fed, what is empty, what is filled."""
+"""Canvas: model input, holes and filled tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outpace.decoding import Canvas, Prediction, Request, Target
 from outpace.decoding.canvas import blocks
 
 
-def test_holes_are_fed_as_masks_and_filled_in_any_order() -> None:
+def test_holes_are_masks_and_filled_in_any_order() -> None:
     canvas = Canvas([1, 9], mask_id=9)
     assert (len(canvas), canvas.filled, canvas.holes) == (2, 2, [])
     canvas.extend(4)
@@ -31,7 +31,7 @@ def test_holes_of_a_part() -> None:
     assert canvas.within(6, 99) == [6, 7]
 
 
-def test_known_slots_are_those_that_are_no_holes() -> None:
+def test_filled_slots_exclude_holes() -> None:
     canvas = Canvas([9, 1], mask_id=9)
     canvas.extend(4)
     canvas.fill([4], [9])
@@ -41,16 +41,16 @@ def test_known_slots_are_those_that_are_no_holes() -> None:
 
 
 @pytest.mark.parametrize("slot", [0, 3, 9])
-def test_what_is_no_hole_is_not_filled(slot: int) -> None:
+def test_filling_a_token_raises(slot: int) -> None:
     canvas = Canvas([1], mask_id=0)
     canvas.extend(3)
     canvas.fill([3], [5])
-    with pytest.raises(ValueError, match=rf"slot {slot} is no hole; the holes are \[1, 2\]"):
+    with pytest.raises(ValueError, match=rf"slot {slot} is not a hole; the holes are \[1, 2\]"):
         canvas.fill([slot], [7])
     assert canvas.ids == [1, 0, 0, 5]
 
 
-def test_what_is_cut_is_neither_fed_nor_filled() -> None:
+def test_truncated_slots_are_gone() -> None:
     canvas = Canvas([1], mask_id=0)
     canvas.extend(5)
     canvas.fill([2, 5], [7, 8])
@@ -61,7 +61,7 @@ def test_what_is_cut_is_neither_fed_nor_filled() -> None:
     assert (len(canvas), canvas.filled) == (4, 1)
 
 
-def test_cut_drops_tokens_and_holes() -> None:
+def test_truncate_drops_tokens_and_holes() -> None:
     canvas = Canvas([1, 2], mask_id=0)
     canvas.extend(4)
     canvas.fill([4], [7])
@@ -71,7 +71,7 @@ def test_cut_drops_tokens_and_holes() -> None:
     assert len(canvas) == 4
 
 
-def test_what_stands_before_the_first_hole_is_committed() -> None:
+def test_prefix_before_first_hole_is_committed() -> None:
     seq = Request(prompt=[1], max_tokens=4, eos=frozenset([9]))
     canvas = Canvas(seq.prompt, mask_id=0)
     canvas.extend(4)
@@ -84,8 +84,8 @@ def test_what_stands_before_the_first_hole_is_committed() -> None:
     assert (seq.tokens, seq.finish_reason) == ([5, 6, 7, 8], "length")
 
 
-def test_what_is_behind_an_end_is_dropped() -> None:
-    """The first end counts, wherever the one filled now stands."""
+def test_slots_after_end_of_sequence_are_dropped() -> None:
+    """The first end-of-sequence counts, wherever the last filled one is."""
     seq = Request(prompt=[9], max_tokens=6, eos=frozenset([9]))
     canvas = Canvas(seq.prompt, mask_id=0)
     canvas.extend(6)
@@ -105,7 +105,7 @@ def test_last_block_may_be_shorter() -> None:
 
 
 def test_log_probabilities_stay_with_their_slots() -> None:
-    """In whatever order holes are filled, and from whichever entry of a prediction."""
+    """Fill holes in any order, from any entry of a prediction."""
     request = Request(prompt=[1, 2], max_tokens=4, logprobs=True, target=Target(mask_id=0))
     canvas = Canvas.of(request)
     canvas.extend(4)
@@ -122,8 +122,8 @@ def test_log_probabilities_stay_with_their_slots() -> None:
     assert request.scores == [-9.0, -0.5, -9.0, -0.25]
 
 
-def test_scores_are_kept_where_they_are_wanted_only() -> None:
-    """A request that did not ask for them has none."""
+def test_scores_are_stored_only_on_request() -> None:
+    """Without `logprobs` there are none."""
     request = Request(prompt=[1], max_tokens=1)
     canvas = Canvas.of(request)
     canvas.extend(1)

@@ -1,4 +1,4 @@
-"""Loose verification: the published rule, row by row and by hand."""
+"""Loose verification: the published rule, row by row and worked out by hand."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from outpace.decoding.processor import NEVER
 CPU = torch.device("cpu")
 VOCAB = 5
 DOUBT = 0.6 * log(5)
-"""Of five tokens that are equally likely: three of them, each with -p log p."""
+"""Entropy terms of three of five equally likely tokens."""
 
 
 def row(token: int | None = None) -> list[float]:
-    """Logits of a target that is sure of a token; that is in doubt and says token 0."""
+    """Return logits of a target that is certain of a token, or uncertain and predicts token 0."""
     return [12.0 * (place == token) for place in range(VOCAB)]
 
 
 def loose(drafted: list[int], window: int = 2, entropy: float = 0.3, **given) -> Fly:
-    """A read of some drafts."""
+    """Return a read of some drafts."""
     return Fly(drafted=tuple(drafted), window=window, entropy=entropy, **given)
 
 
 def said(reads: list[Fly], logits: list[Tensor]) -> list[list[int]]:
-    """Tokens of reads that are run together."""
+    """Return the tokens of reads that run together."""
     slots = [range(len(each)) for each in logits]
     rows = torch.cat(logits)
     tokens = Fly.group(reads, slots, CPU)(rows, slice(0, len(rows))).tokens
@@ -41,17 +41,19 @@ def said(reads: list[Fly], logits: list[Tensor]) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("drafted", "target", "tokens"),
     [
-        pytest.param([3, 1, 2], [None, 1, 2, 4], [3, 1, 2, 4], id="in doubt, and agreeing behind"),
+        pytest.param(
+            [3, 1, 2], [None, 1, 2, 4], [3, 1, 2, 4], id="uncertain, and agreeing after it"
+        ),
         pytest.param([3, 1, 2], [0, 1, 2, 4], [0, 1, 2, 4], id="sure of another"),
         pytest.param([3, 3, 2, 2], [None, 0, 2, 2, 1], [0, 0, 2, 2, 1], id="the next differs"),
         pytest.param([3, 1, 3, 2], [None, 1, 0, 2, 1], [0, 1, 0, 2, 1], id="the last differs"),
-        pytest.param([3, 1], [None, 1, 2], [0, 1, 2], id="too few behind"),
+        pytest.param([3, 1], [None, 1, 2], [0, 1, 2], id="too few after it"),
         pytest.param([1, 3, 1, 2], [1, None, 1, 2, 4], [1, 3, 1, 2, 4], id="not the first"),
         pytest.param(
             [3, 1, 3, 1, 2],
             [None, 1, None, 1, 2, 4],
             [0, 1, 3, 1, 2, 4],
-            id="a loose one is none that agrees",
+            id="a loose one does not count as agreeing",
         ),
         pytest.param(
             [3, 1, 2, 4, 1, 2],
@@ -63,43 +65,43 @@ def said(reads: list[Fly], logits: list[Tensor]) -> list[list[int]]:
     ],
 )
 def test_the_rule(drafted: list[int], target: list[int | None], tokens: list[int]) -> None:
-    """Window 2; what the target says where nothing else is kept."""
+    """With window 2; otherwise the target's token is taken."""
     logits = torch.tensor([row(token) for token in target])
     assert said([loose(drafted)], [logits]) == [tokens]
 
 
 @pytest.mark.parametrize(("entropy", "kept"), [(DOUBT - 1e-4, True), (DOUBT + 1e-4, False)])
 def test_the_gate_opens_at_the_entropy(entropy: float, kept: bool) -> None:
-    """At that and more."""
+    """The entropy threshold is inclusive."""
     logits = torch.tensor([row(), row(1), row(2), row(4)])
     assert (said([loose([3, 1, 2], entropy=entropy)], [logits])[0][0] == 3) is kept
 
 
-def test_doubt_is_of_the_three_likeliest_and_not_normalised() -> None:
-    """Of probabilities 1/2, 1/4, 1/8, 1/8: 1/2 log 2 + 1/4 log 4 + 1/8 log 8."""
+def test_entropy_covers_top_three_unnormalised() -> None:
+    """For probabilities 1/2, 1/4, 1/8, 1/8: 1/2 log 2 + 1/4 log 4 + 1/8 log 8."""
     logits = torch.tensor([[0.5, 0.125, 0.25, 0.125]]).log() + 7
     torch.testing.assert_close(doubt(logits), torch.tensor([1.375 * log(2)]))
     torch.testing.assert_close(doubt(torch.zeros(1, 2)), torch.tensor([log(2)]))
     assert doubt(torch.tensor([[0.0, NEVER, NEVER, NEVER]])) == 0
 
 
-def test_a_banned_draft_never_stays() -> None:
-    """However much in doubt the target is."""
+def test_banned_draft_is_never_accepted() -> None:
+    """Even at the highest entropy of the target."""
     logits = torch.tensor([row(), row(1), row(2), row(4)])
     logits[0, 3] = NEVER
     assert said([loose([3, 1, 2], entropy=0)], [logits]) == [[0, 1, 2, 4]]
 
 
-def test_no_number_is_seen() -> None:
-    """The logit of the token that is read there is none, which is how the engine knows."""
+def test_nan_stays_visible() -> None:
+    """The logit of the chosen token is NaN, which the engine detects."""
     logits = torch.tensor([row(), row(1), row(2), row(4)])
     logits[0, 2] = float("nan")
     (tokens,) = said([loose([3, 1, 2])], [logits])
     assert logits[0, tokens[0]].isnan()
 
 
-def test_scores_are_those_of_what_is_kept() -> None:
-    """Of the target, at temperature 1."""
+def test_scores_are_those_of_accepted_tokens() -> None:
+    """Scores of the target at temperature 1."""
     read = loose([3, 1, 2], scores=("logprob",))
     logits = torch.tensor([row(), row(1), row(2), row(4)])
     readout = Fly.group([read], [range(4)], CPU)(logits, slice(0, 4))
@@ -107,7 +109,7 @@ def test_scores_are_those_of_what_is_kept() -> None:
 
 
 def by_the_rule(drafted: list[int], tokens: list[int], logits: Tensor, read: Fly) -> list[int]:
-    """The rule as it is published, in loops: `tokens` are the target's."""
+    """Apply the published rule in loops; `tokens` are the target's."""
     probabilities = logits.double().softmax(-1)
     agree = [draft == token for draft, token in zip(drafted, tokens, strict=False)]
     kept = list(tokens)
@@ -127,8 +129,8 @@ cases = st.tuples(
 
 @given(st.lists(cases, min_size=1, max_size=4), st.sampled_from([0.0, 1.0]))
 @settings(max_examples=150)
-def test_reads_together_follow_the_rule_each_for_itself(cases, temperature: float) -> None:
-    """Greedy and sampled, of few and of many drafts, which the target says mostly."""
+def test_batched_reads_follow_the_rule_separately(cases, temperature: float) -> None:
+    """Greedy and sampled, with few and many drafts that mostly match."""
     reads, rows, expected = [], [], []
     for count, window, entropy, seed in cases:
         noise = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""A forward is a write and then a read: which slots each row sees, which rows predict."""
+"""`Forward`: visible slots of each row, and the rows that predict."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ ROWS = [7, 7, 7, 7, 7]
 PLAIN = Forward(ids=ROWS, start=10)
 
 
-def test_end_is_the_slot_behind_the_rows() -> None:
-    """And by default all that is seen."""
+def test_end_is_the_slot_after_the_rows() -> None:
+    """It is also the default number of visible slots."""
     assert (PLAIN.end, PLAIN.seen) == (15, 15)
     assert replace(PLAIN, pattern=FULL, reach=20).seen == 20
 
 
 def test_causal_rows_see_up_to_themselves() -> None:
-    """The default mask."""
+    """The default pattern."""
     assert PLAIN.stops() == [11, 12, 13, 14, 15]
 
 
 def test_full_rows_see_all_rows() -> None:
-    """Every slot below the end."""
+    """Every slot below the end is visible."""
     assert replace(PLAIN, pattern=FULL).stops() == [15] * 5
 
 
-def test_full_rows_see_as_far_as_they_reach() -> None:
-    """Slots behind the rows that an earlier forward has filled."""
+def test_full_rows_see_up_to_visible_end() -> None:
+    """Slots after the rows, filled by an earlier forward, are visible."""
     assert replace(PLAIN, pattern=FULL, reach=20).stops() == [20] * 5
 
 
-def test_reach_means_nothing_to_causal_rows() -> None:
-    """Each stops at itself; nobody sees further."""
+def test_visible_end_is_ignored_by_causal_rows() -> None:
+    """A causal row never sees later slots."""
     reaching = replace(PLAIN, reach=20)
     assert reaching.stops() == [11, 12, 13, 14, 15]
     assert reaching.seen == 15
 
 
 def test_blocks_see_to_their_own_end() -> None:
-    """Lengths of consecutive blocks."""
+    """The pattern gives the lengths of consecutive blocks."""
     assert replace(PLAIN, pattern=(2, 3)).stops() == [12, 12, 15, 15, 15]
 
 
-def test_only_the_last_block_reaches_further() -> None:
-    """What is behind the rows lies behind the earlier blocks too."""
+def test_visible_end_extends_only_the_last_block() -> None:
+    """Slots after the rows come after the earlier blocks too."""
     assert replace(PLAIN, pattern=(2, 3), reach=18).stops() == [12, 12, 18, 18, 18]
 
 
 @given(st.integers(0, 50), st.integers(1, 12))
 def test_causal_is_blocks_of_one_and_full_is_one_block(start: int, rows: int) -> None:
-    """One integer a row is all that a mask is."""
+    """One integer per row describes the mask."""
     forward = Forward(ids=[0] * rows, start=start)
     singles, single = replace(forward, pattern=(1,) * rows), replace(forward, pattern=(rows,))
     assert forward.stops() == singles.stops()
@@ -64,7 +64,7 @@ def test_causal_is_blocks_of_one_and_full_is_one_block(start: int, rows: int) ->
 
 @given(st.integers(0, 50), st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_a_row_sees_itself_and_never_a_later_block(start: int, lengths: list[int]) -> None:
-    """Whatever the blocks."""
+    """For any blocks."""
     forward = Forward(ids=[0] * sum(lengths), start=start, pattern=tuple(lengths))
     stops = forward.stops()
     first = start
@@ -74,31 +74,31 @@ def test_a_row_sees_itself_and_never_a_later_block(start: int, lengths: list[int
         first += length
 
 
-def test_row_before_predicts_where_the_model_shifts() -> None:
-    """Every causal model, and Dream: row p - 1 predicts slot p."""
+def test_previous_row_predicts_with_shift_one() -> None:
+    """Causal models and Dream: row p - 1 predicts slot p."""
     assert replace(PLAIN, predict=[11, 15]).predicted_rows(shift=1) == [0, 4]
 
 
-def test_row_itself_predicts_where_it_does_not() -> None:
+def test_own_row_predicts_without_shift() -> None:
     """LLaDA: row p predicts slot p."""
     assert replace(PLAIN, predict=[10, 14]).predicted_rows(shift=0) == [0, 4]
 
 
 def test_next_slot_is_predicted_by_default() -> None:
-    """By the last row."""
+    """The last row predicts it."""
     assert list(PLAIN.predicted_rows(shift=1)) == [4]
     assert list(PLAIN.predicted_slots()) == [15]
 
 
-def test_default_means_nothing_without_shift() -> None:
-    """The slot behind the last row has no row of its own."""
+def test_default_needs_shift_one() -> None:
+    """The slot after the last row has no row."""
     for shift in (0, 2):
-        with pytest.raises(ValueError, match="only a model with shift 1 predicts; name the slots"):
+        with pytest.raises(ValueError, match="only a model with shift 1 predicts: list the slots"):
             PLAIN.predicted_rows(shift)
 
 
 def test_nothing_may_be_predicted() -> None:
-    """A forward that only fills the cache."""
+    """Such a forward only fills the cache."""
     nothing = replace(PLAIN, predict=())
     assert nothing.predicted_rows(shift=1) == []
     assert list(nothing.predicted_slots()) == []
@@ -107,15 +107,15 @@ def test_nothing_may_be_predicted() -> None:
 @pytest.mark.parametrize(
     ("shift", "slot", "row"), [(1, 10, 9), (1, 16, 15), (0, 9, 9), (0, 15, 15)]
 )
-def test_slot_whose_row_is_not_fed_is_named(shift: int, slot: int, row: int) -> None:
-    """With the row that would predict it, and what the forward does hold."""
+def test_slot_without_its_row_raises(shift: int, slot: int, row: int) -> None:
+    """The message names the row and the slots of the forward."""
     wanted = f"slot {slot} is predicted by the row of slot {row}, .* holds slots 10 to 14"
     with pytest.raises(ValueError, match=wanted):
         replace(PLAIN, predict=[11, slot]).predicted_rows(shift)
 
 
-def test_rows_may_be_named_instead() -> None:
-    """By the slots that hold them, one for each wanted slot, whatever the shift."""
+def test_predicting_rows_may_be_given() -> None:
+    """As slots that hold them, one for each wanted slot, for any shift."""
     named = replace(PLAIN, predict=[30, 12, 12], predict_from=[14, 11, 12])
     for shift in (0, 1):
         assert named.predicted_rows(shift) == [4, 1, 2]
@@ -127,11 +127,11 @@ def test_rows_may_be_named_instead() -> None:
     [
         ([14, 15], "slot 12 is predicted by the row of slot 15, .* holds slots 10 to 14"),
         ([9, 10], "slot 30 is predicted by the row of slot 9"),
-        ([14], "1 rows are named for 2 wanted slots"),
+        ([14], "predict_from has 1 rows for 2 wanted slots"),
     ],
 )
-def test_named_rows_must_be_there(rows: list[int], message: str) -> None:
-    """And as many as slots."""
+def test_given_rows_must_exist(rows: list[int], message: str) -> None:
+    """One for each wanted slot."""
     with pytest.raises(ValueError, match=message):
         replace(PLAIN, predict=[30, 12], predict_from=rows).predicted_rows(shift=1)
 
@@ -141,8 +141,8 @@ def check(forward: Forward, *, vocab: int = 8, slots: int = 40, written: int = 1
     forward.check(vocab=vocab, length=100, slots=slots, written=written)
 
 
-def test_rows_right_behind_what_was_written_are_fine() -> None:
-    """And over it: nothing is rolled back."""
+def test_rows_may_follow_or_overwrite_written_slots() -> None:
+    """No rollback is needed."""
     check(PLAIN)
     check(replace(PLAIN, start=0))
     check(replace(PLAIN, start=35), written=35)
@@ -153,12 +153,15 @@ def test_rows_right_behind_what_was_written_are_fine() -> None:
     ("forward", "message"),
     [
         (replace(PLAIN, ids=[]), "at least one row"),
-        (replace(PLAIN, ids=[7, 8]), "token id 8 lies outside the vocabulary of 8"),
-        (replace(PLAIN, ids=[7, -1]), "token id -1 lies outside"),
+        (replace(PLAIN, ids=[7, 8]), "token id 8 is outside the vocabulary of 8"),
+        (replace(PLAIN, ids=[7, -1]), "token id -1 is outside"),
         (replace(PLAIN, start=11), "start at slot 11, but only 10 slots have been written"),
         (replace(PLAIN, start=-1), "start at slot -1"),
         (replace(PLAIN, ids=ROWS * 7), "end at slot 44, but 40 slots were reserved"),
-        (replace(PLAIN, pattern=FULL, reach=16), "reach 16 reads slots that were never written"),
+        (
+            replace(PLAIN, pattern=FULL, reach=16),
+            "visible_end 16 has slots that were never written",
+        ),
         (replace(PLAIN, positions=[1, 2]), "2 positions for 5 rows"),
         (replace(PLAIN, context=torch.zeros(0, 4)), "context is 4 wide, but target reads 0"),
         (replace(PLAIN, pattern=(2, 2)), r"block lengths \(2, 2\) do not add up to 5 rows"),
@@ -166,18 +169,18 @@ def test_rows_right_behind_what_was_written_are_fine() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_forward_that_cannot_run_is_refused(forward: Forward, message: str) -> None:
-    """With what is wrong with it."""
+    """The message names the problem."""
     with pytest.raises(ValueError, match=message):
         check(forward)
 
 
-def test_masks_have_names() -> None:
+def test_patterns_have_names() -> None:
     """Methods write CAUSAL and FULL."""
     assert PLAIN.pattern == CAUSAL != FULL
 
 
 def test_context_fills_the_slots_before_the_rows() -> None:
-    """And must follow what has been written."""
+    """It must follow the written slots."""
     behind = replace(PLAIN, model="draft", context=torch.zeros(4, 6))
     assert (behind.first, behind.start, behind.end) == (6, 10, 15)
     assert behind.stops() == PLAIN.stops()

@@ -1,4 +1,4 @@
-"""Orders: which holes are chosen, in which order, and at ties."""
+"""Orders: the chosen holes, their order, and ties."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_ranked_prefers_the_left_one_of_equals() -> None:
     assert ranked(SCORES).tolist() == [1, 3, 2, 0]
 
 
-def test_best_takes_as_many_as_there_are() -> None:
+def test_top_holes_returns_at_most_all() -> None:
     assert best(SCORES).tolist() == [1]
     assert best(SCORES, 3).tolist() == [1, 3, 2]
     assert sorted(best(SCORES, 9)) == [0, 1, 2, 3]
@@ -44,7 +44,7 @@ def test_above_is_strict() -> None:
     assert above(SCORES, 0.9).tolist() == []
 
 
-def test_rank_prefers_little_entropy() -> None:
+def test_rank_prefers_low_entropy() -> None:
     out = Prediction(tokens=[1, 2], scores={"confidence": SCORES[:2], "entropy": SCORES[2:]})
     assert rank(out, "confidence").tolist() == SCORES[:2].tolist()
     assert ranked(rank(out, "entropy")).tolist() == [0, 1]
@@ -58,14 +58,14 @@ entropies = st.lists(st.floats(0, 8, width=32), min_size=1, max_size=40).map(
 )
 
 
-def test_reaching_takes_the_best_where_none_is_sure() -> None:
+def test_reaching_threshold_returns_at_least_the_best() -> None:
     assert reaching(SCORES, 0.95).tolist() == [1]
     assert reaching(SCORES, 0.9).tolist() == [1, 3]
     assert reaching(SCORES, 0.5).tolist() == [1, 3, 2]
     assert reaching(np.array([1.0, 1.0, 0.2], dtype=np.float32), 1.0).tolist() == [0, 1]
 
 
-def test_factor_asks_for_more_where_more_are_taken() -> None:
+def test_factor_demands_more_of_larger_groups() -> None:
     sure = np.array([0.5, 0.7, 0.1, 0.8, 0.1], dtype=np.float32)
     # The second best must reach 1 - f / 3, the third 1 - f / 4.
     assert factor(sure, 0.8).tolist() == [3]
@@ -86,12 +86,12 @@ def test_budget_counts_all_entropies_but_the_largest() -> None:
     assert within_budget(-entropy, entropy, 0.11).tolist() == [1, 3]
     assert within_budget(-entropy, entropy, 0.31).tolist() == [1, 3, 0]
     assert within_budget(-entropy, entropy, 0.61).tolist() == [1, 3, 0, 2]
-    # In another order: 2.0 comes first, and is the one that is free.
+    # In another order: 2.0 comes first, and is the largest, which is not counted.
     assert within_budget(entropy, entropy, 0.31).tolist() == [2, 0]
 
 
 @given(confidences, st.floats(0.01, 1), st.floats(0.1, 4))
-def test_sure_orders_take_a_leading_part_and_never_nothing(
+def test_confident_orders_take_a_nonempty_prefix(
     scores: np.ndarray, threshold: float, weight: float
 ) -> None:
     order = ranked(scores).tolist()
@@ -103,7 +103,7 @@ def test_sure_orders_take_a_leading_part_and_never_nothing(
 
 
 @given(entropies, st.floats(0, 5))
-def test_budget_is_kept_and_used_up(entropy: np.ndarray, budget: float) -> None:
+def test_budget_is_respected_and_used(entropy: np.ndarray, budget: float) -> None:
     order, chosen = ranked(-entropy), within_budget(-entropy, entropy, budget)
     assert len(chosen) >= 1 and chosen.tolist() == order[: len(chosen)].tolist()
     taken = entropy[chosen].astype(np.float64)
@@ -147,14 +147,14 @@ def test_counts_of_timesteps_add_up(holes: int, steps: int, eps: float) -> None:
 
 
 @given(st.integers(1, 300), st.sampled_from([0.0, 1e-3, 0.5]))
-def test_shares_grow_until_the_last_takes_all(steps: int, eps: float) -> None:
+def test_shares_grow_to_one(steps: int, eps: float) -> None:
     falls = shares(steps, eps)
     assert falls[-1] == 1 and (falls > 0).all() and (falls <= 1).all()
     assert (np.diff(falls[:-1]) >= -1e-6).all()
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 64])
-def test_share_of_the_even_schedule_is_one_of_the_steps_left(steps: int) -> None:
+def test_even_share_is_one_over_remaining_steps(steps: int) -> None:
     expected = [1 / (steps - step) for step in range(steps)]
     assert np.allclose(shares(steps, 0.0), expected, rtol=1e-5)
     assert [share for _, share in schedule(10, steps, 0.0)] == pytest.approx(expected, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Bans, biases and penalties, against what is worked out by hand."""
+"""Bans, biases and penalties, against results worked out by hand."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def test_a_bias_is_added() -> None:
 
 
 def test_an_answer_does_not_end_early() -> None:
-    """From its slot on it may."""
+    """From the given slot on it may end."""
     logits = torch.zeros(3, 4)
     NotBefore(frozenset((1, 2)), 6)(logits, [5, 6, 4], [])
     never = torch.tensor(NEVER).item()
     assert logits.tolist() == [[0, never, never, 0], [0] * 4, [0, never, never, 0]]
 
 
-def test_penalties_count_what_stands_in_front() -> None:
-    """In the answer for two of them, in prompt and answer for the third; row by row."""
+def test_penalties_count_earlier_tokens() -> None:
+    """Two penalties count the answer, the third prompt and answer, row by row."""
     text = [0, 1, 2, 2, 3]  # the first two are the prompt
     logits = torch.tensor([[1.0, -1.0, 4.0, 4.0]] * 3)
     Penalties(begin=2, presence=0.5, frequency=0.25)(logits, [2, 4, 5], text)
@@ -33,8 +33,8 @@ def test_penalties_count_what_stands_in_front() -> None:
     assert logits.tolist() == [[0.5, -2, 4, 4], [0.5, -2, 2, 2]]
 
 
-def test_penalties_leave_bans_alone() -> None:
-    """They stay finite, and the least of all."""
+def test_penalties_keep_bans() -> None:
+    """Banned logits stay finite and the lowest."""
     logits = torch.tensor([[NEVER, 1.0]])
     Penalties(begin=0, presence=1e4, frequency=1e4, repetition=1e4)(logits, [3], [0, 0, 0])
     assert logits.isfinite().all() and logits[0, 0] <= NEVER

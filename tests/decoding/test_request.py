@@ -1,4 +1,4 @@
-"""Committing is the only way for a token to become output."""
+"""`Request.commit` is the only way for a token to become output."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ EOS = 9
 
 
 def sequence(max_tokens: int = 5) -> Request:
-    """A request with a prompt of three tokens."""
+    """Return a request with a prompt of three tokens."""
     return Request(prompt=[1, 2, 3], max_tokens=max_tokens, eos=frozenset([EOS]))
 
 
 def test_new_sequence_is_its_prompt() -> None:
-    """Which is not the caller's list."""
+    """The request copies the caller's list."""
     seq = sequence()
     assert (seq.ids, len(seq), seq.tokens, seq.limit) == ([1, 2, 3], 3, [], 8)
     assert seq.commit([4]) and seq.prompt == [1, 2, 3]
 
 
 def test_committed_tokens_are_output() -> None:
-    """And more may come."""
+    """More may follow."""
     seq = sequence()
     assert seq.commit([4, 5])
     assert (seq.ids, seq.tokens, seq.finish_reason) == ([1, 2, 3, 4, 5], [4, 5], None)
 
 
-def test_end_of_sequence_ends_and_is_no_output() -> None:
-    """Nor is what comes behind it."""
+def test_end_of_sequence_is_not_output() -> None:
+    """Tokens after it are not output either."""
     seq = sequence()
     assert not seq.commit([4, EOS, 5])
     assert (seq.tokens, seq.finish_reason) == ([4], "stop")
 
 
-def test_limit_cuts() -> None:
+def test_limit_truncates() -> None:
     """Exactly at the last token that fits."""
     seq = sequence()
     assert not seq.commit([4, 4, 4, 4, 4, 4])
     assert (seq.tokens, seq.finish_reason) == ([4] * 5, "length")
 
 
-def test_end_of_sequence_behind_the_limit_is_not_seen() -> None:
-    """The answer was cut before it."""
+def test_end_of_sequence_after_the_limit_is_ignored() -> None:
+    """The answer ends at the limit."""
     seq = sequence(max_tokens=1)
     assert not seq.commit([4, EOS])
     assert seq.finish_reason == "length"
 
 
 def test_end_of_sequence_in_the_prompt_does_not_count() -> None:
-    """A prompt ends no answer."""
+    """It does not end the answer."""
     seq = Request(prompt=[EOS, EOS], max_tokens=5, eos=frozenset([EOS]))
     assert seq.commit([4])
 
@@ -64,15 +64,15 @@ def test_nothing_is_added_to_an_ended_sequence() -> None:
     assert (seq.tokens, seq.finish_reason) == ([], "cancelled")
 
 
-def test_nothing_committed_changes_nothing() -> None:
-    """A forward may bring no token."""
+def test_empty_commit_changes_nothing() -> None:
+    """A forward may accept no token."""
     seq = sequence()
     assert seq.commit([]) and seq.tokens == []
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=8), st.integers(1, 12))
-def test_groups_do_not_matter(groups: list[list[int]], max_tokens: int) -> None:
-    """However tokens come, output is their run up to end-of-sequence or the limit."""
+def test_commit_sizes_do_not_matter(groups: list[list[int]], max_tokens: int) -> None:
+    """The output is the tokens up to end-of-sequence or the limit."""
     seq = sequence(max_tokens)
     for group in groups:
         seq.commit(group)
@@ -84,7 +84,7 @@ def test_groups_do_not_matter(groups: list[list[int]], max_tokens: int) -> None:
 
 
 def test_read_carries_the_sampling_of_the_request() -> None:
-    """With the noise of a step."""
+    """Including the noise of a step."""
     seq = Request(prompt=[1], max_tokens=2, sampling=Sampling(temperature=0.5, seed=3))
     read = seq.sample(4, keep=True, scores=("entropy",))
     assert (read.sampling, read.step, read.keep) == (seq.sampling, 4, True)

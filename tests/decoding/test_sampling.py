@@ -1,4 +1,4 @@
-"""Logits to tokens and scores: laws, filters, and noise that knows no neighbours."""
+"""Logits to tokens and scores: distributions, filters, and noise independent of the batch."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ LIKELY = 1e-3
 def draw(
     logits: Tensor, sampling: Sampling, slots: range, *, step: int = 0, chunk: int = 10**6
 ) -> Tensor:
-    """Tokens that one request draws from logits `[r, V]` of these slots."""
+    """Return tokens that one request draws from logits `[r, V]` of these slots."""
     read = Sample.group([Sample(sampling=sampling, step=step)], [slots], CPU)
     rows = [slice(i, min(i + chunk, len(slots))) for i in range(0, len(slots), chunk)]
     return torch.cat([read(logits[part], part).tokens for part in rows])
 
 
 def many(sampling: Sampling, logits: Tensor = LOGITS) -> Tensor:
-    """Draws from the same logits at many slots."""
+    """Draw from the same logits at many slots."""
     return draw(logits.expand(DRAWS, -1), sampling, range(DRAWS))
 
 
 def law(sampling: Sampling, logits: Tensor = LOGITS) -> Tensor:
-    """The distribution that these settings mean, by sorting."""
+    """Return the distribution of these settings, computed by sorting."""
     logits = logits.double() / sampling.temperature
     ranked, order = logits.sort(descending=True)
     mass = ranked.softmax(-1)
@@ -61,8 +61,8 @@ SAMPLINGS = [
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_draws_follow_the_law(sampling: Sampling) -> None:
-    """Chi-square of 24,000 draws over a vocabulary of 12."""
+def test_draws_follow_the_distribution(sampling: Sampling) -> None:
+    """Chi-square test of 24,000 draws over a vocabulary of 12."""
     assert chi_square(many(sampling), law(sampling)) > LIKELY
 
 
@@ -77,12 +77,11 @@ def test_draws_follow_the_law(sampling: Sampling) -> None:
     ],
     ids=str,
 )
-def test_the_test_above_sees_a_wrong_law(drawn: Sampling, wrong: Sampling) -> None:
-    """Draws of one law are not taken for another."""
+def test_chi_square_detects_a_wrong_distribution(drawn: Sampling, wrong: Sampling) -> None:
     assert chi_square(many(drawn), law(wrong)) < LIKELY
 
 
-def test_law_holds_over_seeds_and_over_steps() -> None:
+def test_distribution_holds_over_seeds_and_steps() -> None:
     """Not only over the slots of one request."""
     half = Sampling(temperature=1.0, top_p=0.9)
     seeds = [Sample(sampling=Sampling(temperature=1.0, top_p=0.9, seed=s)) for s in range(DRAWS)]
@@ -94,7 +93,7 @@ def test_law_holds_over_seeds_and_over_steps() -> None:
 
 
 def test_draws_of_neighbouring_slots_are_independent() -> None:
-    """Pairs follow the product of the law."""
+    """Pairs follow the product distribution."""
     fair = torch.zeros(4)
     tokens = many(Sampling(temperature=1.0), fair)
     pairs = tokens[::2] * 4 + tokens[1::2]
@@ -110,8 +109,8 @@ def test_zero_temperature_takes_the_most_probable() -> None:
 
 @pytest.mark.parametrize("columns", [5, WIDE - 1, WIDE, WIDE + 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_most_probable_is_found_at_once(columns: int, dtype: torch.dtype) -> None:
-    """The first of equals and of what is no number, in a slice, with all but a few left out."""
+def test_fast_argmax_equals_torch(columns: int, dtype: torch.dtype) -> None:
+    """With ties, NaNs, slices and banned tokens."""
     torch.manual_seed(columns)
     wide = torch.randn(40, columns + 3).to(dtype)
     wide[:8] = wide[:8].round()  # many are equal
@@ -124,7 +123,7 @@ def test_the_most_probable_is_found_at_once(columns: int, dtype: torch.dtype) ->
         assert torch.equal(likeliest(logits), logits.argmax(-1))
 
 
-def test_low_temperature_comes_to_the_same() -> None:
+def test_low_temperature_equals_greedy() -> None:
     """Without a special case."""
     logits = torch.randn(200, 12, generator=torch.Generator().manual_seed(0))
     for temperature in (1e-4, 1e-30):
@@ -138,7 +137,7 @@ rows = st.lists(st.integers(-30, 30), min_size=2, max_size=20, unique=True)
 
 @given(rows, st.integers(1, 25))
 def test_top_k_keeps_the_k_largest(values: list[int], k: int) -> None:
-    """As sorting does."""
+    """Compare with sorting."""
     logits = torch.tensor([values]) / 8
     kept = keep_top_k(logits, torch.tensor([k]), min(k, len(values)))
     largest = set(sorted(values, reverse=True)[:k])
@@ -147,7 +146,7 @@ def test_top_k_keeps_the_k_largest(values: list[int], k: int) -> None:
 
 
 def test_top_k_keeps_ties_and_each_row_has_its_own() -> None:
-    """No order is made up between equals; a row without limit keeps all."""
+    """Ties survive; a row without a limit keeps all tokens."""
     logits = torch.tensor([[1.0, 2.0, 1.0, 0.0]] * 3)
     kept = keep_top_k(logits, torch.tensor([2, 1, 2**31]), 4).isfinite()
     assert kept.tolist() == [
@@ -159,8 +158,8 @@ def test_top_k_keeps_ties_and_each_row_has_its_own() -> None:
 
 @given(rows, st.integers(1, 100), st.integers(0, 2**32))
 @settings(max_examples=200)
-def test_nucleus_is_the_one_of_a_sort(values: list[int], percent: int, seed: int) -> None:
-    """The arg-max of the noise over the tokens that a sort and a running sum would keep."""
+def test_nucleus_equals_sorting(values: list[int], percent: int, seed: int) -> None:
+    """The arg-max of the noise over the tokens that a sort and a running sum keep."""
     logits, top_p = torch.tensor([values]) / 8, percent / 100
     noised = logits + gumbel(torch.tensor([seed]), len(values))
     ranked, order = logits.double().sort(descending=True)
@@ -171,7 +170,7 @@ def test_nucleus_is_the_one_of_a_sort(values: list[int], percent: int, seed: int
         inside = torch.zeros(1, len(values), dtype=torch.bool).scatter(-1, order, above <= edge)
         return int(noised.masked_fill(~inside, -torch.inf).argmax())
 
-    # Where a sum meets the edge to the last bit, both sides of it are right.
+    # Where a sum meets the bound to the last bit, both results are correct.
     chosen = int(nucleus(logits, noised, torch.tensor([top_p])))
     assert chosen in {best(top_p - 1e-6), best(top_p + 1e-6)}
 
@@ -186,7 +185,7 @@ def test_nucleus_keeps_the_token_that_crosses_the_edge() -> None:
 
 
 def test_tokens_that_hold_top_p_exactly_do_not_close_the_nucleus() -> None:
-    """Others must hold more than this mass; so do both ways to find it say."""
+    """Only a mass above `top_p` excludes a token, in both implementations."""
     chances, top_p = torch.tensor([[0.5, 0.25, 0.125, 0.125]]), torch.tensor([0.5])
     logits = chances.log()
     assert torch.equal(logits.softmax(-1), chances)
@@ -196,8 +195,8 @@ def test_tokens_that_hold_top_p_exactly_do_not_close_the_nucleus() -> None:
 
 
 @given(st.integers(0, 2**32), st.floats(0.01, 30), st.integers(1, 100))
-def test_a_wide_nucleus_is_the_one_of_a_sort(seed: int, spread: float, percent: int) -> None:
-    """Whether it lies within the few most probable tokens or not, beside rows where it does."""
+def test_wide_nucleus_equals_sorting(seed: int, spread: float, percent: int) -> None:
+    """Within the few most probable tokens or beyond, mixed in one batch."""
     logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(seed)) * spread
     logits[1] *= 20
     kept = keep_top_p(logits, torch.full((3,), percent / 100)).isfinite()
@@ -226,7 +225,7 @@ requests = st.lists(
 
 @given(requests, st.integers(1, 7))
 def test_neighbours_and_chunks_change_no_draw(batch: list[tuple], chunk: int) -> None:
-    """Noise depends on (seed, slot, step), not on the place in the batch or how it is cut."""
+    """Noise depends on (seed, slot, step), not on batch position or chunks."""
     slots = [range(first, first + count) for _, first, count, _ in batch]
     reads = [Sample(sampling=sampling, step=step) for sampling, *_, step in batch]
     total = sum(map(len, slots))
@@ -244,7 +243,7 @@ def test_neighbours_and_chunks_change_no_draw(batch: list[tuple], chunk: int) ->
 
 @given(st.integers(0, 10**6), st.integers(0, 1000), st.integers(0, 1000))
 def test_seed_step_and_slot_all_change_the_noise(seed: int, step: int, slot: int) -> None:
-    """And nothing else does."""
+    """Nothing else changes it."""
 
     def keys(seed: int, step: int, slots: list[int]) -> list[int]:
         return noise_of([Sampling(seed=seed)], [step], [slots]).tolist()
@@ -261,19 +260,19 @@ def test_seed_step_and_slot_all_change_the_noise(seed: int, step: int, slot: int
 
 @given(st.integers(0, 61), st.integers(0, 2**62 - 1))
 def test_every_bit_of_a_key_changes_its_noise(bit: int, key: int) -> None:
-    """In all columns but a few at the most."""
+    """In all columns except a few."""
     noise, other = gumbel(torch.tensor([key, key ^ (1 << bit)]), 12)
     assert int((noise == other).sum()) <= 1
 
 
 def test_noise_of_a_column_does_not_depend_on_the_vocabulary() -> None:
-    """So that two models of one tokenizer share it, padded or not."""
+    """Two models with one tokenizer share the noise, padded or not."""
     keys = noise_of([Sampling(seed=1)], [2], [range(50)])
     assert torch.equal(gumbel(keys, 30), gumbel(keys, 40)[:, :30])
 
 
 def test_noise_is_finite_and_of_the_right_size() -> None:
-    """Mean 0.5772 and variance pi^2 / 6 of the standard Gumbel law."""
+    """Mean 0.5772 and variance pi^2 / 6 of the standard Gumbel distribution."""
     keys = noise_of([Sampling()], [0], [range(2000)])
     noise = gumbel(keys, 100).double()
     assert bool(noise.isfinite().all())
@@ -282,13 +281,13 @@ def test_noise_is_finite_and_of_the_right_size() -> None:
 
 
 def test_noise_is_finite_at_the_largest_of_all_words() -> None:
-    """A token that alone is left by top-k must win, so its noise may not be minus infinity."""
+    """A single token left by top-k must win, so its noise must not be minus infinity."""
     key = torch.tensor([354322316450070530])  # its first column is the word 2 ** 32 - 1
     assert bool(gumbel(key, 3).isfinite().all())
 
 
 def test_scores_are_those_of_the_raw_logits() -> None:
-    """Whatever the temperature: probability of the token, entropy in nats, lead of the best."""
+    """At any temperature: probability, entropy in nats, margin."""
     logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]).log() + 3
     read = Sample(
         sampling=Sampling(temperature=0.5, top_k=1), scores=("confidence", "entropy", "margin")
@@ -302,7 +301,7 @@ def test_scores_are_those_of_the_raw_logits() -> None:
 
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, Sampling(top_k=3), Sampling(top_p=0.5)], ids=str)
-def test_drawn_scores_are_those_of_the_law(sampling: Sampling) -> None:
+def test_drawn_scores_use_the_sampling_distribution(sampling: Sampling) -> None:
     expected = law(replace(sampling, temperature=sampling.temperature or 1.0))
     read = Sample(sampling=sampling, drawn=True, scores=("confidence", "entropy", "margin"))
     raw = Sample(scores=("confidence",))
@@ -320,8 +319,8 @@ def test_drawn_scores_are_those_of_the_law(sampling: Sampling) -> None:
     )
 
 
-def test_a_row_without_a_cut_keeps_all_beside_one_with_it() -> None:
-    """However little is in its tail."""
+def test_row_without_truncation_keeps_its_tail() -> None:
+    """Next to a truncated row."""
     logits = torch.randn(20, 40, generator=torch.Generator().manual_seed(0)).exp() * 2
     cut = Cut.of([Sampling(top_p=0.5), *[Sampling()] * 19], [[0]] * 20, CPU)
     kept = cut(logits, slice(0, 20)).isfinite().sum(-1)
@@ -329,13 +328,13 @@ def test_a_row_without_a_cut_keeps_all_beside_one_with_it() -> None:
 
 
 def test_entropy_counts_impossible_tokens_as_nothing() -> None:
-    """A mask that may not be said has probability zero."""
+    """A banned mask has probability zero."""
     read = Sample.group([Sample(scores=("entropy",))], [[0]], CPU)
     out = read(torch.tensor([[1.0, 1.0, -1e30]]), slice(0, 1))
     assert float(out.scores["entropy"][0]) == pytest.approx(np.log(2), abs=1e-6)
 
 
-def test_only_wanted_scores_are_made() -> None:
+def test_only_requested_scores_are_computed() -> None:
     """Each is another pass over the vocabulary."""
     read = Sample.group([GREEDY, Sample(scores=("margin",))], [[0], [0]], CPU)
     assert set(read(torch.zeros(2, 5), slice(0, 2)).scores) == {"margin"}
@@ -344,17 +343,17 @@ def test_only_wanted_scores_are_made() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -0.1}, "temperature .* not -0.1"),
-        ({"temperature": 1e-38}, "temperature .* not 1e-38"),
-        ({"temperature": float("inf")}, "temperature .* not inf"),
-        ({"temperature": float("nan")}, "temperature .* not nan"),
-        ({"top_p": 0.0}, "top_p .* not 0.0"),
-        ({"top_p": 1.01}, "top_p .* not 1.01"),
-        ({"top_k": 0}, "top_k .* not 0"),
+        ({"temperature": -0.1}, "temperature .* got -0.1"),
+        ({"temperature": 1e-38}, "temperature .* got 1e-38"),
+        ({"temperature": float("inf")}, "temperature .* got inf"),
+        ({"temperature": float("nan")}, "temperature .* got nan"),
+        ({"top_p": 0.0}, "top_p .* got 0.0"),
+        ({"top_p": 1.01}, "top_p .* got 1.01"),
+        ({"top_k": 0}, "top_k .* got 0"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(options: dict, message: str) -> None:
-    """With the value."""
+def test_invalid_settings_are_refused(options: dict, message: str) -> None:
+    """The message has the value."""
     with pytest.raises(ValueError, match=message):
         Sampling(**options)
 
@@ -369,6 +368,6 @@ def test_settings_that_mean_nothing_are_refused(options: dict, message: str) -> 
         ({"top_k": 3}, False),
     ],
 )
-def test_plain_settings_draw_from_the_distribution_as_it_is(options: dict, plain: bool) -> None:
-    """So that its scores are those of the raw logits."""
+def test_plain_settings_sample_the_model_distribution(options: dict, plain: bool) -> None:
+    """Their scores are those of the raw logits."""
     assert Sampling(**options).plain == plain

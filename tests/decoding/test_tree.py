@@ -1,4 +1,4 @@
-"""Trees as patterns: stops, positions, and what does not fit."""
+"""Draft trees as patterns: visible slots, positions, and invalid trees."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def check(forward: Forward, **options) -> None:
     forward.check(**{"vocab": 8, "length": 99, "slots": 20, "written": 9} | options)
 
 
-def test_rows_below_the_trunk_are_causal_and_the_others_see_it() -> None:
-    """Positions are the lengths of what rows see."""
+def test_rows_before_the_root_are_causal() -> None:
+    """Positions are the numbers of visible slots."""
     tree = Tree.of(7, [-1, 0, 0, 2, -1])
     assert tree.bits == (0b0, 0b1, 0b1, 0b101, 0b0)
     assert tree.stops(5) == [6, 7, 7, 7, 7, 7, 7]
@@ -33,34 +33,39 @@ def test_rows_below_the_trunk_are_causal_and_the_others_see_it() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pattern": Tree(7, (0, 1, 1))}, "a tree of 3 rows on trunk 7 does not fit 4 rows from"),
-        ({"pattern": Tree(9, ())}, "a tree of 0 rows on trunk 9"),
-        ({"pattern": Tree(-1, (0, 0, 0, 0))}, "trunk -1"),
-        ({"pattern": Tree(7, (0, 2))}, "the row of slot 8 points at none of the 63 slots behind"),
-        ({"pattern": Tree(7, (1, 1))}, "the row of slot 7 points at none"),
-        ({"pattern": Tree(7, (0, -1))}, "the row of slot 8 points at none"),
+        (
+            {"pattern": Tree(7, (0, 1, 1))},
+            "a tree of 3 rows with root slot 7 does not match 4 rows from",
+        ),
+        ({"pattern": Tree(9, ())}, "a tree of 0 rows with root slot 9"),
+        ({"pattern": Tree(-1, (0, 0, 0, 0))}, "root slot -1"),
+        (
+            {"pattern": Tree(7, (0, 2))},
+            "the row of slot 8 must point at earlier slots of the 63",
+        ),
+        ({"pattern": Tree(7, (1, 1))}, "the row of slot 7 must point at earlier"),
+        ({"pattern": Tree(7, (0, -1))}, "the row of slot 8 must point at earlier"),
         ({"ids": [1], "start": 70, "pattern": Tree(0, (1 << 63,))}, "the row of slot 70"),
-        ({"reach": 9}, "a tree has no reach, but 9 is given"),
-        ({"features": torch.zeros(4, 3)}, r"features are \(4, 3\) for 4 rows, .* takes in none"),
+        ({"reach": 9}, "visible_end must be None for a tree, got 9"),
+        ({"features": torch.zeros(4, 3)}, r"features are \(4, 3\) for 4 rows, .* needs none"),
         ({"predict": [8], "branches": [[], []]}, "2 branches for 1 wanted slots"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict, message: str) -> None:
-    """With its numbers."""
+def test_invalid_trees_are_refused(changes: dict, message: str) -> None:
+    """The message has the numbers."""
     with pytest.raises(ValueError, match=message):
         check(replace(PLAIN, **changes), slots=99, written=90)
 
 
 @pytest.mark.parametrize("features", [None, torch.zeros(3, 6), torch.zeros(4, 5)])
-def test_features_come_row_by_row_in_a_known_width(features: torch.Tensor | None) -> None:
-    """To a draft that extends them, and never without."""
+def test_features_match_rows_and_width(features: torch.Tensor | None) -> None:
+    """Required by drafts that combine them, and refused by others."""
     forward = replace(PLAIN, features=torch.zeros(4, 6), model="draft")
     check(forward, widths=(6, 2))
-    with pytest.raises(ValueError, match="for 4 rows, but draft takes in 6 or 2"):
+    with pytest.raises(ValueError, match="for 4 rows, but draft needs 6 or 2"):
         check(replace(forward, features=features), widths=(6, 2))
 
 
-def test_text_of_branches_is_the_text() -> None:
-    """Rows that are no text do not stand in it."""
+def test_tree_rows_are_not_merged_into_the_text() -> None:
     assert PLAIN.known([9] * 9) == [9] * 5 + [1, 2, 3, 4]
     assert replace(PLAIN, branches=[[1]]).known([9] * 7) == [9] * 7

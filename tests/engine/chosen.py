@@ -1,6 +1,6 @@
-"""Prints which layouts of float matrices are chosen here, once their rows were found invariant.
+"""Prints the layouts chosen for float matrices on this machine, after testing batch invariance.
 
-The argument is "tiles" or "none"; the latter leaves tiles out. oneDNN reads `ONEDNN_MAX_CPU_ISA`
+The argument is "tiles" or "none"; the latter excludes tiles. oneDNN reads `ONEDNN_MAX_CPU_ISA`
 once, so each value of it needs a process.
 """
 
@@ -18,7 +18,7 @@ SHAPES = ((37, 64), (192, 192), (1152, 896), (896, 4864), (512, 2048))
 
 
 def check(weight: torch.Tensor, name: str) -> bool:
-    """Whether all numbers of rows give the bits of the whole."""
+    """Return whether all numbers of rows give the same bits as the whole."""
     matrix, x = LAYOUTS[name](weight), torch.randn(300, weight.shape[1]).to(weight.dtype)
     product = bind_product(matrix)
     whole = product(x)

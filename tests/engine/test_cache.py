@@ -1,4 +1,4 @@
-"""Pages are handed out once and come back."""
+"""Allocation and release of pages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CONFIG = translate(published())
 
 
 def cache(pages: int = 8) -> Cache:
-    """A small cache."""
+    """Return a small cache."""
     return Cache(CONFIG, pages * PAGE, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_size_is_rounded_up_to_whole_pages() -> None:
-    """And so is a reservation."""
+    """Reservations are too."""
     small = Cache(CONFIG, PAGE + 1, dtype=torch.float32, device=torch.device("cpu"))
     assert len(small) == 2 * PAGE
     assert small.keys[0].shape == (2 * PAGE, CONFIG.kv_heads, CONFIG.head_dim)
@@ -28,15 +28,15 @@ def test_size_is_rounded_up_to_whole_pages() -> None:
     assert table is not None and (len(table.pages), table.size, len(table.slots)) == (1, 3, 3)
 
 
-def test_nothing_is_given_where_memory_is_short() -> None:
-    """And nothing is taken."""
+def test_reserve_fails_without_memory() -> None:
+    """And allocates nothing."""
     memory = cache(2)
     assert memory.reserve(PAGE) is not None
     assert memory.reserve(PAGE + 1) is None
     assert memory.reserve(PAGE) is not None
 
 
-def test_neighbouring_pages_are_preferred() -> None:
+def test_contiguous_pages_are_preferred() -> None:
     """Their slots are a view, not a copy."""
     memory = cache(8)
     tables = [memory.reserve(PAGE) for _ in range(8)]
@@ -47,23 +47,23 @@ def test_neighbouring_pages_are_preferred() -> None:
     assert table.window(20) == slice(5 * PAGE, 5 * PAGE + 20)
 
 
-def test_neighbours_lie_alike_where_there_is_room() -> None:
-    """On a grid, or at multiples of the next power of two: many of them are one strided view."""
+def test_tables_are_aligned_where_possible() -> None:
+    """On a grid, or at multiples of the next power of two, so that many are one strided view."""
     memory = cache(64)
     tables = [memory.reserve(size * PAGE) for size in (3, 1, 20, 8, 3, 1, 3, 2, 4, 8)]
     assert [table.pages[0] for table in tables if table] == [0, 16, 32, 8, 4, 3, 20, 18, 24, 56]
     assert [table.stride // PAGE for table in tables if table] == [16, 16, 32, 8, 4, 1, 4, 2, 4, 8]
 
 
-def test_memory_that_nobody_has_written_is_zeros() -> None:
-    """Attention may look at it, and must not find what is no number."""
+def test_unwritten_memory_is_zero() -> None:
+    """Attention may read it, and must not find NaNs."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         memory = Cache(CONFIG, 4 * PAGE, dtype=dtype, device=torch.device("cpu")).memory
         assert memory.dtype == dtype and not memory.any()
 
 
-def test_what_is_no_number_is_erased() -> None:
-    """With its names; what others hold too stays."""
+def test_nan_pages_are_erased() -> None:
+    """With their names; shared pages stay."""
     memory = cache(4)
     first, second = memory.reserve(2 * PAGE), memory.reserve(PAGE)
     assert first and second
@@ -76,8 +76,8 @@ def test_what_is_no_number_is_erased() -> None:
     assert kept == [False, True, True]
 
 
-def test_pages_that_lie_apart_are_used_where_nothing_else_is_left() -> None:
-    """By their slots, one by one."""
+def test_scattered_pages_are_the_last_resort() -> None:
+    """Slot by slot."""
     memory = cache(4)
     tables = [memory.reserve(PAGE) for _ in range(4)]
     for table in tables[::2]:
@@ -90,7 +90,7 @@ def test_pages_that_lie_apart_are_used_where_nothing_else_is_left() -> None:
 
 @given(st.lists(st.one_of(st.integers(1, 5 * PAGE), st.integers(-9, -1)), max_size=40))
 def test_no_page_is_held_twice(turns: list[int]) -> None:
-    """A positive number reserves slots, a negative one gives a table back."""
+    """A positive number reserves slots, a negative one frees a table."""
     memory = cache(8)
     held: list[Table] = []
     for turn in turns:
@@ -109,19 +109,22 @@ def test_budget_counts_keys_and_values_of_all_layers() -> None:
     """In bytes of the dtype."""
     slot = 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim * 2
     assert cache_slots(CONFIG, torch.bfloat16, 10 * slot + slot - 1) == 10
-    with pytest.raises(ValueError, match=f"of which a token takes {slot}: give a larger cache_gib"):
+    with pytest.raises(
+        ValueError,
+        match=f"less than the {slot} of one token's keys and values: give a larger cache_gib",
+    ):
         cache_slots(CONFIG, torch.bfloat16, slot - 1)
 
 
-def test_more_memory_than_there_is_is_refused() -> None:
-    """Before any of it is taken, and by what asked for it."""
+def test_too_much_memory_is_refused() -> None:
+    """Before any allocation, naming the option."""
     for slots in (2**50, 2**70):
         with pytest.raises(ValueError, match="no memory for .* GiB .* a smaller cache_gib"):
             Cache(CONFIG, slots, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def test_pages_of_no_use_for_longest_are_taken_first() -> None:
-    """Side by side where that is possible, and one by one where it is not."""
+def test_oldest_pages_are_reused_first() -> None:
+    """Contiguous where possible, and scattered otherwise."""
     for order, expected in (((4, 5, 6, 0, 1, 2, 3), [4, 5]), ((4, 6, 0, 2), [4, 6])):
         memory = cache(7)
         tables = [memory.reserve(PAGE) for _ in range(7)]

@@ -1,4 +1,4 @@
-"""Layouts change the speed of products and nothing else."""
+"""Layouts of weights change the speed of products and nothing else."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def untiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def model(*, bidirectional: bool, vocab: int = 2048, tied: bool = False) -> Transformer:
-    """A model with matrices of all sizes."""
+    """Return a model with matrices of all sizes."""
     torch.manual_seed(0)
     config = ModelConfig(
         family="dream" if bidirectional else "qwen2",
@@ -72,7 +72,7 @@ def model(*, bidirectional: bool, vocab: int = 2048, tied: bool = False) -> Tran
 
 @pytest.fixture(params=["tiled", "untiled"])
 def machine(request: pytest.FixtureRequest) -> str:
-    """With tiles, as far as this one has them, and without."""
+    """With tiles, where this machine has them, and without."""
     if request.param == "untiled":
         request.getfixturevalue("untiled")
     name: str = request.param
@@ -81,7 +81,7 @@ def machine(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("rows", [1, 2, 33, MANY + 1, PIECE + 1, 2 * PIECE])
-def test_results_stay(machine: str, bidirectional: bool, rows: int) -> None:
+def test_results_are_unchanged(machine: str, bidirectional: bool, rows: int) -> None:
     """For few rows and many, head included."""
     plain = model(bidirectional=bidirectional)
     laid_out = copy.deepcopy(plain)
@@ -92,7 +92,7 @@ def test_results_stay(machine: str, bidirectional: bool, rows: int) -> None:
 
 
 def test_many_rows_share_kernels() -> None:
-    """So a row is the same to the last bit among any number of rows up to the next multiple."""
+    """A row has the same bits among any number of rows up to the next multiple."""
     weight, rows = blocked(torch.randn(96, 64)), torch.randn(MANY + STEP, 64)
     product = bind_product(weight)
     whole = product(rows)
@@ -102,7 +102,7 @@ def test_many_rows_share_kernels() -> None:
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, **times: float) -> None:
-    """Let each layout take a time for any number of rows."""
+    """Set the time of each layout for any number of rows."""
     found = {name: dict.fromkeys(ROWS, time) for name, time in times.items()}
     monkeypatch.setattr(autotune, "seconds", lambda *_: found)
 
@@ -115,10 +115,10 @@ needs_both = pytest.mark.skipif(
 
 @needs_both
 @pytest.mark.parametrize("blocks, wanted", [(0.6, "blocks"), (0.75, "tiles")])
-def test_chance_chooses_no_layout(
+def test_noise_chooses_no_layout(
     blocks: float, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The usual one is left for one that takes less than seven tenths of the time."""
+    """Another layout must take less than seven tenths of the usual one's time."""
     fake(monkeypatch, tiles=1.0, blocks=blocks)
     assert autotune.quickest(torch.ones(SMALL // 64, 64)) == wanted
     assert autotune.quickest(torch.ones(SMALL // 128, 64)) == "tiles"  # small ones are not timed
@@ -126,7 +126,7 @@ def test_chance_chooses_no_layout(
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """What is batch invariant is found out anew, before and after."""
+    """Test batch invariance again, before and after."""
     is_batch_invariant.cache_clear()
     yield
     is_batch_invariant.cache_clear()
@@ -135,14 +135,14 @@ def fresh() -> Iterator[None]:
 @needs_both
 @pytest.mark.parametrize("shape", [(192, 192), (37, 64)])
 @pytest.mark.parametrize("at", [1, 3, 129])
-def test_a_layout_whose_rows_depend_on_their_company_is_not_used(
+def test_batch_dependent_layout_is_not_used(
     shape: tuple[int, int],
     at: int,
     fresh: None,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """However quick: tiles are, or plain rows where a matrix does not fill tiles."""
+    """However fast; tiles are used, or plain rows where a matrix does not fill tiles."""
 
     def bind_dependent(weight: Tensor, *rest: Tensor | None) -> Product:
         product = bind_product(weight, *rest)
@@ -161,8 +161,8 @@ def test_a_layout_whose_rows_depend_on_their_company_is_not_used(
     assert autotune.quickest(weight) == "rows"
 
 
-def test_layouts_are_tried_once_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """For each shape, dtype and number of threads; one layout alone is not timed."""
+def test_layouts_are_timed_once_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """For each shape, dtype and number of threads; a single layout is not timed."""
     weight = torch.ones(384, 208)
     with caplog.at_level("INFO", "outpace"):
         chosen = [autotune.quickest(weight) for _ in range(3)]
@@ -176,7 +176,7 @@ def test_layouts_are_tried_once_and_the_log_says_so(caplog: pytest.LogCaptureFix
 def test_without_blocks_models_keep_their_layout(
     dtype: torch.dtype, fault: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a processor or a build of PyTorch without them; what comes out is the same."""
+    """On a processor or a PyTorch build without them, with the same results."""
 
     def missing(weight: torch.Tensor) -> torch.Tensor:
         raise fault
@@ -197,10 +197,8 @@ def test_without_blocks_models_keep_their_layout(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(192, 192), (1152, 896), (896, 4864), (320, 64)])
 @pytest.mark.parametrize("name", ["tiles", "blocks", "chosen"])
-def test_a_row_does_not_change_with_its_company(
-    name: str, dtype: torch.dtype, shape: tuple[int, int]
-) -> None:
-    """Bit by bit, among any number of rows, in every layout that may be chosen."""
+def test_rows_are_batch_invariant(name: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """Bit by bit, among any number of rows, in every layout."""
     torch.manual_seed(0)
     weight, x = (torch.randn(n, shape[1]).to(dtype) for n in (shape[0], 300))
     threads = torch.get_num_threads()
@@ -235,8 +233,8 @@ def test_a_row_does_not_change_with_its_company(
         ("ALL", "tiles"),
     ],
 )
-def test_what_is_chosen_is_batch_invariant_with_any_instructions(isa: str, have: str) -> None:
-    """Full shapes, of which the trial sees a part, with the kernels that oneDNN has for each."""
+def test_chosen_layouts_are_batch_invariant(isa: str, have: str) -> None:
+    """Full shapes, with the kernels that oneDNN has for each instruction set."""
     run = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "chosen.py"), have],
         env={**os.environ, "ONEDNN_MAX_CPU_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -247,7 +245,7 @@ def test_what_is_chosen_is_batch_invariant_with_any_instructions(isa: str, have:
 
 
 @pytest.mark.skipif(not tiles.usable(torch.float32), reason="this machine has no tiles")
-def test_matrices_that_fill_tiles_are_batch_invariant_whatever_their_size() -> None:
+def test_tiled_matrices_are_batch_invariant() -> None:
     """With AVX512 neither small matrices nor bfloat16 are left to PyTorch."""
     for dtype in DTYPES:
         for shape in ((16, 2), (64, 64), (640, 192), (1152, 896)):
@@ -259,8 +257,10 @@ def test_matrices_that_fill_tiles_are_batch_invariant_whatever_their_size() -> N
 def test_a_tied_head(
     bidirectional: bool, rows: int, machine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All but large ones have a copy, and large tiles serve both; without blocks and tiles, that of
-    a causal model lies by column."""
+    """All except large ones have a copy, and large tiles serve both.
+
+    Without blocks and tiles, the head of a causal model is stored by column.
+    """
     monkeypatch.setattr(tiles, "LARGE", 4 * 192 * 3072)
     tiled = machine == "tiled" and tiles.usable(torch.float32)
     blocks = has("blocks", torch.float32)
@@ -293,7 +293,7 @@ def test_a_tied_head(
 def test_a_layout_is_undone(
     dtype: torch.dtype, vocab: int, tied: bool, machine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the same classes and the same bits, which fire their hooks again."""
+    """The original classes, hooks and bits are restored."""
     monkeypatch.setattr(tiles, "LARGE", 2048 * 192 * dtype.itemsize)
     plain = model(bidirectional=False, vocab=vocab, tied=tied).to(dtype)
     laid_out = copy.deepcopy(plain)
@@ -314,7 +314,7 @@ def test_a_layout_is_undone(
 
 
 def test_a_model_that_decodes_can_be_saved(machine: str, tmp_path: Path) -> None:
-    """Every tensor, bit by bit, whatever its layout."""
+    """Every tensor, bit by bit, in any layout."""
     plain = model(bidirectional=False, vocab=1024, tied=True)
     plain.config = replace(plain.config, source=published(**SIZES))
     laid_out = copy.deepcopy(plain)
@@ -328,8 +328,8 @@ def test_a_model_that_decodes_can_be_saved(machine: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
-def test_a_norm_that_is_called_directly_is_the_norm(dtype: torch.dtype, scale: float) -> None:
-    """Of small numbers and large ones."""
+def test_direct_norm_equals_the_norm(dtype: torch.dtype, scale: float) -> None:
+    """For small numbers and large ones."""
     torch.manual_seed(0)
     norm = torch.nn.RMSNorm(96, 1e-5).requires_grad_(False)
     torch.nn.init.normal_(norm.weight)

@@ -1,4 +1,4 @@
-"""Half precision through the engine: the same tokens together and alone, read in float32."""
+"""Half precision in the engine: the same tokens batched and alone, read in float32."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ each_half = pytest.mark.parametrize("dtype", HALVES, ids=["bfloat16", "float16"]
 
 @cache
 def halved(dtype: torch.dtype) -> dict[str, Stack]:
-    """The models of the workload in a dtype of two bytes."""
+    """Return the models of the workload in a 16-bit dtype."""
     return {name: model.to(dtype) for name, model in new_models().items()}
 
 
 def engine_in(dtype: torch.dtype, **limits: int) -> Engine:
-    """An engine of all of them."""
+    """Return an engine of all of them."""
     return engine_of(*halved(dtype).items(), slots=64 * PAGE, **limits)
 
 
 def asked(method: Method) -> list[Asked]:
-    """Requests of other lengths and settings, some of them late."""
+    """Return requests of different lengths and settings, some of them late."""
     return [
         Asked(
             method=method,
@@ -108,10 +108,10 @@ def test_logits_are_read_in_float32(dtype: torch.dtype) -> None:
 
 
 @each_half
-def test_logits_may_be_read_as_the_head_wrote_them(
+def test_kernel_reads_logits_of_any_dtype(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a kernel, which finds what is found in float32; the mask is banned in any dtype."""
+    """With the same result as in float32; the mask is banned in any dtype."""
     seen: list[Tensor] = []
 
     def look(logits: Tensor, *rest: Any) -> Any:
@@ -137,7 +137,7 @@ def test_logits_may_be_read_as_the_head_wrote_them(
 @each_half
 @pytest.mark.parametrize("name", ["diffusion", "unshifted", "causal", "near", "rich"])
 def test_logits_are_near_those_of_float32(name: str, dtype: torch.dtype) -> None:
-    """As near as rounding allows: in bfloat16 eight times less so than in float16."""
+    """Within rounding, which in bfloat16 is eight times that of float16."""
     found = []
     for models in (halved(dtype), new_models()):
         each = Runner(name, models[name], slots=8 * PAGE)
@@ -156,8 +156,8 @@ def test_logits_are_near_those_of_float32(name: str, dtype: torch.dtype) -> None
     reason="this machine has no compiled loops",
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_log_probabilities_have_the_same_bits_in_any_company(dtype: str) -> None:
-    """Of a model whose matrices are all small, alone and among requests of other lengths."""
+def test_log_probabilities_are_batch_invariant(dtype: str) -> None:
+    """Of a model with small matrices only, alone and among requests of other lengths."""
     llm = LLM("tiny-aux", dtype=dtype, prefix_cache=False)
     prompts = [list(range(3, 3 + count)) for count in (2, 5, 17, 60, 3, 9)]
     chosen: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "logprobs": True}

@@ -1,4 +1,4 @@
-"""Who may enter, who waits, who ends, and what an error costs."""
+"""Admission, scheduling, cancellation and errors of the engine."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ VERIFIED = APD(verifier="causal", ratio=0.6, lookahead=6)
 
 @dataclass(frozen=True, kw_only=True)
 class Scripted(Method):
-    """Yields the forwards that it was given, after `good` tokens of plain decoding."""
+    """Yields given forwards, after `good` tokens of plain decoding."""
 
     forwards: tuple[Forward, ...] = field(default=(), hash=False)
     good: int = 0
     error: str = ""
 
     def decode(self, seq: Tokens) -> Decoding:
-        """Decode well at first, then do as told."""
+        """Decode normally at first, then yield the script."""
         out = None
         for _ in range(self.good):
             start = 0 if out is None else len(seq) - 1
@@ -61,8 +61,8 @@ class Scripted(Method):
 # Tokens and traces.
 
 
-def test_trace_has_every_forward_as_it_was_fed() -> None:
-    """Rows and seen slots of prefill and steps."""
+def test_trace_has_every_forward() -> None:
+    """Rows and visible slots of prefill and steps."""
     _, _, steps = alone(Request(method=AR, prompt=(3, 1, 4, 1), max_tokens=3))
     assert [(step.start, step.rows, step.seen) for step in steps] == [
         (0, 4, 4),
@@ -72,7 +72,7 @@ def test_trace_has_every_forward_as_it_was_fed() -> None:
 
 
 def test_trace_has_masks_and_holes_of_every_forward() -> None:
-    """Blocks by their lengths, holes by their slots; a mask token of the prompt is none."""
+    """Blocks by length, holes by slot; a mask token of the prompt is not a hole."""
     request = Request(method=D2F(block=2, confidence=0.0), prompt=(3, MASK, 4), max_tokens=3)
     _, _, steps = alone(request)
     assert [(step.pattern, step.holes) for step in steps] == [
@@ -83,8 +83,8 @@ def test_trace_has_masks_and_holes_of_every_forward() -> None:
     assert all(step.pattern == CAUSAL and step.holes == () for step in steps)
 
 
-def test_trace_says_what_was_kept_and_by_which_model() -> None:
-    """Its tokens are all tokens."""
+def test_trace_has_accepted_tokens_and_model() -> None:
+    """The accepted tokens are all tokens."""
     output, _, steps = alone(Request(method=VERIFIED, max_tokens=20))
     assert sum(step.kept for step in steps) == len(output)
     assert {step.model for step in steps} == {"target", "verifier"}
@@ -100,7 +100,7 @@ def test_trace_shares_out_the_time_of_a_request() -> None:
     assert min(seconds) > 0 and sum(seconds) <= job.ended - job.began
 
 
-def test_trace_has_the_time_of_cut_prefills_too() -> None:
+def test_trace_has_the_time_of_split_prefills() -> None:
     """The sum of their passes."""
     engine = new_engine(max_rows=3)
     job = Request(method=AR, prompt=(1,) * 30, max_tokens=1).submit(engine)
@@ -110,8 +110,8 @@ def test_trace_has_the_time_of_cut_prefills_too() -> None:
     assert (step.rows, step.kept) == (30, 1)
 
 
-def test_listener_hears_of_tokens_and_of_the_end() -> None:
-    """Once a forward that committed something, and once at the end."""
+def test_listener_is_called_for_tokens_and_the_end() -> None:
+    """Once per forward that committed tokens, and once at the end."""
     heard = []
     engine = new_engine()
     job = Request(method=VERIFIED, max_tokens=20).submit(
@@ -127,7 +127,7 @@ def test_listener_hears_of_tokens_and_of_the_end() -> None:
 def test_listeners_are_called_while_a_device_works(
     aside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind the launch of the next pass, and in front of its result; on a CPU at once."""
+    """After the launch of the next pass, before its result; on a CPU directly."""
     told: list[str] = []
     engine = new_engine()
     assert not engine.is_async
@@ -150,8 +150,8 @@ def test_listeners_are_called_while_a_device_works(
 
 
 @pytest.mark.parametrize("method", [AR, VERIFIED, APD(verifier="causal")], ids=repr)
-def test_what_listeners_hear_does_not_depend_on_when(method: Method) -> None:
-    """Each of several hears the same; who cancels itself keeps what it had, though it was fed."""
+def test_callbacks_do_not_depend_on_timing(method: Method) -> None:
+    """A request that cancels itself keeps its tokens, though it was scheduled."""
     asked = [Request(method=method, prompt=(3, 1, 4)), Request(method=method, max_tokens=7)]
     heard = []
     for aside in (False, True):
@@ -163,7 +163,7 @@ def test_what_listeners_hear_does_not_depend_on_when(method: Method) -> None:
 
 
 def listened(engine: Engine, asked: Sequence[Request]) -> list[list[list[int]]]:
-    """What the listener of each request hears; the second one cancels its own."""
+    """Return what the listener of each request receives; the second one cancels its own."""
     jobs: list[Job] = []
     heard: list[list[list[int]]] = [[] for _ in asked]
 
@@ -179,7 +179,7 @@ def listened(engine: Engine, asked: Sequence[Request]) -> list[list[list[int]]]:
     return heard
 
 
-def test_one_pass_serves_all_who_wait() -> None:
+def test_one_pass_serves_all_waiting_jobs() -> None:
     """Ten requests of one kind take as many passes as one."""
     engine = new_engine()
     target = runner(engine, "causal")
@@ -191,7 +191,7 @@ def test_one_pass_serves_all_who_wait() -> None:
 
 
 def test_drafts_run_before_the_target() -> None:
-    """A late request catches up: all are checked before the target runs once for both."""
+    """A late request catches up: all are drafted before the target runs once for both."""
     engine = new_engine()
     order: list[tuple[str, int]] = []
     for each in engine.runners:
@@ -206,8 +206,8 @@ def test_drafts_run_before_the_target() -> None:
     assert order[:4] == [("diffusion", 1), ("causal", 1), ("diffusion", 2), ("causal", 2)]
 
 
-def test_a_long_prefill_keeps_nobody_waiting() -> None:
-    """What is left of it waits behind the others in every pass."""
+def test_long_prefill_does_not_block_others() -> None:
+    """Its rest waits after the others in every pass."""
     engine = new_engine(max_rows=5)
     long = Request(method=AR, prompt=(1,) * 60, max_tokens=1).submit(engine)
     short = Request(method=AR, prompt=(2,), max_tokens=4).submit(engine)
@@ -249,7 +249,7 @@ def test_a_small_request_does_not_overtake_a_large_one() -> None:
 
 
 def test_memory_is_reserved_in_all_models_or_in_none() -> None:
-    """A verifier without room holds nothing back of the target."""
+    """A full verifier does not hold back memory of the target."""
     engine = new_engine(slots=3 * PAGE)
     verifier = runner(engine, "causal").cache
     held = verifier.reserve(3 * PAGE)
@@ -275,7 +275,7 @@ def test_number_of_running_requests_is_limited() -> None:
 # Cancellation.
 
 
-def test_cancelling_a_queued_request_takes_it_out() -> None:
+def test_cancelling_a_queued_request_removes_it() -> None:
     """It never runs."""
     engine = new_engine(max_sequences=1)
     first, second = (Request(method=AR).submit(engine) for _ in range(2))
@@ -290,7 +290,7 @@ def test_cancelling_a_queued_request_takes_it_out() -> None:
 @pytest.mark.parametrize("method", [AR, LTR, VERIFIED], ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("turns", [1, 2, 5])
 def test_cancelling_a_running_request_frees_its_pages_at_once(method: Method, turns: int) -> None:
-    """Whatever it waits for; its neighbour goes on."""
+    """Whatever it waits for; the other request continues."""
     engine = new_engine()
     heard: list[str | None] = []
     request = Request(method=method, max_tokens=30)
@@ -304,8 +304,8 @@ def test_cancelling_a_running_request_frees_its_pages_at_once(method: Method, tu
     assert serve(engine, [other]) == [alone(other)]
 
 
-def test_cancelling_amid_a_cut_prefill_forgets_the_rest() -> None:
-    """What is left of the forward never runs."""
+def test_cancelling_a_split_prefill_drops_the_rest() -> None:
+    """The rest of the forward never runs."""
     engine = new_engine(max_rows=5)
     job = Request(method=AR, prompt=(1,) * 30).submit(engine)
     engine.step()
@@ -313,8 +313,8 @@ def test_cancelling_amid_a_cut_prefill_forgets_the_rest() -> None:
     assert pages_in_use(engine) == 0 and not engine.step()
 
 
-def test_cancelling_from_the_listener_ends_it_with_what_it_has() -> None:
-    """So do stop strings."""
+def test_cancelling_from_the_listener_keeps_tokens() -> None:
+    """Stop strings use this."""
     engine = new_engine()
 
     def stop(seq: Tokens) -> None:
@@ -328,7 +328,7 @@ def test_cancelling_from_the_listener_ends_it_with_what_it_has() -> None:
 
 
 def test_one_listener_may_cancel_another_request() -> None:
-    """Even one that is in the same pass."""
+    """Even one in the same pass."""
     engine = new_engine()
     jobs: list[Job] = []
 
@@ -344,7 +344,7 @@ def test_one_listener_may_cancel_another_request() -> None:
 
 
 def test_cancelling_what_has_ended_changes_nothing() -> None:
-    """The reason stays."""
+    """The finish reason stays."""
     engine = new_engine()
     job = Request(method=AR, max_tokens=2).submit(engine)
     finish(engine)
@@ -356,7 +356,7 @@ def test_cancelling_what_has_ended_changes_nothing() -> None:
 
 
 def fails_alone(method: Method) -> DecodingError:
-    """The error of a request whose neighbours end well and whose pages come back."""
+    """Return the error of a request, after checking that others succeed and pages are freed."""
     engine = new_engine()
     neighbour = Request(method=AR)
     jobs = [request.submit(engine) for request in (neighbour, Request(method=method), neighbour)]
@@ -370,7 +370,7 @@ def fails_alone(method: Method) -> DecodingError:
 
 @pytest.mark.parametrize("good", [0, 1, 3])
 def test_error_in_a_method_fails_its_request_alone(good: int) -> None:
-    """With the name of the method and the slot where it was, before its first forward or later."""
+    """With the name of the method and its slot, before its first forward or later."""
     error = fails_alone(Scripted(good=good, error="this went wrong"))
     assert "Scripted(" in str(error) and f"at slot {5 + good}" in str(error)
     assert "this went wrong" in str(error)
@@ -386,7 +386,7 @@ def test_method_that_returns_too_early_fails(good: int) -> None:
 BAD_FORWARDS = {
     "start": (Forward(ids=[1, 2], start=9), "only 5 slots have been written"),
     "reach": (Forward(ids=[1], start=5, pattern=FULL, reach=40), "reach 40 reads slots"),
-    "token": (Forward(ids=[99], start=5), "token id 99 lies outside the vocabulary"),
+    "token": (Forward(ids=[99], start=5), "token id 99 is outside the vocabulary"),
     "room": (Forward(ids=[1] * 99, start=0), "17 slots were reserved"),
     "wanted": (Forward(ids=[1], start=5, predict=[3]), "slot 3 is predicted by .* slot 2"),
     "positions": (Forward(ids=[1], start=5, positions=[5, 6]), "2 positions for 1 rows"),
@@ -398,7 +398,7 @@ BAD_FORWARDS = {
 
 @pytest.mark.parametrize("kind", BAD_FORWARDS)
 def test_forward_that_cannot_run_fails_its_request_alone(kind: str) -> None:
-    """The engine finds it before the pass in which it would spoil the others."""
+    """The engine finds it before the pass in which it would affect others."""
     forward, message = BAD_FORWARDS[kind]
     error = fails_alone(Scripted(good=1, forwards=(forward,)))
     with pytest.raises(DecodingError, match=message):
@@ -412,8 +412,8 @@ def test_reading_a_slot_never_written_is_a_value_error() -> None:
     assert "start at slot 8, but only 5 slots have been written" in str(error.__cause__)
 
 
-def test_error_in_a_pass_fails_all_who_were_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And leaves the engine as it was before them."""
+def test_error_in_a_pass_fails_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is in its earlier state afterwards."""
     engine = new_engine()
     jobs = [Request(method=AR).submit(engine) for _ in range(2)]
 
@@ -430,10 +430,10 @@ def test_error_in_a_pass_fails_all_who_were_in_it(monkeypatch: pytest.MonkeyPatc
     assert result(job) == alone(Request(method=AR))
 
 
-def test_where_memory_is_short_the_newest_ends(
+def test_out_of_memory_ends_the_newest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The others go on, and no more come in than that; a pass of one ends that one."""
+    """The others continue, and no more are admitted; a pass of one ends that one."""
     engine = new_engine()
     asked = [Request(method=AR, prompt=(3, n)) for n in range(1, 6)]
     jobs = [each.submit(engine) for each in asked]
@@ -450,14 +450,14 @@ def test_where_memory_is_short_the_newest_ends(
     assert [job.error is None for job in jobs] == [True, True, True, False, False]
     assert "CUDA out of memory" in str(jobs[4].error) and engine.max_sequences == 3
     assert [result(job) for job in jobs[:3]] == [alone(each) for each in asked[:3]]
-    assert caplog.text.count("memory is short") == 2 and pages_in_use(engine) == 0
+    assert caplog.text.count("out of memory") == 2 and pages_in_use(engine) == 0
     more = [each.submit(engine) for each in asked]
     finish(engine)
     assert [result(job) for job in more] == [alone(each) for each in asked]
 
 
 def test_a_lost_device_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those in the queue; nothing is erased, since nothing there answers, and nobody waits."""
+    """The queued ones too; nothing is erased, since the device does not answer."""
     engine = new_engine(max_sequences=2)
     jobs = [Request(method=VERIFIED).submit(engine) for _ in range(4)]
     engine.step()
@@ -491,7 +491,7 @@ def test_failed_request_makes_room_for_the_next() -> None:
 
 
 def refuse(request: Request, message: str, engine: Engine | None = None) -> None:
-    """Submitting raises, and nothing is queued."""
+    """Check that submitting raises, and nothing is queued."""
     engine = engine or new_engine()
     with pytest.raises(ValueError, match=message):
         request.submit(engine)
@@ -499,20 +499,18 @@ def refuse(request: Request, message: str, engine: Engine | None = None) -> None
 
 
 def test_empty_prompt_is_refused() -> None:
-    """There is nothing to predict from."""
     refuse(Request(method=AR, prompt=()), "the prompt is empty")
 
 
 @pytest.mark.parametrize("count", [0, -3])
 def test_answer_without_tokens_is_refused(count: int) -> None:
-    """At least one."""
-    refuse(Request(method=AR, max_tokens=count), f"max_tokens must be at least 1, not {count}")
+    refuse(Request(method=AR, max_tokens=count), f"max_tokens must be at least 1, got {count}")
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB])
 def test_prompt_outside_the_vocabulary_is_refused(token: int) -> None:
-    """Naming token, model and its size."""
-    message = f"prompt token {token} lies outside the vocabulary of causal, .* {VOCAB} tokens"
+    """The message has token, model and vocabulary size."""
+    message = f"prompt token {token} is outside the vocabulary of causal, .* {VOCAB} tokens"
     refuse(Request(method=AR, prompt=(1, token)), message)
 
 
@@ -524,7 +522,7 @@ def test_prompt_outside_the_vocabulary_of_another_role_is_refused() -> None:
 
 
 def test_request_longer_than_the_model_is_refused() -> None:
-    """Naming both lengths and what to do."""
+    """The message has both lengths and a remedy."""
     message = r"prompt of 100 tokens and max_tokens=61 need 161 slots, but causal has 160: shorten"
     refuse(Request(method=AR, prompt=(1,) * 100, max_tokens=61), message)
     longest = Request(method=AR, prompt=(1,) * 100, max_tokens=60)
@@ -537,7 +535,7 @@ def test_request_longer_than_the_cache_is_refused() -> None:
 
 
 def test_methods_refuse_the_other_kind_of_model() -> None:
-    """Each way."""
+    """In both directions."""
     engine = new_engine()
     for method, target in ((AR, "diffusion"), (LTR, "causal")):
         name = type(method).__name__
@@ -547,6 +545,6 @@ def test_methods_refuse_the_other_kind_of_model() -> None:
 
 @pytest.mark.parametrize("limits", [{"max_rows": 0}, {"max_sequences": 0}])
 def test_engine_that_could_run_nothing_is_refused(limits: dict[str, int]) -> None:
-    """Naming the limit."""
-    with pytest.raises(ValueError, match=f"{next(iter(limits))} must be .* at least 1, not 0"):
+    """The message names the limit."""
+    with pytest.raises(ValueError, match=f"{next(iter(limits))} must be .* at least 1, got 0"):
         Engine(**limits)

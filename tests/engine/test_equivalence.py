@@ -1,4 +1,4 @@
-"""What never differs: together or alone, whole or cut, paged or not."""
+"""Equal results: batched or alone, split or whole, paged or not."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ SAMPLED = Sampling(temperature=1.5, top_p=0.9, seed=3)
 
 
 def test_every_registered_method_is_in_the_workload(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In all of its parts; the message names what is missing, and where."""
+    """In all of its parts; the message names the missing ones and where."""
     assert not missing(), missing()
 
     class New(Method):
-        """Registered, and nowhere else."""
+        """Registered, but not in the workload."""
 
     monkeypatch.setitem(METHODS, "new", New)
     monkeypatch.delitem(RANDOM, WeDLM)
@@ -65,7 +65,7 @@ def test_every_registered_method_is_in_the_workload(monkeypatch: pytest.MonkeyPa
 @given(st.lists(requests, min_size=2, max_size=5))
 @settings(max_examples=40)
 def test_requests_together_equal_each_alone(batch: list[Request]) -> None:
-    """Tokens, reason of the end and trace, whenever they arrive."""
+    """Tokens, finish reason and trace, at any arrival."""
     engine = new_engine()
     assert serve(engine, batch) == [alone(request) for request in batch]
     assert pages_in_use(engine) == 0
@@ -73,14 +73,14 @@ def test_requests_together_equal_each_alone(batch: list[Request]) -> None:
 
 @given(st.lists(requests, min_size=1, max_size=4), st.sampled_from([1, 5, 13]))
 @settings(max_examples=25)
-def test_cut_prefills_change_nothing(batch: list[Request], max_rows: int) -> None:
-    """A pass of few rows cuts long causal forwards; not even the trace shows it."""
+def test_split_prefills_change_nothing(batch: list[Request], max_rows: int) -> None:
+    """A pass of few rows splits long causal forwards, which the trace does not show."""
     assert serve(new_engine(max_rows=max_rows), batch) == [alone(request) for request in batch]
 
 
 @given(requests)
 @settings(max_examples=40)
-def test_engine_equals_the_contract_answered_literally(request: Request) -> None:
+def test_engine_equals_the_literal_implementation(request: Request) -> None:
     """One sequence, no pages, no batch: the same tokens by the same forwards."""
     seq = request.sequence()
     models = {role: MODELS[name] for role, name in request.roles.items()}
@@ -102,7 +102,7 @@ def test_a_hundred_mixed_requests_equal_each_alone() -> None:
 
 @pytest.mark.exhaustive
 def test_a_thousand_mixed_requests_equal_each_alone_and_token_by_token() -> None:
-    """In one batch; what is lossless gives the autoregressive output of its target."""
+    """In one batch; lossless methods give the autoregressive output of their target."""
     rng = Random(1)
     batch = [replace(random_request(rng), arrives=rng.randint(0, 600)) for _ in range(1000)]
     count = Counter(kind_of(request) for request in batch)
@@ -118,7 +118,7 @@ def test_a_thousand_mixed_requests_equal_each_alone_and_token_by_token() -> None
 
 
 def kind_of(request: Request) -> str:
-    """A method; chains of `Eagle` and trees apart, and `D2F` on its two kinds of models."""
+    """Return a method's name, with `Eagle` by shape and `D2F` by kind of model."""
     match request.method:
         case Eagle(width=width):
             return "chain" if width == 1 else "tree"
@@ -128,12 +128,12 @@ def kind_of(request: Request) -> str:
 
 
 def lossless(method: Method) -> bool:
-    """Whether the tokens must be those of `Autoregressive`."""
+    """Return whether the tokens must be those of `Autoregressive`."""
     return getattr(method, "verify", None) in ("match", True)
 
 
 @pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
-def test_a_long_prompt_is_cut_and_nobody_notices(method) -> None:
+def test_split_prompt_gives_the_same_tokens(method) -> None:
     """66 tokens of a causal model in passes of 5 rows, with another request between them."""
     request = Request(method=method, prompt=LONG, sampling=SAMPLED)
     other = Request(method=Autoregressive(), max_tokens=20)
@@ -142,12 +142,12 @@ def test_a_long_prompt_is_cut_and_nobody_notices(method) -> None:
     for each in engine.runners:
         spy(each, passes.setdefault(each.name, []))
     assert serve(engine, [request, other]) == [alone(request), alone(other)]
-    # Rows that are read are not cut from one another: nine proposals, or guesses and a window.
+    # Rows with wanted logits are not split: nine proposals, or guesses and a window.
     assert max(passes["causal"]) <= {APD: 9, WeDLM: 12}.get(type(method), 5)
 
 
 def spy(runner, passes: list[int]) -> None:
-    """Write down the rows of each pass of a runner."""
+    """Record the rows of each pass of a runner."""
     launch = runner.launch
 
     def counted(forwards):
@@ -157,8 +157,8 @@ def spy(runner, passes: list[int]) -> None:
     runner.launch = counted
 
 
-def test_bidirectional_forwards_are_never_cut() -> None:
-    """Their rows see one another: a forward of more than `max_rows` runs whole."""
+def test_bidirectional_forwards_are_never_split() -> None:
+    """A forward of more than `max_rows` runs whole."""
     request = Request(method=LeftToRight(), prompt=LONG, max_tokens=2)
     engine = new_engine(max_rows=5)
     passes: list[int] = []
@@ -169,7 +169,7 @@ def test_bidirectional_forwards_are_never_cut() -> None:
 
 @pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
 def test_scattered_pages_change_nothing(method) -> None:
-    """A sequence whose pages lie apart attends to the same keys."""
+    """Attention finds the same keys."""
     request = Request(method=method, prompt=LONG, max_tokens=20, sampling=SAMPLED)
     engine = engine_of(*MODELS.items(), slots=16 * PAGE)
     for each in engine.runners:
@@ -185,7 +185,7 @@ def test_scattered_pages_change_nothing(method) -> None:
 
 @pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
 def test_stale_memory_changes_nothing(method) -> None:
-    """Pages come from earlier requests with all that these have left in them."""
+    """Pages contain data of earlier requests."""
     request = Request(method=method, prompt=LONG[:20], max_tokens=20, sampling=SAMPLED)
     engine = new_engine(slots=3 * PAGE)
     for each in engine.runners:
@@ -194,7 +194,7 @@ def test_stale_memory_changes_nothing(method) -> None:
 
 
 def test_both_kinds_of_drafts_serve_one_target() -> None:
-    """In one batch, and again on what it has cached; masks of a prompt are tokens like others."""
+    """In one batch, and again from its cache; masks of a prompt are ordinary tokens."""
     mask = MODELS["added"].config.mask_id
     batch = [
         Request(method=DFlash(draft=draft, tokens=4), prompt=prompt, sampling=sampling)
@@ -219,7 +219,7 @@ def test_same_seed_same_text_and_another_seed_another() -> None:
 
 
 def test_adaptive_lengths_change_no_token() -> None:
-    """Whatever the machine does, the requests of a method share what they have seen of it."""
+    """On any machine; requests of a method share its controller."""
     adaptive = [Speculative(draft="near"), DFlash(draft="features"), DFlash(draft="added")]
     batch = [
         Request(
@@ -236,5 +236,5 @@ def test_adaptive_lengths_change_no_token() -> None:
     assert {method for method, *_ in paces} == set(adaptive)
     for pace in paces.values():
         assert pace.cycles > 10 and pace.load.costs.keys() == {"target", "draft"}
-        assert max(pace.loads) > 1  # they ran together, and were told so
+        assert max(pace.loads) > 1  # they ran together, with one controller
     assert not new_engine().paces and serve(engine, plain) and len(paces) == 3

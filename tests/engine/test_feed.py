@@ -1,4 +1,4 @@
-"""Forwards on their way into a pass: counted, cut, and safe from their method."""
+"""Scheduled forwards: checked, split, and independent of their method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENGINE = engine_of(("causal", causal_model(vocab_size=VOCAB + 100)), slots=512)
 
 
 def feed_of(forward: Forward, written: int = 100) -> Feed:
-    """A forward as a causal model is fed it."""
+    """Return a scheduled forward of a causal model."""
     target = runner(ENGINE, "causal")
     table = target.reserve(160)
     assert table is not None
@@ -28,8 +28,8 @@ def feed_of(forward: Forward, written: int = 100) -> Feed:
 
 
 @given(st.integers(1, 12), st.booleans(), st.data())
-def test_a_cut_feed_is_the_same_in_two(rows: int, moved: bool, data: st.DataObject) -> None:
-    """Ids, slots and positions of both parts make the whole; only the second is read."""
+def test_split_forward_is_equal_in_two_parts(rows: int, moved: bool, data: st.DataObject) -> None:
+    """Ids, slots and positions are preserved; only the second part is read."""
     ids = list(range(rows))
     places = [2 * row + 5 for row in ids] if moved else None
     wanted = sorted(data.draw(st.sets(st.integers(4, 3 + rows), max_size=3)))
@@ -47,8 +47,8 @@ def test_a_cut_feed_is_the_same_in_two(rows: int, moved: bool, data: st.DataObje
         assert [tail.start + row for row in tail.rows] == [slot - 1 for slot in wanted]
 
 
-def test_feeds_are_cut_where_no_row_sees_across() -> None:
-    """Anywhere in a causal one, between blocks, nowhere where all see all; before what is read."""
+def test_forwards_are_split_where_no_row_sees_across() -> None:
+    """Anywhere if causal, between blocks, never if full; before the wanted rows."""
 
     def parts(most: int, **change: Any) -> int:
         return feed_of(Forward(ids=[1] * 6, start=3, **change)).apart(most)
@@ -60,10 +60,8 @@ def test_feeds_are_cut_where_no_row_sees_across() -> None:
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(0, 2), st.data())
-def test_rows_in_blocks_see_the_same_when_they_are_cut(
-    blocks: list[int], more: int, data: st.DataObject
-) -> None:
-    """Even within a block, whose first rows are found filled."""
+def test_split_blocks_keep_their_view(blocks: list[int], more: int, data: st.DataObject) -> None:
+    """Even within a block whose first rows are cached."""
     reach = 3 + sum(blocks) + more if more else None
     forward = Forward(ids=[1] * sum(blocks), start=3, pattern=tuple(blocks), reach=reach)
     whole = feed_of(forward)
@@ -78,7 +76,7 @@ def test_rows_in_blocks_see_the_same_when_they_are_cut(
         assert head.seen == head.end
 
 
-def test_holes_are_runs_of_masks_behind_the_committed_tokens() -> None:
+def test_holes_are_runs_of_masks_after_committed_tokens() -> None:
     """A mask token of a prompt is a token."""
     feed = feed_of(Forward(ids=[9, 1, 9, 9, 2, 9], start=4))
     assert feed.holes(9, 0) == (range(4, 5), range(6, 8), range(9, 10))
@@ -88,8 +86,8 @@ def test_holes_are_runs_of_masks_behind_the_committed_tokens() -> None:
     assert moved.holes(9, 0) == (range(5, 6), range(7, 8))
 
 
-def test_a_feed_is_a_copy() -> None:
-    """A method may feed the growing list of its request."""
+def test_scheduled_forward_is_a_copy() -> None:
+    """A method may pass the growing list of its request."""
     ids = [1, 2, 3]
     feed = feed_of(Forward(ids=ids, start=0))
     ids.append(4)
@@ -111,7 +109,7 @@ def test_a_feed_is_a_copy() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_forward_is_refused(wrong: dict[str, Any]) -> None:
-    """Before it can harm the others of its pass."""
+def test_invalid_forwards_are_refused(wrong: dict[str, Any]) -> None:
+    """Before they affect other requests of the pass."""
     with pytest.raises((ValueError, TypeError)):
         feed_of(Forward(**{"ids": [1], "start": 1, **wrong}))

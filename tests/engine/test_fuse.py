@@ -1,4 +1,4 @@
-"""Layers of which PyTorch compiles the parts beside attention: the same numbers, few variants."""
+"""Compiled layers: the same numbers, few variants."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs are captured, and run as they are: no compiler is needed."""
+    """Graphs are captured and run uncompiled: no compiler is needed."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     counters.clear()
 
 
 def states(model: Stack, rows: int) -> torch.Tensor:
-    """Hidden states of so many rows of text."""
+    """Return hidden states of this many rows of text."""
     ids = torch.arange(rows) % 20
     with torch.inference_mode():
         return model(ids, torch.arange(rows), RangesAttention(causal(rows)))
@@ -57,7 +57,7 @@ def states(model: Stack, rows: int) -> torch.Tensor:
 @pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_layer_of_any_form_is_captured_whole(form: str) -> None:
-    """Once for one row and once for all other numbers of them, whatever there are of layers."""
+    """Once for one row and once for all other numbers of rows."""
     torch.manual_seed(0)
     model = Transformer(replace(SMALL, **FORMS[form])).eval().requires_grad_(False)
     wanted = {rows: states(model, rows) for rows in (7, 1, 16, 33)}
@@ -71,10 +71,10 @@ def test_a_layer_of_any_form_is_captured_whole(form: str) -> None:
 @pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("graphs", [False, True], ids=["launched", "recorded"])
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-def test_tokens_are_those_of_layers_that_are_not_compiled(
+def test_compiled_layers_give_the_same_tokens(
     method: Method, graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of drafts and verifiers as well, and where passes are recorded."""
+    """Of drafts and verifiers as well, and with recorded passes."""
     monkeypatch.setattr(runner, "lay_out", lambda model: undo(model))
     for model in MODELS.values():
         undo(model)  # a matrix in blocks cannot be copied
@@ -104,8 +104,8 @@ def test_tokens_are_those_of_layers_that_are_not_compiled(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own modules
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler of C++")
-def test_what_a_compiler_makes_of_a_model_is_the_same() -> None:
-    """And can be undone."""
+def test_compiled_model_is_the_same() -> None:
+    """It can be restored."""
     model = load_model("tiny-ar", dtype=torch.float32, device=CPU)
     undo(model)
     wanted = {rows: states(model, rows) for rows in (5, 1, 18)}
@@ -126,7 +126,7 @@ def test_what_a_compiler_makes_of_a_model_is_the_same() -> None:
         ("yes", CPU, 1, "compile must be True or False, not 'yes'"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_unavailable_compilation_is_refused(
     wanted: object, device: torch.device, processes: int, message: str
 ) -> None:
     """Before a model is loaded."""
@@ -135,9 +135,9 @@ def test_what_cannot_be_is_refused(
 
 
 def test_layers_that_wait_for_the_host_are_refused() -> None:
-    """And a CPU, by the name of the option."""
+    """A CPU too, by the name of the option."""
     config = replace(SMALL, experts=4, experts_per_row=2)
-    with pytest.raises(ValueError, match="experts wait for the host"):
+    with pytest.raises(ValueError, match="mixture-of-experts models, which wait for the host"):
         fuse(Transformer(config))
     with pytest.raises(ValueError, match="compile is for a CUDA device"):
         LLM("tiny-ar", compile=True)

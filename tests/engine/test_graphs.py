@@ -1,4 +1,4 @@
-"""Recorded passes: the same tokens, with whatever stands in for a graph where there is no GPU."""
+"""Recorded passes: the same tokens, with a substitute for graphs where there is no GPU."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ QUICK = [next(method for method in KINDS if isinstance(method, kind)) for kind i
 
 
 def marks(method: Method) -> list[pytest.MarkDecorator]:
-    """One of a kind runs always, where it does not take long."""
+    """One case of each kind is not marked slow."""
     if method not in QUICK:
         return [pytest.mark.exhaustive]
     return [pytest.mark.slow] if isinstance(method, Eagle) else []
 
 
 def decode(method: Method, record: Again | None, slots: int = 32 * PAGE) -> list[list[int]]:
-    """Tokens of two requests side by side, and of a third that comes later."""
+    """Return tokens of two concurrent requests, and of a third that arrives later."""
     engine = Engine()
     for role, model in MODELS.items():
         engine.add(Runner(role, model, slots=slots, attention="triton", record=record))
@@ -56,15 +56,15 @@ def decode(method: Method, record: Again | None, slots: int = 32 * PAGE) -> list
     [pytest.param(method, marks=marks(method)) for method in KINDS],
     ids=lambda method: type(method).__name__,
 )
-def test_tokens_are_those_of_passes_that_are_not_recorded(method: Method) -> None:
-    """Of every method; passes come again, and nobody reads what only fills them."""
+def test_recorded_passes_give_the_same_tokens(method: Method) -> None:
+    """Of every method, with replays and padding."""
     record = Again()
     assert decode(method, record) == decode(method, None)
     assert record.replayed >= record.recorded > 0
 
 
 def test_a_shape_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same prompts again record nothing more, unless all graphs but one had to go."""
+    """The same prompts record nothing more, unless all graphs except one were dropped."""
     record, engine = Again(), Engine()
     for role, model in MODELS.items():
         engine.add(Runner(role, model, slots=32 * PAGE, attention="triton", record=record))
@@ -78,12 +78,12 @@ def test_a_shape_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert once() == 2 and once() == 0
     monkeypatch.setattr(graphs, "KEPT", 1)
-    once()  # forgets the others
+    once()  # drops the others
     assert once() == 2
 
 
 def passes(model: Transformer, record: Again | None) -> list[torch.Tensor]:
-    """Logits of as many rows, causal, as a tree, as another one, and causal again."""
+    """Return logits of equally many rows: causal, as a tree, as another one, and causal again."""
     runner = Runner("a", model, slots=8 * PAGE, attention="triton", record=record)
     found = []
     for parents in ((), (-1, -1, 0, 1), (-1, 0, 0, 0), ()):
@@ -100,7 +100,7 @@ def passes(model: Transformer, record: Again | None) -> list[torch.Tensor]:
 
 
 def test_sinks_are_part_of_a_graph() -> None:
-    """They lie where they are, and a graph that comes again looks there."""
+    """A replayed graph reads them from the same memory."""
     model = causal_model(seed=1)
     for block in model.blocks:
         block.attention.sinks = torch.nn.Parameter(random(4), requires_grad=False)
@@ -111,8 +111,8 @@ def test_sinks_are_part_of_a_graph() -> None:
     assert not any(torch.allclose(a, b) for a, b in zip(found, without, strict=True))
 
 
-def test_passes_with_trees_have_graphs_of_their_own() -> None:
-    """Of as many rows, behind the same number of slots; and these come again for other trees."""
+def test_tree_passes_have_separate_graphs() -> None:
+    """With equally many rows and slots; they are replayed for other trees."""
     record = Again()
     found = passes(MODELS["causal"], record)
     torch.testing.assert_close(found, passes(MODELS["causal"], None))
@@ -121,8 +121,8 @@ def test_passes_with_trees_have_graphs_of_their_own() -> None:
     assert not any(torch.allclose(a, b) for a, b in combinations(found[:3], 2))
 
 
-def test_what_fills_a_pass_takes_nothing_from_requests() -> None:
-    """A cache of two requests has room for two, and forgets none of them."""
+def test_padding_takes_no_memory_from_requests() -> None:
+    """A cache of two requests has room for two, and keeps both."""
     record = Again()
     runner = Runner("target", MODELS["causal"], slots=2 * PAGE, attention="triton", record=record)
     pages = runner.cache.num_pages
@@ -134,8 +134,8 @@ def test_what_fills_a_pass_takes_nothing_from_requests() -> None:
     assert tables[2] is None and {page for t in tables[:2] if t for page in t.pages} == {0, 1}
 
 
-def test_passes_that_are_not_ids_alone_are_not_recorded() -> None:
-    """A draft that reads features of its target, and a prompt longer than the longest graph."""
+def test_passes_with_features_are_not_recorded() -> None:
+    """Nor prompts longer than the longest graph."""
     record = Again()
     method = next(method for method in KINDS if isinstance(method, DFlash))
     engine = Engine()
@@ -156,7 +156,7 @@ def test_passes_that_are_not_ids_alone_are_not_recorded() -> None:
         ("yes", CPU, 1, "graphs must be True or False, not 'yes'"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_unavailable_graphs_are_refused(
     graphs: object, device: torch.device, processes: int, message: str
 ) -> None:
     """Before a model is loaded."""
@@ -165,7 +165,7 @@ def test_what_cannot_be_is_refused(
 
 
 def test_without_the_kernel_there_are_no_graphs() -> None:
-    """Whether another back end is wanted, or the kernel cannot be."""
+    """With another back end, or where the kernel is not available."""
     for attention in ("dense", "auto", "compiled"):
         with pytest.raises(ValueError, match="graphs want attention='triton'"):
             Runner("a", MODELS["causal"], slots=PAGE, attention=attention, record=Again())
@@ -174,6 +174,6 @@ def test_without_the_kernel_there_are_no_graphs() -> None:
 
 
 def test_no_graphs_is_the_default() -> None:
-    """And needs no GPU."""
+    """It needs no GPU."""
     assert recorder(False, CPU, 4) is None
     assert callable(Recorder.__call__)

@@ -1,4 +1,4 @@
-"""How much of the library one further token runs through: few calls, in few files."""
+"""Code of the library that one further token runs: few calls, in few files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from outpace.kernels import tiles
 
 CALLS, FILES = 220, 25
-"""The most calls of functions of the library, and files, of one further token of a request."""
+"""Most calls of library functions, and files, per further token of a request."""
 TOKENS = 8
 
 PROGRAM = f"""
@@ -53,7 +53,7 @@ print(len(calls) / {TOKENS}, len(set(calls)))
     not tiles.usable(torch.float32), reason="other processors run more of PyTorch's kernels"
 )
 def test_a_further_token_takes_few_calls_and_files() -> None:
-    """Of one request of a small model, without noise, in a process of its own."""
+    """One request of a small model, without noise, in a separate process."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     calls, files = (float(each) for each in done.stdout.split())

@@ -1,4 +1,4 @@
-"""Models of 8 bits in the engine: the same tokens together and alone, no loss where it verifies."""
+"""8-bit models in the engine: the same tokens batched and alone, lossless verification."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPT = tuple(range(1, 22))
 
 @cache
 def small() -> dict[str, Stack]:
-    """The models of the workload with matrices of 8 bits."""
+    """Return the models of the workload with 8-bit matrices."""
     models = new_models()
     for model in models.values():
         for module in list(model.modules()):
@@ -33,28 +33,28 @@ def small() -> dict[str, Stack]:
 
 
 def small_engine(**limits: int) -> Engine:
-    """An engine of all of them."""
+    """Return an engine of all of them."""
     return engine_of(*small().items(), **limits)
 
 
 @cache
 def alone(request: Request) -> Result:
-    """The request with an engine of its own."""
+    """Return the result of a request in a separate engine."""
     engine = small_engine()
     job = request.submit(engine)
     finish(engine)
     return result(job)
 
 
-def test_models_stay_quantised_when_they_are_laid_out() -> None:
-    """Drafts too, which borrow the head of their target."""
+def test_packed_models_stay_quantised() -> None:
+    """Drafts too, which use the head of their target."""
     engine = small_engine()
     assert all(is_quantised(each.model) for each in engine.runners)
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.exhaustive)])
 def test_mixed_requests_equal_each_alone(count: int) -> None:
-    """Of all methods, greedy and sampled, in passes that cut prompts: tokens, ends and traces."""
+    """Tokens, finish reasons and traces of all methods, with split prefills."""
     rng = Random(0)
     batch = [random_request(rng) for _ in range(count)]
     engine = small_engine(slots=4 * count, max_rows=max(64, count // 4))
@@ -65,7 +65,7 @@ def test_mixed_requests_equal_each_alone(count: int) -> None:
 
 @pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
 def test_pages_and_cuts_change_nothing(method: Method) -> None:
-    """Rows of a prompt in passes of five, beside another request."""
+    """Rows of a prompt in passes of five, next to another request."""
     sampling = Sampling(temperature=1.5, top_p=0.9, seed=3)
     request = Request(method=method, prompt=PROMPT * 3, sampling=sampling)
     other = Request(method=Autoregressive(), max_tokens=20)
@@ -74,7 +74,7 @@ def test_pages_and_cuts_change_nothing(method: Method) -> None:
 
 @pytest.mark.parametrize("begin", range(0, 18, 3))
 def test_verified_text_is_that_of_the_quantised_model(begin: int) -> None:
-    """Whatever drafts, and however many rows are verified at a time."""
+    """For any draft and any number of verified rows."""
     prompt = PROMPT[begin : begin + 4]
     for target, methods in (
         ("causal", [Speculative(draft="near", tokens=3), WeDLM(entropy=2.0, verify=True)]),
@@ -92,7 +92,7 @@ def test_verified_text_is_that_of_the_quantised_model(begin: int) -> None:
 
 
 def test_attention_is_the_same_in_any_call() -> None:
-    """To the last bit of float32: for rows at once, one by one, and beside other requests."""
+    """To the last bit of float32: rows in one call, one by one, and next to other requests."""
     engine = small_engine()
     backend = runner(engine, "causal").backend
     seen: dict[str, list[Tensor]] = {}
@@ -124,6 +124,6 @@ def test_attention_is_the_same_in_any_call() -> None:
 
 
 def test_a_verifier_of_8_bits_checks_a_target_of_8_bits() -> None:
-    """Both are quantised, and both are asked."""
+    """Both are quantised, and both run."""
     _, _, steps = alone(Request(method=APD(verifier="causal", ratio=0.6)))
     assert {step.model for step in steps} == {"target", "verifier"}

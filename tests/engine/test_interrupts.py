@@ -1,4 +1,4 @@
-"""Whatever leaves a step, wherever: the others end with the right tokens, and no page is lost."""
+"""Exceptions that leave a step anywhere: other requests are unaffected, and no page leaks."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ WATCHED = ("engine", "decoding", "methods", "attention")
 
 
 def small_engine() -> Engine:
-    """One whose passes cut prefills and whose memory makes requests wait."""
+    """Return an engine that splits prefills and makes requests wait for memory."""
     return new_engine(slots=12 * PAGE, max_rows=9)
 
 
 class Interrupt(KeyboardInterrupt):
-    """The one that a test has made."""
+    """An interrupt raised by a test."""
 
 
 class Trace:
@@ -50,7 +50,7 @@ class Trace:
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Trace | None:
-        """Called for every function; itself is what is called for its lines."""
+        """Trace every function; returns itself to trace its lines."""
         if event == "call":
             path = frame.f_code.co_filename
             inside = path.startswith(PACKAGE) and path.split(os.sep)[-2] in WATCHED
@@ -64,7 +64,7 @@ class Trace:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Watch what runs here."""
+        """Trace the code that runs here."""
         before = sys.gettrace()
         sys.settrace(self)
         try:
@@ -74,7 +74,7 @@ class Trace:
 
 
 def serve(engine: Engine, requests: list[Request], trace: Trace | None = None) -> list[Job]:
-    """All requests; the first exception that leaves a step is forgotten."""
+    """Run all requests; the first exception that leaves a step is ignored."""
     jobs: dict[int, Job] = {}
     for turn in range(5000):
         for index, request in enumerate(requests):
@@ -94,7 +94,7 @@ def serve(engine: Engine, requests: list[Request], trace: Trace | None = None) -
 
 
 def harmed(engine: Engine, jobs: list[Job], requests: list[Request]) -> int:
-    """How many ended with an error; all others must be as alone, and nothing may be left."""
+    """Return the number of failed requests, after checking the others and the memory."""
     assert is_idle(engine)
     assert all(job.done for job in jobs)
     errors = 0
@@ -111,7 +111,7 @@ def harmed(engine: Engine, jobs: list[Job], requests: list[Request]) -> int:
 
 @pytest.fixture(scope="module")
 def total() -> int:
-    """Lines that the whole batch runs."""
+    """Return the lines that the whole batch runs."""
     trace = Trace(at=0)
     jobs = serve(small_engine(), BATCH, trace)
     assert [result(job) for job in jobs] == [alone(request) for request in BATCH]
@@ -119,7 +119,7 @@ def total() -> int:
 
 
 def interrupt(points: list[int], made: Callable[[], Engine] = small_engine) -> None:
-    """Once at each of these lines; one request at most may pay for it."""
+    """Interrupt once at each of these lines; at most one request may fail."""
     for at in points:
         engine, trace = made(), Trace(at)
         jobs = serve(engine, BATCH, trace)
@@ -132,7 +132,7 @@ def interrupt(points: list[int], made: Callable[[], Engine] = small_engine) -> N
 
 @pytest.mark.slow
 def test_an_interrupt_at_any_line_harms_one_request_at_most(total: int) -> None:
-    """Here at some of them."""
+    """At some of the lines."""
     interrupt(Random(0).sample(range(1, total + 1), 25))
 
 
@@ -145,7 +145,7 @@ def test_interrupts_at_many_lines_harm_one_request_at_most(total: int, part: int
 
 
 CALLED = {"job", "enter", "cancel", "fail", "failed", "recover", "saved", "add"}
-"""Functions that a step does not call where nothing has gone wrong."""
+"""Functions that a step calls only after an error."""
 
 FUNCTIONS = [name for name in vars(Engine) if not name.startswith("__") and name not in CALLED]
 
@@ -156,7 +156,7 @@ FUNCTIONS = [name for name in vars(Engine) if not name.startswith("__") and name
 def test_an_interrupt_around_each_function_of_the_engine(
     name: str, before: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In its first call, its fifth and its thirtieth, before or behind what it does."""
+    """In its first, fifth and thirtieth call, before or after its body."""
     for count in (1, 5, 30):
         with monkeypatch.context() as patch:
             calls = spoil(patch, Engine, name, count, before)
@@ -167,7 +167,7 @@ def test_an_interrupt_around_each_function_of_the_engine(
 
 
 def spoil(patch: pytest.MonkeyPatch, owner: type, name: str, count: int, before: bool) -> list[int]:
-    """Let the n-th call of a function be interrupted."""
+    """Interrupt the n-th call of a function."""
     calls = [0]
     plain = vars(owner)[name]
     function = getattr(plain, "__func__", plain)
@@ -186,7 +186,7 @@ def spoil(patch: pytest.MonkeyPatch, owner: type, name: str, count: int, before:
 
 
 def test_interrupts_one_after_the_other(total: int) -> None:
-    """Also while the engine makes itself whole again."""
+    """Also while the engine recovers."""
     rng = Random(1)
     for _ in range(8):
         engine = small_engine()
@@ -206,13 +206,13 @@ def test_interrupts_one_after_the_other(total: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Raising(Method):
-    """Raises what is not an error in its method, early or late."""
+    """Raises an exception that is not an `Exception` in its method, early or late."""
 
     after: int
     error: type[BaseException] = SystemExit
 
     def decode(self, request: Tokens) -> Decoding:
-        """As Autoregressive, up to a number of tokens."""
+        """Decode as `Autoregressive` does, up to a number of tokens."""
         for count in range(self.after + 1):
             if count == self.after:
                 raise self.error
@@ -223,10 +223,10 @@ class Raising(Method):
 
 @pytest.mark.parametrize("error", [SystemExit, Interrupt])
 @pytest.mark.parametrize("after", [0, 1, 3])
-def test_what_is_no_error_in_a_method_ends_its_request_alone(
+def test_base_exception_in_a_method_ends_its_request_alone(
     after: int, error: type[BaseException]
 ) -> None:
-    """It leaves the step; the next one goes on."""
+    """It leaves the step; the next one continues."""
     engine = small_engine()
     batch = [*BATCH[:5], Request(method=Raising(after=after, error=error)), *BATCH[5:]]
     jobs = serve(engine, batch)
@@ -264,8 +264,8 @@ def test_an_exception_in_a_listener_harms_its_own_request_at_most(
 
 
 @pytest.mark.slow
-def test_cancelled_while_broken_they_give_all_back(total: int) -> None:
-    """As a loop does that an interrupt leaves."""
+def test_cancelling_before_recovery_frees_memory(total: int) -> None:
+    """As a loop does after an interrupt."""
     for at in Random(2).sample(range(1, total + 1), 15):
         engine, trace = small_engine(), Trace(at)
         jobs = [request.submit(engine) for request in BATCH]
@@ -285,8 +285,8 @@ def test_cancelled_while_broken_they_give_all_back(total: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 5], ids=["waiting", "running"])
-def test_an_interrupt_while_one_is_cancelled_harms_nobody(steps: int) -> None:
-    """At any line: nothing waits for the one whose end was not finished."""
+def test_interrupted_cancellation_harms_no_other(steps: int) -> None:
+    """At any line: nothing waits for the unfinished one."""
     at, trace = 0, Trace(1)
     while trace.where or not at:
         engine, at = new_engine(), at + 1
@@ -308,8 +308,8 @@ def test_an_interrupt_while_one_is_cancelled_harms_nobody(steps: int) -> None:
     assert at > 5
 
 
-def test_one_that_was_cancelled_before_it_came_never_runs() -> None:
-    """As where both lie in the inbox of a driver."""
+def test_job_cancelled_before_queueing_never_runs() -> None:
+    """As where both are in the inbox of a driver."""
     engine = new_engine()
     job = BATCH[0].submit(engine)
     engine.cancel(job)
@@ -363,7 +363,7 @@ print("well")
 
 @pytest.mark.exhaustive
 def test_ctrl_c_at_random_moments_of_generate() -> None:
-    """Sixty times the real thing, with a stream open beside it, which seldom pays for it."""
+    """Sixty real interrupts, with an open stream that is rarely affected."""
     process = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         capture_output=True,

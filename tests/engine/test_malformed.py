@@ -1,4 +1,4 @@
-"""What one request does wrong ends that request, and its neighbours get the right tokens."""
+"""Errors of one request end that request only; the others get the right tokens."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from workload import Request as Asked
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Method):
-    """A token, then whatever it was given."""
+    """Yields a good forward, then the given object."""
 
     decodes = (*CAUSAL_KINDS, Kind.DIFFUSION)
 
     asks: Any = field(hash=False)
 
     def decode(self, request: Request) -> Decoding:
-        """One good forward and a bad one."""
+        """Yield one good forward and a bad one."""
         n = len(request)
         out = yield Forward(ids=request.ids, start=0, predict=[n], pattern=FULL)
         request.commit(out.tokens)
@@ -39,26 +39,26 @@ class Own(Method):
 
 
 class Broken(Read):
-    """A read whose reader does as it is told."""
+    """A read whose reader behaves as scripted."""
 
     @classmethod
     def group(cls, reads: Sequence[Any], slots: Any, device: torch.device) -> Reader:
-        """Fails, or makes one of these readouts."""
+        """Fail, or return one of these readouts."""
         return cls.reader  # type: ignore[attr-defined]
 
 
 def reads(reader: Any) -> Read:
-    """A read of a type of its own."""
+    """Return a read of a separate type."""
     return type("Own", (Broken,), {"reader": staticmethod(reader)})()
 
 
 def raises(logits: Tensor, rows: slice) -> Readout:
-    """No readout."""
+    """Raise instead of returning a readout."""
     raise RuntimeError("no idea")
 
 
 class NoNumbers:
-    """Fails whenever it is asked."""
+    """Fails on every access."""
 
     def __getattr__(self, name: str) -> Any:
         raise LookupError(name)
@@ -126,7 +126,7 @@ BAD: dict[str, Any] = {
 def beside(
     engine: Engine, method: Method, target: str = "causal", sampling: Sampling | None = None
 ) -> Job:
-    """A request of a method between four others, which get what they get alone."""
+    """Return a request of a method among four others, after checking that these are unaffected."""
     if target == "causal":
         kinds: list[Method] = [Autoregressive(), APD(verifier="causal", ratio=0.6)]
     else:
@@ -155,7 +155,7 @@ def beside(
 @pytest.mark.parametrize("target", ["causal", "diffusion"])
 @pytest.mark.parametrize("kind", BAD)
 def test_a_malformed_forward_ends_its_request_alone(kind: str, target: str) -> None:
-    """Whatever it holds, where greedy and sampled neighbours share its passes."""
+    """For any content, with greedy and sampled requests in its passes."""
     given = BAD[kind]
     asks = (
         Forward(**{**GOOD, "predict": [6], "predict_from": [5], **given})
@@ -178,7 +178,7 @@ def test_a_malformed_forward_ends_its_request_alone(kind: str, target: str) -> N
         lambda self: None,
     ],
 )
-def test_what_is_no_generator_ends_its_request_alone(decode: Any) -> None:
+def test_non_generator_ends_its_request_alone(decode: Any) -> None:
     """With the name of its method."""
     kind = type("Odd", (Method,), {"decode": decode})
     job = beside(new_engine(), kind())
@@ -187,10 +187,10 @@ def test_what_is_no_generator_ends_its_request_alone(decode: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Stubborn(Method):
-    """Does not let itself be closed."""
+    """Ignores being closed."""
 
     def decode(self, request: Request) -> Decoding:
-        """Goes on where it is to end."""
+        """Continue where it must end."""
         out = yield Forward(ids=request.ids, start=0)
         request.commit(out.tokens)
         try:
@@ -200,18 +200,18 @@ class Stubborn(Method):
 
 
 def test_a_generator_that_cannot_be_closed_ends_alone() -> None:
-    """And keeps no memory."""
+    """Its memory is freed."""
     assert isinstance(beside(new_engine(), Stubborn()).error, DecodingError)
 
 
-# Logits that are no numbers.
+# Logits that are NaN.
 
 POISON = 22
-"""A token whose embedding is no number in the models below."""
+"""A token whose embedding is NaN in the models below."""
 
 
 def poisoned(value: float) -> Engine:
-    """An engine whose causal model computes nothing of one token."""
+    """Return an engine whose causal model yields NaN for one token."""
     model = causal_model(seed=1)
     model.embedding.weight[POISON, 3] = value
     model.unembedding.weight[POISON] = 0  # never generated
@@ -219,7 +219,7 @@ def poisoned(value: float) -> Engine:
 
 
 def ask(engine: Engine, prompt: Sequence[int], count: int = 12, seed: int = 0) -> Job:
-    """A request for that model."""
+    """Return a request for that model."""
     return enter(
         engine,
         Autoregressive(),
@@ -232,8 +232,8 @@ def ask(engine: Engine, prompt: Sequence[int], count: int = 12, seed: int = 0) -
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("max_rows", [7, 2048])
-def test_no_numbers_end_their_request_alone(value: float, max_rows: int) -> None:
-    """With an error that says so; neither neighbours nor those that come later see anything."""
+def test_nan_logits_end_their_request_alone(value: float, max_rows: int) -> None:
+    """Concurrent and later requests are unaffected."""
     prompts = [[1, 2, 3], [4] * 40, [5, 6] * 20, [7], [8] * 30]
     expected = []
     for seed, prompt in enumerate(prompts):
@@ -257,8 +257,8 @@ def test_no_numbers_end_their_request_alone(value: float, max_rows: int) -> None
     assert runner(engine, "causal").cache.memory.isfinite().all()
 
 
-def test_no_numbers_of_one_request_lie_beside_the_slots_of_another() -> None:
-    """Its page is one that a neighbour's call looks at without counting it."""
+def test_nan_pages_do_not_affect_other_requests() -> None:
+    """Another request's attention reads the page at weight zero."""
     engine = poisoned(float("nan"))
     runner(engine, "causal").cache.holders[32:] += 1  # so that the last one finds no grid
     jobs = [ask(engine, [1] * 33), ask(engine, [3] * 49, count=15), ask(engine, [2])]
@@ -279,8 +279,8 @@ def test_no_numbers_of_one_request_lie_beside_the_slots_of_another() -> None:
         assert job.error is None and job.request.tokens == again.request.tokens
 
 
-def test_a_weight_that_is_no_number_ends_every_request() -> None:
-    """Of all methods, whatever they read; and mended, the model answers as before."""
+def test_nan_weight_ends_every_request() -> None:
+    """Of all methods; once it is repaired, the model answers as before."""
     engine = new_engine()
     weights = {name: model.norm.weight for name, model in MODELS.items()}
     kept = {name: weight.clone() for name, weight in weights.items()}

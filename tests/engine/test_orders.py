@@ -1,4 +1,4 @@
-"""Requests of all orders and caches in one batch: each gives what it gives alone."""
+"""Requests of all orders and caches in one batch: each gives the same output as alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODELS = (("shifted", diffusion_model(seed=1)), ("unshifted", unshifted_model(se
 
 
 def methods() -> list[Method]:
-    """Every order, fixed canvases, every cache with every rule, and two older methods."""
+    """Return every order, fixed canvases, every cache with every rule, and two older methods."""
     rules = [{"threshold": 0.4}, {"threshold": None}, {"factor": 1.5}, {"budget": 1.0}]
     return [
         *(Diffusion(order=order) for order in get_args(Order)),
@@ -43,7 +43,7 @@ def methods() -> list[Method]:
 
 
 def submit(engine: Engine, number: int, method: Method) -> Job:
-    """A request of its own prompt, limit and sampling; all a function of its number."""
+    """Queue a request whose prompt, limit and sampling are functions of its number."""
     rng = Random(number)
     prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
     fixed = isinstance(method, Diffusion) and method.steps is not None

@@ -1,4 +1,4 @@
-"""How parallel methods are at a load: decided by a clock that the tests turn, never the text."""
+"""Draft lengths at a load, controlled by a simulated clock, without changing the text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SAMPLED = Sampling(temperature=1.5, top_p=0.9, seed=3)
 
 
 class Clock:
-    """Moves on by what passes cost: so much, and `row` for all but `free` rows beyond the first."""
+    """Advances by the cost of passes: a constant, and `row` for each row beyond the `free` ones."""
 
     def __init__(self, engine: Engine, row: float, free: int = 0) -> None:
         self.now, self.row, self.free = 0.0, row, free
@@ -46,7 +46,7 @@ class Clock:
             self.drive(each)
 
     def drive(self, runner: Runner) -> None:
-        """Let a pass of a runner take its time; one of a draft takes next to none."""
+        """Give the passes of a runner their time; those of a draft take almost none."""
         launch = runner.launch
 
         def timed(feeds):
@@ -58,7 +58,7 @@ class Clock:
 
 
 def batch(method: Method, count: int, **options) -> list[Request]:
-    """So many requests, with prompts of different lengths."""
+    """Return this many requests, with prompts of different lengths."""
     samplings = (Sampling(), SAMPLED)
     return [
         Request(
@@ -72,7 +72,7 @@ def batch(method: Method, count: int, **options) -> list[Request]:
 
 
 def plain(requests: list[Request]) -> list[list[int]]:
-    """What autoregressive decoding of the same model gives."""
+    """Return the autoregressive output of the same model."""
     engine = new_engine()
     jobs = [
         enter(
@@ -91,15 +91,15 @@ def plain(requests: list[Request]) -> list[list[int]]:
 
 
 def dials(results) -> list[int]:
-    """What was decided, cycle by cycle."""
+    """Return the chosen lengths, cycle by cycle."""
     steps = [step for _, _, steps in results for step in steps if step.model == "target"]
     return [step.dial for step in steps if step.dial is not None]
 
 
 @pytest.mark.parametrize("row", [0.0, 20.0], ids=["free rows", "dear rows"])
 @pytest.mark.parametrize("method", LOSSLESS, ids=repr)
-def test_lossless_methods_say_what_autoregressive_decoding_says(method: Method, row: float) -> None:
-    """Greedy and sampled, at any decision; and the decision follows from what rows cost."""
+def test_lossless_methods_give_autoregressive_text(method: Method, row: float) -> None:
+    """Greedy and sampled, at any chosen length, which depends on the cost of rows."""
     engine = new_engine(pace="auto")
     Clock(engine, row)
     requests = batch(method, 4)
@@ -107,14 +107,14 @@ def test_lossless_methods_say_what_autoregressive_decoding_says(method: Method, 
     assert [ids for ids, *_ in results] == plain(requests)
     decided = dials(results)
     assert decided and min(decided) == 1 and max(decided) > 2
-    if row:  # which is known by now
+    if row:  # which has been measured by now
         later = dials(serve(engine, requests))
         assert later.count(1) > 0.5 * len(later)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_methods_in_one_engine_come_and_go(seed: int) -> None:
-    """Each is paced by itself, while others end, are cancelled, and cost what they cost."""
+    """Each has a controller, while others end, are cancelled, and take time."""
     rng, engine = Random(seed), new_engine(pace="auto", max_sequences=6)
     Clock(engine, rng.choice([0.0, 3.0, 20.0]))
     methods = [*LOSSLESS, APD(verifier="causal", window=1, lookahead=9, least=1)]
@@ -138,8 +138,8 @@ def test_methods_in_one_engine_come_and_go(seed: int) -> None:
 
 
 @pytest.mark.parametrize("method", LOSSLESS, ids=repr)
-def test_off_leaves_all_as_the_options_say(method: Method) -> None:
-    """And no decision is in the trace."""
+def test_pace_off_uses_the_options(method: Method) -> None:
+    """The trace has no chosen length."""
     engine = new_engine()
     Clock(engine, 20.0)
     requests = batch(method, 2, max_tokens=12)
@@ -149,8 +149,8 @@ def test_off_leaves_all_as_the_options_say(method: Method) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 6])
-def test_who_come_in_together_are_counted_before_they_begin(count: int) -> None:
-    """So that the first cycle of each is decided for as many as there are."""
+def test_admitted_requests_are_counted_before_they_start(count: int) -> None:
+    """So the first cycle of each is chosen for all of them."""
     engine, loads = new_engine(pace="auto"), []
     for each in batch(APD(verifier="causal", window=4, lookahead=9, least=1), count):
         each.submit(engine)
@@ -161,7 +161,7 @@ def test_who_come_in_together_are_counted_before_they_begin(count: int) -> None:
     assert loads == [count] * count
 
 
-def test_lossy_dials_move_within_bounds_that_were_given() -> None:
+def test_lossy_lengths_stay_within_bounds() -> None:
     """A lookahead, and a window that is not verified."""
     for method, least, most in (
         (APD(verifier="causal", window=4, lookahead=9, least=2), 2, 9),
@@ -187,8 +187,8 @@ def test_lossy_dials_move_within_bounds_that_were_given() -> None:
     ],
     ids=repr,
 )
-def test_nothing_that_decides_on_tokens_moves_unless_bounds_say_so(method: Method) -> None:
-    """The same tokens and trace as without."""
+def test_lossy_lengths_are_fixed_without_bounds(method: Method) -> None:
+    """The same tokens and trace as without a controller."""
     engine = new_engine(pace="auto")
     Clock(engine, 20.0)
     requests = batch(method, 2, max_tokens=12)
@@ -197,10 +197,10 @@ def test_nothing_that_decides_on_tokens_moves_unless_bounds_say_so(method: Metho
 
 
 def test_a_decision_recovers_when_the_load_falls() -> None:
-    """Rows of many requests are dear together; of one alone they cost next to nothing."""
+    """Rows of many requests are expensive together; those of one are almost free."""
     engine = new_engine(pace="auto")
     Clock(engine, 20.0, free=4)
-    method = Speculative(draft="causal", tokens=4)  # its own draft: all is kept
+    method = Speculative(draft="causal", tokens=4)  # it is its own draft: everything is accepted
     _, many = (dials(serve(engine, batch(method, 16))) for _ in range(2))
     assert many.count(1) > 0.5 * len(many)
     few = [dials(serve(engine, batch(method, 1))) for _ in range(6)]
@@ -210,12 +210,12 @@ def test_a_decision_recovers_when_the_load_falls() -> None:
 @pytest.mark.parametrize("pace", ["on", "", None, 1, True])
 def test_another_word_is_refused(pace) -> None:
     """Before anything is loaded."""
-    with pytest.raises(ValueError, match="pace must be 'off' or 'auto', not"):
+    with pytest.raises(ValueError, match="pace must be 'off' or 'auto', got"):
         Engine(pace=pace)
 
 
-def test_no_more_is_remembered_than_there_is_room_for() -> None:
-    """Of methods whose options differ from request to request."""
+def test_number_of_controllers_is_bounded() -> None:
+    """With methods whose options differ from request to request."""
     engine = new_engine(pace="auto")
     for number in range(PACES + 10):
         method = WeDLM(window=4, entropy=1 + number / 1000, verify=True)
@@ -224,7 +224,7 @@ def test_no_more_is_remembered_than_there_is_room_for() -> None:
 
 
 def test_huge_options_end_as_soon_as_small_ones() -> None:
-    """The least that is proposed is what they say, the most never more than `MOST`."""
+    """The options give the least length; the most is bounded."""
     for method in (
         Speculative(draft="near", tokens=10**30),
         WeDLM(window=8, entropy=2.0, least=2),

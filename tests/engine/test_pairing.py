@@ -1,4 +1,4 @@
-"""A pairing is made once and looked up; what it agrees on is nobody else's."""
+"""Pairings: built once, then looked up, and independent of each other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROWS, SMALL = 264, 200
 """Rows of the targets' embeddings, and of those of smaller ones."""
 
 PROMPTS = [[1, 2, 3], [9, 8], [7] * 20, [255, 4], [199, 200]]
-"""Some hold tokens that a smaller model does not have."""
+"""Some contain tokens that a smaller model does not have."""
 
 COMMON = [prompt for prompt in PROMPTS if max(prompt) < SMALL]
 
@@ -74,18 +74,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def said(llm: LLM, prompts: list[list[int]], **options: Any) -> list[Output]:
-    """Greedy and hot answers; what is hot says all tokens that it may."""
+    """Return greedy answers and hot ones, which contain all allowed tokens."""
     ask = {"max_tokens": 30, **options}
     return llm.generate(prompts, **ask) + llm.generate(prompts, temperature=30.0, seed=1, **ask)
 
 
 def ids(outputs: list[Output]) -> list[list[int]]:
-    """Their tokens."""
+    """Return their tokens."""
     return [output.ids for output in outputs]
 
 
 def smaller(folders: dict[str, str]) -> list[tuple[str, Method, Method]]:
-    """A target, a method of it, and one with a model of fewer tokens."""
+    """Return a target, a method of it, and one with a model of fewer tokens."""
     return [
         ("causal", Autoregressive(), Speculative(draft=folders["small"], tokens=3)),
         ("diffusion", LeftToRight(), APD(verifier=folders["small"], ratio=0.5)),
@@ -96,7 +96,7 @@ def smaller(folders: dict[str, str]) -> list[tuple[str, Method, Method]]:
 def test_a_smaller_embedding_bounds_its_own_requests_alone(
     folders: dict[str, str], case: int
 ) -> None:
-    """Others say what they say without it: before, after and beside it."""
+    """Others are unchanged: before, after and at the same time."""
     target, plain, method = smaller(folders)[case]
     options = {"temperature": 30.0, "max_tokens": 30}
     expected = ids(said(LLM(folders[target], plain, cache_gib=0.01), PROMPTS))
@@ -136,8 +136,8 @@ def test_a_prompt_that_the_smaller_one_cannot_read_is_refused_there_alone(
     assert is_idle(llm.engine)
 
 
-def test_the_end_of_sequence_may_be_what_only_the_larger_one_has(folders: dict[str, str]) -> None:
-    """It still ends the answers of all but that pairing."""
+def test_end_of_sequence_may_exceed_the_smaller_vocabulary(folders: dict[str, str]) -> None:
+    """It still ends the answers of all other pairings."""
     llm = LLM(folders["causal"], cache_gib=0.01)
     plain = ids(said(llm, COMMON))
     end = next(token for answer in plain for token in answer if token >= SMALL)
@@ -151,7 +151,7 @@ def test_the_end_of_sequence_may_be_what_only_the_larger_one_has(folders: dict[s
 
 
 def counted(patch: pytest.MonkeyPatch, owner: Any, name: str, calls: list[str]) -> None:
-    """Note each call of a function."""
+    """Record each call of a function."""
     plain = vars(owner)[name]
     function: Callable[..., Any] = getattr(plain, "__func__", plain)
 
@@ -212,7 +212,7 @@ def test_a_pairing_is_made_once_and_then_looked_up(
 def test_what_is_refused_leaves_nothing_loaded(
     folders: dict[str, str], target: str, method: Any, message: str
 ) -> None:
-    """No model, no memory, no pairing; a second time it is refused alike."""
+    """No model, memory or pairing; a second attempt is refused in the same way."""
     llm = LLM(folders[target], cache_gib=0.01)
     runners, engine = dict(llm.runners), list(llm.engine.runners)
     pairings = dict(llm.pairings)
@@ -229,7 +229,7 @@ def test_what_is_refused_leaves_nothing_loaded(
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Models of 1,024 and more positions."""
+    """Return models of 1,024 and more positions."""
     root = tmp_path_factory.mktemp("long")
     changes: dict[str, Any] = {"vocab_size": SMALL, "max_position_embeddings": 1024}
     models = {
@@ -244,7 +244,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def of_slots(model: str, slots: int, method: Method | None = None, **options: Any) -> LLM:
-    """A model whose cache has so many slots."""
+    """Return a model whose cache has this many slots."""
     slot = LLM(model, method, cache_gib=0.001).target.cache.memory.nbytes
     slot //= len(LLM(model, method, cache_gib=0.001).target.cache)
     llm = LLM(model, method, cache_gib=(slots + 0.5) * slot / 2**30, **options)
@@ -253,12 +253,12 @@ def of_slots(model: str, slots: int, method: Method | None = None, **options: An
 
 
 def default(llm: LLM, prompt: int = 24, **options: Any) -> int:
-    """`max_tokens` of a request that sets none."""
+    """Return the `max_tokens` of a request that sets none."""
     return llm.prepare([1] * prompt, **options).job.request.max_tokens
 
 
 def test_default_answer_fills_the_context(long: dict[str, str]) -> None:
-    """Of one request, in all models of its method; it ends there with no end-of-sequence."""
+    """Of one request, in all models of its method, without an end-of-sequence."""
     llm = of_slots(long["causal"], 4096)
     assert default(llm, requests=1) == 1000
     draft = Speculative(draft=long["short"])
@@ -268,7 +268,7 @@ def test_default_answer_fills_the_context(long: dict[str, str]) -> None:
 
 
 def test_default_answers_share_the_cache(long: dict[str, str]) -> None:
-    """All prompts of a call run at once, whatever memory there is, and none is refused."""
+    """All prompts of a call run together, with any memory, and none is refused."""
     llm = of_slots(long["causal"], 4096)
     assert default(llm) == max(4096 // CONCURRENT, 24 + CANVAS) - 24
     assert default(llm, requests=4) == 1000
@@ -280,13 +280,13 @@ def test_default_answers_share_the_cache(long: dict[str, str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Watching(Autoregressive):
-    """Counts the requests that run beside it."""
+    """Records the number of requests that run at the same time."""
 
     llm: Any
     most: ClassVar[int] = 0
 
     def decode(self, request: Request) -> Decoding:
-        """Decode as ever."""
+        """Decode as usual."""
         Watching.most = max(Watching.most, self.llm.driver.stats.running)
         request.finish_reason = "cancelled"
         yield from ()
@@ -300,7 +300,7 @@ def test_default_leaves_room_for_all_that_an_operator_allows(long: dict[str, str
 
 @pytest.mark.parametrize("slots", [512, 128, 48])
 def test_default_fits_into_a_small_cache(long: dict[str, str], slots: int) -> None:
-    """However many requests there are; a prompt alone that is too long is refused."""
+    """For any number of requests; a prompt that is too long is refused."""
     llm = of_slots(long["causal"], slots)
     assert default(llm, requests=64) == min(slots - 24, CANVAS)
     with pytest.raises(ValueError, match=f"need {slots + 1} slots, but .* has {slots}: shorten"):
@@ -309,7 +309,7 @@ def test_default_fits_into_a_small_cache(long: dict[str, str], slots: int) -> No
 
 @pytest.mark.parametrize("method", [LeftToRight(), D2F(block=8)], ids=repr)
 def test_default_canvas_of_a_diffusion_model_is_fixed(long: dict[str, str], method: Method) -> None:
-    """Its length changes the text, so neither company nor memory does."""
+    """Its length changes the text, so it must not depend on load or memory."""
     llm = of_slots(long["diffusion"], 8192, method)
     assert {default(llm, requests=n) for n in (1, 7, 64)} == {CANVAS}
     assert default(llm, 1000) == 24
@@ -324,6 +324,6 @@ def test_default_leaves_room_for_slots_of_the_method(long: dict[str, str]) -> No
 
 
 def test_default_reaches_min_tokens(long: dict[str, str]) -> None:
-    """An end that may not come before is not cut off before."""
+    """The answer is not cut off before the earliest end."""
     llm = of_slots(long["diffusion"], 8192)
     assert default(llm, min_tokens=300) == 300

@@ -1,4 +1,4 @@
-"""What is found of earlier prompts changes no token, and no page is lost or written by two."""
+"""The prefix cache changes no token, leaks no page, and never shares a page for writing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ both_ways = pytest.mark.parametrize("share", [False, True], ids=["copied", "shar
 
 
 def engine_with(*, share: bool, on: bool = True, **limits: int) -> Engine:
-    """An engine whose causal models share pages, copy them, or compute all anew."""
+    """Return an engine whose causal models share pages, copy them, or recompute everything."""
     engine = new_engine(**limits)
     for each in engine.runners:
         if each.prefix is not None:
@@ -73,7 +73,7 @@ def engine_with(*, share: bool, on: bool = True, **limits: int) -> Engine:
 
 
 def rows_of(engine: Engine, name: str = "causal") -> list[int]:
-    """A list that will hold the rows of each pass of a model."""
+    """Return a list that will hold the rows of each pass of a model."""
     passes: list[int] = []
     each = runner(engine, name)
     launch = each.launch
@@ -95,8 +95,8 @@ def rows_of(engine: Engine, name: str = "causal") -> list[int]:
     ],
     ids=lambda value: value if isinstance(value, bool) else type(value).__name__,
 )
-def test_200_prompts_that_begin_alike(method: Method, share: bool) -> None:
-    """Arriving at random, cached and computed anew: token for token, trace for trace."""
+def test_200_prompts_with_common_prefixes(method: Method, share: bool) -> None:
+    """Arriving at random, cached and recomputed: the same tokens and traces."""
     rng = Random(7)
     stems = [tuple(rng.randint(1, VOCAB - 2) for _ in range(size)) for size in (20, 33, 48, 70)]
     batch = [
@@ -119,7 +119,7 @@ def test_200_prompts_that_begin_alike(method: Method, share: bool) -> None:
 @both_ways
 @each_kind
 def test_a_second_identical_prompt_computes_less_than_a_page(method: Method, share: bool) -> None:
-    """And the same tokens; window and proposals, which are not of the prompt, are computed."""
+    """With the same tokens; window and proposals are computed."""
     for length in (15, 16, 17, 32, 63):
         engine = engine_with(share=share)
         request = Request(method=method, prompt=LONG[:length], max_tokens=8)
@@ -128,7 +128,7 @@ def test_a_second_identical_prompt_computes_less_than_a_page(method: Method, sha
         whole = passes[0]
         passes.clear()
         assert serve(engine, [request]) == before
-        # What a draft keeps of a slot may depend on the token behind it.
+        # What a draft stores of a slot may depend on the next token.
         known = length - isinstance(method, Eagle)
         assert whole - passes[0] > known - PAGE
         assert engine.saved.hits >= (known >= PAGE)
@@ -140,10 +140,8 @@ def test_a_second_identical_prompt_computes_less_than_a_page(method: Method, sha
     [method for method in KINDS if isinstance(method, DFlash | Eagle)],
     ids=lambda method: type(method).__name__,
 )
-def test_a_target_leaves_away_only_rows_whose_features_its_draft_has(
-    share: bool, method: Method
-) -> None:
-    """Here another method has filled the target's pages before the draft saw any of them."""
+def test_target_skips_only_rows_that_its_draft_has(share: bool, method: Method) -> None:
+    """Another method has filled the target's pages before the draft read any of them."""
     engine, plain = (engine_with(share=share, on=on) for on in (True, False))
     request = Request(method=method, prompt=LONG, max_tokens=8)
     name = request.roles["target"]
@@ -159,8 +157,8 @@ def test_a_target_leaves_away_only_rows_whose_features_its_draft_has(
 
 
 @both_ways
-def test_an_answer_is_found_when_it_is_asked_about(share: bool) -> None:
-    """The next prompt of a talk holds what was committed, and that was computed too."""
+def test_answers_are_found_by_the_next_turn(share: bool) -> None:
+    """The next prompt of a conversation contains the committed answer."""
     engine = engine_with(share=share)
     method = Autoregressive()
     (answer, *_), *_ = serve(engine, [Request(method=method, prompt=LONG[:20], max_tokens=40)])
@@ -171,7 +169,7 @@ def test_an_answer_is_found_when_it_is_asked_about(share: bool) -> None:
 
 
 def test_a_long_prompt_finds_what_ran_while_it_waited() -> None:
-    """Its second part, cut by `max_rows`, and a second request behind it."""
+    """Its second part, split by `max_rows`, and a second request after it."""
     request = Request(method=Autoregressive(), prompt=LONG, max_tokens=3)
     engine = engine_with(share=False, max_rows=len(LONG))
     passes = rows_of(engine)
@@ -181,7 +179,7 @@ def test_a_long_prompt_finds_what_ran_while_it_waited() -> None:
 
 
 def test_a_page_that_its_owner_writes_again_is_not_found() -> None:
-    """Here by a method that feeds its prompt once more with another token in it."""
+    """A method runs its prompt once more with another token in it."""
 
     class Again(Method):
         def decode(self, seq: Tokens) -> Decoding:
@@ -199,8 +197,8 @@ def test_a_page_that_its_owner_writes_again_is_not_found() -> None:
         assert engine.saved.hits == 1
 
 
-def test_a_shared_page_is_parted_before_it_is_written() -> None:
-    """The one who writes gets a copy, the other keeps what it found."""
+def test_shared_page_is_copied_on_write() -> None:
+    """The writer gets a copy, the other table keeps the page."""
     cache = small_cache(4)
     prefix = Prefix(cache, share=True)
     ids = list(range(1, 20))
@@ -215,7 +213,7 @@ def test_a_shared_page_is_parted_before_it_is_written() -> None:
 
 
 def test_without_a_page_to_write_to_only_that_request_fails() -> None:
-    """Where memory is taken by others, who go on."""
+    """Others hold the memory, and continue."""
 
     class Rewrite(Method):
         def decode(self, seq: Tokens) -> Decoding:
@@ -239,8 +237,8 @@ def test_without_a_page_to_write_to_only_that_request_fails() -> None:
 
 
 @both_ways
-def test_cancelled_and_failed_requests_give_their_pages_back(share: bool) -> None:
-    """And what they had computed is found all the same."""
+def test_cancelled_and_failed_requests_free_their_pages(share: bool) -> None:
+    """What they computed can still be found."""
 
     class Broken(Method):
         def decode(self, seq: Tokens) -> Decoding:
@@ -260,7 +258,7 @@ def test_cancelled_and_failed_requests_give_their_pages_back(share: bool) -> Non
 
 
 def test_a_failed_pass_leaves_nothing_to_be_found() -> None:
-    """What it had begun to write is known of nobody."""
+    """Its partial writes are not registered."""
     engine = engine_with(share=False)
     each = runner(engine, "causal")
     capture = each.model.capture
@@ -272,8 +270,8 @@ def test_a_failed_pass_leaves_nothing_to_be_found() -> None:
     assert pages_in_use(engine) == 0
 
 
-def test_bidirectional_models_have_none_and_others_can_do_without() -> None:
-    """It is for causal rows and for a draft's features of them; and an option."""
+def test_prefix_cache_is_optional_and_causal() -> None:
+    """It serves causal rows, and drafts that read their features."""
     engine = new_engine()
     assert runner(engine, "diffusion").prefix is None
     assert all(runner(engine, name).prefix for name in ("causal", "rich", "features", "added"))
@@ -281,15 +279,15 @@ def test_bidirectional_models_have_none_and_others_can_do_without() -> None:
 
 
 def test_names_are_salted() -> None:
-    """Two caches name the same text differently, so nobody can make names collide on purpose."""
+    """Two caches name the same text differently, so collisions cannot be constructed."""
     first, second = (Prefix(small_cache(1)) for _ in range(2))
     assert first.name([], LONG[:PAGE]) == first.name([], LONG[:PAGE])
     assert first.name([], LONG[:PAGE]) != second.name([], LONG[:PAGE])
     assert first.name([b"a"], LONG[:PAGE]) != first.name([b"b"], LONG[:PAGE])
 
 
-def test_masks_and_moved_rows_are_no_text() -> None:
-    """Nor is anything behind them."""
+def test_masks_and_moved_rows_are_not_cached() -> None:
+    """Nor anything after them."""
     prefix = Prefix(small_cache(1), mask_id=MASK)
     assert prefix.text(Forward(ids=[1, 2, 3], start=0)) == [1, 2, 3]
     assert prefix.text(Forward(ids=[1, MASK, 3], start=0)) == [1]
@@ -297,7 +295,7 @@ def test_masks_and_moved_rows_are_no_text() -> None:
 
 
 def test_blocks_are_text_as_a_whole() -> None:
-    """Each number says how far its row sees; a block with a mask, or one that sees on, is none."""
+    """Each entry encodes its row's view; a block with a mask or a wider view is excluded."""
     prefix = Prefix(small_cache(1), mask_id=MASK)
     far = 1 << SIGHT
     first = [1 + 2 * far, 2 + far, 3]
@@ -313,7 +311,7 @@ def test_blocks_are_text_as_a_whole() -> None:
 
 @both_ways
 def test_a_block_longer_than_a_page_is_found_by_all_of_it(share: bool) -> None:
-    """Here the second page of a block of 32 differs, and so do the keys of its first page."""
+    """If the second page of a block of 32 differs, so do the keys of its first page."""
     models = {"wide": block_model(seed=3, block_size=32)}
 
     def served(prompt: tuple[int, ...], engine: Engine) -> tuple[list[int], int]:
@@ -338,8 +336,8 @@ def test_a_block_longer_than_a_page_is_found_by_all_of_it(share: bool) -> None:
     assert passes[0] == 52 and 52 - 32 in passes
 
 
-def test_what_has_seen_tokens_that_change_is_known_no_longer() -> None:
-    """The first rows of a block whose last ones are written again."""
+def test_rows_that_saw_changed_tokens_are_dropped() -> None:
+    """The first rows of a block whose last ones are overwritten."""
     prefix = Prefix(small_cache(4))
     table = reserved(prefix.cache, 40)
     whole = Forward(ids=list(range(1, 33)), start=0, pattern=(24, 8))
@@ -356,21 +354,21 @@ CONFIG = translate(published(num_hidden_layers=1, num_attention_heads=1, num_key
 
 
 def small_cache(pages: int) -> Cache:
-    """A cache whose slots say what has been written to them."""
+    """Return a cache whose slots show their content."""
     cache = Cache(CONFIG, pages * PAGE, dtype=torch.float64, device=torch.device("cpu"))
     cache.memory.fill_(-1)
     return cache
 
 
 def reserved(cache: Cache, slots: int) -> Table:
-    """A table of a cache that has room."""
+    """Return a table of a cache that has room."""
     table = cache.reserve(slots)
     assert table is not None
     return table
 
 
 def expected(ids: list[int], before: float = 0.0) -> list[float]:
-    """What causal rows of these tokens write: a number for all tokens up to each."""
+    """Return the values that causal rows of these tokens write: one number per prefix."""
     values = []
     for token in ids:
         before = (before * 31 + token + 1) % 1_000_003
@@ -379,12 +377,12 @@ def expected(ids: list[int], before: float = 0.0) -> list[float]:
 
 
 def contents(cache: Cache, table: Table, end: int) -> list[float]:
-    """What lies in the first slots of a table."""
+    """Return the content of the first slots of a table."""
     return cache.memory[0, 0, torch.from_numpy(table.slots[:end]), 0, 0].tolist()
 
 
 def run(prefix: Prefix, table: Table, forward: Forward) -> None:
-    """A pass of one forward, without a model."""
+    """Simulate a pass of one forward, without a model."""
     prefix.writes(table, forward.start, forward.end, prefix.text(forward))
     before = contents(prefix.cache, table, forward.start)[-1] if forward.start else 0.0
     values = expected(list(forward.ids), before)
@@ -397,7 +395,7 @@ def run(prefix: Prefix, table: Table, forward: Forward) -> None:
 
 
 class Prefixes(RuleBasedStateMachine):
-    """Sequences of two tokens that come, run, are written again, and go."""
+    """Sequences of two tokens that are reserved, run, overwritten and released."""
 
     share = False
 
@@ -417,7 +415,7 @@ class Prefixes(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(which=st.integers(0, 99), bits=st.integers(0, 15), rows=st.integers(1, 60))
     def go_on(self, which: int, bits: int, rows: int) -> None:
-        """Text of a few kinds behind what is known, of which what is found does not run."""
+        """Append text of a few kinds; cached rows do not run."""
         table = self.tables[which % len(self.tables)]
         start = len(table.known)
         text = [
@@ -437,7 +435,7 @@ class Prefixes(RuleBasedStateMachine):
         kind=st.sampled_from(["text", "full", "moved", "masked"]),
     )
     def write_again(self, which: int, start: int, rows: int, kind: str) -> None:
-        """Anywhere below what has been written; causal or not."""
+        """Overwrite any written slots, causal or not."""
         table = self.tables[which % len(self.tables)]
         start = min(start, table.written)
         ids = [3 if kind != "masked" else MASK] * min(rows, table.size - start)
@@ -450,7 +448,7 @@ class Prefixes(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(which=st.integers(0, 99), start=st.integers(0, 60))
     def feed_again(self, which: int, start: int) -> None:
-        """What is known, from anywhere on, and a token behind it: all stays known and shared."""
+        """Run recorded text again, with one more token: it stays recorded and shared."""
         table = self.tables[which % len(self.tables)]
         text, names = list(table.known[start:]), list(table.names)
         if not text or len(table.known) == table.size:
@@ -471,7 +469,7 @@ class Prefixes(RuleBasedStateMachine):
         try:
             run(self.prefix, table, forward)
         except ValueError as error:
-            assert self.share and "no page is left" in str(error)
+            assert self.share and "no page is free" in str(error)
             assert not self.cache.free.any()
             self.tables.remove(table)
             self.cache.release(table)
@@ -499,7 +497,7 @@ class Prefixes(RuleBasedStateMachine):
 
 
 class SharedPrefixes(Prefixes):
-    """The same with pages that several hold."""
+    """The same with shared pages."""
 
     share = True
 

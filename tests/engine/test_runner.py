@@ -1,4 +1,4 @@
-"""A pass over many forwards: what is written, what is seen, what is read."""
+"""A pass over many forwards: written, visible and predicted slots."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ KEPT = Sample(keep=True)
 
 
 def table_of(runner: Runner, slots: int = ROOM) -> Table:
-    """Memory of a sequence."""
+    """Return memory of a sequence."""
     table = runner.cache.reserve(slots)
     assert table is not None
     return table
 
 
 def new_runner(model: Transformer | FeatureDraft = CAUSAL_MODEL, **options: int) -> Runner:
-    """A runner of a tiny model."""
+    """Return a runner of a tiny model."""
     return Runner("tiny", model, slots=32 * PAGE, **options)
 
 
 @st.composite
 def forward_runs(draw) -> list[Forward]:
-    """Forwards of one sequence, each writing where it may and seeing what was written."""
+    """Generate forwards of one sequence with valid writes and views."""
     forwards: list[Forward] = []
     written = 0
     for _ in range(draw(st.integers(1, 4))):
@@ -78,8 +78,8 @@ def forward_runs(draw) -> list[Forward]:
 
 @given(st.lists(forward_runs(), min_size=1, max_size=3))
 @settings(max_examples=80)
-def test_any_forwards_equal_the_contract_answered_literally(runs: list[list[Forward]]) -> None:
-    """Masks, reaches, positions, rewritten slots; sequences side by side in one pass."""
+def test_any_forwards_equal_the_literal_implementation(runs: list[list[Forward]]) -> None:
+    """Masks, views, positions, overwritten slots; several sequences in one pass."""
     runner = new_runner(read_rows=4)
     tables = [table_of(runner) for _ in runs]
     memories = [Memory(CAUSAL_MODEL) for _ in runs]
@@ -96,7 +96,7 @@ def test_any_forwards_equal_the_contract_answered_literally(runs: list[list[Forw
 
 @st.composite
 def draft_runs(draw) -> list[Forward]:
-    """Blocks of one sequence behind features that follow it, as a draft is fed."""
+    """Generate blocks of one sequence after features, as a draft runs them."""
     forwards: list[Forward] = []
     ready = 0  # slots that hold features
     for _ in range(draw(st.integers(1, 3))):
@@ -121,10 +121,10 @@ def draft_runs(draw) -> list[Forward]:
 @pytest.mark.parametrize("draft", DRAFTS, ids=["full", "sliding", "sliding and full", "causal"])
 @given(runs=st.lists(draft_runs(), min_size=1, max_size=3))
 @settings(max_examples=25)
-def test_blocks_behind_features_equal_the_contract_answered_literally(
+def test_blocks_after_features_equal_the_literal(
     draft: FeatureDraft, runs: list[list[Forward]]
 ) -> None:
-    """Context of any length or none, blocks overwritten by what comes next, several sequences."""
+    """Any length of context, overwritten blocks, several sequences."""
     runner = new_runner(draft)
     tables = [table_of(runner) for _ in runs]
     memories = [Memory(draft) for _ in runs]
@@ -141,7 +141,7 @@ def test_blocks_behind_features_equal_the_contract_answered_literally(
 
 
 def test_each_forward_gets_the_features_that_it_wants() -> None:
-    """Other layers, another order, none: side by side in one pass."""
+    """Different layers, another order, none: in one pass."""
     runner = new_runner()
     layers = [(0, 1), (), (1,), (1, 0), (0, 1)]
     forwards = [Forward(ids=[3 + n, 4, 5][: 1 + n % 3], start=0) for n in range(5)]
@@ -157,7 +157,7 @@ def test_each_forward_gets_the_features_that_it_wants() -> None:
 
 
 def test_predictions_come_back_in_the_order_of_the_forwards() -> None:
-    """Whatever they ask for: tokens, scores, logits, or nothing."""
+    """With tokens, scores, logits, or nothing."""
     runner = new_runner()
     prompts = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
     reads = [
@@ -186,7 +186,7 @@ def test_predictions_come_back_in_the_order_of_the_forwards() -> None:
 
 
 def test_reads_of_different_types_share_a_pass() -> None:
-    """Each gets the rows that it asked for, in whatever order they stand."""
+    """Each gets its rows, in any order."""
     runner = new_runner(vocab=VOCAB - 1)
     opposite = torch.full((2, VOCAB), 0.0).index_fill(1, torch.tensor([11]), 1e6)
     mixture = Mixture(guess=opposite, ratio=0.5, sampling=Sampling(), step=0)
@@ -202,7 +202,7 @@ def test_reads_of_different_types_share_a_pass() -> None:
 
 
 def test_a_pass_that_reads_nothing_predicts_nothing() -> None:
-    """As the head of a cut prefill."""
+    """Such as the first part of a split prefill."""
     runner = new_runner()
     (prediction,) = run(runner, [Forward(ids=[1, 2], start=0, predict=())], [table_of(runner)])
     assert prediction.tokens == []
@@ -210,7 +210,7 @@ def test_a_pass_that_reads_nothing_predicts_nothing() -> None:
 
 @pytest.mark.parametrize("read_rows", [1, 2, 5])
 def test_reading_few_rows_at_a_time_changes_nothing(read_rows: int) -> None:
-    """Logits of a large vocabulary are never whole in memory."""
+    """Logits of a large vocabulary are never entirely in memory."""
     read = Sample(
         sampling=Sampling(temperature=1.0, seed=4), keep=True, scores=("confidence", "entropy")
     )
@@ -229,8 +229,8 @@ def test_reading_few_rows_at_a_time_changes_nothing(read_rows: int) -> None:
         assert one.scores["entropy"] == pytest.approx(many.scores["entropy"], abs=1e-5)
 
 
-def test_mask_is_never_said() -> None:
-    """Not even where the model wants nothing else; its logit stays a finite number."""
+def test_mask_is_never_generated() -> None:
+    """Not even if the model prefers it; its logit stays finite."""
     model = diffusion_model(seed=1)
     model.unembedding.weight[MASK] = 100 * model.unembedding.weight[:MASK].sum(0)
     runner = new_runner(model)
@@ -241,7 +241,7 @@ def test_mask_is_never_said() -> None:
     assert prediction.logits[:, MASK].tolist() == pytest.approx([NEVER] * 3)
 
 
-def test_rows_of_the_embedding_that_are_no_tokens_are_never_said() -> None:
+def test_padding_rows_are_never_generated() -> None:
     """A tokenizer with fewer tokens than the embedding has rows."""
     runner = new_runner(vocab=10)
     forwards = [Forward(ids=[token], start=0, read=KEPT) for token in range(VOCAB)]
@@ -250,7 +250,7 @@ def test_rows_of_the_embedding_that_are_no_tokens_are_never_said() -> None:
     assert all(prediction.logits.shape == (1, 10) for prediction in out)
 
 
-def test_written_slots_are_remembered() -> None:
+def test_written_slots_are_recorded() -> None:
     """The furthest ever, not the last."""
     runner = new_runner()
     table = table_of(runner)
@@ -260,7 +260,7 @@ def test_written_slots_are_remembered() -> None:
 
 
 def test_time_in_the_model_is_counted() -> None:
-    """For the share of host and model."""
+    """To separate host and model time."""
     runner = new_runner()
     run(runner, [Forward(ids=[1], start=0)], [table_of(runner)])
     assert runner.seconds > 0
@@ -276,8 +276,8 @@ def test_time_in_the_model_is_counted() -> None:
     ],
     ids=["greedy", "sampled", "rejection"],
 )
-def test_logits_that_are_no_numbers_say_so(bad: float, read: Sample) -> None:
-    """So do rows of nothing but minus infinity."""
+def test_nan_logits_raise(bad: float, read: Sample) -> None:
+    """So do rows of minus infinity only."""
     runner = new_runner()
     head = runner.logits
 
@@ -294,7 +294,7 @@ def test_logits_that_are_no_numbers_say_so(bad: float, read: Sample) -> None:
 
 @pytest.mark.parametrize("read_rows", [1, 3, 256])
 def test_processors_change_the_rows_of_their_own_request(read_rows: int) -> None:
-    """In chunks of any size, before anything is read."""
+    """In chunks of any size, before the read."""
     runner, seen = new_runner(read_rows=read_rows), []
 
     def only(logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
@@ -311,7 +311,7 @@ def test_processors_change_the_rows_of_their_own_request(read_rows: int) -> None
 
 
 def test_log_probabilities_are_those_of_the_raw_logits() -> None:
-    """Whatever the tokens are drawn from."""
+    """For any sampling options."""
     runner = new_runner()
     sampling = Sampling(temperature=0.5, top_k=3, seed=1)
     for drawn in (False, True):
@@ -335,6 +335,6 @@ def test_log_probabilities_are_those_of_the_raw_logits() -> None:
     ],
 )
 def test_rows_are_read_in_chunks(counts: list[int], whole: bool, edges: list[int]) -> None:
-    """Of four; what must be read at once is, even where it is more."""
+    """Of four; a read that needs all rows is not split."""
     found = list(chunks(counts, 4, whole=whole))
     assert found == [slice(begin, end) for begin, end in pairwise(edges)]

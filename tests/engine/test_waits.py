@@ -1,4 +1,4 @@
-"""A pass makes the host wait once, for what was read: told on a CPU by what would wait on a GPU."""
+"""Synchronisation: the host waits once per pass, for its result. Tested on a CPU."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ COUNTED = {
     aten._unique2.default,
     aten.equal.default,
 }
-"""Operations whose result, or whose size, the host must know."""
+"""Operations whose result, or whose size, the host needs."""
 
 
 class Waits(TorchDispatchMode):
-    """Writes down where the host would wait for a device."""
+    """Records where the host would wait for a device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Waits(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """A mask as an index has a size that nobody knows."""
+        """A mask used as an index has an unknown size."""
         masks = func in (aten.index.Tensor, aten.index_put_.default) and any(
             index is not None and index.dtype == torch.bool for index in args[1]
         )
@@ -52,7 +52,7 @@ class Waits(TorchDispatchMode):
 
 
 class Copies(TorchFunctionMode):
-    """Counts what is copied to the host."""
+    """Counts copies to the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,9 +68,9 @@ class Copies(TorchFunctionMode):
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
-    """What each pass waits for and how often it copies, where a device is elsewhere.
+    """Return the waits and the number of copies of each pass, as if on a device.
 
-    Kernels are left out, since Triton's interpreter looks at everything that it is given.
+    Kernels are excluded, since Triton's interpreter reads all of its inputs.
     """
     told: list[tuple[list[str], int]] = []
 
@@ -110,10 +110,10 @@ SETTINGS = [Sampling(), Sampling(temperature=0.8, top_p=0.9, top_k=9, min_p=0.01
 
 @pytest.mark.parametrize("sampled", SETTINGS, ids=["greedy", "drawn"])
 @pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
-def test_a_pass_waits_for_nothing_but_its_result(
+def test_a_pass_waits_only_for_its_result(
     method: Method, sampled: Sampling, passes: list[tuple[list[str], int]]
 ) -> None:
-    """Of any method, greedy beside drawn."""
+    """For any method, greedy and sampled."""
     engine = new_engine()
     jobs = [Request(method=method, sampling=each).submit(engine) for each in (sampled, Sampling())]
     finish(engine)
@@ -126,7 +126,7 @@ def test_a_pass_waits_for_nothing_but_its_result(
 def test_planning_the_kernel_waits_for_nothing(
     passes: list[tuple[list[str], int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it needs is computed on the host, and travels with the batch."""
+    """Its inputs are computed on the host, and copied with the batch."""
     monkeypatch.setattr(Launch, "__call__", lambda self, q, *_: torch.zeros_like(q))
     engine = Engine()
     for name, model in MODELS.items():
@@ -149,14 +149,14 @@ def test_planning_the_kernel_waits_for_nothing(
         lambda x: x.unique(),
     ],
 )
-def test_what_waits_is_seen(look: Callable[[Tensor], object]) -> None:
+def test_waits_are_detected(look: Callable[[Tensor], object]) -> None:
     """Each of these would stop the host."""
     with Waits() as waits:
         look(torch.arange(3))
     assert waits.found
 
 
-def test_what_is_copied_is_counted() -> None:
+def test_copies_are_counted() -> None:
     """Either way."""
     with Copies() as copies:
         torch.arange(3).tolist()

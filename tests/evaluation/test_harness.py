@@ -186,7 +186,7 @@ def test_arguments_of_the_command_are_told_apart(harness: Any) -> None:
     for words, says in (
         ("method=d2f", "name a model"),
         ("model=tiny-ar,block=16", "block need a method"),
-        ("model=tiny-ar,method=nonsense", "unknown method 'nonsense'; known are apd"),
+        ("model=tiny-ar,method=nonsense", "unknown method 'nonsense'; available: apd"),
         ("model=tiny-dream,method=d2f,blok=16", "'d2f' has no option blok"),
         ("model=tiny-ar,batch_size=auto", "batch_size must be a whole number, not 'auto'"),
     ):

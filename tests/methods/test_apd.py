@@ -1,4 +1,4 @@
-"""APD: its forwards, and what the paper says of its coupling."""
+"""APD: its forwards, and the paper's statements on its coupling."""
 
 from __future__ import annotations
 
@@ -53,23 +53,23 @@ SAMPLINGS = [
 
 
 def sequence(max_tokens: int = 6, **options: object) -> Request:
-    """A request with a prompt of three tokens."""
+    """Return a request with a prompt of three tokens."""
     return request_of(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, **options)
 
 
 def guess(*proposed: int) -> Prediction:
-    """What the target proposes, with logits that say so."""
+    """Return a proposal of the target with matching logits."""
     return Prediction(tokens=list(proposed), logits=one_hot(list(proposed)))
 
 
 def shape(forward: Forward) -> tuple[str, int, list[int], list[int]]:
-    """Model, start, rows and wanted slots of a forward."""
+    """Return model, start, rows and wanted slots of a forward."""
     wanted = list(forward.predicted_slots())
     return forward.model, forward.start, list(forward.ids), wanted
 
 
 def test_propose_all_then_check_all() -> None:
-    """One pass of each model; the first proposal is not checked, since it is always kept."""
+    """One pass per model; the first proposal is not verified, since it is always accepted."""
     forwards = script(APD(verifier="v"), sequence(3), [guess(4, 5, 6), [5, 6]])
     assert [shape(forward) for forward in forwards] == [
         ("target", 0, [1, 2, 3, MASK, MASK, MASK], [3, 4, 5]),
@@ -78,8 +78,8 @@ def test_propose_all_then_check_all() -> None:
     assert [forward.pattern for forward in forwards] == [FULL, CAUSAL]
 
 
-def test_leading_agreement_is_kept() -> None:
-    """Then the next round starts behind it; the verifier is fed what it does not hold."""
+def test_leading_agreement_is_accepted() -> None:
+    """The next cycle starts after it; the verifier runs the tokens that it does not hold."""
     seq = sequence()
     forwards = script(
         APD(verifier="v", window=None),
@@ -108,14 +108,14 @@ def test_wholly_accepted_lookahead_leaves_its_last_token_to_the_verifier() -> No
 
 
 def test_single_hole_needs_no_verifier() -> None:
-    """Its proposal is kept in any case."""
+    """Its proposal is always accepted."""
     forwards = script(APD(verifier="v", lookahead=1), sequence(2), [guess(4), guess(5)])
     assert [forward.model for forward in forwards] == ["target", "target"]
 
 
 @pytest.mark.parametrize(("shift", "masks"), [(1, []), (0, [MASK])])
-def test_where_a_pace_wants_one_token_no_mask_is_shown(shift: int, masks: list[int]) -> None:
-    """The row of the last token says it; of a model whose rows say their own slot, a mask's."""
+def test_length_one_uses_no_mask(shift: int, masks: list[int]) -> None:
+    """The row of the last token predicts it; with shift 0 a mask's row does."""
     pace = PaceController(Dial(values=[1], passes=lambda value, _: [("target", value, 1)]))
     method = APD(verifier="v", window=1, lookahead=1, least=1)
     target = Target(shift=shift, mask_id=MASK)
@@ -131,8 +131,8 @@ def test_where_a_pace_wants_one_token_no_mask_is_shown(shift: int, masks: list[i
 
 
 @pytest.mark.parametrize("window", [1, 3])
-def test_a_pace_knows_what_is_fed_again(window: int) -> None:
-    """The tokens of the last group, those of the window before it, and the masks."""
+def test_length_range_counts_recomputed_rows(window: int) -> None:
+    """The last group, the window before it, and the masks."""
     method = APD(verifier="v", window=window, lookahead=3, least=1)
     said = [guess(4, 5, 6), [5, 6], guess(7, 8, 9), [8, 9]]
     forwards = script(method, sequence(), said)
@@ -142,15 +142,15 @@ def test_a_pace_knows_what_is_fed_again(window: int) -> None:
     assert (rows, checked) == (len(forwards[2].ids), len(forwards[3].ids))
 
 
-def test_masks_are_shown_where_no_pace_decides() -> None:
-    """Whatever is the least."""
+def test_masks_are_used_without_a_controller() -> None:
+    """For any `least`."""
     method = APD(verifier="v", window=1, lookahead=1, least=1)
     forwards = script(method, sequence(2), [guess(4), guess(5)])
     assert [list(forward.ids) for forward in forwards] == [[1, 2, 3, MASK], [4, MASK]]
 
 
 def test_window_keeps_keys_of_older_tokens() -> None:
-    """The last group and `window - 1` tokens before it are fed again."""
+    """The last group and `window - 1` tokens before it are recomputed."""
     answers = [guess(4, 5), [5], guess(6, 7), [7], guess(8, 9), [9]]
     forwards = script(APD(verifier="v", window=2, lookahead=2), sequence(), answers)
     targets = [forward for forward in forwards if forward.model == "target"]
@@ -161,8 +161,8 @@ def test_window_keeps_keys_of_older_tokens() -> None:
     ]
 
 
-def test_end_of_sequence_ends_it() -> None:
-    """What was accepted behind it is dropped."""
+def test_end_of_sequence_ends_the_answer() -> None:
+    """Accepted tokens after it are dropped."""
     seq = sequence(eos=frozenset([5]))
     script(APD(verifier="v"), seq, [guess(4, 5, 6, 7, 8, 9), [5, 6, 7, 8, 9]])
     assert (seq.tokens, seq.finish_reason) == ([4], "stop")
@@ -194,14 +194,14 @@ def test_paper_coupling_checks_with_the_noise_of_the_proposal() -> None:
         ({"coupling": "none"}, "coupling"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> None:
-    """With the value."""
+def test_invalid_options_are_refused(options: dict, param: str) -> None:
+    """The message has the value."""
     with refuses(param):
         APD(verifier="v", **options)
 
 
 def proposals(logits: Tensor, sampling: Sampling, slots: range, step: int = 0) -> Tensor:
-    """Tokens that the target's read draws."""
+    """Return tokens drawn by the target's read."""
     read = Sample.group([Sample(sampling=sampling, step=step)], [slots], CPU)
     return read(logits, slice(0, len(slots))).tokens
 
@@ -209,19 +209,19 @@ def proposals(logits: Tensor, sampling: Sampling, slots: range, step: int = 0) -
 def targets(
     guess: Tensor, checked: Tensor, ratio: float, sampling: Sampling, slots: range, step: int = 0
 ) -> Tensor:
-    """Tokens that the verifier's read draws from the mixture."""
+    """Return tokens that the verifier's read draws from the mixture."""
     mixture = Mixture(guess=guess, ratio=ratio, sampling=sampling, step=step)
     return Mixture.group([mixture], [slots], CPU)(checked, slice(0, len(slots))).tokens
 
 
 def random_logits(seed: int, rows: int, vocab: int = 12) -> Tensor:
-    """Logits of a small vocabulary."""
+    """Return logits of a small vocabulary."""
     return 2 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_ratio_one_accepts_everything(sampling: Sampling) -> None:
-    """At any temperature, top-p and top-k: the two laws, and so the two samples, are the same."""
+    """At any temperature, top-p and top-k: both distributions, and so both samples, are equal."""
     marginal, verifier = random_logits(0, 500), random_logits(1, 500)
     proposed = proposals(marginal, sampling, range(500))
     assert torch.equal(targets(marginal, verifier, 1.0, sampling, range(500)), proposed)
@@ -230,10 +230,8 @@ def test_ratio_one_accepts_everything(sampling: Sampling) -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 0.7, 0.95])
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_proposals_are_rejected_no_more_often_than_the_paper_says(
-    ratio: float, temperature: float
-) -> None:
-    """P(x != y) is at most twice the total variation of the two laws, and no less than it."""
+def test_rejection_rate_is_within_the_paper_bounds(ratio: float, temperature: float) -> None:
+    """P(x != y) is between the total variation of both distributions and twice that."""
     marginal, verifier = random_logits(2, 1), random_logits(3, 1)
     sampling = Sampling(temperature=temperature, seed=7)
     slots = range(DRAWS)
@@ -250,7 +248,7 @@ def test_proposals_are_rejected_no_more_often_than_the_paper_says(
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_ratio_zero_checks_with_the_verifier_alone(sampling: Sampling) -> None:
-    """Its targets are what the verifier itself would sample."""
+    """The targets are the verifier's own samples."""
     marginal, verifier = random_logits(4, 300), random_logits(5, 300)
     own = proposals(verifier, sampling, range(300))
     assert torch.equal(targets(marginal, verifier, 0.0, sampling, range(300)), own)
@@ -258,7 +256,7 @@ def test_ratio_zero_checks_with_the_verifier_alone(sampling: Sampling) -> None:
 
 @pytest.mark.parametrize(("ours", "theirs"), [(12, 10), (10, 12)])
 def test_vocabularies_are_cut_to_the_shorter(ours: int, theirs: int) -> None:
-    """Columns behind it are no tokens of both."""
+    """Further columns are not tokens of both."""
     marginal, verifier = random_logits(6, 50, ours), random_logits(7, 50, theirs)
     drawn = targets(marginal, verifier, 0.4, Sampling(), range(50))
     expected = (0.4 * marginal[:, :10] + 0.6 * verifier[:, :10]).argmax(-1)
@@ -275,7 +273,7 @@ rounds = st.lists(
 @given(rounds, st.integers(1, 8))
 @settings(max_examples=60)
 def test_neighbours_and_chunks_change_no_target(batch: list[tuple], chunk: int) -> None:
-    """Mixtures of many requests are read together, in pieces."""
+    """Mixtures of many requests are read together, in chunks."""
     slots = [range(first, first + count) for _, _, first, count in batch]
     guesses = [random_logits(10 + i, len(wanted)) for i, wanted in enumerate(slots)]
     checked = [random_logits(20 + i, len(wanted)) for i, wanted in enumerate(slots)]
@@ -299,7 +297,7 @@ PROMPT = [3, 1, 4, 1, 5, 9]
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """A target and a verifier."""
+    """Return an engine with a target and a verifier."""
     return engine_of(("target", DIFFUSION), ("verifier", VERIFIER), slots=8192)
 
 
@@ -313,7 +311,7 @@ def submit(engine: Engine, method: APD, sampling: Sampling, max_tokens: int = 24
 def test_ratio_one_takes_the_whole_lookahead_in_the_engine(
     engine: Engine, sampling: Sampling
 ) -> None:
-    """Eight tokens per forward, whatever the verifier says."""
+    """Eight tokens per forward for any verifier."""
     job = submit(engine, APD(verifier="v", ratio=1.0, lookahead=8, window=4), sampling)
     finish(engine)
     assert len(tokens(job)) == 24
@@ -321,7 +319,7 @@ def test_ratio_one_takes_the_whole_lookahead_in_the_engine(
 
 
 def test_ratio_zero_keeps_only_what_the_verifier_would_decode(engine: Engine) -> None:
-    """Every kept token but the first of a group is the verifier's own next one."""
+    """Every accepted token except the first of a group is the verifier's own."""
     checked = 0
     for lookahead in (2, 5, 30):
         job = submit(engine, APD(verifier="v", ratio=0.0, lookahead=lookahead), Sampling(), 60)
@@ -344,7 +342,7 @@ def test_ratio_zero_keeps_only_what_the_verifier_would_decode(engine: Engine) ->
 def test_first_token_follows_the_marginal_of_the_diffusion_model(
     engine: Engine, options: dict
 ) -> None:
-    """It is always kept, so its law is that of the target, whatever the verifier says."""
+    """It is always accepted, so it follows the target's distribution."""
     method = APD(verifier="v", ratio=0.3)
     jobs = [
         submit(engine, method, Sampling(seed=seed, **options), max_tokens=3) for seed in range(4000)

@@ -1,4 +1,4 @@
-"""One token per forward."""
+"""Autoregressive decoding: one token per forward."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from outpace.decoding import CAUSAL, Request, Sampling
 from outpace.methods import Autoregressive
 
 
-def test_prefill_and_then_one_row_a_forward() -> None:
-    """The prompt, then each token as it comes."""
+def test_prefill_then_one_row_per_forward() -> None:
     seq = Request(prompt=[1, 2, 3], max_tokens=3)
     forwards = script(Autoregressive(), seq, [[4], [5], [6]])
     assert [(list(f.ids), f.start) for f in forwards] == [([1, 2, 3], 0), ([4], 3), ([5], 4)]
@@ -25,7 +24,7 @@ def test_it_stops_at_end_of_sequence() -> None:
 
 
 def test_every_forward_is_read_with_the_sampling_of_the_request() -> None:
-    """Slots differ, so one step serves all."""
+    """Slots differ, so all forwards use one step."""
     seq = Request(prompt=[1], max_tokens=2, sampling=Sampling(temperature=0.7, seed=5))
     forwards = script(Autoregressive(), seq, [[4], [5]])
     assert [forward.read for forward in forwards] == [seq.sample()] * 2

@@ -16,7 +16,7 @@ EOS = 0
 
 
 def sequence(max_tokens: int = 6, **fields: Any) -> Request:
-    """A request with a prompt of six tokens, for a model with blocks of four."""
+    """Return a request with a prompt of six tokens, for a model with blocks of four."""
     given = {"shift": 0, "block": 4, "blocked": True, **fields}
     prompt = given.pop("prompt", [1, 2, 3, 1, 2, 3])
     return request_of(
@@ -24,8 +24,8 @@ def sequence(max_tokens: int = 6, **fields: Any) -> Request:
     )
 
 
-def test_a_full_block_is_fed_once_more_beside_the_next_one() -> None:
-    """The prompt in blocks, its end in one with the answer; the last block shorter."""
+def test_full_block_runs_once_more_with_the_next() -> None:
+    """The end of the prompt shares a block with the answer; the last block is shorter."""
     seq = sequence()
     forwards = script(
         BlockDiffusion(),
@@ -44,8 +44,8 @@ def test_a_full_block_is_fed_once_more_beside_the_next_one() -> None:
     assert shape(forwards[1]) == (4, "2345__", (4, 2), [8, 9])
 
 
-def test_under_a_shift_the_end_of_a_block_says_what_follows() -> None:
-    """Alone, whatever its confidence; then the block is shown, and row p - 1 asked for slot p."""
+def test_shifted_model_predicts_first_hole_alone() -> None:
+    """At any confidence; then the block runs, and row p - 1 predicts slot p."""
     seq = sequence(8, shift=1, prompt=[1, 2, 3, 1])
     answers = [says("5", "-"), says("678", "-*-"), says("68", "++"), says("9", "-")]
     decoding = BlockDiffusion().decode(seq)
@@ -67,7 +67,7 @@ def test_quotas_of_steps() -> None:
     answers = [says("11111111", "-*+-----"), says("22222", "-----"), says("33", "--")]
     script(BlockDiffusion(threshold=None, steps=3), whole, answers)
     assert whole.tokens == [1, 1, 1, 2, 2, 2, 3, 3]
-    # Above the threshold all are taken, if these are as many as the quota.
+    # All holes above the threshold are filled, if they reach the quota.
     many = sequence(8, block=8, prompt=[1] * 8)
     answers = [says("11111111", "+-+-+-+-"), says("2222", "+---"), says("3", "-")]
     script(BlockDiffusion(steps=3), many, answers)
@@ -75,14 +75,14 @@ def test_quotas_of_steps() -> None:
     few = sequence(2)
     script(BlockDiffusion(threshold=None, steps=1), few, [says("45", "--")])
     assert few.tokens == [4, 5]
-    # More steps than slots: one each, as long as there are holes.
+    # More steps than slots: one each, while there are holes.
     late = sequence(2)
     script(BlockDiffusion(threshold=None, steps=9), late, [says("45", "-*"), says("4", "-")])
     assert late.tokens == [4, 5]
 
 
 def test_other_choices() -> None:
-    """From left to right, by a budget of entropy, part by part."""
+    """Left to right, by an entropy budget, and part by part."""
     left = sequence(2)
     script(BlockDiffusion(threshold=None, order="left_to_right"), left, [[7, 8], [9]])
     assert left.tokens == [7, 9]
@@ -110,7 +110,7 @@ def test_other_choices() -> None:
 
 
 def test_an_answer_ends_with_its_last_token_or_with_the_block() -> None:
-    """What lies before an end-of-sequence is filled in either case."""
+    """The holes before an end-of-sequence are filled in either case."""
     answers = [says("4507", "--+-"), says("456", "*--"), says("56", "*-")]
     seq = sequence(8, prompt=[1] * 4)
     script(BlockDiffusion(), seq, answers)
@@ -121,8 +121,8 @@ def test_an_answer_ends_with_its_last_token_or_with_the_block() -> None:
     assert list(seq.canvas) == [1, 1, 1, 1, 4, 5, 0, 6]
 
 
-def test_given_tokens_are_no_holes() -> None:
-    """A block of nothing else is fed beside the next one."""
+def test_fixed_tokens_are_not_holes() -> None:
+    """A block of fixed tokens only runs with the next one."""
     given = {6: 7, 7: 7, 9: 8}
     seq = sequence(6, given=given)
     forwards = script(BlockDiffusion(), seq, [says("456", "+++")])
@@ -130,8 +130,8 @@ def test_given_tokens_are_no_holes() -> None:
     assert (seq.tokens, seq.finish_reason) == ([7, 7, 4, 8, 5, 6], "length")
 
 
-def test_scores_that_nobody_looks_at_are_not_computed() -> None:
-    """Each costs a pass over the vocabulary; they are those of what is drawn."""
+def test_unused_scores_are_not_computed() -> None:
+    """Each costs a pass over the vocabulary."""
     for options, scores in [
         ({}, ("confidence",)),
         ({"threshold": None}, ("confidence",)),
@@ -167,7 +167,7 @@ def test_bad_options_are_refused(options: dict[str, Any], param: str) -> None:
         BlockDiffusion(**options)
 
 
-def test_steps_beyond_counting_are_refused_or_cost_nothing() -> None:
+def test_huge_options_are_refused_or_harmless() -> None:
     """A huge number of steps, or a block longer than the text."""
     engine = engine_of(("blocks", block_model(seed=1)))
     target = {"target": runner(engine, "blocks")}

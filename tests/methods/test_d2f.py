@@ -1,4 +1,4 @@
-"""A pipeline of blocks, driven by hand."""
+"""D2F: a pipeline of blocks, driven by hand."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ EOS = 0
 
 
 def sequence(max_tokens: int = 8, **fields: Any) -> Request:
-    """A request with a prompt of three tokens."""
+    """Return a request with a prompt of three tokens."""
     return request_of(
         prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, eos=frozenset([EOS]), **fields
     )
 
 
 def test_the_pipeline() -> None:
-    """Prompt and first block; a second block beside it, until the first one is full and kept.
+    """Fill the first block, append a second one, cache the first one once it is full.
 
-    A block is fed once more when it is full, now without a hole; the next forward starts behind
-    it, or at its last row where that may predict the first hole.
+    A full block runs once more without holes. The next forward starts after it, or at its last row
+    where that may predict the first hole.
     """
     seq = sequence()
     forwards = script(
         D2F(block=4, add=0.5),
         seq,
         [
-            says("4567", "-*--"),  # none is sure: its best one
-            says("467", "--*"),  # one of four was less than a half: there is no second block yet
-            says("451234", "+-----"),  # there is, but as the first is half full, it must be sure
-            says("57321", "-++--"),  # as it is now; the first block takes its best one
-            says("52", "*-"),  # the first block is full, and so the second takes its best one
+            says("4567", "-*--"),  # none is above the threshold: its best one
+            says("467", "--*"),  # one of four is less than half: no second block yet
+            says(
+                "451234", "+-----"
+            ),  # appended, but not activated: only tokens above the threshold
+            says("57321", "-++--"),  # now it has one; the first block takes its best one
+            says("52", "*-"),  # the first block is full, so the second takes its best one
             says("2", "-"),
         ],
     )
@@ -52,8 +54,8 @@ def test_the_pipeline() -> None:
     assert (seq.tokens, seq.finish_reason) == ([4, 5, 5, 7, 7, 3, 5, 2], "length")
 
 
-def test_a_row_that_may_predict_the_first_hole_is_fed() -> None:
-    """Where a block opens with a hole and what is before it is kept already."""
+def test_row_before_the_first_hole_runs() -> None:
+    """Where a block begins with a hole and everything before it is cached."""
     answers = [says("45", "++"), says("67", "-*"), says("6", "-")]
     forwards = script(D2F(block=2, add=1.0), sequence(4), answers)
     assert [shape(forward) for forward in forwards] == [
@@ -63,8 +65,8 @@ def test_a_row_that_may_predict_the_first_hole_is_fed() -> None:
     ]
 
 
-def test_full_blocks_behind_the_last_hole_wait() -> None:
-    """Nobody sees them until there is a block behind them; then they are fed like the others."""
+def test_full_blocks_after_the_last_hole_wait() -> None:
+    """No hole sees them until another block follows."""
     answers = [says("456", "*--"), says("56789", "*-+++")]  # the second is full before the first
     forwards = script(D2F(block=3, add=0.3), sequence(6), [*answers, says("6", "-")])
     assert shape(forwards[2]) == (3, "45_", (3,), [5])
@@ -72,7 +74,7 @@ def test_full_blocks_behind_the_last_hole_wait() -> None:
     assert shape(forwards[2]) == (3, "45_789___", (3, 3, 3), [5, 9, 10, 11])
 
 
-def test_last_block_is_what_is_left() -> None:
+def test_last_block_is_the_remainder() -> None:
     """Five tokens are two, two and one."""
     answers = [says("45", "++"), says("67", "++"), says("8", "-")]
     forwards = script(D2F(block=2), sequence(5), answers)
@@ -80,7 +82,7 @@ def test_last_block_is_what_is_left() -> None:
 
 
 def test_a_block_longer_than_the_answer_is_cut() -> None:
-    """There is nothing behind the limit."""
+    """There are no slots after the limit."""
     (forward,) = script(D2F(block=64), sequence(2), [says("45", "++")])
     assert shape(forward) == (0, "123__", (3, 2), [3, 4])
 
@@ -92,8 +94,8 @@ ENDING = [
 ]
 
 
-def test_end_of_sequence_drops_what_is_behind_its_block() -> None:
-    """Nothing is appended any more, and the request ends once all before it is filled."""
+def test_end_of_sequence_drops_later_blocks() -> None:
+    """No block is appended, and the request ends once everything before it is filled."""
     seq = sequence(40)
     answers = [*ENDING, says("723", "*--"), says("23", "-*"), says("2", "-")]
     forwards = script(D2F(block=4), seq, answers)
@@ -106,8 +108,8 @@ def test_end_of_sequence_drops_what_is_behind_its_block() -> None:
     assert (seq.tokens, seq.finish_reason) == ([4, 5, 6, 7, 1, 2], "stop")
 
 
-def test_a_canvas_is_filled_behind_the_end_of_sequence_too() -> None:
-    """Only appending ends with it; the text is the same, and comes at once."""
+def test_canvas_is_filled_after_end_of_sequence() -> None:
+    """Only appending ends; the text is the same, and committed at once."""
     seq = sequence(40)
     answers = [*ENDING, says("723234", "*+++--"), says("34", "+-"), says("4", "-")]
     forwards = script(D2F(block=4, canvas=True), seq, answers)
@@ -121,7 +123,7 @@ def test_a_canvas_is_filled_behind_the_end_of_sequence_too() -> None:
 
 @pytest.mark.parametrize(("max_tokens", "length"), [(9, 8), (8, 8), (7, 4), (3, 0)])
 def test_a_canvas_has_whole_blocks_only(max_tokens: int, length: int) -> None:
-    """And is empty, without any forward, where there is no room for one."""
+    """It is empty, without any forward, where no block fits."""
     seq = sequence(max_tokens)
     forwards = []
     decoding = D2F(block=4, canvas=True).decode(seq)
@@ -134,7 +136,7 @@ def test_a_canvas_has_whole_blocks_only(max_tokens: int, length: int) -> None:
 
 
 def next_of(decoding: Decoding, answer: Prediction | None) -> Forward | None:
-    """The next forward, if there is one."""
+    """Return the next forward, if there is one."""
     try:
         return next(decoding) if answer is None else decoding.send(answer)
     except StopIteration:
@@ -142,23 +144,23 @@ def next_of(decoding: Decoding, answer: Prediction | None) -> Forward | None:
 
 
 def first_choice(method: D2F, answer: Prediction) -> list[int]:
-    """Slots that a forward over four holes fills."""
+    """Return the slots that a forward over four holes fills."""
     decoding = method.decode(sequence(4))
     next(decoding)
     holes = decoding.send(answer).predict
     return [slot for slot in range(3, 7) if slot not in holes]
 
 
-def test_a_token_is_taken_above_the_threshold_and_not_at_it() -> None:
-    """Where none is above it, one is taken all the same: the leftmost of the best."""
+def test_threshold_is_exclusive() -> None:
+    """Where no token is above it, the leftmost of the best is accepted."""
     answer = says("4567", "-*+*")
     assert first_choice(D2F(block=4, confidence=0.4), answer) == [4, 5, 6]
     assert first_choice(D2F(block=4, confidence=0.5), answer) == [5]
     assert first_choice(D2F(block=4, confidence=1.0), says("4567", "-+-+")) == [4]
 
 
-def test_order_ranks_where_nothing_is_sure() -> None:
-    """By confidence, by margin, or by how little entropy there is; not where something is."""
+def test_order_ranks_below_the_threshold() -> None:
+    """By confidence, margin or entropy, only where no token is above the threshold."""
     ranks = {"margin": [0.1, 0.2, 0.4, 0.3], "entropy": [0.7, 0.8, 0.9, 0.2]}
     for order, slot in (("confidence", 4), ("margin", 5), ("entropy", 6)):
         method = D2F(block=4, order=order)
@@ -169,7 +171,7 @@ def test_order_ranks_where_nothing_is_sure() -> None:
 
 
 @pytest.mark.parametrize(("add", "activate"), [(0.3, 0.3), (0.30001, 0.30001), (0.3, 0.4)])
-def test_shares_reach_a_threshold_that_they_equal(add: float, activate: float) -> None:
+def test_share_threshold_is_inclusive(add: float, activate: float) -> None:
     """Three of ten are 0.3."""
     decoding = D2F(block=10, add=add, activate=activate).decode(sequence(20))
     next(decoding)
@@ -190,12 +192,12 @@ def test_noise_is_fresh_in_every_forward() -> None:
 
 
 def fed(forward: Forward) -> tuple[int, list[int], object, object]:
-    """What a forward feeds, how its rows see one another, and what it predicts."""
+    """Return input, pattern and wanted slots of a forward."""
     return forward.start, list(forward.ids), forward.pattern, forward.predict
 
 
-def test_where_a_pace_wants_one_token_no_mask_is_shown() -> None:
-    """The row of the last token says it; what is not fed whole yet is fed first, and back again."""
+def test_length_one_uses_no_mask() -> None:
+    """The row of the last token predicts it; uncached slots run first."""
     method = D2F(block=4, add=0.5, least=1)
     dial = method.dial(Target(shift=1, mask_id=MASK), auto=True)
     assert dial is not None and dial.values == (1, 64)
@@ -229,10 +231,8 @@ def test_where_a_pace_wants_one_token_no_mask_is_shown() -> None:
         (D2F(least=1, canvas=True), {}),
     ],
 )
-def test_where_the_last_row_says_nothing_it_is_not_turned(
-    method: D2F, target: dict[str, Any]
-) -> None:
-    """Nor where nobody asked for it, or the canvas is filled whole."""
+def test_fixed_length_without_shift(method: D2F, target: dict[str, Any]) -> None:
+    """Nor without `least`, or with a whole canvas."""
     asked = {"shift": 1, "mask_id": MASK, **target}
     assert method.dial(Target(**asked), auto=True) is None
     assert D2F(least=1).dial(Target(shift=1, mask_id=MASK), auto=False) is None
@@ -249,7 +249,7 @@ def test_where_the_last_row_says_nothing_it_is_not_turned(
         ({"order": "best"}, "order"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict[str, Any], param: str) -> None:
-    """With the value, and what would do."""
+def test_invalid_options_are_refused(options: dict[str, Any], param: str) -> None:
+    """The message has the value and the allowed ones."""
     with refuses(param):
         D2F(**options)

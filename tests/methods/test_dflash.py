@@ -18,25 +18,25 @@ MASK = 99
 
 
 def sequence(**options) -> Request:
-    """A prompt of three tokens for a draft that was trained with blocks of four."""
+    """Return a prompt of three tokens for a draft that was trained with blocks of four."""
     return request_of(
         **{"prompt": [5, 6, 7], "max_tokens": 12, "mask_id": MASK, "block": 4} | options
     )
 
 
 def seen(tokens: list[int], rows: int) -> Prediction:
-    """An answer of the target, whose features name the rows that they are of."""
+    """Return a prediction of the target, with features numbered by row."""
     return Prediction(tokens=tokens, features=torch.arange(float(rows))[:, None])
 
 
 def column(context: Tensor | None) -> list[float]:
-    """Rows of features."""
+    """Return the row numbers in features."""
     assert context is not None
     return context[:, 0].tolist()
 
 
 def drafted(seq: Request) -> list[Forward]:
-    """Forwards of three drafts at a time, of which the target keeps two, all, none and two."""
+    """Run cycles of three drafts, of which the target accepts two, all, none and two."""
     answers = [
         seen([8], 3),
         [9, 10, 11],
@@ -53,8 +53,8 @@ def drafted(seq: Request) -> list[Forward]:
     return forwards
 
 
-def test_block_is_masks_behind_the_last_token_and_features_follow_what_was_kept() -> None:
-    """Row by row: the prompt, then all that the verification has kept but its last token."""
+def test_block_of_masks_and_features_of_accepted_rows() -> None:
+    """Features of the prompt, then of all accepted rows except the last token."""
     seq = sequence()
     forwards = drafted(seq)
     drafts, checks = forwards[1::2], forwards[2::2]
@@ -62,7 +62,7 @@ def test_block_is_masks_behind_the_last_token_and_features_follow_what_was_kept(
         (3, [8, MASK, MASK, MASK]),
         (6, [20, MASK, MASK, MASK]),
         (10, [25, MASK, MASK, MASK]),
-        (11, [30, MASK, MASK]),  # what is left of the budget
+        (11, [30, MASK, MASK]),  # the remaining budget
     ]
     assert [column(f.context) for f in drafts] == [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3], [0]]
     assert all(f.pattern == FULL and f.model == "draft" and f.features_for is None for f in drafts)
@@ -85,14 +85,14 @@ def test_fewer_tokens_than_the_block_are_read_and_verified() -> None:
 
 
 def test_block_of_one_is_autoregressive() -> None:
-    """And so is the last token of a budget; the draft is never asked."""
+    """So is the last token of a budget; the draft does not run."""
     answers = [seen([8], 3), seen([9], 1), seen([10], 1)]
     forwards = script(DFlash(draft="", block=1), sequence(max_tokens=3), answers)
     assert [(f.model, list(f.ids)) for f in forwards[1:]] == [("target", [8]), ("target", [9])]
 
 
 def test_first_token_may_be_the_last() -> None:
-    """Nothing is drafted for a budget of one, nor behind an end-of-sequence."""
+    """No draft for a budget of one, or after an end-of-sequence."""
     for options in ({"max_tokens": 1}, {"eos": frozenset([8])}):
         assert len(script(DFlash(draft="", tokens=3), sequence(**options), [seen([8], 3)])) == 1
 
@@ -108,7 +108,7 @@ def test_match_samples_the_target_and_not_the_draft() -> None:
 
 
 def test_rejection_takes_the_logits_of_the_block() -> None:
-    """Which the draft read with noise of its own."""
+    """They were drawn with separate noise."""
     warm = Sampling(temperature=1.0, seed=7)
     guess = one_hot([9, 10, 11])
     answers = [
@@ -125,7 +125,7 @@ def test_rejection_takes_the_logits_of_the_block() -> None:
 
 
 def test_block_beyond_the_trained_one_warns() -> None:
-    """Naming both."""
+    """The warning names both lengths."""
     with pytest.warns(UserWarning, match="block 5 is longer than the 4 that near was trained"):
         script(DFlash(draft="near", block=5), sequence(max_tokens=1), [seen([8], 3)])
 
@@ -140,23 +140,23 @@ def test_block_beyond_the_trained_one_warns() -> None:
         ({"verify": "fly", "tokens": 4}, "fly_window"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> None:
-    """With the value."""
+def test_invalid_options_are_refused(options: dict, param: str) -> None:
+    """The message has the value."""
     with refuses(param):
         DFlash(draft="", **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"block": 4}], ids=str)
 def test_a_block_too_short_for_loose_verification_is_refused(options: dict) -> None:
-    """Of four slots, three of which are drafts."""
+    """A block of four slots has three drafts."""
     method = DFlash(draft="", tokens=9, verify="fly", fly_window=3, **options)
     with refuses("fly_window"):
         method.check(sequence())
     replace(method, fly_window=2).check(sequence())
 
 
-def test_a_draft_that_adds_features_is_fed_the_text_as_well() -> None:
-    """Rows that it has not seen yet, each behind those before it; masks have no features."""
+def test_fused_draft_runs_the_text_too() -> None:
+    """Causal rows of new text with features; masks have none."""
     seq = sequence(adding=True)
     forwards = drafted(seq)
     drafts = forwards[1::2]
@@ -178,7 +178,7 @@ def test_a_draft_that_adds_features_is_fed_the_text_as_well() -> None:
 
 @pytest.mark.parametrize("adding", [False, True])
 def test_a_prompt_of_one_token(*, adding: bool) -> None:
-    """Whose features are the only ones."""
+    """Its features are the only ones."""
     seq = sequence(prompt=[5], max_tokens=5, adding=adding)
     answers = [seen([8], 1), [9, 10, 11], seen([9, 10, 11, 12], 4)]
     _, draft, _ = script(DFlash(draft="", tokens=3), seq, answers)

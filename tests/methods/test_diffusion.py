@@ -1,4 +1,4 @@
-"""The samplers of diffusion models: their forwards, when they end, what they refuse."""
+"""The samplers of diffusion models: their forwards, their end, and refused options."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ EOS = 9
 
 
 def sequence(max_tokens: int = 6, **options: object) -> Request:
-    """A request with a prompt of three tokens."""
+    """Return a request with a prompt of three tokens."""
     fields = {"eos": frozenset([EOS]), "padding": (EOS,), **options}
     return request_of(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, **fields)
 
 
 def sure(*said: tuple[int, float]) -> Prediction:
-    """Tokens and their confidence, of all holes that were asked for."""
+    """Return tokens and their confidence for all wanted holes."""
     return Prediction(
         tokens=[token for token, _ in said],
         scores={"confidence": np.array([score for _, score in said], dtype=np.float32)},
     )
 
 
-def test_the_whole_canvas_is_fed_and_the_best_holes_are_filled() -> None:
-    """What was filled is fed as a token; output is what has no hole before it."""
+def test_best_holes_of_the_whole_canvas_are_filled() -> None:
+    """The output is the part before the first hole."""
     seq = sequence()
     forwards = script(
         Diffusion(order="confidence", steps=3, eps=0),
@@ -78,7 +78,7 @@ def test_the_whole_canvas_is_fed_and_the_best_holes_are_filled() -> None:
 
 
 def test_blocks_are_filled_one_after_the_other() -> None:
-    """Those behind are shown, and not asked for."""
+    """Later blocks are visible, but not predicted."""
     forwards = script(
         Diffusion(order="left_to_right", steps=4, block=4),
         sequence(),
@@ -90,7 +90,7 @@ def test_blocks_are_filled_one_after_the_other() -> None:
 
 
 def test_an_answer_ends_once_all_before_its_end_is_filled() -> None:
-    """What lies behind an end is neither filled nor fed."""
+    """Slots after an end-of-sequence are neither filled nor run."""
     seq = sequence()
     forwards = script(
         Diffusion(order="confidence", steps=6),
@@ -107,7 +107,7 @@ def test_an_answer_ends_once_all_before_its_end_is_filled() -> None:
 
 
 def test_a_fixed_canvas_is_filled_to_its_end() -> None:
-    """All of it, whatever it says; then the answer is cut."""
+    """The answer is cut afterwards."""
     seq = sequence(4)
     ended = sure((5, 0.2), (EOS, 0.9), (6, 0.1), (6, 0.3))
     rest = [sure((5, 0.2), (6, 0.1), (6, 0.3)), sure((5, 0.2), (6, 0.1)), sure((6, 0.1))]
@@ -123,8 +123,8 @@ def test_steps_that_fill_nothing_take_no_forward() -> None:
     assert [forward.read.step for forward in forwards] == [5, 6, 7]
 
 
-def test_what_is_not_chosen_is_native_to_the_model() -> None:
-    """Order, block, schedule and what confidences are of."""
+def test_defaults_come_from_the_model() -> None:
+    """Order, block, schedule and basis of the confidence."""
     native = {"order": "margin", "block": 2, "eps": 0.05, "drawn": True}
     answers = [
         Prediction(tokens=[4] * n, scores={"margin": np.ones(n, np.float32)}) for n in (2, 2)
@@ -135,8 +135,8 @@ def test_what_is_not_chosen_is_native_to_the_model() -> None:
     assert {(f.read.scores, f.read.drawn) for f in forwards} == {(("margin",), True)}
 
 
-def test_a_checkpoint_says_how_its_authors_decode_it() -> None:
-    """Dream has a schedule and scores of its own, LLaDA blocks and a prompt of masks."""
+def test_checkpoints_set_the_authors_defaults() -> None:
+    """Dream has a schedule and scores, LLaDA blocks and a prompt of masks."""
     dream, llada, causal = (
         view({"target": load_config(name)}) for name in ("tiny-dream", "tiny-llada", "tiny-ar")
     )
@@ -146,14 +146,14 @@ def test_a_checkpoint_says_how_its_authors_decode_it() -> None:
 
 
 @pytest.mark.parametrize("order", ["random", "origin", "left_to_right"])
-def test_orders_without_scores_ask_for_none(order: str) -> None:
+def test_orders_without_scores_request_none(order: str) -> None:
     """They would only cost time."""
     decoding = Diffusion(order=order, steps=2).decode(sequence())
     assert next(decoding).read.scores == ()
 
 
 def test_random_orders_differ_by_seed_and_not_by_neighbours(engine: Engine) -> None:
-    """And `origin` fills by tosses, so that the number differs too."""
+    """`origin` draws each hole independently, so the number differs too."""
     for order in ("random", "origin"):
         method = Diffusion(order=order, steps=4)
         jobs = [submit(engine, method, Sampling(seed=seed)) for seed in (1, 2, 1)]
@@ -164,7 +164,7 @@ def test_random_orders_differ_by_seed_and_not_by_neighbours(engine: Engine) -> N
 
 
 def test_drawn_order_is_the_best_one_at_a_low_temperature(engine: Engine) -> None:
-    """And another one at a high temperature."""
+    """It differs at a high temperature."""
     orders = [Diffusion(order="entropy", steps=6, order_temperature=t) for t in (0, 1e-4, 10)]
     jobs = [submit(engine, method, Sampling()) for method in orders]
     finish(engine)
@@ -178,7 +178,7 @@ PROMPT = [3, 1, 4, 1, 5, 9]
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """A model of each shift."""
+    """Return an engine with a model of each shift."""
     return engine_of(("shifted", DIFFUSION), ("unshifted", UNSHIFTED), slots=8192)
 
 
@@ -191,8 +191,8 @@ def submit(engine: Engine, method: Diffusion, sampling: Sampling, name: str = "s
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_first_token_follows_the_law_of_the_model(engine: Engine, temperature: float) -> None:
-    """LLaDA's noise and Dream's draw are one law: softmax of the logits over the temperature."""
+def test_first_token_follows_the_model_distribution(engine: Engine, temperature: float) -> None:
+    """LLaDA's noise and Dream's draw are the same distribution."""
     method = Diffusion(order="left_to_right", steps=1)
     jobs = [
         submit(engine, method, Sampling(temperature=temperature, seed=seed), "unshifted")
@@ -205,8 +205,8 @@ def test_first_token_follows_the_law_of_the_model(engine: Engine, temperature: f
     assert chi_square(first, (logits / temperature).softmax(-1)) > 1e-3
 
 
-def test_guidance_feeds_the_canvas_behind_a_prompt_of_masks_first() -> None:
-    """The second forward of each step moves its logits away from the first one's."""
+def test_guidance_runs_a_prompt_of_masks_first() -> None:
+    """The second forward of each step moves its logits away from those of the first."""
     seq = sequence(2, null_prompt=True)
     null = one_hot([4, 5])
     answers = [
@@ -229,7 +229,7 @@ def test_guidance_feeds_the_canvas_behind_a_prompt_of_masks_first() -> None:
 
 
 def test_ends_may_come_last_or_never() -> None:
-    """Last are all that end an answer; never said is what pads behind it."""
+    """`last` applies to all ends of an answer, `never` to its padding."""
     for ends, never, last in (("never", (7,), ()), ("last", (), (7, 8))):
         seq = sequence(eos=frozenset([7, 8]), padding=(7,))
         read = next(Diffusion(ends=ends).decode(seq)).read
@@ -239,19 +239,19 @@ def test_ends_may_come_last_or_never() -> None:
 
 
 def moved(logits: Tensor, slots: range, **options: object) -> tuple[Tensor, dict[str, Tensor]]:
-    """Tokens and scores of one read of moved logits."""
+    """Return tokens and scores of one read of adjusted logits."""
     read = Moved(scores=("confidence", "entropy", "margin"), **options)
     out = Moved.group([read], [slots], CPU)(logits, slice(0, len(slots)))
     return out.tokens, out.scores
 
 
 def random_logits(seed: int, rows: int) -> Tensor:
-    """Logits of the tiny vocabulary."""
+    """Return logits of the tiny vocabulary."""
     return 2 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
 
 
 def test_guided_logits_are_those_of_the_paper() -> None:
-    """Away from the null prompt, by 1 + guidance of the distance; nothing at 0 guidance."""
+    """Moved away from the null prompt by 1 + guidance; unchanged at 0."""
     logits, null = random_logits(0, 50), random_logits(1, 50)
     for guidance in (0.0, 0.7, 3.0):
         said, scores = moved(logits, range(50), null=null, guidance=guidance)
@@ -262,8 +262,8 @@ def test_guided_logits_are_those_of_the_paper() -> None:
     assert torch.equal(logits, random_logits(0, 50))
 
 
-def test_holes_that_end_the_answer_rank_behind_all_others() -> None:
-    """Other confidences are of a law without the ends."""
+def test_holes_that_end_the_answer_rank_last() -> None:
+    """Other confidences exclude the ends."""
     logits = random_logits(2, 200)
     plain, _ = moved(logits, range(200))
     said, scores = moved(logits, range(200), last=(4, 5))
@@ -279,7 +279,7 @@ def test_holes_that_end_the_answer_rank_behind_all_others() -> None:
     torch.testing.assert_close(scores["confidence"][~ended], expected[~ended])
 
 
-def test_tokens_that_are_never_said_are_not() -> None:
+def test_banned_tokens_are_never_drawn() -> None:
     """At any temperature; the others keep their proportions."""
     logits = random_logits(3, 1).expand(6000, -1)
     sampling = Sampling(temperature=1.0, seed=5)
@@ -298,7 +298,7 @@ batches = st.lists(st.tuples(kinds, st.integers(1, 6), st.booleans()), min_size=
 @given(batches, st.integers(1, 8))
 @settings(max_examples=50)
 def test_neighbours_and_chunks_move_no_logits(batch: list[tuple], chunk: int) -> None:
-    """Reads of many requests are run together, in pieces."""
+    """Reads of many requests run together, in chunks."""
     reads, slots, logits = [], [], []
     for index, (kind, count, warm) in enumerate(batch):
         null = random_logits(100 + index, count) if "guidance" in kind else None
@@ -329,8 +329,8 @@ def test_neighbours_and_chunks_move_no_logits(batch: list[tuple], chunk: int) ->
         ({"ends": "first"}, "ends"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> None:
-    """With the value, and what would do."""
+def test_invalid_options_are_refused(options: dict, param: str) -> None:
+    """The message has the value and the allowed ones."""
     with refuses(param):
         Diffusion(**options)
 
@@ -338,7 +338,7 @@ def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> Non
 def test_guidance_needs_a_model_that_was_trained_for_it(engine: Engine) -> None:
     """Refused before any work."""
     runners = {"target": runner(engine, "shifted")}
-    message = "guidance=0.5 needs a model that was trained to answer a prompt"
+    message = "guidance must be 0, got 0.5: it needs a model that was trained on prompts"
     with pytest.raises(ValueError, match=message):
         enter(engine, Diffusion(guidance=0.5), PROMPT, runners=runners, max_tokens=32)
     assert not Stats.of(engine).waiting
@@ -355,7 +355,7 @@ def test_guidance_needs_a_model_that_was_trained_for_it(engine: Engine) -> None:
     ],
 )
 def test_blocks_share_steps(steps: int, block: int, max_tokens: int, counts: list[int]) -> None:
-    """Any number of steps among any number of blocks, the first ones taking more of them."""
+    """Any number of steps among any number of blocks, the first ones with more."""
     method = Diffusion(order="left_to_right", steps=steps, block=block, eps=0.0)
     seq, filled = sequence(max_tokens), []
     decoding = method.decode(seq)
@@ -369,10 +369,10 @@ def test_blocks_share_steps(steps: int, block: int, max_tokens: int, counts: lis
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 40), st.booleans())
-def test_what_is_accepted_fills_everything(
+def test_valid_options_fill_everything(
     max_tokens: int, block: int, steps: int, canvas: bool
 ) -> None:
-    """Driven by hand with any answers, in no more forwards than steps, or one per block."""
+    """Any predictions, in no more forwards than steps, or one per block."""
     method = Diffusion(order="left_to_right", block=block, steps=steps, canvas=canvas)
     seq = sequence(max_tokens)
     decoding, answer, count = method.decode(seq), None, 0

@@ -18,12 +18,12 @@ WIDE, OWN = 3, 1
 
 
 def seen(tokens: list[int], rows: int) -> Prediction:
-    """An answer of the target, whose features name the rows that they are of."""
+    """Return a prediction of the target, with features numbered by row."""
     return Prediction(tokens=tokens, features=torch.arange(float(rows))[:, None].expand(-1, WIDE))
 
 
 def said(laws: list[dict[int, float]], rows: int = 0, begin: float = 0.0) -> Prediction:
-    """An answer of the draft: laws of its wanted rows, and states that name the rows."""
+    """Return a prediction of the draft: distributions of its rows, and numbered states."""
     logits = torch.full((len(laws), 16), -1e30)
     for row, law in enumerate(laws):
         for token, share in law.items():
@@ -33,24 +33,26 @@ def said(laws: list[dict[int, float]], rows: int = 0, begin: float = 0.0) -> Pre
 
 
 def column(features: Tensor | None) -> list[float]:
-    """What rows of features name."""
+    """Return the row numbers in features."""
     assert features is not None
     return features[:, 0].tolist()
 
 
 def sequence(**options) -> Request:
-    """A prompt of three tokens."""
+    """Return a prompt of three tokens."""
     return request_of(**{"prompt": [5, 6, 7], "max_tokens": 12} | options)
 
 
-def test_a_tree_grows_level_by_level_and_its_branch_is_fed_again() -> None:
-    """Two levels of two nodes, of which four are verified; the second child of the second wins."""
+def test_tree_grows_by_level_and_branch_runs_again() -> None:
+    """Two levels of two nodes, four of them verified; the second child of the second wins."""
     seq = sequence(eos=frozenset([7]))
     answers = [
         seen([8], 3),
         said([{1: 0.6, 2: 0.4}], rows=3),
         said([{3: 0.9, 4: 0.1}, {3: 0.6, 9: 0.4}], begin=10),
-        seen([2, 0, 3, 0, 11], 5),  # 8 says 2, which says 3, which is in the tree; it says 11
+        seen(
+            [2, 0, 3, 0, 11], 5
+        ),  # 8 predicts 2, which predicts 3, which is in the tree and predicts 11
         said([{1: 0.6, 2: 0.4}], rows=3),
         said([{3: 0.9, 4: 0.1}, {3: 0.6, 9: 0.4}], begin=10),
         seen([7, 7, 7, 7, 7], 8),
@@ -65,8 +67,8 @@ def test_a_tree_grows_level_by_level_and_its_branch_is_fed_again() -> None:
     assert first.features.shape == (3, WIDE) and first.model == first.features_for == "draft"
     assert (level.start, level.ids, level.pattern) == (3, [1, 2], Tree(3, (0, 0)))
     assert (level.positions, level.predict, list(level.predict_from)) == ([3, 3], [5, 5], [3, 4])
-    assert column(level.features) == [2, 2]  # the state behind the last token of the text
-    # 1 has 0.6, and 3 behind it 0.54; 2 has 0.4, and 3 behind it 0.24.
+    assert column(level.features) == [2, 2]  # the state of the last token of the text
+    # 1 has 0.6, and 3 after it 0.54; 2 has 0.4, and 3 after it 0.24.
     assert check.ids == [8, 1, 2, 3, 3] and check.start == 3
     assert check.pattern == Tree.of(3, [-1, 0, 0, 1, 2])
     assert check.positions == [3, 4, 4, 5, 5] and check.predict == [4, 5, 5, 6, 6]
@@ -76,7 +78,7 @@ def test_a_tree_grows_level_by_level_and_its_branch_is_fed_again() -> None:
 
 
 def test_a_beam_keeps_the_likeliest_of_a_whole_level() -> None:
-    """States follow them, and each sees its own line of slots."""
+    """States follow the beam, and each node sees its own path."""
     seq = sequence(max_tokens=9, eos=frozenset([0]))
     answers = [
         seen([8], 3),
@@ -93,8 +95,8 @@ def test_a_beam_keeps_the_likeliest_of_a_whole_level() -> None:
     assert forwards[4].ids == [8, 1, 2, 3, 3, 6] and forwards[4].pattern.bits[-1] == 0b10101
 
 
-def test_a_chain_takes_what_the_draft_says_and_is_causal() -> None:
-    """One token after the other; what is kept stays in its place."""
+def test_chain_is_causal() -> None:
+    """One token after the other; accepted tokens stay in their slots."""
     seq = sequence(max_tokens=7)
     answers = [
         seen([8], 3),
@@ -116,14 +118,14 @@ def test_a_chain_takes_what_the_draft_says_and_is_causal() -> None:
         (4, [2]),
         (3, [8, 1, 2, 3]),
         (3, [1, 2, 4]),
-        (6, [1]),  # no more than what is left of the budget
+        (6, [1]),  # limited by the remaining budget
         (6, [4, 1, 2]),
     ]
     assert [f.predict for f in forwards[1:4]] == [[4], [5], [6]]
 
 
 def test_nothing_is_drafted_where_nothing_is_left() -> None:
-    """The last token of a budget is read from a row alone, the first may be the last."""
+    """The last token of a budget needs a single row; the first may be the last."""
     answers = [seen([8], 3), seen([9], 1)]
     assert len(script(Eagle(draft=""), sequence(max_tokens=2), answers)) == 2
     for options in ({"max_tokens": 1}, {"eos": frozenset([8])}):
@@ -132,7 +134,7 @@ def test_nothing_is_drafted_where_nothing_is_left() -> None:
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_match_reads_the_target_with_its_own_noise(width: int) -> None:
-    """A chain is drafted with it too; a tree is the same whatever the noise."""
+    """A chain is drafted with it too; a tree does not depend on noise."""
     warm = Sampling(temperature=1.0, seed=7)
     seq = sequence(max_tokens=3, sampling=warm)
     answers = [seen([8], 3), said([{1: 0.6, 2: 0.4}], rows=3), seen([1, 2, 3], 3)]
@@ -154,15 +156,15 @@ def test_rejection_takes_the_logits_of_a_chain() -> None:
     assert torch.equal(target.read.guess, one_hot([1, 2]))
 
 
-def test_slots_behind_the_text() -> None:
-    """Of a tree alone."""
+def test_slots_after_the_text() -> None:
+    """Only a tree needs them."""
     assert Eagle(draft="", width=1).slots(10, 20) == 30
     assert Eagle(draft="").slots(10, 20) == 30 + 70
     assert Eagle(draft="", depth=2).slots(10, 20) == 30 + 60
 
 
-def test_processors_are_told_the_branch_in_front_of_each_row() -> None:
-    """In the draft as in the target; nobody else pays for it."""
+def test_processors_get_the_branch_of_each_row() -> None:
+    """In the draft and in the target, and only with processors."""
     answers = [seen([8], 3), said([{1: 0.6, 2: 0.4}], rows=3), seen([1, 2, 3], 3)]
     processors = (lambda logits, slots, text: None,)
     for given, expected in (((), [None] * 3), (processors, [None, [[]], [[], [1], [2]]])):
@@ -189,7 +191,7 @@ def test_processors_are_told_the_branch_in_front_of_each_row() -> None:
         ({"verify": "hope"}, "verify"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> None:
-    """With the value."""
+def test_invalid_options_are_refused(options: dict, param: str) -> None:
+    """The message has the value."""
     with refuses(param):
         Eagle(draft="", **options)

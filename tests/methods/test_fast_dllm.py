@@ -1,4 +1,4 @@
-"""Fast-dLLM: what each cache feeds, how many tokens each rule takes, when it ends."""
+"""Fast-dLLM: rows of each cache mode, tokens of each rule, and the end of an answer."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ EOS = 9
 
 
 def sequence(max_tokens: int = 6, **options: object) -> Request:
-    """A request with a prompt of three tokens, to a model without a shift unless said."""
+    """Return a request with a prompt of three tokens, by default for shift 0."""
     fields = {"eos": frozenset([EOS]), "shift": 0, **options}
     return request_of(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, **fields)
 
 
 def sure(*said: tuple[int, float]) -> Prediction:
-    """Tokens and their confidence, of all holes that were asked for."""
+    """Return tokens and their confidence for all wanted holes."""
     return Prediction(
         tokens=[token for token, _ in said],
         scores={"confidence": np.array([score for _, score in said], dtype=np.float32)},
@@ -41,7 +41,7 @@ def sure(*said: tuple[int, float]) -> Prediction:
 
 
 def shape(forward: Forward) -> tuple[int, list[int], int, list[int]]:
-    """Start, rows, reach and wanted slots of a forward."""
+    """Return start, rows, visible end and wanted slots of a forward."""
     assert forward.pattern == FULL and forward.predict is not None
     return forward.start, list(forward.ids), forward.seen, list(forward.predict)
 
@@ -88,8 +88,8 @@ M = MASK
     ],
     ids=str,
 )
-def test_a_cache_is_a_choice_of_start_and_reach(cache: str | None, expected: list) -> None:
-    """Each block begins with everything; then the block and what follows, or the block alone."""
+def test_cache_mode_sets_start_and_visible_end(cache: str | None, expected: list) -> None:
+    """Each block begins with everything; then the block and the rest, or the block only."""
     seq = sequence()
     forwards = script(FastDLLM(cache=cache, block=3), seq, ANSWERS)
     assert [shape(forward) for forward in forwards] == expected
@@ -98,22 +98,22 @@ def test_a_cache_is_a_choice_of_start_and_reach(cache: str | None, expected: lis
 
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
-def test_refresh_of_a_shifted_model_brings_the_first_token_of_the_block(cache: str) -> None:
-    """However unsure it is: no later forward holds the row that predicts it."""
+def test_refresh_of_a_shifted_model_fills_first_token(cache: str) -> None:
+    """At any confidence: no later forward has the row that predicts it."""
     answers = [sure((4, 0.1)), sure((5, 0.9), (6, 0.95)), sure((7, 0.2)), sure((8, 1.0), (7, 1.0))]
     forwards = script(FastDLLM(cache=cache, block=3), sequence(shift=1), answers)
     assert [list(forward.predict) for forward in forwards] == [[3], [4, 5], [6], [7, 8]]
     assert [forward.start for forward in forwards] == [0, 3, 0, 6]
 
 
-def test_a_shifted_model_without_a_cache_needs_no_trick() -> None:
-    """Every forward holds all rows."""
+def test_shifted_model_without_cache() -> None:
+    """Every forward has all rows."""
     forwards = script(FastDLLM(cache=None, block=3), sequence(shift=1), ANSWERS)
     assert [list(forward.predict) for forward in forwards] == [[3, 4, 5], [3, 5], [6, 7, 8], [7, 8]]
 
 
 def test_an_answer_ends_once_all_before_its_end_is_filled() -> None:
-    """What is behind an end is seen no more; blocks behind it are never fed."""
+    """Later blocks never run."""
     seq = sequence(9)
     answers = [sure((4, 0.3), (EOS, 0.95), (6, 0.5)), sure((4, 0.4))]
     forwards = script(FastDLLM(block=3), seq, answers)
@@ -125,7 +125,7 @@ def test_an_answer_ends_once_all_before_its_end_is_filled() -> None:
 
 
 def test_a_fixed_canvas_is_filled_to_its_end() -> None:
-    """Block behind block, though the first one has ended the answer."""
+    """Block after block, though the first one has ended the answer."""
     seq = sequence(4)
     answers = [sure((4, 1.0), (EOS, 1.0)), sure((6, 1.0), (7, 1.0))]
     forwards = script(FastDLLM(block=2, canvas=True), seq, answers)
@@ -145,7 +145,7 @@ def test_a_fixed_canvas_is_filled_to_its_end() -> None:
     ids=str,
 )
 def test_rules_of_confidence(options: dict, taken: list[int]) -> None:
-    """A threshold, a factor, or the best one alone."""
+    """A threshold, a factor, or the best one only."""
     answer = sure((4, 0.5), (5, 0.8), (6, 0.7), (7, 0.4))
     decoding = FastDLLM(**options).decode(sequence(4))
     assert next(decoding).read.scores == ("confidence",)
@@ -156,8 +156,8 @@ def test_rules_of_confidence(options: dict, taken: list[int]) -> None:
     assert [index for index in range(4) if index + 3 not in left] == taken
 
 
-def test_budget_asks_for_entropy() -> None:
-    """And takes holes while their entropies, the largest aside, do not exceed it."""
+def test_budget_uses_entropy() -> None:
+    """Holes are filled while their entropies, without the largest, are within it."""
     entropy = np.array([0.3, 0.1, 2.0, 0.2], dtype=np.float32)
     decoding = FastDLLM(budget=0.25).decode(sequence(4))
     assert next(decoding).read.scores == ("entropy",)
@@ -166,15 +166,15 @@ def test_budget_asks_for_entropy() -> None:
 
 
 def test_blocks_are_those_of_the_model_or_of_32_tokens() -> None:
-    """The last one may be shorter, and so may the first."""
+    """The first and the last may be shorter."""
     for own, block in ((8, 8), (None, 32)):
         forward = next(FastDLLM().decode(sequence(40, block=own)))
         assert list(forward.predict) == list(range(3, 3 + block))
     assert list(next(FastDLLM().decode(sequence(5))).predict) == list(range(3, 8))
 
 
-def test_confidence_is_what_the_family_makes_it() -> None:
-    """Of the raw logits, or of the law that tokens are drawn from."""
+def test_confidence_basis_depends_on_the_family() -> None:
+    """Raw logits, or the sampling distribution."""
     for drawn in (False, True):
         forward = next(FastDLLM().decode(sequence(drawn=drawn)))
         assert forward.read.drawn is drawn
@@ -193,21 +193,21 @@ def test_confidence_is_what_the_family_makes_it() -> None:
         ({"block": 0}, "block"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> None:
-    """With the value, and what would do."""
+def test_invalid_options_are_refused(options: dict, param: str) -> None:
+    """The message has the value and the allowed ones."""
     with refuses(param):
         FastDLLM(**options)
 
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """A model whose rows predict the next slot."""
+    """Return an engine with a model of shift 1."""
     return engine_of(("model", diffusion_model(seed=1)), slots=2048)
 
 
 @pytest.mark.parametrize("block", [4, 24])
-def test_a_cache_costs_no_forward_more(engine: Engine, block: int) -> None:
-    """One token each, or all at once: as many forwards as without."""
+def test_cache_needs_no_extra_forward(engine: Engine, block: int) -> None:
+    """One token each, or all at once."""
     for threshold, count in ((None, 24), (1e-9, 24 // block)):
         for cache in (None, "prefix", "dual"):
             method = FastDLLM(threshold=threshold, cache=cache, block=block)
@@ -215,7 +215,7 @@ def test_a_cache_costs_no_forward_more(engine: Engine, block: int) -> None:
             job = enter(engine, method, [5, 4, 3], runners=runners, max_tokens=24, eos=frozenset())
             finish(engine)
             assert len(tokens(job)) == 24
-            # A refresh of a shifted model brings one token, whatever the threshold.
+            # A refresh of a shifted model fills one token at any threshold.
             split = cache is not None and threshold is not None
             assert len(job.request.trace) == (2 * count if split else count)
 
@@ -224,7 +224,7 @@ def test_a_cache_costs_no_forward_more(engine: Engine, block: int) -> None:
 def test_every_forward_fills_and_the_canvas_ends(
     max_tokens: int, block: int, shift: int, data: st.DataObject
 ) -> None:
-    """Whatever the confidences are."""
+    """For any confidences."""
     cache = data.draw(st.sampled_from([None, "prefix", "dual"]))
     rule = data.draw(st.sampled_from([{}, {"threshold": None}, {"factor": 1.0}]))
     seq, count = sequence(max_tokens, shift=shift), 0

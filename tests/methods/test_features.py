@@ -1,4 +1,4 @@
-"""Hidden states that nobody keeps while no draft is to come, and the text that is fed again."""
+"""Hidden states that are not stored while no draft runs, and the text that then runs again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLANS = {
 
 
 class Scripted(PaceController):
-    """Proposes what was written down, cycle by cycle, and remembers what it was told."""
+    """A controller with scripted lengths, which records its reports."""
 
     def __init__(self, plan: list[int]) -> None:
         super().__init__(Dial(values=range(1, 9), passes=lambda n, _: [("target", n, 1)]))
@@ -54,7 +54,7 @@ class Scripted(PaceController):
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_the_text_is_that_of_plain_decoding(method: Method, plan: str, share: bool) -> None:
-    """Some that begin alike, greedy and sampled, in passes so short that feeding again is cut."""
+    """Common prefixes, greedy and sampled, with prefills split into short passes."""
     engine = new_engine(max_rows=11)
     for each in engine.runners:
         if each.prefix is not None:
@@ -81,13 +81,13 @@ def test_the_text_is_that_of_plain_decoding(method: Method, plan: str, share: bo
 
 
 def seen(tokens: list[int], rows: int | None = None) -> Prediction:
-    """An answer of the target, whose features, if any, number the rows."""
+    """Return a prediction of the target, with numbered features if any."""
     features = None if rows is None else torch.arange(float(rows))[:, None]
     return Prediction(tokens=tokens, features=features)
 
 
-def test_what_nobody_kept_is_fed_again_with_the_last_token() -> None:
-    """Two tokens without a draft, one that catches up, a draft; then what is new is kept."""
+def test_missing_states_run_again_with_the_last_token() -> None:
+    """Two tokens without a draft, one that catches up, a draft."""
     pace = Scripted([SETTLED, DRAFT, DRAFT, PLAIN, DRAFT])
     request = request_of(prompt=[5, 6, 7], max_tokens=8, mask_id=99, block=4, pace=pace)
     answers = [

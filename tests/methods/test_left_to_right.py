@@ -11,17 +11,17 @@ from refusal import refuses
 
 
 def sequence(max_tokens: int = 5) -> Request:
-    """A request with a prompt of three tokens."""
+    """Return a request with a prompt of three tokens."""
     return request_of(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK)
 
 
 def shape(forward: Forward) -> tuple[int, list[int], list[int]]:
-    """Where a forward starts, what it feeds and what it wants."""
+    """Return start, input and wanted slots of a forward."""
     return forward.start, list(forward.ids), list(forward.predicted_slots())
 
 
 def test_whole_canvas_and_one_token_by_default() -> None:
-    """All masks up to the limit are shown, and everything is fed again."""
+    """All masks up to the limit, and everything is recomputed."""
     seq = sequence(max_tokens=3)
     forwards = script(LeftToRight(), seq, [[4], [5], [6]])
     assert [shape(forward) for forward in forwards] == [
@@ -33,14 +33,14 @@ def test_whole_canvas_and_one_token_by_default() -> None:
     assert (seq.tokens, seq.finish_reason) == ([4, 5, 6], "length")
 
 
-def test_last_group_asks_for_no_more_than_is_left() -> None:
+def test_last_group_is_the_remainder() -> None:
     """Two and two and one."""
     forwards = script(LeftToRight(tokens=2), sequence(), [[4, 4], [5, 5], [6]])
     assert [shape(forward)[2] for forward in forwards] == [[3, 4], [5, 6], [7]]
 
 
-def test_lookahead_limits_the_masks_shown() -> None:
-    """And never passes the limit."""
+def test_lookahead_limits_the_masks() -> None:
+    """Never beyond the limit."""
     forwards = script(LeftToRight(lookahead=2), sequence(max_tokens=3), [[4], [5], [6]])
     assert [shape(forward)[1][3:] for forward in forwards] == [
         [MASK, MASK],
@@ -49,7 +49,7 @@ def test_lookahead_limits_the_masks_shown() -> None:
     ]
 
 
-def test_window_feeds_the_last_group_and_older_tokens_again() -> None:
+def test_window_recomputes_last_group_and_older_tokens() -> None:
     """`window - 1` tokens before the last group; the first forward fills everything."""
     forwards = script(
         LeftToRight(tokens=2, window=2, lookahead=2), sequence(6), [[4, 5], [6, 7], [8, 9]]
@@ -61,13 +61,13 @@ def test_window_feeds_the_last_group_and_older_tokens_again() -> None:
     ]
 
 
-def test_window_of_one_feeds_only_the_row_that_predicts_before_the_group() -> None:
+def test_window_of_one_keeps_the_predicting_row() -> None:
     """The shifted model needs it."""
     forwards = script(LeftToRight(window=1), sequence(2), [[4], [5]])
     assert shape(forwards[1]) == (3, [4, MASK], [4])
 
 
-def test_end_of_sequence_ends_it() -> None:
+def test_end_of_sequence_ends_the_answer() -> None:
     """In the middle of a group."""
     seq = request_of(prompt=[1], max_tokens=9, mask_id=MASK, eos=frozenset([7]))
     script(LeftToRight(tokens=3), seq, [[4, 7, 5]])
@@ -90,7 +90,7 @@ def test_noise_is_fresh_in_every_forward() -> None:
         ({"tokens": 4, "lookahead": 3}, "lookahead"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict[str, int], param: str) -> None:
-    """With the value, and what would do."""
+def test_invalid_options_are_refused(options: dict[str, int], param: str) -> None:
+    """The message has the value and the allowed ones."""
     with refuses(param):
         LeftToRight(**options)

@@ -1,4 +1,4 @@
-"""Lookup, forward by forward, and what it finds."""
+"""Lookup, forward by forward, and the copies that it finds."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from refusal import refuses
 
 
 def fed(forwards: list[Forward]) -> list[tuple[int, list[int]]]:
-    """First slot and rows of each forward."""
+    """Return first slot and rows of each forward."""
     return [(forward.start, list(forward.ids)) for forward in forwards]
 
 
 def test_a_copy_is_proposed_where_the_end_repeats() -> None:
-    """What the model does not agree with is written over; elsewhere one row is fed."""
+    """Rejected tokens are overwritten; elsewhere one row runs."""
     request = request_of(prompt=[1, 2, 3, 4, 1], max_tokens=6)
     answers = [[2], [3, 9, 9], [5], [6]]
     forwards = script(Lookup(tokens=2, match=2), request, [*answers, [7]])
     assert request.tokens == [2, 3, 9, 5, 6, 7]
     assert fed(forwards) == [
         (0, [1, 2, 3, 4, 1]),
-        (5, [2, 3, 4]),  # 1 2 stands before, and 3 4 followed
+        (5, [2, 3, 4]),  # 1 2 occurs earlier, followed by 3 4
         (7, [9]),
         (8, [5]),
         (9, [6]),
@@ -40,7 +40,7 @@ def test_a_copy_is_proposed_where_the_end_repeats() -> None:
 
 
 def test_a_copy_fits_the_limit() -> None:
-    """The last token of an answer is not drafted: the model predicts it in any case."""
+    """The last token of an answer is not drafted, since the model predicts it in any case."""
     request = request_of(prompt=[1, 2, 3, 4, 1, 2], max_tokens=3)
     forwards = script(Lookup(tokens=8), request, [[3], [4, 1]])
     assert request.tokens == [3, 4, 1]
@@ -48,7 +48,7 @@ def test_a_copy_fits_the_limit() -> None:
 
 
 def test_end_of_sequence_ends_within_a_copy() -> None:
-    """What was copied after it is dropped."""
+    """The copied tokens after it are dropped."""
     request = request_of(prompt=[1, 2, 3, 4, 1, 2], max_tokens=9, eos=frozenset([4]))
     script(Lookup(tokens=3), request, [[3], [4, 1, 2]])
     assert (request.tokens, request.finish_reason) == ([3], "stop")
@@ -59,14 +59,17 @@ def test_end_of_sequence_ends_within_a_copy() -> None:
     [
         ([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], [9, 2, 3, 8]),  # the longest match, not the latest
         ([1, 7, 1, 8, 1, 8, 1], [8, 1, 8, 1]),
-        ([5, 1, 7, 6, 1, 8, 9, 1, 7, 3, 1], [7, 3, 1, 7]),  # of equal ones the most frequent next
-        ([5, 1, 7, 6, 1, 8, 9, 1], [8, 9, 1, 8]),  # and then the latest; it repeats
+        (
+            [5, 1, 7, 6, 1, 8, 9, 1, 7, 3, 1],
+            [7, 3, 1, 7],
+        ),  # among equal ones, the most frequent next token
+        ([5, 1, 7, 6, 1, 8, 9, 1], [8, 9, 1, 8]),  # then the latest, which repeats
         ([1, 2, 3], []),
         ([1], []),
         ([4, 4, 4], [4, 4, 4, 4]),
     ],
 )
-def test_what_is_copied(text: list[int], copy: list[int]) -> None:
+def test_copied_tokens(text: list[int], copy: list[int]) -> None:
     """Where one token has to repeat."""
     assert Copies(1).find(text, 4) == copy
 
@@ -82,7 +85,7 @@ def test_a_growing_text_is_searched_like_a_new_one(text: list[int], match: int) 
 @pytest.mark.parametrize("match", [1, 2])
 @pytest.mark.parametrize("tokens", [1, 3, 8])
 def test_equals_the_plain_loop(tokens: int, match: int) -> None:
-    """Tokens, and the number that each forward accepts."""
+    """Compare tokens and the number that each forward accepts."""
     model = causal_model(seed=1)
     engine = engine_of(("causal", model), slots=2048)
     for prompt in [*PROMPTS, [3, 1, 4] * 4]:
@@ -105,7 +108,7 @@ def test_bad_options_are_refused(options: dict[str, object], param: str) -> None
 
 
 def test_a_search_is_quick_and_small() -> None:
-    """At 8,192 tokens of a text that repeats: 50 microseconds and 64 bytes per token."""
+    """At 8,192 tokens of a repeating text: 50 microseconds and 64 bytes per token."""
     rng = Random(0)
     text = [rng.randrange(300) for _ in range(4096)] * 2
     copies, ids = Copies(2), text[:64]

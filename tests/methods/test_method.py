@@ -1,4 +1,4 @@
-"""What every method has in common."""
+"""Properties that all methods share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_options_are_frozen_and_keyword_only(kind: type[Method]) -> None:
 
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
 def test_roles_are_text_fields_that_name_models(kind: type[Method]) -> None:
-    """The engine loads what they name."""
+    """The engine loads these models."""
     named = get_type_hints(kind)
     assert all(named[role] is str for role in kind.roles)
     method = kind(**dict.fromkeys(kind.roles, "other"))
@@ -32,11 +32,11 @@ def test_roles_are_text_fields_that_name_models(kind: type[Method]) -> None:
 
 
 def test_memory_of_a_request_is_prompt_and_answer() -> None:
-    """No token of it is ever behind that."""
+    """By default there are no further slots."""
     assert Autoregressive().slots(prompt=7, max_tokens=5) == 12
 
 
-def test_methods_say_which_models_they_decode() -> None:
+def test_methods_list_their_target_kinds() -> None:
     """Diffusion models, in blocks or not, or causal ones."""
     assert all(kind.decodes == (Kind.DIFFUSION,) for kind in (APD, LeftToRight))
     assert D2F.decodes == (Kind.DIFFUSION, Kind.BLOCK)

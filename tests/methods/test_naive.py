@@ -49,7 +49,7 @@ from outpace.methods import (
 
 CAUSAL = causal_model(seed=1)
 MASKED = masked_model(seed=3)
-# One set of weights seen with and without later rows, so that both agree now and then.
+# One set of weights under causal and full attention, so that both agree sometimes.
 DIFFUSION, VERIFIER = diffusion_model(seed=1), causal_model(seed=1)
 UNSHIFTED = unshifted_model(seed=2)
 BLOCKS = {"blocks": block_model(seed=1), "shifted blocks": block_model(seed=2, shift=1)}
@@ -59,11 +59,11 @@ ADDED = adding_draft(FEATURES)
 DEEP, STATES = extended_pair()
 NEAR = causal_model(seed=1)
 NEAR.norm.weight.add_(torch.randn(32, generator=torch.Generator().manual_seed(0)))
-PADDED.unembedding.weight[VOCAB - 2 :] = 0  # rows that stand for no token
+PADDED.unembedding.weight[VOCAB - 2 :] = 0  # padding rows
 
 
 def run(engine: Engine, method, prompt: list[int], eos: int | None, **roles: str) -> list[int]:
-    """Tokens of one request."""
+    """Return the tokens of one request."""
     runners = {role: runner(engine, name) for role, name in roles.items()}
     ends = frozenset() if eos is None else frozenset([eos])
     job = enter(engine, method, prompt, runners=runners, max_tokens=TOKENS, eos=ends)
@@ -73,7 +73,7 @@ def run(engine: Engine, method, prompt: list[int], eos: int | None, **roles: str
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """A runner for each model."""
+    """Return an engine with a runner for each model."""
     return engine_of(
         ("causal", CAUSAL),
         ("masked", MASKED),
@@ -111,7 +111,7 @@ def test_autoregressive(engine: Engine, prompt: list[int]) -> None:
 def test_left_to_right(
     engine: Engine, count: int, window: int | None, lookahead: int | None
 ) -> None:
-    """Tokens, window and lookahead."""
+    """Vary tokens, window and lookahead."""
     method = LeftToRight(tokens=count, window=window, lookahead=lookahead)
     options = {"tokens": count, "window": window, "lookahead": lookahead}
     for prompt in PROMPTS:
@@ -132,7 +132,7 @@ def test_left_to_right(
     ],
 )
 def test_apd(engine: Engine, ratio: float, window: int | None, lookahead: int | None) -> None:
-    """Ratio, window and lookahead; at temperature 0 both couplings are the same."""
+    """Vary ratio, window and lookahead; at temperature 0 both couplings are equal."""
     options = {"ratio": ratio, "window": window, "lookahead": lookahead}
     roles = {"target": "diffusion", "verifier": "verifier"}
     methods = [APD(verifier="", coupling=kind, **options) for kind in ("gumbel", "argmax")]
@@ -157,7 +157,7 @@ def test_apd_cuts_vocabularies_to_the_shorter(engine: Engine, ratio: float) -> N
 
 
 def compare(engine: Engine, method: Method, options: dict, **more: object) -> None:
-    """A method and its naive loop on both kinds of models, with and without an end."""
+    """Compare a method with its naive loop on both kinds of models, with and without an end."""
     loop = getattr(naive, next(name for name, kind in METHODS.items() if type(method) is kind))
     for target, model in (("diffusion", DIFFUSION), ("unshifted", UNSHIFTED)):
         expected = loop(model, PROMPTS[1], TOKENS, **options, **more)
@@ -179,13 +179,13 @@ def compare(engine: Engine, method: Method, options: dict, **more: object) -> No
     ],
 )
 def test_diffusion(engine: Engine, order: str, steps: int, block: int, eps: float) -> None:
-    """Orders, numbers of steps, blocks and both schedules."""
+    """Vary orders, numbers of steps, blocks and both schedules."""
     options = {"order": order, "steps": steps, "block": block, "eps": eps}
     compare(engine, Diffusion(**options), options)
 
 
 def test_diffusion_with_guidance(engine: Engine) -> None:
-    """Where the family knows a prompt of masks."""
+    """Where the family was trained on prompts of masks."""
     options = {"order": "confidence", "steps": 8, "block": 8, "guidance": 1.5}
     expected = naive.diffusion(UNSHIFTED, PROMPTS[1], TOKENS, **options)
     assert run(engine, Diffusion(**options), PROMPTS[1], None, target="unshifted") == expected
@@ -207,7 +207,7 @@ def test_diffusion_with_guidance(engine: Engine) -> None:
 @pytest.mark.parametrize("block", [4, 16])
 @pytest.mark.parametrize("cache", [None, "prefix", "dual"])
 def test_fast_dllm(engine: Engine, rule: dict, block: int, cache: str | None) -> None:
-    """Rules, blocks and caches."""
+    """Vary rules, blocks and caches."""
     options = {**rule, "block": block, "cache": cache}
     compare(engine, FastDLLM(**options), options)
 
@@ -227,7 +227,7 @@ def test_fast_dllm(engine: Engine, rule: dict, block: int, cache: str | None) ->
     ids=str,
 )
 def test_block_diffusion(engine: Engine, name: str, options: dict) -> None:
-    """Rules, quotas and parts, with and without a shift; the whole last block or not."""
+    """Vary rules, quotas and parts, with and without a shift, with and without the canvas."""
     for prompt in [*PROMPTS, [3, 1, 4, 1], [5, 9, 2, 6, 5, 3, 5, 8]]:
         expected = naive.block_diffusion(BLOCKS[name], prompt, TOKENS, **options)
         eos = newest(expected)
@@ -242,7 +242,7 @@ def test_block_diffusion(engine: Engine, name: str, options: dict) -> None:
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("canvas", [False, True])
 def test_d2f_on_the_blocks_of_a_model(engine: Engine, name: str, canvas: bool) -> None:
-    """Counted from slot 0, the end of the prompt in one with the beginning of the answer."""
+    """Counted from slot 0; the end of the prompt shares one with the answer."""
     for options in ({"confidence": 0.3}, {"confidence": 0.6, "add": 0.5, "order": "margin"}):
         for prompt in [*PROMPTS, [3, 1, 4, 1], [5, 9, 2, 6, 5, 3, 5, 8]]:
             expected = naive.d2f(BLOCKS[name], prompt, TOKENS, **options, canvas=canvas)
@@ -268,7 +268,7 @@ def test_d2f_on_the_blocks_of_a_model(engine: Engine, name: str, canvas: bool) -
     ids=str,
 )
 def test_wedlm(engine: Engine, options: dict, block: bool, clip: bool) -> None:
-    """Window, choice of holes, streaming and blocks; emitted at once or late."""
+    """Vary window, choice of holes, streaming and blocks, eager or late."""
     methods = [WeDLM(**options, block=block, clip=clip, eager=eager) for eager in (True, False)]
     for prompt in [*PROMPTS, [5, MASK, 2, MASK]]:
         expected = naive.wedlm(MASKED, prompt, TOKENS, **options, block=block, clip=clip)
@@ -282,7 +282,7 @@ def test_wedlm(engine: Engine, options: dict, block: bool, clip: bool) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"window": 1}, {"entropy": 2.0, "block": True}], ids=str)
 def test_verified_wedlm_is_autoregressive(engine: Engine, options: dict) -> None:
-    """Token for token, however many are guessed at a time."""
+    """Token for token, at any window."""
     for prompt in [*PROMPTS, [5, MASK, 2, MASK]]:
         expected = naive.autoregressive(MASKED, prompt, TOKENS)
         eos = newest(expected)
@@ -292,8 +292,8 @@ def test_verified_wedlm_is_autoregressive(engine: Engine, options: dict) -> None
         assert run(engine, method, prompt, eos, target="masked") == cut
 
 
-def test_the_comparison_above_sees_long_and_short_runs(engine: Engine) -> None:
-    """Otherwise it would say little."""
+def test_comparison_has_long_and_short_runs(engine: Engine) -> None:
+    """Otherwise it would show little."""
     kept = set()
     for ratio in (0.4, 0.8):
         job = enter(
@@ -311,7 +311,7 @@ def test_the_comparison_above_sees_long_and_short_runs(engine: Engine) -> None:
 @pytest.mark.parametrize("count", [1, 2, 5, 20])
 @pytest.mark.parametrize("draft", ["near", "verifier"])
 def test_speculative(engine: Engine, count: int, draft: str) -> None:
-    """A draft that is nearly the target, and the target itself."""
+    """With a draft close to the target, and the target itself."""
     model = {"near": NEAR, "verifier": VERIFIER}[draft]
     for prompt in PROMPTS:
 
@@ -325,7 +325,7 @@ def test_speculative(engine: Engine, count: int, draft: str) -> None:
 @pytest.mark.parametrize("block", [1, 2, 4, 5])
 @pytest.mark.parametrize("draft", ["features", "added"])
 def test_dflash(engine: Engine, draft: str, block: int) -> None:
-    """Blocks up to the trained one, of drafts that read features and that add them."""
+    """Blocks up to the trained one, of both kinds of DFlash drafts."""
     for prompt in PROMPTS:
 
         def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
@@ -341,7 +341,7 @@ def test_dflash(engine: Engine, draft: str, block: int) -> None:
     ("width", "depth", "nodes"), [(1, 1, 2), (1, 3, 9), (2, 3, 8), (4, 2, 16), (3, 4, 3)]
 )
 def test_eagle(engine: Engine, width: int, depth: int, nodes: int) -> None:
-    """Chains, trees, and trees that are cut to a few of their nodes."""
+    """Chains, trees, and truncated trees."""
     for prompt in PROMPTS:
 
         def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
@@ -380,7 +380,7 @@ def test_d2f(
     max_tokens: int,
     eos: int | None,
 ) -> None:
-    """Prompts, blocks, limits and thresholds of all kinds; a mask in a prompt is a token."""
+    """Vary prompts, blocks, limits and thresholds; a mask in a prompt is a token."""
     weights = {"diffusion": DIFFUSION, "unshifted": UNSHIFTED}[model]
     expected = naive.d2f(weights, prompt, max_tokens, **options, eos=eos)
     job = enter(
@@ -398,5 +398,5 @@ def test_d2f(
 
 
 def test_every_method_has_a_naive_loop() -> None:
-    """A new method writes its own."""
+    """A new method needs one."""
     assert all(callable(getattr(naive, name)) for name in METHODS)

@@ -1,4 +1,4 @@
-"""Every option of every method, given what it cannot be: refused by name, or a request ends."""
+"""Invalid values of every option of every method: refused by name, or the request ends."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ FLOATS = [
 
 
 def test_every_method_has_cases() -> None:
-    """The workload names those that it lacks, and where to add them."""
+    """The message names the missing ones and where to add them."""
     assert not missing(), missing()
 
 
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_odd_values_are_refused_by_name_or_work(method: Method, name: str) -> None:
-    """Either when the method is made or the request is submitted; never deep inside."""
+    """When the method is created or the request submitted, never later."""
     for value in ODD:
         try:
             changed = replace(method, **{name: value})
@@ -69,14 +69,14 @@ def test_odd_values_are_refused_by_name_or_work(method: Method, name: str) -> No
             assert name in str(error), (value, error)
             continue
         if name in method.roles:
-            assert isinstance(value, str)  # whether there is such a model is not asked here
+            assert isinstance(value, str)  # the model need not exist here
             continue
         for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=1)):
             ends(Request(method=changed, max_tokens=8, sampling=sampling))
 
 
 def ends(request: Request) -> None:
-    """It is refused with a `ValueError`, or ends within seconds without an error."""
+    """Check that a request is refused with a `ValueError`, or ends within seconds."""
     engine, began = new_engine(), perf_counter()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "block .* is longer than the", UserWarning)
@@ -109,15 +109,15 @@ NUMPY: dict[type, tuple[type[np.generic], ...]] = {
 
 
 @pytest.mark.parametrize(("method", "name"), TYPED)
-def test_values_of_numpy_are_plain_ones(method: Method, name: str) -> None:
-    """Converted when the method is made, so that its repr and all it computes are the same."""
+def test_numpy_values_become_plain(method: Method, name: str) -> None:
+    """Converted on creation, so that its repr and results are the same."""
     value = getattr(method, name)
     if value is None:
         option = options_of(type(method))[name]
         value = {int: 1, float: 0.5, str: [*option.words, ""][0]}[option.kind]
     for kind in NUMPY.get(type(value), ()):
         given = kind(value)
-        plain = type(value)(given)  # of a float in float16, another number
+        plain = type(value)(given)  # float16 changes the value
         changed = replace(method, **{name: given})
         assert type(getattr(changed, name)) is type(value)
         assert changed == replace(method, **{name: plain})
@@ -129,8 +129,8 @@ def test_values_of_numpy_are_plain_ones(method: Method, name: str) -> None:
 
 
 @pytest.mark.parametrize(("method", "name"), FLOATS)
-def test_numbers_beyond_bounds_are_refused_when_a_method_is_made(method: Method, name: str) -> None:
-    """By name: none is finite only for Python, none overflows where logits are multiplied."""
+def test_numbers_out_of_bounds_are_refused(method: Method, name: str) -> None:
+    """By name: infinite ones, and those that would overflow the logits."""
     for value in HUGE:
         with pytest.raises(ValueError, match=f"^{name} must be a number of at most 10000"):
             replace(method, **{name: value})
@@ -139,7 +139,7 @@ def test_numbers_beyond_bounds_are_refused_when_a_method_is_made(method: Method,
 @pytest.mark.parametrize(("method", "name"), FLOATS)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_largest_and_least_numbers_work(method: Method, name: str, temperature: float) -> None:
-    """Where an option takes them at all."""
+    """Where an option accepts them."""
     accepted = 0
     for value in (10_000, 1e4, 1.0, 1e-30, 1e-45, 5e-324, 0.0, np.float32(0.5)):
         try:
@@ -155,8 +155,8 @@ def test_the_largest_and_least_numbers_work(method: Method, name: str, temperatu
 
 @pytest.mark.parametrize("ratio", [0, 1])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_whole_ratios_are_ratios(ratio: int, temperature: float) -> None:
-    """The ends of the range that its docstring explains."""
+def test_integer_ratios_are_accepted(ratio: int, temperature: float) -> None:
+    """The ends of the documented range."""
     sampling = Sampling(temperature=temperature, seed=3)
     whole, number = (
         alone(Request(method=APD(verifier="causal", ratio=value), sampling=sampling))
@@ -168,7 +168,7 @@ def test_whole_ratios_are_ratios(ratio: int, temperature: float) -> None:
 @pytest.mark.parametrize("steps", [129, 10**9, 2**31, 10**30])
 @pytest.mark.parametrize("order", ["entropy", "origin"])
 def test_a_schedule_ends(steps: int, order: Order) -> None:
-    """It has 16 steps per token at most."""
+    """It has at most 16 steps per token."""
     finest, finer = (
         alone(Request(method=Diffusion(steps=each, order=order, eps=1e-3), max_tokens=8))
         for each in (128, steps)
@@ -185,8 +185,8 @@ BAD = [
 
 
 @pytest.mark.parametrize("given", BAD, ids=lambda given: str(given)[:40])
-def test_sampling_that_means_nothing_is_refused(given: dict) -> None:
-    """Naming the option."""
+def test_invalid_sampling_is_refused(given: dict) -> None:
+    """The message names the option."""
     with pytest.raises(ValueError, match=next(iter(given))):
         Sampling(**given)
 
@@ -219,7 +219,7 @@ BLOCKS: list[Method] = [
 
 @pytest.mark.parametrize("method", BLOCKS, ids=repr)
 def test_an_answer_may_be_of_any_length(method: Method) -> None:
-    """Shorter than a block, or of some blocks and a part of one; together as alone."""
+    """Shorter than a block, or not a multiple of it; batched as alone."""
     lengths = range(1, 2 * 6 + 2)
     engine = new_engine()
     on = "blocks" if isinstance(method, BlockDiffusion) else None

@@ -16,17 +16,17 @@ WARM = Sampling(temperature=1.0, seed=7)
 
 
 def sequence(**options) -> Request:
-    """A prompt of three tokens."""
+    """Return a prompt of three tokens."""
     return request_of(**{"prompt": [5, 6, 7], "max_tokens": 12, **options})
 
 
 def fed(forwards: list[Forward]) -> list[tuple[str, int, list[int]]]:
-    """Model, first slot and rows of each forward."""
+    """Return model, first slot and rows of each forward."""
     return [(forward.model, forward.start, list(forward.ids)) for forward in forwards]
 
 
-def test_drafts_are_kept_up_to_the_first_that_the_target_does_not_say() -> None:
-    """The rejected one is written over in both caches; the last drafts fit the budget."""
+def test_drafts_are_accepted_up_to_the_first_mismatch() -> None:
+    """The rejected one is overwritten in both caches; the last drafts fit the budget."""
     seq = sequence(max_tokens=7)
     answers = [[8], [9], [10], [11], [9, 10, 12, 13], [20], [14], [20, 15, 16]]
     forwards = script(Speculative(draft="", tokens=3), seq, answers + [[16]])
@@ -46,8 +46,8 @@ def test_drafts_are_kept_up_to_the_first_that_the_target_does_not_say() -> None:
     assert list(forwards[7].predicted_slots()) == [7, 8, 9]
 
 
-def test_all_drafts_kept_bring_one_more() -> None:
-    """The draft has not seen its own last one, which it is fed with the next."""
+def test_all_drafts_accepted_add_one_token() -> None:
+    """The draft has not run its own last token, which runs with the next."""
     seq = sequence(eos=frozenset([12]))
     answers = [[8], [9], [10], [9, 10, 11], [12], [13], [12, 13, 14]]
     forwards = script(Speculative(draft="", tokens=2), seq, answers)
@@ -60,20 +60,20 @@ def test_all_drafts_kept_bring_one_more() -> None:
 
 
 def test_first_token_may_be_the_last() -> None:
-    """Nothing is drafted for a budget of one, nor behind an end-of-sequence."""
+    """No draft for a budget of one, or after an end-of-sequence."""
     for options in ({"max_tokens": 1}, {"eos": frozenset([8])}):
         assert len(script(Speculative(draft="", tokens=2), sequence(**options), [[8]])) == 1
 
 
 def test_match_reads_all_with_the_noise_of_the_request() -> None:
-    """Draft and target alike, at every step the same."""
+    """Draft and target alike, at every step."""
     seq = sequence(max_tokens=3, sampling=WARM)
     forwards = script(Speculative(draft="", tokens=1), seq, [[8], [9], [9, 10]])
     assert [forward.read for forward in forwards] == [Sample(sampling=WARM)] * 3
 
 
-def test_rejection_reads_the_draft_with_noise_of_its_own() -> None:
-    """And gives its logits to the target, as many as there are drafts."""
+def test_rejection_drafts_with_separate_noise() -> None:
+    """The target gets the logits of all drafts."""
     seq = sequence(max_tokens=4, sampling=WARM)
     first, second = one_hot([9]), one_hot([10])
     answers = [
@@ -90,8 +90,8 @@ def test_rejection_reads_the_draft_with_noise_of_its_own() -> None:
     assert torch.equal(target.read.guess, torch.cat((first, second)))
 
 
-def test_loose_verification_keeps_what_its_read_says() -> None:
-    """Drafts and target are read as under match, the target with window and entropy."""
+def test_loose_verification_uses_its_read() -> None:
+    """The target's read has window and entropy."""
     seq = sequence(max_tokens=5, sampling=WARM)
     answers = [[8], [9], [10], [11], [9, 10, 11, 12]]
     method = Speculative(draft="", tokens=3, verify="fly", fly_window=2, fly_entropy=0.5)
@@ -119,7 +119,7 @@ def test_loose_verification_keeps_what_its_read_says() -> None:
         ({"verify": "rejection", "tokens": 8, "fly_entropy": 0.4}, "fly_entropy"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> None:
-    """With the value."""
+def test_invalid_options_are_refused(options: dict, param: str) -> None:
+    """The message has the value."""
     with refuses(param):
         Speculative(draft="", **options)

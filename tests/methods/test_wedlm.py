@@ -1,4 +1,4 @@
-"""WeDLM: what it feeds in which order, what it fills, what it emits."""
+"""WeDLM: its row order, the holes that it fills, and the tokens that it emits."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ SURE, TORN = 0.0, 2.0
 
 
 def sequence(max_tokens: int = 12, **options: object) -> Request:
-    """A request with a prompt of two tokens."""
+    """Return a request with a prompt of two tokens."""
     return request_of(prompt=[1, 2], max_tokens=max_tokens, mask_id=MASK, **options)
 
 
 def said(*tokens: int, entropy: list[float] | None = None) -> Prediction:
-    """What is predicted for the wanted slots; without doubt unless it is said."""
+    """Return predictions of the wanted slots, of zero entropy by default."""
     doubts = np.array([SURE] * len(tokens) if entropy is None else entropy, dtype=np.float32)
     return Prediction(tokens=list(tokens), scores={"entropy": doubts, "confidence": 1 - doubts})
 
 
 def shape(forward: Forward) -> tuple[int, list[int], list[int], list[int]]:
-    """Where a forward starts, what it feeds at which positions, what it wants."""
+    """Return start, input, positions and wanted slots of a forward."""
     wanted = list(forward.predicted_slots())
     return forward.start, list(forward.ids), list(forward.positions or ()), wanted
 
 
 def test_prompt_and_window_are_one_forward() -> None:
-    """Masks' rows predict their own slots, and only they are read."""
+    """Only the masks' rows are read; they predict their own slots."""
     forward = next(WeDLM(window=3).decode(sequence()))
     assert shape(forward) == (0, [1, 2, MASK, MASK, MASK], [0, 1, 2, 3, 4], [2, 3, 4])
     assert forward.predicted_rows(shift=1) == [2, 3, 4]
     assert forward.pattern == CAUSAL
 
 
-def test_known_tokens_go_in_front_of_the_masks_and_keep_their_positions() -> None:
-    """The window opens as far as the leading run has grown; the run stays in the cache."""
+def test_filled_tokens_precede_masks_at_their_positions() -> None:
+    """The window grows with the prefix, which stays in the cache."""
     seq = sequence()
     decoding = WeDLM(window=4).decode(seq)
     next(decoding)
@@ -69,7 +69,7 @@ def test_known_tokens_go_in_front_of_the_masks_and_keep_their_positions() -> Non
 
     forward = decoding.send(said(6, 8, 9, entropy=[SURE, TORN, TORN]))
     assert seq.tokens == [4, 5, 6, 7]
-    assert forward.start == 4  # slots 2 and 3 were fed behind nothing but what is before them
+    assert forward.start == 4  # slots 2 and 3 have run with only earlier tokens visible
     assert (forward.ids[:2], forward.positions[:2]) == ([6, 7], [4, 5])
 
 
@@ -89,7 +89,7 @@ def test_known_tokens_go_in_front_of_the_masks_and_keep_their_positions() -> Non
     ],
     ids=str,
 )
-def test_holes_in_little_doubt_are_filled(
+def test_holes_of_low_entropy_are_filled(
     options: dict, entropy: list[float], filled: list[int]
 ) -> None:
     """By entropy and distance below the threshold, or by confidence; at least one."""
@@ -101,7 +101,7 @@ def test_holes_in_little_doubt_are_filled(
 
 
 def test_a_late_answer_is_the_same_one_forward_later() -> None:
-    """A token is emitted with the forward that stores its key for good."""
+    """A token is emitted with the forward that stores its final key."""
     seq = sequence(max_tokens=3)
     forwards = script(WeDLM(window=2, eager=False), seq, [said(4, 5), said(6, 7), said(8, 9)])
     assert [forward.start for forward in forwards] == [0, 2, 4]
@@ -121,8 +121,8 @@ def test_a_block_opens_once_the_last_one_is_full() -> None:
     assert shape(forward) == (3, [5, 6, MASK, MASK, MASK], [3, 4, 5, 6, 7], [5, 6, 7])
 
 
-def test_a_window_of_one_is_none_where_a_pace_may_choose_it() -> None:
-    """Token by token, as the last row says it, once no hole is left; and back to a window."""
+def test_length_one_uses_no_mask() -> None:
+    """Token by token from the last row, once no hole is left; then a window again."""
     method = WeDLM(window=4, least=1)
     dial = method.dial(Target(mask_id=MASK), auto=True)
     assert dial is not None and [dial.passes(value, 1)[0][1] for value in (1, 2, 4)] == [1, 3, 5]
@@ -141,14 +141,14 @@ def test_a_window_of_one_is_none_where_a_pace_may_choose_it() -> None:
     assert seq.tokens == [4, 5, 6, 7] and not seq.canvas
 
 
-def test_a_window_of_one_shows_a_mask_without_a_pace() -> None:
-    """As the paper has it."""
+def test_window_of_one_has_a_mask_without_a_controller() -> None:
+    """As in the paper."""
     for least in (None, 1):
         assert shape(next(WeDLM(window=1, least=least).decode(sequence())))[1] == [1, 2, MASK]
 
 
-def test_slots_behind_the_limit_open_unless_clipped() -> None:
-    """They are part of what a model was trained to see; memory is reserved for them."""
+def test_slots_after_the_limit_open_unless_clipped() -> None:
+    """The model was trained with them; memory is reserved for them."""
     for clip, masks in ((False, 4), (True, 3)):
         method = WeDLM(window=4, clip=clip)
         forward = next(method.decode(sequence(max_tokens=3)))
@@ -158,14 +158,14 @@ def test_slots_behind_the_limit_open_unless_clipped() -> None:
 
 
 def test_end_of_sequence_ends_it_where_the_prefix_reaches_it() -> None:
-    """What was filled behind it is dropped."""
+    """Filled tokens after it are dropped."""
     seq = sequence(eos=frozenset([7]))
     script(WeDLM(window=3), seq, [said(4, 7, 5)])
     assert (seq.tokens, seq.finish_reason) == ([4], "stop")
 
 
-def test_verified_tokens_are_those_that_follow_token_by_token() -> None:
-    """Tokens' rows are read too: they check the leading run and say one token more."""
+def test_verified_tokens_are_the_autoregressive_ones() -> None:
+    """Tokens' rows are read too: they verify the prefix and predict one more token."""
     seq = sequence()
     decoding = WeDLM(window=4, verify=True).decode(seq)
     forward = next(decoding)
@@ -173,7 +173,7 @@ def test_verified_tokens_are_those_that_follow_token_by_token() -> None:
     assert forward.predicted_rows(shift=1) == [1, 3, 4, 5]
 
     forward = decoding.send(said(3, 5, 6, 7, entropy=[TORN, SURE, TORN, SURE]))
-    assert seq.tokens == [3]  # of the prompt's last row; slot 3 and 5 hold guesses
+    assert seq.tokens == [3]  # from the prompt's last row; slots 3 and 5 hold guesses
     known, masks = ([3, 5, 7], [2, 3, 5]), ([MASK] * 3, [4, 6, 7])
     start, ids, positions, wanted = shape(forward)
     assert (start, ids, positions) == (2, known[0] + masks[0], known[1] + masks[1])
@@ -186,8 +186,7 @@ def test_verified_tokens_are_those_that_follow_token_by_token() -> None:
     assert list(forward.predict[:5]) == [5, 6, 7, 8, 9]
 
 
-def test_a_wrong_guess_is_replaced_and_the_rest_forgotten() -> None:
-    """What was said in its light is worth nothing."""
+def test_wrong_guess_is_replaced_and_the_rest_dropped() -> None:
     seq = sequence()
     decoding = WeDLM(window=3, verify=True).decode(seq)
     next(decoding)
@@ -209,15 +208,15 @@ def test_a_wrong_guess_is_replaced_and_the_rest_forgotten() -> None:
     ],
     ids=str,
 )
-def test_options_that_mean_nothing_are_refused(options: dict, param: str) -> None:
-    """With the value."""
+def test_invalid_options_are_refused(options: dict, param: str) -> None:
+    """The message has the value."""
     with refuses(param):
         WeDLM(**options)
 
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """A model with a mask and one without."""
+    """Return an engine with a model with a mask and one without."""
     models = ("masked", masked_model(seed=1)), ("plain", causal_model(seed=1))
     return engine_of(*models, slots=8192)
 
@@ -225,13 +224,13 @@ def engine() -> Engine:
 def test_a_model_without_a_mask_is_refused(engine: Engine) -> None:
     """Before anything runs."""
     with pytest.raises(
-        ValueError, match="plain is a causal model that has no mask token: name one"
+        ValueError, match="plain is a causal model that has no mask token: set mask_id"
     ):
         enter(engine, WeDLM(), [1], runners={"target": runner(engine, "plain")}, max_tokens=2)
 
 
 def test_a_window_that_does_not_fit_is_refused(engine: Engine) -> None:
-    """Slots behind the answer count, where they are opened."""
+    """Slots after the answer count, where they are opened."""
     runners = {"target": runner(engine, "masked")}
     wanted = r"need 202 slots with WeDLM\(window=200.*, but masked has 160"
     with pytest.raises(ValueError, match=wanted):
@@ -242,7 +241,7 @@ def test_a_window_that_does_not_fit_is_refused(engine: Engine) -> None:
 
 
 def test_requests_that_exceed_the_memory_wait() -> None:
-    """Windows are reserved with the rest, so nothing runs short on the way."""
+    """Windows are reserved too, so memory never runs short later."""
     engine = engine_of(("masked", masked_model(seed=1)), slots=64)
     runners = {"target": runner(engine, "masked")}
     jobs = [
@@ -263,7 +262,7 @@ def test_requests_that_exceed_the_memory_wait() -> None:
 def test_verified_samples_are_the_autoregressive_ones_of_the_same_seed(
     engine: Engine, options: dict
 ) -> None:
-    """At any temperature, since noise belongs to a seed and a slot; guesses share it."""
+    """At any temperature, since noise depends on seed and slot; guesses share it."""
     runners = {"target": runner(engine, "masked")}
     kept = set()
     for seed in range(20):
@@ -279,7 +278,7 @@ def test_verified_samples_are_the_autoregressive_ones_of_the_same_seed(
 
 
 def test_settings_above_fill_out_of_order_and_in_long_runs(engine: Engine) -> None:
-    """Otherwise the comparisons with naive loops would say little."""
+    """Otherwise the comparisons with naive loops would show little."""
     runners = {"target": runner(engine, "masked")}
     job = enter(engine, WeDLM(entropy=1.5), [3, 1, 4], runners=runners, max_tokens=80)
     finish(engine)

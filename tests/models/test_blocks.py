@@ -279,7 +279,7 @@ def test_a_length_of_blocks_that_nobody_says_is_asked_for(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps(published))
     llm = LLM(tmp_path, cache_gib=0.01)
     for method in ("block_diffusion", "d2f"):
-        with pytest.raises(ValueError, match="does not say how long its blocks are"):
+        with pytest.raises(ValueError, match="has no block_size"):
             llm.generate([IDS[:5]], method=method, max_tokens=4)
     (output,) = llm.generate([IDS[:5]], method=BlockDiffusion(block=4), max_tokens=4)
     assert len(output.ids) <= 4

@@ -1,4 +1,4 @@
-"""Tokens that cycles of each draft length are expected to commit."""
+"""Expected tokens of cycles by draft length."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from outpace.pacing.acceptance import MEMORY, PRIOR, Acceptance
 
 
 def test_without_a_cycle_the_prior_counts() -> None:
-    """One token for sure, each draft with the prior's rate."""
+    """One certain token, and each draft with the prior's rate."""
     acceptance = Acceptance(nested=True)
     assert acceptance.tokens(1) == 1
     assert acceptance.tokens(4) == pytest.approx(1 + PRIOR + PRIOR**2 + PRIOR**3)
 
 
-def test_rates_are_those_of_each_place() -> None:
+def test_rates_are_per_position() -> None:
     """First drafts are always accepted, second ones in every other cycle, third ones never."""
     acceptance = Acceptance(nested=True)
     for _ in range(200):
@@ -25,7 +25,7 @@ def test_rates_are_those_of_each_place() -> None:
 
 
 def test_a_change_is_followed() -> None:
-    """Within a few times the memory; at once after a renewal."""
+    """Within a few times the averaged cycles; immediately after a reset."""
     slow, quick = Acceptance(nested=True), Acceptance(nested=True)
     for each in (slow, quick):
         for _ in range(300):
@@ -41,7 +41,7 @@ def test_a_change_is_followed() -> None:
 
 
 def test_windows_that_were_never_tried_are_judged_by_longer_ones() -> None:
-    """Even where a shorter one is nearer, which shows nothing of more tokens than it has."""
+    """Even if a shorter one is nearer, which has no data on further tokens."""
     acceptance = Acceptance(nested=False)
     for _ in range(64):
         acceptance.add(16, 10)
@@ -53,7 +53,7 @@ def test_windows_that_were_never_tried_are_judged_by_longer_ones() -> None:
 
 
 def test_cycles_may_commit_nothing() -> None:
-    """As of a window whose first hole stays open."""
+    """As in a window whose first hole stays open."""
     acceptance = Acceptance(nested=False)
     for _ in range(100):
         acceptance.add(4, 0)

@@ -1,4 +1,4 @@
-"""Draft lengths on simulated machines and drafts, whose best length is known."""
+"""Draft lengths on simulated machines and drafts with a known best length."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST = 16
 class Machine:
     """Seconds of a pass by its rows, the acceptance rate of a draft, and the share of slow passes.
 
-    A draft comes in one pass, or with `once=False` token by token.
+    A draft takes one pass, or with `once=False` one pass per token.
     """
 
     target: Callable[[float], float] = lambda rows: 10 + 0.5 * (rows > 1) * (rows + 8)
@@ -38,7 +38,7 @@ class Machine:
     spikes: float = 0.0
 
     def pace(self, most: int = MOST) -> PaceController:
-        """A controller of drafts on this machine."""
+        """Return a controller of drafts on this machine."""
         return PaceController(
             Dial(
                 values=range(1, most + 1),
@@ -47,19 +47,19 @@ class Machine:
         )
 
     def drafts(self, value: int) -> int:
-        """Passes of the draft in a cycle."""
+        """Return the draft's passes in a cycle."""
         return min(value - 1, 1) if self.once else value - 1
 
     def seconds(self, value: int) -> float:
-        """Seconds of a cycle."""
+        """Return the seconds of a cycle."""
         return self.target(value) + self.drafts(value) * self.draft
 
     def speed(self, value: int) -> float:
-        """Expected tokens per second at a fixed draft length."""
+        """Return the expected tokens per second at a fixed draft length."""
         return sum(self.chance**n for n in range(value)) / self.seconds(value)
 
     def run(self, pace: PaceController, cycles: int, *, requests: int = 1) -> list[int]:
-        """Tokens proposed in each cycle, where all requests do the same."""
+        """Return the tokens proposed in each cycle, where all requests do the same."""
         rng, values = Random(0), []
         pace.run(requests)
         for _ in range(cycles):
@@ -74,7 +74,7 @@ class Machine:
         return values
 
     def share(self, values: list[int], best: int | None = None) -> float:
-        """Expected tokens per second of these cycles, over those of the best fixed length."""
+        """Return the speed of these cycles relative to the best fixed length."""
         tokens = sum(self.speed(value) * self.seconds(value) for value in values)
         speeds = [self.speed(value) for value in range(1, MOST + 1)]
         return tokens / sum(map(self.seconds, values)) / (self.speed(best) if best else max(speeds))
@@ -106,22 +106,22 @@ def test_speed_is_close_to_the_best_fixed_length(name: str) -> None:
 
 @pytest.mark.parametrize("chance", [0.0, 0.1, 0.3])
 def test_a_bad_draft_costs_at_most_three_percent(chance: float) -> None:
-    """Within the answers to six prompts of 160 tokens, the first cycles included."""
+    """Over the answers to six prompts of 160 tokens, the first cycles included."""
     machine = Machine(chance=chance, draft=33.0, once=False, target=lambda rows: 98 + 5 * rows)
     values = machine.run(machine.pace(9), 960)
     assert machine.share(values, best=1) > 0.97
 
 
 def test_the_first_cycles_measure_drafts_and_plain_decoding() -> None:
-    """The longest draft until its passes are warm, and then plain cycles."""
+    """The longest draft until its passes are warm, then plain cycles."""
     machine = Machine(chance=0.9)
     values = machine.run(machine.pace(), 40)
     assert values[:WARM] == [MOST] * WARM and set(values[WARM : WARM + TRIAL]) == {1}
     assert min(values[WARM + TRIAL :]) > 5
 
 
-def test_cheap_rows_and_good_drafts_give_long_drafts_and_dear_ones_none() -> None:
-    """The two ends, found within 20 cycles."""
+def test_draft_length_follows_cost_and_quality() -> None:
+    """Both extremes are found within 20 cycles."""
     cheap = Machine(chance=0.95, target=lambda rows: 10.0, draft=0.1)
     dear = Machine(chance=0.3, target=lambda rows: 10.0 * rows)
     assert set(cheap.run(cheap.pace(), 60)[20:]) == {MOST}
@@ -129,13 +129,13 @@ def test_cheap_rows_and_good_drafts_give_long_drafts_and_dear_ones_none() -> Non
 
 
 def starts(values: list[int], plain: bool) -> list[int]:
-    """Cycles at which plain decoding, or drafting, begins."""
+    """Return the cycles at which plain decoding, or drafting, begins."""
     return [at for at, (a, b) in enumerate(pairwise(values), 1) if (a == 1) != plain == (b == 1)]
 
 
 @pytest.mark.parametrize(("chance", "plain"), [(0.9, True), (0.0, False)])
 def test_trials_become_rare_and_never_end(chance: float, plain: bool) -> None:
-    """Of plain decoding where drafts pay, of drafts where they do not; the distance doubles."""
+    """Of plain decoding where drafts pay off, of drafts where they do not; intervals double."""
     machine = Machine(chance=chance)
     values = machine.run(machine.pace(), 8 * LONGEST)
     begins = [at for at in starts(values, plain) if at > 20]
@@ -156,7 +156,7 @@ def test_a_draft_that_becomes_good_is_found_and_one_that_becomes_bad_is_left() -
 
 
 def test_plain_passes_that_become_cheaper_are_noticed() -> None:
-    """A poor draft paid as long as a plain pass was as slow as a long one."""
+    """A poor draft pays off while a plain pass is as slow as a long one."""
     dear = Machine(chance=0.5, target=lambda rows: 40.0)
     cheap = Machine(chance=0.5, target=lambda rows: 10.0 if rows == 1 else 40.0)
     pace = dear.pace()
@@ -165,7 +165,7 @@ def test_plain_passes_that_become_cheaper_are_noticed() -> None:
 
 
 def test_plain_passes_count_once_they_are_warm() -> None:
-    """The first ones after drafts are slower than those that follow."""
+    """The first ones after drafts are slower than later ones."""
     machine = Machine(chance=0.9)
     pace = machine.pace()
     values = machine.run(pace, 30)
@@ -179,11 +179,11 @@ def test_plain_passes_count_once_they_are_warm() -> None:
 
 
 def test_a_plain_trial_that_is_interrupted_goes_on_until_enough_ran_in_a_row() -> None:
-    """A prompt makes the passes after it slow as well; where prompts never end, the trial does."""
+    """A prefill slows the passes after it; if prefills never end, the trial does."""
     machine = Machine(chance=0.9)
     for interruptions in (1, PATIENCE):
         pace = machine.pace()
-        machine.run(pace, WARM + 1)  # the last one is the first plain one
+        machine.run(pace, WARM + 1)  # the last of them is the first plain one
         for _ in range(interruptions):
             values = machine.run(pace, 4)
             pace.passed("target", 100, 100.0)
@@ -191,8 +191,8 @@ def test_a_plain_trial_that_is_interrupted_goes_on_until_enough_ran_in_a_row() -
         assert max(values) > 1 and (interruptions > 1 or values[:TRIAL] == [1] * TRIAL)
 
 
-def test_a_choice_does_not_flap_where_both_are_about_as_good() -> None:
-    """Drafts that save a thirtieth: plain decoding stays, and so do drafts, but for trials."""
+def test_choice_is_stable_between_equals() -> None:
+    """Drafts that save a thirtieth change nothing except in trials."""
     good, fair, poor = (
         Machine(chance=1.0, target=lambda rows, two=two: 10.0 if rows == 1 else two)
         for two in (10.0, 17.3, 40.0)
@@ -205,7 +205,7 @@ def test_a_choice_does_not_flap_where_both_are_about_as_good() -> None:
     assert fair.run(plain, 1000)[100:].count(2) <= 4 * TRIAL
 
 
-def test_noise_does_not_make_it_flap() -> None:
+def test_choice_is_stable_under_noise() -> None:
     """One slow pass in twenty, ten times slower."""
     machine = Machine(chance=0.9, spikes=0.05)
     assert len(starts(machine.run(machine.pace(), 2000), plain=True)) <= 6
@@ -213,7 +213,7 @@ def test_noise_does_not_make_it_flap() -> None:
     assert len(starts(machine.run(machine.pace(), 2000), plain=False)) <= 6
 
 
-def test_what_pays_depends_on_the_load_and_comes_back_when_it_falls() -> None:
+def test_choice_depends_on_the_load() -> None:
     """Sixteen requests fill the machine, one does not."""
     alone = Machine(chance=0.9)
     many = Machine(chance=0.9, target=lambda rows: 16 * rows, draft=20.0)
@@ -223,8 +223,8 @@ def test_what_pays_depends_on_the_load_and_comes_back_when_it_falls() -> None:
     assert sum(value < 5 for value in alone.run(pace, 50)) <= TRIAL
 
 
-def test_a_load_that_was_never_met_is_tried_out_at_once() -> None:
-    """Though drafts did not pay under the last one, where they are rarely tried."""
+def test_new_load_is_tried_immediately() -> None:
+    """Even if drafts did not pay off under the last one."""
     alone = Machine(chance=0.9)
     many = Machine(chance=0.9, target=lambda rows: 16 * rows, draft=20.0)
     pace = alone.pace()
@@ -233,8 +233,8 @@ def test_a_load_that_was_never_met_is_tried_out_at_once() -> None:
     assert set(pace.loads) == {0, 6}
 
 
-def test_numbers_of_requests_that_are_alike_share_what_is_known() -> None:
-    """By a factor of the square root of two above or below a power of two."""
+def test_similar_request_counts_share_a_state() -> None:
+    """Within a factor of the square root of two of a power of two."""
     machine = Machine()
     pace = machine.pace()
     for requests in (1, 2, 3, 5, 6, 46, 64, 90):
@@ -242,8 +242,8 @@ def test_numbers_of_requests_that_are_alike_share_what_is_known() -> None:
     assert set(pace.loads) == {0, 1, 2, 3, 6}
 
 
-def test_a_load_begins_with_what_passes_took_at_the_next_one() -> None:
-    """Its own count from then on, and those of the other stay as they were."""
+def test_new_load_starts_from_the_nearest() -> None:
+    """Afterwards it has separate measurements."""
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
     pace = machine.pace()
     machine.run(pace, 50, requests=4)
@@ -261,7 +261,7 @@ def test_a_load_begins_with_what_passes_took_at_the_next_one() -> None:
 
 
 def windows(tokens: dict[int, int], cycles: int) -> list[int]:
-    """Windows chosen where each commits this many tokens, and one row more takes a bit more."""
+    """Return the windows chosen where each commits this many tokens, with slightly dearer rows."""
     pace, values = PaceController(Dial(values=list(tokens), passes=one_pass, nested=False)), []
     for _ in range(cycles):
         values.append(value := pace.value())
@@ -271,11 +271,11 @@ def windows(tokens: dict[int, int], cycles: int) -> list[int]:
 
 
 def one_pass(value: int, _: float) -> list[tuple[str, float, int]]:
-    """A cycle of one pass of the target."""
+    """Return a cycle of one pass of the target."""
     return [("target", value, 1)]
 
 
-def test_windows_are_judged_by_what_they_brought_themselves() -> None:
+def test_windows_are_judged_by_their_own_tokens() -> None:
     """A small window may commit less, or more, than the beginning of a large one."""
     assert windows({1: 1, 5: 2, 9: 9}, 300).count(9) > 260
     values = windows({1: 1, 4: 4, 8: 8, 16: 9}, 500)
@@ -285,14 +285,14 @@ def test_windows_are_judged_by_what_they_brought_themselves() -> None:
 
 
 def test_a_window_that_promises_far_less_is_never_tried() -> None:
-    """Nor is another draft length, since each tells of those that are shorter."""
+    """Nor another nested draft length, which a longer one measures too."""
     assert not {2, 4} & set(windows({1: 1, 2: 2, 4: 4, 16: 16}, 500))
     machine = Machine(chance=1.0, target=lambda rows: 10.0)
     assert set(machine.run(machine.pace(), 500)) == {1, MOST}
 
 
-def test_long_prompts_say_little_of_short_passes() -> None:
-    """They count among passes of their own length."""
+def test_long_prefills_do_not_affect_short_passes() -> None:
+    """They count among passes of similar length."""
     plain, read = Machine().pace(), Machine().pace()
     for pace in (plain, read):
         Machine().run(pace, 50)
@@ -304,7 +304,7 @@ def test_long_prompts_say_little_of_short_passes() -> None:
 
 
 def test_one_request_tries_for_all() -> None:
-    """Where plain decoding is best, of eight requests one drafts now and then."""
+    """Where plain decoding is best, one of eight requests drafts from time to time."""
     machine, pace = Machine(chance=0.0), Machine(chance=0.0).pace()
     machine.run(pace, 20, requests=8)
     askers, tries = [object() for _ in range(8)], []
@@ -327,7 +327,7 @@ def test_a_trial_goes_on_with_the_next_request_where_one_runs_at_a_time() -> Non
     assert pace.value(object()) > 1
 
 
-def test_a_draft_that_lies_behind_has_to_pay_for_what_it_reads() -> None:
+def test_backlog_must_pay_off() -> None:
     """A request that is about to end, or begins with a long prompt, decodes plainly."""
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
     pace = machine.pace()
@@ -337,8 +337,8 @@ def test_a_draft_that_lies_behind_has_to_pay_for_what_it_reads() -> None:
     assert pace.value(None, 10, 100, 5) == MOST and pace.value(None, 10, 100, 10**6) == 1
 
 
-def test_what_a_draft_reads_is_not_priced_by_its_first_pass() -> None:
-    """That may take a hundred times as long, and nothing would be read, nor measured, again."""
+def test_backlog_cost_ignores_the_first_pass() -> None:
+    """It may take a hundred times as long, which would prevent any later measurement."""
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
     pace = machine.pace()
     pace.passed("target", 150, 30.0)
@@ -347,8 +347,8 @@ def test_what_a_draft_reads_is_not_priced_by_its_first_pass() -> None:
     assert pace.value(None, 150, 160) == MOST
 
 
-def test_it_settles_on_no_drafts_until_a_trial_is_due() -> None:
-    """Once a trial confirmed that they do not pay; another load is another question."""
+def test_drafting_pauses_until_a_trial_is_due() -> None:
+    """Once a trial confirmed that drafts do not pay off; another load resets this."""
     machine, good = Machine(chance=0.0), Machine(chance=0.95, target=lambda rows: 10.0)
     pace, other = machine.pace(), good.pace()
     settled = []
@@ -367,9 +367,9 @@ def test_it_settles_on_no_drafts_until_a_trial_is_due() -> None:
 
 
 def test_all_propose_or_none_does() -> None:
-    """A pass waits for the slowest, so the sum of all backlogs is set against all tokens left."""
+    """A pass waits for the slowest, so all backlogs are compared with all remaining tokens."""
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
-    short, long = (0, 60, 0), (5000, 60, 0)  # unread slots, tokens left, lost slots
+    short, long = (0, 60, 0), (5000, 60, 0)  # unread slots, remaining tokens, lost slots
 
     def decided(*backlogs: tuple[int, int, int]) -> list[int]:
         pace = machine.pace()
@@ -386,8 +386,8 @@ def test_all_propose_or_none_does() -> None:
     assert set(decided(short, *[long] * 7)) == {1}
 
 
-def test_one_who_owes_far_more_than_all_others_lets_them_propose_alone() -> None:
-    """It waits for them in any case, but what it would have to read is too much."""
+def test_request_with_large_backlog_decodes_plainly() -> None:
+    """It waits for the others in any case, but its backlog costs too much."""
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
     pace = machine.pace()
     machine.run(pace, 50, requests=8)
@@ -398,7 +398,7 @@ def test_one_who_owes_far_more_than_all_others_lets_them_propose_alone() -> None
 
 
 def test_who_proposes_nothing_need_not_ask_again_until_a_trial_is_due() -> None:
-    """Or until another load; a new request asks."""
+    """Or until another load; a new request gets a length."""
 
     class Asked(PaceController):
         times = 0
@@ -432,13 +432,13 @@ def test_who_proposes_nothing_need_not_ask_again_until_a_trial_is_due() -> None:
 
 
 def test_a_single_value_stays() -> None:
-    """Whatever passes take."""
+    """For any seconds of passes."""
     machine = Machine()
     assert set(machine.run(machine.pace(1), 100)) == {1}
 
 
-def test_bounds_are_kept() -> None:
-    """No other number is ever chosen, however good it were."""
+def test_bounds_are_respected() -> None:
+    """No other number is ever chosen."""
     for least, most in ((3, 7), (1, 2), (5, 5), (4, 60)):
         machine = Machine(chance=0.99)
         values = halved(least, most)
@@ -449,7 +449,7 @@ def test_bounds_are_kept() -> None:
 
 @pytest.mark.parametrize(("tokens", "kept"), [([4, 5, 9], 3), ([4, 5, 6, 7, 8], 4)])
 def test_the_last_cycle_counts_too(tokens: list[int], kept: int) -> None:
-    """One that ends a request reports what it brought: end-of-sequence was accepted, no more."""
+    """A request that ends reports its last cycle, end-of-sequence included."""
     reports: list[tuple[int, int]] = []
 
     class Recorded(PaceController):
@@ -466,8 +466,8 @@ def test_the_last_cycle_counts_too(tokens: list[int], kept: int) -> None:
     assert reports == [(8, 1), (8, kept)]
 
 
-def test_halved_numbers_rise() -> None:
-    """From the least to the most, the second at least twice as large or the next."""
+def test_halving_values_rise() -> None:
+    """From the least to the most, each at most twice the one before or the next."""
     assert halved(4, 16) == [4, 8, 16] and halved(1, 16) == [1, 2, 4, 8, 16]
     assert halved(3, 16) == [3, 4, 8, 16] and halved(7, 7) == [7] and halved(6, 7) == [6, 7]
     assert halved(16, 10**400) == [16, 32, 64] and halved(100, 10**400) == [100]

@@ -8,7 +8,7 @@ from outpace.pacing.cost import CLIP, Cost
 
 
 def cost_of(*passes: tuple[int, float]) -> Cost:
-    """What is known after these passes, the first of each length a slow one."""
+    """Return the cost after these passes, the first of each length a slow one."""
     cost, seen = Cost(), set[int]()
     for rows, seconds in passes:
         if rows not in seen:
@@ -24,8 +24,8 @@ def add_twice(cost: Cost, rows: int, seconds: float) -> None:
     cost.add(rows, seconds)
 
 
-def test_cost_lies_between_those_of_passes_that_were_seen() -> None:
-    """Below them in proportion, above them flat: the best that is possible."""
+def test_cost_is_interpolated() -> None:
+    """Proportional below the measured lengths, constant above them: the best case."""
     cost = cost_of((2, 5.0), (4, 7.0), (16, 19.0))
     assert [cost.at(rows) for rows in (1, 2, 3, 10, 16, 64)] == pytest.approx(
         [2.5, 5, 6, 13, 19, 19]
@@ -40,8 +40,8 @@ def test_more_rows_never_take_less() -> None:
     assert [cost.at(rows) for rows in (2, 3, 4, 8)] == pytest.approx([6, 6, 6, 9])
 
 
-def test_what_is_slow_for_once_counts_little() -> None:
-    """Of the first passes of a length the quickest counts, later ones half more at most."""
+def test_outliers_count_little() -> None:
+    """The fastest of the first passes counts, later ones at most one and a half times the mean."""
     assert cost_of((8, 90.0), (8, 10.0), (8, 90.0)).at(8) == 10
     assert cost_of(*[(8, 10.0)] * 9, (8, 1e9)).at(8) == pytest.approx(10 * (10 + CLIP) / 11)
     assert cost_of((4, 7.0)).cold is cost_of((4, 7.0)).elsewhere().cold is False
@@ -59,8 +59,8 @@ def test_costs_that_change_are_followed() -> None:
     assert cost.at(8) == pytest.approx(15, rel=0.02)
 
 
-def test_what_is_known_elsewhere_is_moved_by_what_was_seen_here() -> None:
-    """Host time for each request is more, or less, whatever the rows; what was seen here stands."""
+def test_priors_are_shifted_by_measurements() -> None:
+    """Host time per request is added for any rows; measurements are unchanged."""
     there = cost_of((2, 5.0), (4, 7.0), (16, 19.0))
     here = there.elsewhere()
     assert [here.at(rows) for rows in (2, 4, 16)] == pytest.approx([5, 7, 19])
@@ -76,4 +76,6 @@ def test_what_is_known_elsewhere_is_moved_by_what_was_seen_here() -> None:
     add_twice(quick, 16, 1.0)
     assert quick.at(2) == 0
     add_twice(quick, 2, 0.5)
-    assert [quick.at(rows) for rows in (2, 4)] == pytest.approx([0.5, 0.5])  # no less than here
+    assert [quick.at(rows) for rows in (2, 4)] == pytest.approx(
+        [0.5, 0.5]
+    )  # no less than measured here

@@ -588,7 +588,9 @@ def test_an_example_has_holes(visit):
 def test_options_say_what_they_mean(visit):
     page = visit(D2F_LINK)
     title = page.locator("[name=confidence]").get_attribute("title")
-    assert title == "tokens of a higher probability are taken; 1: one token per forward; 0 to 1000"
+    assert (
+        title == "tokens of a higher probability are accepted; 1: one token per forward; 0 to 1000"
+    )
     for control in page.locator(".options input, .options select").all():
         assert len(control.get_attribute("title")) > 10
     expect(page.locator(".answer")).to_be_empty()

@@ -1,4 +1,4 @@
-"""What methods are made of: forwards, requests, canvases, reads, orders, acceptance."""
+"""Building blocks of methods: forwards, requests, canvases, reads, hole orders, acceptance."""
 
 from outpace.decoding.accept import Verify, agreement, draft_read, verify_read
 from outpace.decoding.canvas import Canvas

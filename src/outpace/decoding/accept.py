@@ -1,4 +1,4 @@
-"""How many drafted tokens are kept, such that the output follows the target alone."""
+"""Verification of drafts: how many drafted tokens the target accepts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from outpace.decoding.sampling import Noisy, Read, Reader, Readout, Sample, choo
 from outpace.kernels.fused import Drafts, runs_triton, to_device, verify_rows
 
 Verify = Literal["match", "rejection", "fly"]
-"""Keep a draft where the target, sampled with its own noise, says it; by rejection; or loosely."""
+"""Accept a draft if it equals the target's own sample; by rejection sampling; or loosely (FLy)."""
 
 DRAFT, COIN = 1, 2
-"""Steps whose noise rejection sampling uses, besides that of the target, which is 0."""
+"""Noise steps of rejection sampling; the target's own is 0."""
 
 
 def agreement(drafted: Sequence[int], tokens: Sequence[int]) -> int:
-    """Length of the leading run in which two token lists agree."""
+    """Return the length of the leading run in which two token lists agree."""
     for index, (draft, token) in enumerate(zip(drafted, tokens, strict=False)):
         if draft != token:
             return index
@@ -34,7 +34,7 @@ def agreement(drafted: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 def draft_read(request: Request, verify: Verify, match: Sample) -> Sample:
-    """How a draft chooses tokens: by `match`, or as rejection sampling must know it."""
+    """Return how a draft chooses tokens: by `match`, or with kept logits for rejection."""
     return request.sample(DRAFT, keep=True) if verify == "rejection" else match
 
 
@@ -46,11 +46,16 @@ def verify_read(
     *,
     fly: tuple[int, float],
 ) -> Read:
-    """How the target reads drafted tokens, and the one behind them.
+    """Return how the target reads drafted tokens and the token after them.
 
-    The drafts that agree with its tokens are kept, and its next token behind them. `guesses` are
-    the logits that the drafts were drawn from, as far as these were kept; `fly` is the window and
-    the entropy of loose verification.
+    The leading drafts that equal the tokens read are accepted, and the next token read is added.
+
+    Args:
+        request: the request.
+        verify: rule of acceptance.
+        drafted: drafted tokens.
+        guesses: logits that the drafts were drawn from, where they were kept.
+        fly: window and entropy of loose verification.
     """
     plain = request.sample()
     if verify == "match" or not drafted:
@@ -74,9 +79,10 @@ def verify_read(
 class Rejection(Sample):
     """Speculative sampling (Leviathan et al., 2023, algorithm 1; Chen et al., 2023).
 
-    A draft x is kept with probability min(1, p(x) / q(x)), where p is the target's law and q that
-    of the draft, both under the request's sampling; otherwise the token comes from max(0, p - q).
-    `guess [k, V]` are the raw logits of the k `drafted` tokens. One more slot is read, from p.
+    A draft x is accepted with probability min(1, p(x) / q(x)), where p and q are the distributions
+    of the target and of the draft under the request's sampling options. Otherwise the token is
+    drawn from max(0, p - q). `guess [k, V]` are the raw logits of the k `drafted` tokens. One more
+    slot is read, from p.
     """
 
     drafted: tuple[int, ...]
@@ -86,7 +92,7 @@ class Rejection(Sample):
     def group(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Reader:
-        """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
+        """Return a reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         choose = chooser([r.sampling for r in reads], [0] * len(reads), slots, device)
         if not isinstance(choose, Noisy):
             return super().group(reads, slots, device)
@@ -99,32 +105,32 @@ class Rejection(Sample):
 
         def read(logits: Tensor, rows: slice) -> Readout:
             vocab = max(logits.shape[-1], guess.shape[-1])
-            mine = drafted[rows, None]
-            known = mine >= 0
+            own_drafts = drafted[rows, None]
+            has_draft = own_drafts >= 0
             p = F.pad(choose.law(logits, rows), (0, vocab - logits.shape[-1]))
-            q = F.pad(choose.law(guess[rows], rows), (0, vocab - guess.shape[-1])) * known
-            at = mine.clamp(min=0)
-            kept = known & (coins[rows] * q.gather(-1, at) < p.gather(-1, at))
+            q = F.pad(choose.law(guess[rows], rows), (0, vocab - guess.shape[-1])) * has_draft
+            columns = own_drafts.clamp(min=0)
+            accepted = has_draft & (coins[rows] * q.gather(-1, columns) < p.gather(-1, columns))
             rest = (p - q).clamp(min=0)
-            # Rounding may leave nothing where both laws are the same.
-            left = rest.sum(-1, keepdim=True)
-            other = choose.draw(torch.where(left > 0, rest, p), rows)
-            tokens = torch.where(kept.squeeze(-1), drafted[rows], other)
-            # Where a logit is no number, neither is a law; that logit is the largest.
-            tokens = torch.where(left.squeeze(-1).isnan(), likeliest(logits), tokens)
+            # Rounding may leave nothing where both distributions are the same.
+            total = rest.sum(-1, keepdim=True)
+            other = choose.draw(torch.where(total > 0, rest, p), rows)
+            tokens = torch.where(accepted.squeeze(-1), drafted[rows], other)
+            # Where a logit is NaN, so is a distribution; arg-max takes NaN as the largest.
+            tokens = torch.where(total.squeeze(-1).isnan(), likeliest(logits), tokens)
             return Readout(tokens, judge(logits, tokens, rows))
 
         return read
 
     @classmethod
     def verified(cls, reads: Sequence[Self], noisy: Noisy, drafts: Drafts) -> Reader:
-        """The same reader in one launch, on logits of any dtype."""
+        """Return the same reader as one kernel launch, on logits of any dtype."""
         wanted = {score for read in reads for score in read.scores}
         guess = torch.cat([read.guess for read in reads]) if len(reads) > 1 else reads[0].guess
 
         def read(logits: Tensor, rows: slice) -> Readout:
-            mine, settings = Drafts(*(each[rows] for each in drafts)), noisy.cut.of_rows(rows)
-            tokens, scores = verify_rows(logits, guess, mine, settings, noisy.keys[rows])
+            own_drafts, settings = Drafts(*(each[rows] for each in drafts)), noisy.cut.of_rows(rows)
+            tokens, scores = verify_rows(logits, guess, own_drafts, settings, noisy.keys[rows])
             return Readout(tokens, {score: scores[score] for score in wanted})
 
         return read
@@ -133,9 +139,9 @@ class Rejection(Sample):
 def drafts_of(
     reads: Sequence[Rejection], slots: Sequence[Sequence[int]], device: torch.device
 ) -> Drafts:
-    """The drafts of all rows of `reads`; the last row of each has none."""
+    """Return the drafts of all rows of `reads`; the last row of each has none."""
     tokens = [token for read in reads for token in (*read.drafted, -1)]
-    places = np.cumsum([token >= 0 for token in tokens]) - 1
+    indices = np.cumsum([token >= 0 for token in tokens]) - 1
     keys = noise_of([read.sampling for read in reads], [COIN] * len(reads), slots)
-    table = np.stack((np.array(tokens, dtype=np.int64), places, keys.numpy()))
+    table = np.stack((np.array(tokens, dtype=np.int64), indices, keys.numpy()))
     return Drafts(*to_device(table, device))

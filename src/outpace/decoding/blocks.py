@@ -1,4 +1,4 @@
-"""Blocks in a pipeline, as D2F fills them (Wang et al., 2025, section 3.3)."""
+"""Pipelined blocks of D2F (Wang et al., 2025, section 3.3): defaults and the choice of holes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ SIZE = 16
 """Tokens of a block."""
 
 ADD, ACTIVATE = 0.1, 0.95
-"""Shares of a block that are filled when the next one is appended, and when that must go on."""
+"""Filled share of a block at which the next one is appended, and is fully activated."""
 
 CONFIDENCE = 0.9
-"""A token of more than this is taken."""
+"""Tokens of a higher probability are accepted."""
 
 
 def taken(confidence: FloatArray, ranks: FloatArray, threshold: float, *, forced: bool) -> IntArray:
-    """Holes of a block that a forward fills: the sure ones or, where it must go on, the best."""
+    """Return the holes of a block above the threshold, or the best one if `is_active`."""
     chosen = above(confidence, threshold)
     return chosen if len(chosen) or not forced else best(ranks)

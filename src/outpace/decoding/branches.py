@@ -1,4 +1,4 @@
-"""A tree of drafts while it grows (EAGLE-2, Li et al., 2024, section 4), and what is kept of it."""
+"""Draft tree of EAGLE-2 (Li et al., 2024, section 4) while it grows, and its accepted path."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ class Branches:
     """Drafted nodes, level by level in the order in which they were found.
 
     Attributes:
-        width: nodes that are extended per level, and tokens by which each of them is.
-        tokens: of each node.
-        parents: the node that each hangs on; -1 is the last token of the text.
-        scores: `f32`, log-probability of each node and those above it.
+        width: nodes that are extended per level, and children of each of them.
+        tokens: token of each node.
+        parents: parent of each node; -1 is the last token of the text.
+        scores: `f32`, summed log-probability from the root to each node.
         depth: number of levels.
-        beam: the nodes that the next level extends.
-        above: of the nodes that were extended, the slots behind the text of their ancestors and
-            themselves, as bits.
-        guesses: logits of each level of a chain, which its token was drawn from.
+        beam: nodes that the next level extends.
+        node_masks: for extended nodes, bits of the draft slots of their ancestors and themselves.
+        draft_logits: logits of each level of a chain, which its token was drawn from.
     """
 
     width: int
@@ -37,11 +36,13 @@ class Branches:
     guesses: list[Tensor | None] = field(default_factory=list)
 
     def extend(self, tokens: Sequence[int], logits: Tensor | None) -> list[int]:
-        """Hang the next level on the beam by its rows of logits; the rows that go on from here.
+        """Add a level below the beam; return the rows of the new beam's parents.
 
-        A chain takes the `tokens` that were read, and needs no logits.
+        Args:
+            tokens: token of each beam node, used by a chain only.
+            logits: `[beam, vocab]` rows of the beam; a chain needs none.
         """
-        first, found = len(self.tokens), np.zeros((1, 1), dtype=np.float32)
+        first, level_scores = len(self.tokens), np.zeros((1, 1), dtype=np.float32)
         self.depth += 1
         if self.width == 1:
             children = np.array([tokens])
@@ -49,27 +50,27 @@ class Branches:
         else:
             assert logits is not None
             best = logits.log_softmax(-1).topk(min(self.width, logits.shape[-1]))
-            found, children = best.values.cpu().numpy(), best.indices.cpu().numpy()
+            level_scores, children = best.values.cpu().numpy(), best.indices.cpu().numpy()
         if first:
-            found = found + self.scores[self.beam][:, None]
+            level_scores = level_scores + self.scores[self.beam][:, None]
         self.tokens += children.ravel().tolist()
         self.parents += np.repeat(self.beam, children.shape[1]).tolist()
-        self.scores = np.append(self.scores, found.ravel())
-        ahead = likeliest(found.ravel(), self.width)
-        self.beam = (first + ahead).tolist()
-        rows: list[int] = (ahead // children.shape[1]).tolist()
+        self.scores = np.append(self.scores, level_scores.ravel())
+        chosen = likeliest(level_scores.ravel(), self.width)
+        self.beam = (first + chosen).tolist()
+        rows: list[int] = (chosen // children.shape[1]).tolist()
         return rows
 
     def bits(self) -> tuple[int, ...]:
-        """Slots behind the text that the beam's nodes see, as bits; they get the next ones."""
+        """Return the ancestor mask of each beam node, and assign the next slots to the beam."""
         begin = len(self.above) - 1
-        own = tuple(self.above[self.parents[node]] for node in self.beam)
-        for place, (node, seen) in enumerate(zip(self.beam, own, strict=True), begin):
-            self.above[node] = seen | 1 << place
-        return own
+        masks = tuple(self.above[self.parents[node]] for node in self.beam)
+        for slot, (node, seen) in enumerate(zip(self.beam, masks, strict=True), begin):
+            self.above[node] = seen | 1 << slot
+        return masks
 
     def path(self, node: int) -> list[int]:
-        """Tokens from the text to a node."""
+        """Return the tokens from the text to a node."""
         tokens: list[int] = []
         while node >= 0:
             tokens.append(self.tokens[node])
@@ -77,29 +78,32 @@ class Branches:
         return tokens[::-1]
 
     def best(self, count: int) -> list[int]:
-        """The likeliest nodes, each behind the one that it hangs on."""
+        """Return the most probable nodes, parents before children."""
         # Where a token is certain, a node is as likely as its parent, which was found before it.
         return sorted(likeliest(self.scores, count).tolist())
 
     def parents_among(self, nodes: Sequence[int]) -> list[int]:
-        """The row that each hangs on, of rows for the last token and then these nodes."""
+        """Return the parent row of each row: the last token, then these nodes."""
         rows = {node: row for row, node in enumerate((-1, *nodes))}
         return [-1, *(rows[self.parents[node]] for node in nodes)]
 
 
 def likeliest(scores: np.ndarray, count: int) -> np.ndarray:
-    """Places of the highest scores, the highest first, without those of banned tokens."""
-    places = np.argsort(-scores, kind="stable")[:count]
-    return places[scores[places] > NEVER / 2]
+    """Return the indices of the highest scores in falling order, banned tokens excluded."""
+    indices = np.argsort(-scores, kind="stable")[:count]
+    return indices[scores[indices] > NEVER / 2]
 
 
 def followed(parents: Sequence[int], tokens: Sequence[int], said: Sequence[int]) -> list[int]:
-    """Rows of a tree from its root on, as far as each is what the target `said` in the one above.
+    """Return the rows from the root on whose token the target predicts in the parent row.
 
-    `tokens` are those of all rows but the root.
+    Args:
+        parents: parent row of each row.
+        tokens: tokens of all rows but the root.
+        predicted: token that the target predicts in each row.
     """
-    hung = zip(parents[1:], tokens, strict=True)
-    children = {(parent, token): row for row, (parent, token) in enumerate(hung, 1)}
+    edges = zip(parents[1:], tokens, strict=True)
+    children = {(parent, token): row for row, (parent, token) in enumerate(edges, 1)}
     path, row = [0], children.get((0, said[0]))
     while row is not None:
         path.append(row)

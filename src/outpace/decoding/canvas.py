@@ -1,4 +1,4 @@
-"""Canvas: tokens with holes."""
+"""Canvas: the working text of methods that fill masks in any order."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from outpace.decoding.request import Request
 
 
 class Canvas:
-    """Tokens with holes among them, slot by slot from 0.
+    """Tokens and holes, slot by slot from 0.
 
     Attributes:
-        ids: what a model is fed: a token, or the mask where there is a hole.
+        ids: input of the model: a token, or the mask in a hole.
         holes: slots of the holes, in order. A mask token in a prompt is a token, not a hole.
-        given: tokens of slots that become no holes when they are appended.
+        fixed_tokens: tokens of slots that are not holes when they are appended.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Canvas:
 
     @classmethod
     def of(cls, request: Request) -> Canvas:
-        """What a request has so far, without holes; the request shows what becomes of it."""
+        """Start from a request's text, without holes; `request.canvas` shows the progress."""
         canvas = cls(request.ids, request.target.mask_id, request.given)
         request.canvas = canvas.ids
         return canvas
@@ -43,7 +43,7 @@ class Canvas:
         return self.holes[0] if self.holes else len(self.ids)
 
     def extend(self, count: int) -> None:
-        """Append slots: holes, but for tokens that are given."""
+        """Append slots: holes, except where tokens are fixed."""
         slots = range(len(self.ids), len(self.ids) + count)
         self.holes.extend(slot for slot in slots if slot not in self.given)
         self.ids.extend(self.given.get(slot, self.mask_id) for slot in slots)
@@ -52,9 +52,13 @@ class Canvas:
     def take(
         self, holes: Sequence[int], chosen: IntArray, out: Prediction, first: int = 0
     ) -> list[int]:
-        """Fill the chosen ones of some holes with what was predicted for them; their slots.
+        """Fill the chosen holes with their predictions; return their slots.
 
-        The prediction of hole i is entry `first + i` of `out`.
+        Args:
+            holes: slots of the predicted holes.
+            chosen: indices into `holes`.
+            out: predictions; hole i has entry `first + i`.
+            first: entry of the first hole in `out`.
         """
         slots, entries = [holes[index] for index in chosen], (first + chosen).tolist()
         self.fill(slots, [out.tokens[entry] for entry in entries])
@@ -64,12 +68,12 @@ class Canvas:
         return slots
 
     def fill(self, slots: Iterable[int], tokens: Sequence[int]) -> None:
-        """Put tokens into holes; raises `ValueError` for a slot that is none."""
+        """Put tokens into holes; raise `ValueError` for a slot that is not a hole."""
         for slot, token in zip(slots, tokens, strict=True):
-            place = bisect_left(self.holes, slot)
-            if place == len(self.holes) or self.holes[place] != slot:
-                raise ValueError(f"slot {slot} is no hole; the holes are {self.holes}")
-            del self.holes[place]
+            index = bisect_left(self.holes, slot)
+            if index == len(self.holes) or self.holes[index] != slot:
+                raise ValueError(f"slot {slot} is not a hole; the holes are {self.holes}")
+            del self.holes[index]
             self.ids[slot] = token
 
     def cut(self, end: int) -> None:
@@ -78,36 +82,37 @@ class Canvas:
         del self.holes[bisect_left(self.holes, end) :]
 
     def settle(self, request: Request, slots: Iterable[int]) -> bool:
-        """Commit what stands before the first hole; False once the request has ended.
+        """Commit the part before the first hole; return False once the request has ended.
 
-        `slots` are those filled last. Where one of them ended the answer, what lies behind it is
-        dropped: it can be part of no output. Where the canvas ends, given tokens are appended.
+        Where one of `slots`, which were filled last, holds an end-of-sequence, everything after it
+        is dropped, since it cannot be part of the output. Fixed tokens that follow are appended.
         """
         if ends := [slot for slot in slots if self.ids[slot] in request.eos]:
             self.cut(min(ends) + 1)
         alive = self.commit(request)
-        if given := request.ids[len(self) :]:
-            self.extend(len(given))
+        if following := request.ids[len(self) :]:
+            self.extend(len(following))
         return alive
 
     def commit(self, request: Request, end: int | None = None) -> bool:
-        """Commit the tokens below slot `end`, which is that of the first hole by default.
+        """Commit the tokens below slot `end`, by default that of the first hole.
 
-        False once the request has ended.
+        Returns:
+            False once the request has ended.
         """
         new = slice(len(request), self.filled if end is None else end)
         return request.commit(self.ids[new], self.logprobs[new] if request.logprobs else None)
 
     def known(self, begin: int) -> list[int]:
-        """Slots from `begin` on that are no holes."""
+        """Return the slots from `begin` on that are not holes."""
         holes = set(self.holes)
         return [slot for slot in range(begin, len(self.ids)) if slot not in holes]
 
     def within(self, begin: int, end: int) -> list[int]:
-        """Slots of the holes in `[begin, end)`."""
+        """Return the slots of the holes in `[begin, end)`."""
         return self.holes[bisect_left(self.holes, begin) : bisect_left(self.holes, end)]
 
 
 def blocks(begin: int, end: int, size: int) -> list[tuple[int, int]]:
-    """First slot of each block and the one behind its last; the last block may be shorter."""
+    """Return `(first, end)` of each block of `size` slots; the last block may be shorter."""
     return [(first, min(first + size, end)) for first in range(begin, end, size)]

@@ -1,4 +1,4 @@
-"""What is left of logits where only the most probable tokens may be drawn.
+"""Truncation of logits: temperature, top-k, top-p and min-p.
 
 Shapes: R rows, V vocabulary; settings are tensors `[R]`.
 """
@@ -19,57 +19,57 @@ from outpace.decoding.sampling_params import MOST, Sampling
 from outpace.kernels.fused import Settings, to_device
 
 FEW = 16
-"""Tokens among which a nucleus mostly lies."""
+"""Tokens that contain most nuclei."""
 
 
 def keep_top_k(logits: Tensor, top_k: Tensor, most: int) -> Tensor:
-    """Logits `[R, V]` with everything below the k-th largest at minus infinity; ties survive.
+    """Return logits `[R, V]` with everything below the k-th largest at minus infinity.
 
-    `most` is the largest k, or V where that is less.
+    Ties survive. `max_k` is the largest k, or V where that is less.
     """
     ranked = logits.topk(most, -1).values
-    edge = ranked.gather(-1, (top_k.clamp(max=most) - 1)[:, None])
-    return logits.masked_fill(logits < edge, -torch.inf)
+    threshold = ranked.gather(-1, (top_k.clamp(max=most) - 1)[:, None])
+    return logits.masked_fill(logits < threshold, -torch.inf)
 
 
 def keep_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
-    """Logits `[R, V]` with what is too improbable beside the best at minus infinity."""
-    edge = logits.amax(-1, keepdim=True) + min_p[:, None].log()
-    return logits.masked_fill(logits < edge, -torch.inf)
+    """Return logits `[R, V]` with tokens below `min_p` of the best at minus infinity."""
+    threshold = logits.amax(-1, keepdim=True) + min_p[:, None].log()
+    return logits.masked_fill(logits < threshold, -torch.inf)
 
 
 def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
-    """Logits `[R, V]` with everything outside the nucleus at minus infinity.
+    """Return logits `[R, V]` with everything outside the nucleus at minus infinity.
 
-    It mostly lies within the few most probable tokens; only rows where it does not are sorted. A
-    GPU sorts all, rather than let the host wait for which these are.
+    Most nuclei are within the few most probable tokens; only rows where they are not are sorted. On
+    a GPU all rows are sorted, since finding out which rows need it would synchronise.
     """
     few = min(FEW, logits.shape[-1]) if waits(logits) else logits.shape[-1]
-    edge, full = edges(logits, top_p, few)
-    if few < logits.shape[-1] and len(wide := full.nonzero().squeeze(-1)):
-        edge[wide] = edges(logits[wide], top_p[wide], logits.shape[-1])[0]
-    return logits.masked_fill(logits < edge, -torch.inf)
+    threshold, is_full = edges(logits, top_p, few)
+    if few < logits.shape[-1] and len(open_rows := is_full.nonzero().squeeze(-1)):
+        threshold[open_rows] = edges(logits[open_rows], top_p[open_rows], logits.shape[-1])[0]
+    return logits.masked_fill(logits < threshold, -torch.inf)
 
 
 def waits(logits: Tensor) -> bool:
-    """Whether the host may look at numbers at no cost."""
+    """Return whether the host can read these numbers without synchronising."""
     return logits.device.type == "cpu"
 
 
 def edges(logits: Tensor, top_p: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The least logit `[R, 1]` of the nucleus, of `most` tokens, and whether it has all of them."""
-    ranked, places = logits.topk(most, -1)
-    mass = logits.softmax(-1).gather(-1, places)
-    kept = (mass.cumsum(-1) - mass <= top_p[:, None]).sum(-1)
-    return ranked.gather(-1, kept.clamp(min=1)[:, None] - 1), kept == most
+    """Return the lowest nucleus logit `[R, 1]` among the `count` best, and if all are inside."""
+    ranked, columns = logits.topk(most, -1)
+    mass = logits.softmax(-1).gather(-1, columns)
+    inside = (mass.cumsum(-1) - mass <= top_p[:, None]).sum(-1)
+    return ranked.gather(-1, inside.clamp(min=1)[:, None] - 1), inside == most
 
 
 def nucleus(logits: Tensor, noised: Tensor, top_p: Tensor) -> Tensor:
-    """Arg-max of `noised [R, V]` over the nucleus of `logits` (Holtzman et al., 2020), `[R]`.
+    """Return the arg-max `[R]` of `noised [R, V]` over the nucleus of `logits`.
 
-    A token is in the nucleus unless the tokens that are more probable hold more than `top_p`.
-    Nothing is sorted: the best candidate is tried first and nearly always inside; where it is
-    not, all tokens that are no more probable are outside too.
+    A token is in the nucleus (Holtzman et al., 2020) unless the more probable tokens hold more than
+    `top_p`. Nothing is sorted: the best candidate is tried first and is nearly always inside. Where
+    it is not, all tokens that are no more probable are outside too.
     """
     tokens = likeliest(noised)
     open_rows = (top_p < 1).nonzero().squeeze(-1)
@@ -79,17 +79,17 @@ def nucleus(logits: Tensor, noised: Tensor, top_p: Tensor) -> Tensor:
         above = torch.where(logits[open_rows] > level, probabilities[open_rows], 0).sum(-1)
         outside = above > top_p[open_rows]
         open_rows, level = open_rows[outside], level[outside]
-        left = noised[open_rows].masked_fill(logits[open_rows] <= level, -torch.inf)
-        noised = noised.index_copy(0, open_rows, left)
-        tokens[open_rows] = likeliest(left)
+        remaining = noised[open_rows].masked_fill(logits[open_rows] <= level, -torch.inf)
+        noised = noised.index_copy(0, open_rows, remaining)
+        tokens[open_rows] = likeliest(remaining)
     return tokens
 
 
 @dataclass(slots=True, kw_only=True)
 class Cut:
-    """The settings of a group's rows; `known` has the same numbers on the host, `f64[4, R]`.
+    """Sampling settings of a group's rows; `host_settings f64[4, R]` are the same on the host.
 
-    What needs no work is decided on the host, which so never waits for a device.
+    The host decides what needs no work, so it never waits for a device.
     """
 
     settings: Settings
@@ -99,32 +99,32 @@ class Cut:
     def of(
         cls, samplings: Sequence[Sampling], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Self:
-        """Spread each request's settings over the slots that it wants."""
-        each = [(s.temperature, s.top_p, s.top_k or MOST, s.min_p) for s in samplings]
-        known = np.repeat(np.array(each, dtype=np.float64).T, list(map(len, slots)), 1)
-        real = to_device(known.astype(np.float32), device)
-        top_k = to_device(known[2].astype(np.int64), device)
-        return cls(settings=Settings(real[0], real[1], top_k, real[3]), known=known)
+        """Repeat each request's settings for the slots that it wants."""
+        table = [(s.temperature, s.top_p, s.top_k or MOST, s.min_p) for s in samplings]
+        repeated = np.repeat(np.array(table, dtype=np.float64).T, list(map(len, slots)), 1)
+        real = to_device(repeated.astype(np.float32), device)
+        top_k = to_device(repeated[2].astype(np.int64), device)
+        return cls(settings=Settings(real[0], real[1], top_k, real[3]), known=repeated)
 
     def of_rows(self, rows: slice | Tensor) -> Settings:
-        """The settings of some rows of the group."""
+        """Return the settings of some rows of the group."""
         return Settings(*(setting[rows] for setting in self.settings))
 
     def __call__(self, logits: Tensor, rows: slice) -> Tensor:
-        """Logits `[r, V]` of the rows `rows` of the group, as their tokens are drawn."""
-        settings, known, logits = self.of_rows(rows), self.known[:, rows], logits.float()
-        if (known[0] > 0).any():
-            heat = torch.where(settings.temperature > 0, settings.temperature, 1)
-            logits = logits / heat[:, None]
-        if (known[1] < 1).any():
-            # Rounding may bring the mass of a row above one.
+        """Return the truncated logits `[r, V]` of the rows `rows` of the group."""
+        settings, host_rows, logits = self.of_rows(rows), self.known[:, rows], logits.float()
+        if (host_rows[0] > 0).any():
+            divisor = torch.where(settings.temperature > 0, settings.temperature, 1)
+            logits = logits / divisor[:, None]
+        if (host_rows[1] < 1).any():
+            # Rounding may take the mass of a row above one.
             top_p = torch.where(settings.top_p < 1, settings.top_p, torch.inf)
             logits = keep_top_p(logits, top_p)
-        return narrowed(logits, settings, known)
+        return narrowed(logits, settings, host_rows)
 
 
 def narrowed(logits: Tensor, settings: Settings, known: NDArray[np.float64]) -> Tensor:
-    """Logits `[R, V]` without what top-k and min-p leave out; `known f64[4, R]` as in a `Cut`."""
+    """Apply min-p and top-k to logits `[R, V]`; `host_settings f64[4, R]` as above."""
     _, _, top_k, min_p = known
     if (min_p > 0).any():
         logits = keep_min_p(logits, settings.min_p)

@@ -1,4 +1,4 @@
-"""What a method lets be decided: how many tokens a cycle proposes."""
+"""Range of the draft length (or parallelism), and the interface of its controller."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MOST = 64
-"""Most tokens that are proposed where a pace decides."""
+"""Largest number of tokens that a controller may choose."""
 
 Passes = Sequence[tuple[str, float, int]]
-"""What a cycle runs: the role of a model, rows of each request on average, how often."""
+"""Passes of a cycle: role of a model, mean rows per request, how often it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dial:
-    """What a method lets a `Pace` decide: how many tokens a cycle proposes.
+    """Range of a draft length (or parallelism): numbers of tokens that a cycle may propose.
 
     Attributes:
-        values: numbers to choose from, rising, from the least parallel to what the options say.
-        passes: the passes of a cycle that proposes so many, where as many are kept on average.
-        nested: whether a cycle that proposes more keeps what a shorter one would have kept, so
-            that each tells of all that are shorter.
+        values: allowed numbers, rising, from the least parallel to the one of the options.
+        passes: passes of a cycle that proposes this many tokens, of which this mean number is
+            accepted.
+        nested: whether a longer draft begins with the shorter one, so that its acceptance also
+            measures that of all shorter ones.
     """
 
     values: Sequence[int]
@@ -30,7 +31,7 @@ class Dial:
 
 
 def halved(least: int, most: int) -> list[int]:
-    """Numbers from `least` to `most`, each half of the next; none far above `MOST`."""
+    """Return numbers from `least` to `most`, each half of the next, bounded by the maximum."""
     values = [most := max(least, min(most, MOST))]
     while values[0] // 2 > least:
         values.insert(0, values[0] // 2)
@@ -38,11 +39,11 @@ def halved(least: int, most: int) -> list[int]:
 
 
 class Pace(Protocol):
-    """Decides for all requests of a method how many tokens their cycles propose.
+    """Controller of the draft length for all requests of a method.
 
     Attributes:
         cycles: passes of the target so far.
-        rest: cycle until which a request that proposed nothing need not ask again.
+        paused_until: cycle before which a request that does not draft requests no new length.
     """
 
     cycles: int
@@ -52,13 +53,13 @@ class Pace(Protocol):
         """Set the number of running requests."""
 
     def passed(self, model: str, rows: int, seconds: float) -> None:
-        """Report a pass of a model: rows fed and seconds taken."""
+        """Record a pass of a model: its rows and seconds."""
 
     def brought(self, value: int, tokens: int) -> None:
-        """Report a cycle: tokens proposed, and tokens committed."""
+        """Record a cycle: tokens proposed, and tokens committed."""
 
     def settled(self, behind: int, left: int) -> bool:
-        """Whether a request proposes nothing for a while."""
+        """Return whether drafting is off for a request for a while."""
 
     def value(self, request: object, behind: int, left: int, lost: int) -> int:
-        """Number of tokens that the next cycle of a request proposes."""
+        """Return the number of tokens that the next cycle of a request proposes."""

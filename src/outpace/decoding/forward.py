@@ -1,4 +1,4 @@
-"""What a method gives a model in one pass, and what comes back."""
+"""`Forward`, the input of one sequence to one model in one pass, and its `Prediction`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 
 Pattern = Literal["causal", "full"] | tuple[int, ...] | Tree
-"""CAUSAL, FULL, the lengths of consecutive blocks, to whose end each row sees, or a tree."""
+"""CAUSAL, FULL, the lengths of consecutive blocks (each row sees its block), or a tree."""
 
 CAUSAL: Pattern = "causal"
 FULL: Pattern = "full"
 
 
 def moved(numbers: Sequence[int], by: int) -> Sequence[int]:
-    """Numbers with another added to each; a range stays one, which costs nothing."""
+    """Add `by` to each number; a range stays a range, which costs nothing."""
     if isinstance(numbers, range):
         return range(numbers.start + by, numbers.stop + by, numbers.step)
     return [number + by for number in numbers]
@@ -34,30 +34,31 @@ def moved(numbers: Sequence[int], by: int) -> Sequence[int]:
 
 @dataclass(slots=True, kw_only=True)
 class Forward:
-    """What one sequence gives one model in one forward pass: a write, then a read.
+    """Input of one sequence to one model in one forward pass: a write, then a read.
 
-    The n rows are stored in slots `start … start + n - 1`; then every row reads the slots below
-    its stop. There is no commit and no rollback: to keep what was written, start the next forward
-    later; to discard it, start earlier.
+    The n rows are stored in slots `start … start + n - 1`. Then every row reads the slots below its
+    visible end. There is no commit and no rollback: to keep what was written, start the next
+    forward later; to discard it, start earlier.
 
     Attributes:
         ids: n token ids, in slot order.
         start: row i is stored in slot `start + i`.
-        pattern: what rows see of each other.
+        pattern: which of these rows each row sees.
         positions: rotary positions; `start, start + 1, …` by default.
-        reach: slots that the last block of a FULL or block pattern sees; `start + n` by default.
+        visible_end: first slot that the last block of a FULL or block pattern does not see; `start
+            + n` by default.
         predict: slots whose tokens are wanted; the one after the last row by default.
         predict_from: for each of them, the slot that holds the row which predicts it; by default
-            the one that the model's shift names.
+            the one given by the model's shift.
         read: how logits become tokens and scores.
         model: role of the model that runs it.
-        context: `[c, f]` features of the target that fill the slots `start - c … start - 1` of a
-            draft; their positions are their slots.
-        features: `[n, f]` of the target, or `[n, dim]` of the draft itself, that a draft which
-            extends them takes in with the tokens, row by row.
-        features_for: role of the draft that wants the hidden states of these rows, if one does.
-        branches: for each wanted slot, what is proposed between the text and it, where rows are
-            not the text in its order.
+        context: `[c, f]` features of the target for the slots `start - c … start - 1` of a draft;
+            their positions are their slots.
+        features: `[n, f]` of the target, or `[n, dim]` of the draft itself, which an EAGLE or fused
+            draft combines with the tokens, row by row.
+        features_for: role of the draft that needs the hidden states of these rows, if any.
+        branches: for each wanted slot, the tokens proposed between the text and it, where the rows
+            are not the text in order.
     """
 
     ids: Sequence[int]
@@ -76,12 +77,12 @@ class Forward:
 
     @property
     def first(self) -> int:
-        """First slot that is written."""
+        """First slot that is written, context included."""
         return self.start if self.context is None else self.start - self.context.shape[0]
 
     @property
     def end(self) -> int:
-        """First slot behind the rows."""
+        """First slot after the rows."""
         return self.start + len(self.ids)
 
     @property
@@ -92,7 +93,7 @@ class Forward:
         return self.reach
 
     def stops(self) -> list[int]:
-        """First slot that each row does not see."""
+        """Return the first slot that each row does not see."""
         if self.pattern == CAUSAL:
             return list(range(self.start + 1, self.end + 1))
         if self.pattern == FULL:
@@ -105,25 +106,29 @@ class Forward:
         return [end for end, size in sizes for _ in range(size)]
 
     def known(self, ids: Sequence[int]) -> list[int]:
-        """The text from slot 0 on, as this forward knows it: its own ids among those of a text."""
+        """Return the text from slot 0 on, with the rows of this forward in their slots."""
         if self.branches is not None:
             return list(ids)
-        own: Sequence[int] = self.ids
+        rows: Sequence[int] = self.ids
         if self.positions is not None:
-            own = [token for _, token in sorted(zip(self.positions, self.ids, strict=True))]
-        return [*ids[: self.start], *own, *ids[self.end :]]
+            rows = [token for _, token in sorted(zip(self.positions, self.ids, strict=True))]
+        return [*ids[: self.start], *rows, *ids[self.end :]]
 
     def predicted_rows(self, shift: int) -> Sequence[int]:
-        """Rows whose logits predict the wanted slots, for a model of this shift.
+        """Return the rows whose logits predict the wanted slots.
 
-        Raises `ValueError` naming slot and row where the row is not in the forward.
+        Args:
+            shift: shift of the model: 1 where row p - 1 predicts slot p, else 0.
+
+        Raises:
+            ValueError: the row of a slot is not in the forward; names both.
         """
         count = len(self.ids)
         if self.predict is None and self.predict_from is None:
             if shift != 1:
                 raise ValueError(
-                    "predict=None asks for the slot after the last row, which only a model with "
-                    "shift 1 predicts; name the slots"
+                    "predict=None means the slot after the last row, which only a model with "
+                    "shift 1 predicts: list the slots"
                 )
             return range(count - 1, count)
         wanted, first = self.predicted_slots(), self.start
@@ -132,7 +137,7 @@ class Forward:
         else:
             rows = moved(self.predict_from, -first)
         if len(rows) != len(wanted):
-            raise ValueError(f"{len(rows)} rows are named for {len(wanted)} wanted slots")
+            raise ValueError(f"predict_from has {len(rows)} rows for {len(wanted)} wanted slots")
         ends = (rows[0], rows[-1]) if rows and isinstance(rows, range) else rows
         if len(ends) and (min(ends) < 0 or max(ends) >= count):
             bad = next(i for i, row in enumerate(rows) if not 0 <= row < count)
@@ -143,7 +148,7 @@ class Forward:
         return rows
 
     def predicted_slots(self) -> Sequence[int]:
-        """The wanted slots."""
+        """Return the wanted slots."""
         return (self.end,) if self.predict is None else self.predict
 
     def check(
@@ -156,17 +161,25 @@ class Forward:
         feature_size: int = 0,
         widths: tuple[int, ...] = (),
     ) -> None:
-        """Raise `ValueError` for what a model cannot run, `TypeError` for what is no number.
+        """Check that a model can run this forward.
 
-        `vocab`, `length`, `feature_size` (width of the context that it reads) and `widths` (of the
-        features that it takes in with its rows) are the model's, `slots` is the room of the
-        sequence, `written` how far it has been filled.
+        Args:
+            vocab: vocabulary size of the model.
+            length: context length of the model.
+            slots: slots reserved for the sequence.
+            written: slots of the sequence that have been written.
+            feature_size: width of the context that the model reads.
+            widths: allowed widths of the features that the model combines with its rows.
+
+        Raises:
+            ValueError: the model cannot run the forward.
+            TypeError: an entry is not a whole number.
         """
         if not len(self.ids):
             raise ValueError("a forward needs at least one row")
         if min(self.ids) < 0 or max(self.ids) >= vocab:
             bad = next(token for token in self.ids if not 0 <= token < vocab)
-            raise ValueError(f"token id {bad} lies outside the vocabulary of {vocab}")
+            raise ValueError(f"token id {bad} is outside the vocabulary of {vocab}")
         end, seen = index(self.start) + len(self.ids), index(self.seen)
         if not 0 <= self.first <= written:
             raise ValueError(
@@ -175,9 +188,9 @@ class Forward:
         if end > slots:
             raise ValueError(f"rows end at slot {end - 1}, but {slots} slots were reserved")
         if seen > max(written, end):
-            raise ValueError(f"reach {self.reach} reads slots that were never written")
+            raise ValueError(f"visible_end {self.reach} has slots that were never written")
         if seen < end:
-            raise ValueError(f"reach {self.reach} hides rows, which end at slot {end - 1}")
+            raise ValueError(f"visible_end {self.reach} hides rows up to slot {end - 1}")
         if self.context is not None and self.context.shape[-1] != feature_size:
             raise ValueError(
                 f"the context is {self.context.shape[-1]} wide, "
@@ -185,7 +198,7 @@ class Forward:
             )
         self.check_features(widths)
         if not isinstance(self.read, Read):
-            raise ValueError(f"read must be a Read, such as request.sample(), not {self.read!r}")
+            raise ValueError(f"read must be a Read, such as request.sample(), got {self.read!r}")
         if self.positions is not None:
             self.check_positions(self.positions, length)
         if isinstance(self.pattern, Tree):
@@ -194,13 +207,13 @@ class Forward:
             self.check_blocks(self.pattern)
 
     def check_features(self, widths: tuple[int, ...]) -> None:
-        """Raise `ValueError` where features, or branches, are not those of the rows."""
-        given = None if self.features is None else tuple(self.features.shape)
+        """Raise `ValueError` where features or branches do not match the rows."""
+        shape = None if self.features is None else tuple(self.features.shape)
         fits = [(len(self.ids), width) for width in widths]
-        if given not in fits if fits else given is not None:
+        if shape not in fits if fits else shape is not None:
             wide = " or ".join(map(str, widths)) or "none"
             raise ValueError(
-                f"features are {given} for {len(self.ids)} rows, but {self.model} takes in {wide}"
+                f"features are {shape} for {len(self.ids)} rows, but {self.model} needs {wide}"
             )
         if self.branches is None:
             return
@@ -208,24 +221,24 @@ class Forward:
             raise ValueError(f"{len(self.branches)} branches for {wanted} wanted slots")
 
     def check_tree(self, tree: Tree) -> None:
-        """Raise `ValueError` where a tree does not fit the rows, or has a reach."""
+        """Raise `ValueError` where a tree does not match the rows or `visible_end` is set."""
         if self.reach is not None:
-            raise ValueError(f"a tree has no reach, but {self.reach} is given")
+            raise ValueError(f"visible_end must be None for a tree, got {self.reach}")
         tree.check(self.start, len(self.ids))
 
     def check_positions(self, positions: Sequence[int], length: int) -> None:
-        """Raise `ValueError` where positions do not fit the rows, or the model."""
+        """Raise `ValueError` where positions do not match the rows or the model."""
         if len(positions) != len(self.ids):
             raise ValueError(f"{len(positions)} positions for {len(self.ids)} rows")
         if min(positions) < 0 or max(positions) >= length:
-            bad = next(place for place in positions if not 0 <= place < length)
-            raise ValueError(f"position {bad} lies outside the model's length of {length}")
+            bad = next(position for position in positions if not 0 <= position < length)
+            raise ValueError(f"position {bad} is outside the model's context length of {length}")
 
     def check_blocks(self, lengths: object) -> None:
-        """Raise `ValueError` where a pattern is none, or its blocks do not fit the rows."""
+        """Raise `ValueError` for an invalid pattern, or blocks that do not match the rows."""
         if not isinstance(lengths, tuple):
             raise ValueError(
-                f"pattern must be CAUSAL, FULL, a Tree or lengths of blocks, not {lengths!r}"
+                f"pattern must be CAUSAL, FULL, a Tree or lengths of blocks, got {lengths!r}"
             )
         if sum(map(index, lengths)) != len(self.ids) or min(lengths) < 1:
             raise ValueError(
@@ -236,13 +249,14 @@ class Forward:
 
 @dataclass(slots=True, kw_only=True)
 class Prediction:
-    """What comes back: one entry for each of the r slots that were asked for.
+    """Result of a forward: one entry for each of the r wanted slots.
 
     Attributes:
         tokens: `[r]` token ids, on the host.
-        scores: `f32[r]` on the host for each score that the read asks for.
+        scores: `f32[r]` on the host for each score that the read requests.
         logits: `[r, vocab]` on the device, where the read keeps them.
-        features: `[n, f]` on the device: hidden states of all n rows, where the forward asks.
+        features: `[n, f]` on the device: hidden states of all n rows, where the forward requests
+            them.
     """
 
     tokens: list[int]

@@ -1,4 +1,4 @@
-"""Tokens that must fit together: where an answer is constrained as a whole."""
+"""Joint choice of several tokens under a constraint on the whole answer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Constraint(Protocol):
-    """What the answer of one request must be.
+    """Constraint on the answer of one request.
 
-    It is a `Processor` as well, and bans in each row what no answer has there.
+    It is also a `Processor`, which bans in each row the tokens that no valid answer has there.
     """
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
@@ -26,39 +26,39 @@ class Constraint(Protocol):
 
     @staticmethod
     def together(asked: Sequence[Fit], logits: Tensor, tokens: Tensor) -> None:
-        """Change tokens so that those of several slots are part of one answer, for each read.
+        """Change `tokens [r]` so that those of each read are part of one valid answer.
 
-        `tokens [r]` were chosen apart from `logits f32[r, V]`, which bans have changed already.
+        They were chosen row by row from `logits f32[r, V]`, to which bans are already applied.
         """
         ...
 
     def forced(self, ids: Sequence[int]) -> list[int]:
-        """Tokens that must follow a text, as far as each is the only one that may.
+        """Return the tokens that must follow a text, while there is only one candidate.
 
-        They need not be all there are, and have no end-of-sequence among them.
+        The list may be incomplete, and never has an end-of-sequence.
         """
         ...
 
     def check(self, request: Request) -> None:
-        """Raise `ValueError` where what a request has committed is no beginning of an answer.
+        """Raise `ValueError` where the committed text is not a prefix of a valid answer.
 
-        Where it ends at the limit with a whole answer, that is why it has ended.
+        At the limit, a complete answer sets the finish reason "stop".
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joint:
-    """A constraint, and the text with holes whose slots are read, from slot 0 on."""
+    """A constraint, and the text with holes from slot 0 on."""
 
     constraint: Constraint
     text: Sequence[int]
 
 
 class Fit(NamedTuple):
-    """Slots of one read, whose tokens are to fit together, and the rows that they have.
+    """Slots of one read whose tokens must fit together, and their rows.
 
-    `read.joint` is the text that they go into.
+    `read.joint` is the text that they complete.
     """
 
     constraint: Any
@@ -69,9 +69,9 @@ class Fit(NamedTuple):
 
 @dataclass(slots=True)
 class Jointly:
-    """A chooser whose tokens fit together in each read that has a `joint`.
+    """Token chooser with a joint choice for each read that has `joint`.
 
-    `apart` chooses each row by itself; read i of `reads` wants the slots `slots[i]`.
+    `choose_rows` chooses each row independently; read i of `reads` wants the slots `slots[i]`.
     """
 
     apart: Callable[[Tensor, slice], Tensor]
@@ -79,15 +79,15 @@ class Jointly:
     slots: Sequence[Sequence[int]]
 
     def __call__(self, logits: Tensor, rows: slice) -> Tensor:
-        """Token of each row of `logits [r, V]`, which are the rows `rows` of the group."""
+        """Return the token of each row of `logits [r, V]`, the rows `rows` of the group."""
         tokens = self.apart(logits, rows)
         begins = accumulate(map(len, self.slots), initial=-rows.start)
-        asked: dict[type[Constraint], list[Fit]] = {}
+        joint_reads: dict[type[Constraint], list[Fit]] = {}
         for read, slots, begin in zip(self.reads, self.slots, begins, strict=False):
             if read.joint is not None and len(slots) > 1 and 0 <= begin < len(tokens):
-                own = range(begin, begin + len(slots))
-                fit = Fit(read.joint.constraint, own, slots, read)
-                asked.setdefault(type(read.joint.constraint), []).append(fit)
-        for kind, fits in asked.items():  # all at once, as much of it is the same for all
+                own_rows = range(begin, begin + len(slots))
+                fit = Fit(read.joint.constraint, own_rows, slots, read)
+                joint_reads.setdefault(type(read.joint.constraint), []).append(fit)
+        for kind, fits in joint_reads.items():  # in one call, since they share work
             kind.together(fits, logits, tokens)
         return tokens

@@ -1,4 +1,4 @@
-"""The column of the largest number of each row."""
+"""Arg-max over the columns of logits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 WIDE = 2**14
-"""Columns from which on rows that lie apart are looked at one by one, and not copied first."""
+"""Columns from which strided rows are read one by one instead of copied first."""
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """What `logits.argmax(-1)` is of `logits [R, V]`: on a CPU its loop is a tenth as fast."""
+    """Return `logits.argmax(-1)` of `logits [R, V]`, ten times as fast as PyTorch's on a CPU."""
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
         return logits.argmax(-1)
     rows = logits.numpy()

@@ -1,4 +1,4 @@
-"""Which holes are filled next, and how many in each forward.
+"""Orders and schedules: which holes are filled next, and how many per forward.
 
 Shapes: h holes. An order takes `f32[h]` scores, larger first, and returns the indices of the chosen
 holes in the order of their choice. A schedule returns how many holes each of its steps fills.
@@ -17,44 +17,44 @@ from outpace.decoding.target import Rank
 
 
 def ranked(scores: FloatArray) -> IntArray:
-    """Indices from the largest score to the smallest; the leftmost of equals comes first."""
+    """Return indices from the largest score to the smallest; the leftmost of equals first."""
     return np.argsort(-scores, kind="stable")
 
 
 def best(scores: FloatArray, count: int = 1) -> IntArray:
-    """The `count` largest scores."""
+    """Return the indices of the `count` largest scores."""
     return ranked(scores)[:count]
 
 
 def above(scores: FloatArray, threshold: float) -> IntArray:
-    """All scores above a threshold; none may be."""
+    """Return the indices of all scores above a threshold, possibly none."""
     return np.flatnonzero(scores > threshold)
 
 
 def reaching(confidence: FloatArray, threshold: float) -> IntArray:
-    """The best hole, and all others that reach a threshold (Fast-dLLM, section 3.3)."""
+    """Return the best hole and all others that reach a threshold (Fast-dLLM, section 3.3)."""
     chosen = ranked(confidence)
     return chosen[: max(int((confidence >= threshold).sum()), 1)]
 
 
 def factor(confidence: FloatArray, factor: float) -> IntArray:
-    """The n best holes as long as the n-th is surer than 1 - factor / (n + 1); one at least.
+    """Return the n best holes while the n-th is surer than 1 - factor / (n + 1); at least one.
 
-    Fast-dLLM, section 3.3: the more tokens are taken together, the surer all of them must be. As
-    in the authors' code, a single hole that would be left over goes with the others.
+    Fast-dLLM, section 3.3: the more tokens are accepted together, the higher all their confidences
+    must be. As in the authors' code, a single remaining hole is included.
     """
     chosen = ranked(confidence)
-    least = 1 - factor / (np.arange(len(chosen)) + 2)
-    least[0] = 0
-    unsure = np.flatnonzero(confidence[chosen] < least)
+    minima = 1 - factor / (np.arange(len(chosen)) + 2)
+    minima[0] = 0
+    unsure = np.flatnonzero(confidence[chosen] < minima)
     count = int(unsure[0]) if len(unsure) else len(chosen)
     return chosen if count == len(chosen) - 1 else chosen[:count]
 
 
 def within_budget(scores: FloatArray, entropy: FloatArray, budget: float) -> IntArray:
-    """As many of the best holes as share no more than a budget of entropy; one at least.
+    """Return the best holes whose shared entropy is within a budget; at least one.
 
-    The entropy-bounded sampler of Ben-Hamu et al., 2025: the error of drawing the tokens apart
+    The entropy-bounded sampler of Ben-Hamu et al., 2025: the error of drawing tokens independently
     is at most the sum of their entropies without the largest.
     """
     chosen = ranked(scores)
@@ -63,23 +63,23 @@ def within_budget(scores: FloatArray, entropy: FloatArray, budget: float) -> Int
 
 
 def rank(out: Prediction, by: Rank) -> FloatArray:
-    """The score that holes are ranked by, larger first."""
+    """Return the score that holes are ranked by, larger first."""
     score = out.scores[by]
     return -score if by == "entropy" else score
 
 
 def uniforms(seed: int, step: int, slots: Sequence[int]) -> FloatArray:
-    """A number in (0, 1) for each slot: a function of (seed, slot, step), as all noise is."""
-    places = np.asarray(slots, dtype=np.uint64)
-    seeds, steps = (np.full(len(places), x % 2**64, dtype=np.uint64) for x in (seed, step))
+    """Return a number in (0, 1) for each slot, a function of (seed, slot, step) only."""
+    slot_ids = np.asarray(slots, dtype=np.uint64)
+    seeds, steps = (np.full(len(slot_ids), x % 2**64, dtype=np.uint64) for x in (seed, step))
     with np.errstate(over="ignore"):
-        keys = mix(noise_keys(seeds, steps, places) + np.uint64(0x9E3779B97F4A7C15))
-    # Of 23 bits, which are exact in float32 and never round to a one.
+        keys = mix(noise_keys(seeds, steps, slot_ids) + np.uint64(0x9E3779B97F4A7C15))
+    # 23 bits are exact in float32 and never round to 1.
     return ((keys >> np.uint64(41)).astype(np.float32) + np.float32(0.5)) * np.float32(2**-23)
 
 
 def perturbed(scores: FloatArray, temperature: float, uniforms: FloatArray) -> FloatArray:
-    """Scores of which the best k are a draw of k holes without replacement.
+    """Perturb scores so that the best k are a draw of k holes without replacement.
 
     A hole is drawn with probability softmax(scores / temperature), by Gumbel noise (Kool et al.,
     2019).
@@ -89,15 +89,16 @@ def perturbed(scores: FloatArray, temperature: float, uniforms: FloatArray) -> F
 
 
 def even(holes: int, steps: int) -> list[int]:
-    """Equal counts, the first ones larger by what is left over (Nie et al., 2025)."""
+    """Return equal counts, the first ones larger by the remainder (Nie et al., 2025)."""
     each, rest = divmod(holes, steps)
     return [each + (step < rest) for step in range(steps)]
 
 
 def shares(steps: int, eps: float) -> FloatArray:
-    """Share of what is left that each step fills where time falls evenly from 1 to `eps`.
+    """Return the share of the remaining holes per step, for times from 1 to `eps`.
 
-    The last step fills all. In float32, as in Dream's code, whose counts depend on it.
+    The times fall linearly, and the last step fills all. In float32, as in Dream's code, whose
+    counts depend on it.
     """
     times = torch.linspace(1, eps, steps + 1)
     falls: FloatArray = (1 - times[1:] / times[:-1]).numpy()
@@ -106,7 +107,7 @@ def shares(steps: int, eps: float) -> FloatArray:
 
 
 def timesteps(holes: int, steps: int, eps: float) -> list[int]:
-    """Counts of a schedule of times (Ye et al., 2025): that share of what is left, rounded down."""
+    """Return the counts of a time schedule (Ye et al., 2025): shares of the rest, rounded down."""
     counts = []
     for share in shares(steps, eps):
         counts.append(int(np.float32(holes) * share))
@@ -115,6 +116,6 @@ def timesteps(holes: int, steps: int, eps: float) -> list[int]:
 
 
 def schedule(holes: int, steps: int, eps: float) -> list[tuple[int, float]]:
-    """Count and share of each step: `timesteps`, or `even` where `eps` is 0."""
+    """Return count and share of each step: by times, or even where `eps` is 0."""
     counts = timesteps(holes, steps, eps) if eps else even(holes, steps)
     return list(zip(counts, shares(steps, eps).tolist(), strict=True))

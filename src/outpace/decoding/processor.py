@@ -1,4 +1,4 @@
-"""What changes the logits of a request's rows, between the head of a model and their read."""
+"""Logits processors of a request, which run between the model's head and the read."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ class Processor(Protocol):
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
         """Change `logits f32[r, V]` in place; row i predicts slot `slots[i]`.
 
-        `text` holds what the request's forward knows, from slot 0 on: tokens that are committed,
-        tokens that are proposed, and the mask where there is a hole.
+        `text` is the text of the forward from slot 0 on: committed tokens, proposed tokens, and the
+        mask in each hole.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Shortened:
-    """No token from `size` on: what only the longer of two vocabularies has is padding."""
+    """Bans the tokens from `size` on, which only the longer of two vocabularies has."""
 
     size: int
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
-        """Ban what lies behind the end."""
+        """Ban the tokens beyond the limit."""
         logits[:, self.size :] = NEVER
 
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """A number added to the logits of some tokens."""
+    """Adds a number to the logits of some tokens."""
 
     biases: Mapping[int, float]
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
-        """Add each to its column."""
+        """Add each bias to its column."""
         add = torch.tensor(list(self.biases.values()), device=logits.device)
         logits[:, list(self.biases)] += add
 
 
 @dataclass(frozen=True, slots=True)
 class NotBefore:
-    """No token of `tokens` in front of slot `slot`: an answer must not end too early."""
+    """Bans `tokens` before slot `slot`, so that an answer does not end too early."""
 
     tokens: frozenset[int]
     slot: int
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
-        """Ban them in the rows of slots in front."""
+        """Ban them in the rows of earlier slots."""
         early = [row for row, slot in enumerate(slots) if slot < self.slot]
         for token in self.tokens:
             logits[early, token] = NEVER
@@ -64,11 +64,11 @@ class NotBefore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
-    """Tokens that stand in front of a slot become less likely there.
+    """Lowers the logits of tokens that the text before a slot contains.
 
-    `frequency` is subtracted once for each time that a token stands in the answer, which begins at
-    slot `begin`, and `presence` once if it does at all. Logits of tokens in prompt or answer are
-    divided by `repetition` where positive and else multiplied by it (Keskar et al., 2019).
+    `frequency` is subtracted once for each occurrence in the answer, which begins at slot `begin`;
+    `presence` once if there is any. Logits of tokens in prompt or answer are divided by
+    `repetition` where positive, and else multiplied by it (Keskar et al., 2019).
     """
 
     begin: int
@@ -77,7 +77,7 @@ class Penalties:
     repetition: float = 1.0
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
-        """Each row by what is known in front of its slot."""
+        """Penalise each row by the text before its slot."""
         for row, slot in zip(logits, slots, strict=True):
             self.repeated(row, text[:slot])
             if counts := Counter(text[self.begin : slot]):
@@ -85,8 +85,8 @@ class Penalties:
                 row[list(counts)] -= self.presence + self.frequency * times
 
     def repeated(self, row: Tensor, text: Sequence[int]) -> None:
-        """Push the logits of all tokens of a text down by a factor."""
+        """Scale the logits of all tokens of a text by the repetition penalty."""
         if self.repetition != 1:
-            known = list(set(text))
-            some = row[known]
-            row[known] = torch.where(some > 0, some / self.repetition, some * self.repetition)
+            columns = list(set(text))
+            old = row[columns]
+            row[columns] = torch.where(old > 0, old / self.repetition, old * self.repetition)

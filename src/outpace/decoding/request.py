@@ -1,4 +1,4 @@
-"""A request's tokens, limits and trace; the only place where a token becomes output."""
+"""A request's tokens, limits and trace; tokens become output only in `Request.commit`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(slots=True)
 class Step:
-    """One forward of one sequence, as the engine saw it.
+    """Trace entry: one forward of one sequence.
 
     Attributes:
         model: role of the model that ran.
         start: slot of the first row.
-        rows: number of rows fed.
+        rows: number of rows in the forward.
         seen: number of slots that the last row saw.
-        kept: number of tokens that were committed on what came back.
-        seconds: wall time of the pass, shared by everyone in the batch.
-        pattern: what the rows saw of each other; of a tree, that it was one.
-        holes: runs of slots that were fed as masks.
+        kept: number of tokens committed from its prediction.
+        seconds: wall time of the pass, shared by all requests of the batch.
+        pattern: attention pattern of the rows; "tree" for any tree.
+        holes: runs of slots that were masks.
         dial: tokens that the cycle of this forward was to propose, where a `Pace` decided.
     """
 
@@ -46,25 +46,26 @@ class Step:
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """Prompt, committed tokens, limits and trace of what a user asks for.
+    """Prompt, committed tokens, limits and trace of one request.
 
     Attributes:
-        eos: end-of-sequence of the model, which a method may look for anywhere in a canvas.
-        stop_ids: tokens that end the answer when they are committed. Methods must not use them, so
-            that the tokens before one are the same without it.
-        min_tokens: a token of `stop_ids` is a token of the answer among the first `min_tokens`.
-        target: what it may know of the model that answers.
-        logprobs: whether the log-probability of each token is wanted; they come to `scores`.
-        processors: what changes the logits of its rows before they are read.
-        canvas: what a method that fills out of order has so far, slot by slot, for those who watch;
-            holes are the mask.
-        constraint: what the answer must be as a whole.
-        given: tokens that stand in slots of the answer from the beginning.
-        cloze: whether every slot up to the limit is to be filled, as in a text with holes.
-        pace: what decides, for all requests of its method, how parallel to be; None where the
-            options do.
-        dialled, since: tokens that the present cycle proposes by it, and slots before that.
-        finish_reason: why it has ended; None while it goes on.
+        eos: end-of-sequence tokens of the model, which a method may look for anywhere in a canvas.
+        stop_ids: tokens that end the answer when committed. Methods must not use them, since the
+            tokens before one must not depend on it.
+        min_tokens: among the first `min_tokens`, a token of `stop_ids` is part of the answer.
+        target: properties of the target model that methods may use.
+        logprobs: whether the log-probability of each token is wanted; they are stored in `scores`.
+        processors: logits processors, applied before the logits are read.
+        canvas: working text of an out-of-order method, slot by slot, for progress reports; holes
+            are the mask.
+        constraint: constraint on the whole answer.
+        fixed_tokens: tokens of the answer that are fixed in advance, by slot.
+        is_infill: whether every slot up to the limit is to be filled, as in an infill template.
+        pace: controller of the draft length, shared by all requests of the method; None where the
+            options fix it.
+        cycle_length: tokens that the present cycle proposes under `pace`.
+        cycle_start: slots before the present cycle.
+        finish_reason: why the request ended; None while it runs.
         ids: prompt and committed tokens.
     """
 
@@ -106,10 +107,7 @@ class Request:
         return self.ids[len(self.prompt) :]
 
     def ahead(self, end: int) -> list[int]:
-        """What is shown from the first slot that is not committed up to slot `end`.
-
-        Masks, and tokens that are given.
-        """
+        """Return masks, or fixed tokens, for the uncommitted slots up to slot `end`."""
         slots, mask = range(len(self.ids), end), self.target.mask_id
         if not self.given:
             return [mask] * len(slots)
@@ -118,11 +116,17 @@ class Request:
     def commit(self, tokens: Iterable[int], logprobs: Iterable[float] | None = None) -> bool:
         """Make tokens output, up to an end-of-sequence, a stop id or the limit.
 
-        Returns False once the request has ended.
+        Fixed tokens that follow are committed as well.
 
-        Tokens that are given behind them become output as well. `logprobs` has an entry for each
-        token, and may have more. Raises `ValueError` for tokens that are no part of an answer as it
-        is constrained.
+        Args:
+            tokens: next tokens of the answer.
+            logprobs: one entry per token; further entries are ignored.
+
+        Returns:
+            False once the request has ended.
+
+        Raises:
+            ValueError: the constraint does not allow the tokens.
         """
         scores = repeat(None) if logprobs is None else logprobs
         for token, score in zip(tokens, scores, strict=False):
@@ -141,13 +145,13 @@ class Request:
         return self.finish_reason is None
 
     def is_end(self, token: int) -> bool:
-        """Whether the next token of the answer ends it, and is no part of it."""
+        """Return whether this token ends the answer and is not part of it."""
         if token in self.eos:
             return True
         return token in self.stop_ids and len(self.ids) >= len(self.prompt) + self.min_tokens
 
     def append(self, token: int, score: float | None) -> None:
-        """Make a token output."""
+        """Append a token to the output; stop at the limit."""
         self.ids.append(token)
         if score is not None:
             self.scores.append(score)
@@ -155,9 +159,12 @@ class Request:
             self.finish_reason = "length"
 
     def dial(self, most: int, behind: int = 0, lost: int = 0) -> int:
-        """Number of tokens that the next cycle proposes: `most`, or fewer where that pays.
+        """Return the number of tokens that the next cycle proposes.
 
-        A draft has first to read `behind` slots, of which the target has to be fed `lost` again.
+        Args:
+            max_length: upper bound; the result without a `pace`.
+            unread: slots that the draft has not read yet.
+            lost: those of them that the target has to read again for the draft.
         """
         if self.pace is None:
             return most
@@ -169,36 +176,36 @@ class Request:
         return self.dialled
 
     def settled(self, behind: int) -> bool:
-        """Whether no cycle is to propose anything for a while; its draft is `behind` slots late."""
+        """Return whether drafting is off for a while; the draft has not read `unread` slots."""
         if self.pace is None:
             return False
         return self.resting or self.pace.settled(behind, self.limit - len(self.ids))
 
     @property
     def resting(self) -> bool:
-        """Whether it proposed nothing, and its pace says that it need not ask again so soon."""
+        """Whether drafting is paused until the controller reviews its decision."""
         return self.dialled == 1 and self.pace is not None and self.pace.cycles < self.pace.rest
 
     def account(self) -> None:
-        """Tell the pace what the present cycle has brought.
+        """Report the tokens accepted in the present cycle to the controller.
 
-        An end-of-sequence or a stop id is no output, but a token that was kept.
+        An end-of-sequence or a stop id is no output, but counts as an accepted token.
         """
         if self.pace is not None and self.dialled is not None:
-            kept = len(self.ids) - self.since + (self.finish_reason == "stop")
-            self.pace.brought(self.dialled, kept)
+            accepted = len(self.ids) - self.since + (self.finish_reason == "stop")
+            self.pace.brought(self.dialled, accepted)
             self.dialled = None
 
     @property
     def joint(self) -> Joint | None:
-        """What makes the tokens of several holes fit together, where the answer is constrained."""
+        """Constraint and canvas for a joint choice of several holes; None if unconstrained."""
         if self.constraint is None:
             return None
         return Joint(self.constraint, list(self.canvas or self.ids))
 
     @property
     def forced(self) -> list[int]:
-        """Tokens that must come next, as its constraint allows no others."""
+        """Next tokens that the constraint leaves no alternative to."""
         return [] if self.constraint is None else self.constraint.forced(self.ids)
 
     def sample(
@@ -210,10 +217,14 @@ class Request:
         drawn: bool = False,
         joint: bool = False,
     ) -> Sample:
-        """A read by the request's own sampling, with the noise of a step.
+        """Return a read with the request's sampling options and the noise of a step.
 
-        `joint` is for holes of which several may be filled on one forward: their tokens then fit
-        together, where the answer is constrained.
+        Args:
+            step: number of the step, which selects the noise.
+            keep: whether the raw logits stay available in the prediction.
+            scores: scores that the method needs.
+            score_as_drawn: whether scores use the sampling distribution instead of the raw logits.
+            joint: whether the tokens of several holes must satisfy the constraint together.
         """
         if self.logprobs:
             scores = (*scores, "logprob")

@@ -1,4 +1,4 @@
-"""How logits become tokens and scores: for the rows of many sequences at once.
+"""Reads: how logits become tokens and scores, for the rows of many sequences at once.
 
 Shapes: R rows of one read group, V vocabulary.
 """
@@ -26,7 +26,7 @@ Score = Literal["confidence", "entropy", "logprob", "margin"]
 
 @dataclass(slots=True)
 class Readout:
-    """What a read makes of `R` rows; everything `[R]` on the device."""
+    """Result of a read of `R` rows; everything `[R]` on the device."""
 
     tokens: Tensor
     scores: dict[Score, Tensor]
@@ -43,8 +43,9 @@ Reader = Callable[[Tensor, slice], Readout]
 class Read:
     """How the logits of a forward become tokens. Reads of one type are run together.
 
-    `scores` names what else is wanted, since each score is another pass over the vocabulary.
-    `keep` leaves the raw logits on the device as `Prediction.logits`.
+    Attributes:
+        keep: whether the raw logits stay on the device as `Prediction.logits`.
+        scores: further scores, each of which costs another pass over the vocabulary.
     """
 
     keep: bool = False
@@ -59,7 +60,7 @@ class Read:
     def group(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Reader:
-        """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
+        """Return a reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         raise NotImplementedError
 
 
@@ -67,9 +68,9 @@ class Read:
 class Sample(Read):
     """Greedy or sampled tokens. Noise is a function of (seed, slot, step), never of the batch.
 
-    Scores are those of the raw logits, or where `drawn` of the distribution that the tokens are
-    drawn from: divided by the temperature (unless it is 0), cut to top-p and top-k. A `logprob` is
-    always that of the raw logits. With `joint`, the tokens of all slots fit together.
+    Scores use the raw logits, or with `score_as_drawn` the sampling distribution: divided by the
+    temperature (unless it is 0), then truncated. A `logprob` always uses the raw logits. With
+    `joint`, the tokens of all slots satisfy the constraint together.
     """
 
     sampling: Sampling = PLAIN
@@ -79,14 +80,14 @@ class Sample(Read):
 
     @property
     def whole(self) -> bool:
-        """Tokens that fit together are chosen together."""
+        """Whether the tokens are chosen jointly."""
         return self.joint is not None
 
     @classmethod
     def group(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Reader:
-        """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
+        """Return a reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         for read in reads:
             if read.sampling.temperature != 0 or read.scores or read.joint is not None:
                 break
@@ -105,27 +106,27 @@ class Sample(Read):
 
     @classmethod
     def at_once(cls, reads: Sequence[Self]) -> bool:
-        """Whether one launch gives tokens and scores, of rows by themselves."""
+        """Return whether one kernel launch can produce tokens and scores, row by row."""
         return any(read.scores for read in reads) and not any(read.whole for read in reads)
 
     @property
     def raw(self) -> bool:
-        """Whether all scores are those of the raw logits."""
+        """Whether all scores use the raw logits."""
         return self.sampling.plain or not (self.drawn and self.scores)
 
     @classmethod
     def fused(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Reader:
-        """The same reader in one launch, whatever the dtype of the logits."""
+        """Return the same reader as one kernel launch, for logits of any dtype."""
         wanted = {score for read in reads for score in read.scores}
         noisy = Noisy.of([r.sampling for r in reads], [r.step for r in reads], slots, device)
-        law = np.repeat([not read.raw for read in reads], [len(each) for each in slots])
-        drawn = to_device(law, device) if law.any() else None
+        is_drawn = np.repeat([not read.raw for read in reads], [len(each) for each in slots])
+        drawn_flags = to_device(is_drawn, device) if is_drawn.any() else None
 
         def read(logits: Tensor, rows: slice) -> Readout:
-            mine = None if drawn is None else drawn[rows]
-            tokens, scores = noisy.at_once(logits, rows, drawn=mine)
+            own_flags = None if drawn_flags is None else drawn_flags[rows]
+            tokens, scores = noisy.at_once(logits, rows, drawn=own_flags)
             return Readout(tokens, {score: scores[score] for score in wanted})
 
         return read
@@ -134,26 +135,26 @@ class Sample(Read):
     def choice(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Chooser:
-        """How `reads` choose the tokens of their rows."""
-        apart = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
-        return Jointly(apart, reads, slots) if any(r.whole for r in reads) else apart
+        """Return how `reads` choose the tokens of their rows."""
+        choose_rows = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
+        return Jointly(choose_rows, reads, slots) if any(r.whole for r in reads) else choose_rows
 
     @classmethod
     def judge(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Judge:
-        """The scores that `reads` want of the tokens of their rows."""
+        """Return how `reads` score the tokens of their rows."""
         wanted = {score for read in reads for score in read.scores}
         if not wanted:
             return lambda logits, tokens, rows: {}
-        judged = [read.sampling if read.drawn else PLAIN for read in reads]
-        if all(each.plain for each in judged):
+        samplings = [read.sampling if read.drawn else PLAIN for read in reads]
+        if all(each.plain for each in samplings):
             return lambda logits, tokens, rows: scores(logits, tokens, wanted)
-        cut = Cut.of(judged, slots, device)
+        truncation = Cut.of(samplings, slots, device)
         raw = wanted & {"logprob"}
 
         def judge(logits: Tensor, tokens: Tensor, rows: slice) -> dict[Score, Tensor]:
-            as_drawn = scores(cut(logits, rows), tokens, wanted - raw)
+            as_drawn = scores(truncation(logits, rows), tokens, wanted - raw)
             return as_drawn | scores(logits, tokens, raw)
 
         return judge
@@ -163,12 +164,12 @@ GREEDY = Sample()
 
 
 def read_greedily(logits: Tensor, rows: slice) -> Readout:
-    """The most probable token of each row, and no score."""
+    """Return the most probable token of each row, without scores."""
     return Readout(likeliest(logits), {})
 
 
 Chooser = Callable[[Tensor, slice], Tensor]
-"""Chooses a token `[r]` from each row of logits `[r, V]`, which are a slice of a group's rows."""
+"""Chooses a token `[r]` from each row of logits `[r, V]`, a slice of a group's rows."""
 
 
 def chooser(
@@ -177,7 +178,7 @@ def chooser(
     slots: Sequence[Sequence[int]],
     device: torch.device,
 ) -> Chooser:
-    """Spread each request's settings, and the noise of its step, over the slots that it wants."""
+    """Return a chooser with each request's settings and noise, for the slots that it wants."""
     if all(sampling.temperature == 0 for sampling in samplings):
         return lambda logits, rows: likeliest(logits)
     return Noisy.of(samplings, steps, slots, device)
@@ -186,18 +187,18 @@ def chooser(
 def noise_of(
     samplings: Sequence[Sampling], steps: Sequence[int], slots: Sequence[Sequence[int]]
 ) -> Tensor:
-    """Keys `i64[R]` of the noise at all slots that the requests want."""
+    """Return the noise keys `i64[R]` of all slots that the requests want."""
     counts = [len(wanted) for wanted in slots]
     seeds = np.array([int(sampling.seed) % 2**64 for sampling in samplings], dtype=np.uint64)
-    places = np.fromiter((slot for wanted in slots for slot in wanted), np.uint64, sum(counts))
-    turns = np.array([step % 2**64 for step in steps], dtype=np.uint64)
-    keys = noise_keys(np.repeat(seeds, counts), np.repeat(turns, counts), places)
+    slot_ids = np.fromiter((slot for wanted in slots for slot in wanted), np.uint64, sum(counts))
+    step_ids = np.array([step % 2**64 for step in steps], dtype=np.uint64)
+    keys = noise_keys(np.repeat(seeds, counts), np.repeat(step_ids, counts), slot_ids)
     return torch.from_numpy(keys.astype(np.int64))
 
 
 @dataclass(slots=True, kw_only=True)
 class Noisy:
-    """A chooser of rows with settings and noise of their own."""
+    """Token chooser with settings and noise per row."""
 
     cut: Cut
     keys: Tensor
@@ -210,7 +211,7 @@ class Noisy:
         slots: Sequence[Sequence[int]],
         device: torch.device,
     ) -> Self:
-        """Spread each request's settings, and the noise of its step, over its slots."""
+        """Repeat each request's settings and step noise for its slots."""
         keys = noise_of(samplings, steps, slots).numpy()
         return cls(cut=Cut.of(samplings, slots, device), keys=to_device(keys, device))
 
@@ -222,41 +223,41 @@ class Noisy:
         ratio: Tensor | None = None,
         drawn: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Tokens of the rows `rows` and all scores, by the kernel, see `read_rows`."""
+        """Return tokens and all scores of the rows `rows` by the kernel `read_rows`."""
         return read_rows(logits, self.cut.of_rows(rows), self.keys[rows], guess, ratio, drawn)
 
     def __call__(self, logits: Tensor, rows: slice) -> Tensor:
-        """Token of each row of `logits [r, V]`, which are the rows `rows` of the group."""
+        """Return the token of each row of `logits [r, V]`, the rows `rows` of the group."""
         if runs_triton(logits.device):
             return self.at_once(logits, rows)[0]
-        settings, known = self.cut.of_rows(rows), self.cut.known[:, rows]
+        settings, host_rows = self.cut.of_rows(rows), self.cut.known[:, rows]
         tokens = likeliest(logits)
-        # Rows are picked by index, so that a greedy neighbour costs nothing and changes nothing.
-        if len(found := known[0].nonzero()[0]):
-            warm = to_device(found, logits.device)
-            own = Settings(*(setting[warm] for setting in settings))
-            scaled = logits[warm].float() / own.temperature[:, None]
-            noised = narrowed(scaled, own, known[:, found])
-            noised = noised + gumbel(self.keys[rows][warm], scaled.shape[-1])
-            tokens[warm] = nucleus(scaled, noised, own.top_p)
+        # Rows are selected by index, so greedy rows cost nothing and do not change the others.
+        if len(sampled := host_rows[0].nonzero()[0]):
+            sampled_rows = to_device(sampled, logits.device)
+            row_settings = Settings(*(setting[sampled_rows] for setting in settings))
+            scaled = logits[sampled_rows].float() / row_settings.temperature[:, None]
+            noised = narrowed(scaled, row_settings, host_rows[:, sampled])
+            noised = noised + gumbel(self.keys[rows][sampled_rows], scaled.shape[-1])
+            tokens[sampled_rows] = nucleus(scaled, noised, row_settings.top_p)
         return tokens
 
     def law(self, logits: Tensor, rows: slice) -> Tensor:
-        """Probabilities `f32[r, V]` with which the tokens of `logits [r, V]` are chosen."""
-        law = torch.zeros_like(logits, dtype=torch.float32)
-        law.scatter_(-1, likeliest(logits)[:, None], 1.0)
-        if len(found := self.cut.known[0, rows].nonzero()[0]):
-            warm = to_device(found, logits.device)
-            law[warm] = self.cut(logits, rows)[warm].softmax(-1)
-        return law
+        """Return the probabilities `f32[r, V]` with which tokens of `logits [r, V]` are chosen."""
+        probabilities = torch.zeros_like(logits, dtype=torch.float32)
+        probabilities.scatter_(-1, likeliest(logits)[:, None], 1.0)
+        if len(sampled := self.cut.known[0, rows].nonzero()[0]):
+            sampled_rows = to_device(sampled, logits.device)
+            probabilities[sampled_rows] = self.cut(logits, rows)[sampled_rows].softmax(-1)
+        return probabilities
 
     def draw(self, weights: Tensor, rows: slice) -> Tensor:
-        """Token `[r]` of each row of `weights [r, V]`, which need not add up to one."""
+        """Draw a token `[r]` from each row of `weights [r, V]`, which need not be normalised."""
         return likeliest(weights.log() + gumbel(self.keys[rows], weights.shape[-1]))
 
 
 def scores(logits: Tensor, tokens: Tensor, wanted: AbstractSet[Score]) -> dict[Score, Tensor]:
-    """Scores `f32[R]` of `tokens [R]` under raw `logits [R, V]`."""
+    """Return scores `f32[R]` of `tokens [R]` under raw `logits [R, V]`."""
     if not wanted:
         return {}
     log_probabilities = logits.float().log_softmax(-1)
@@ -269,7 +270,7 @@ def scores(logits: Tensor, tokens: Tensor, wanted: AbstractSet[Score]) -> dict[S
         best = log_probabilities.topk(2, -1).values.exp()
         result["margin"] = best[:, 0] - best[:, 1]
     if "entropy" in wanted:
-        # In place, since these are the largest tensors of a read. A clamped logarithm is finite.
+        # In place, since these are the largest tensors of a read. Clamped logarithms are finite.
         terms = log_probabilities.exp().mul_(log_probabilities.clamp_(min=-1e4))
         result["entropy"] = -terms.sum(-1)
     return result

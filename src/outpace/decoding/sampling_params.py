@@ -1,4 +1,4 @@
-"""What a request chooses of randomness."""
+"""Sampling options of a request."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from numbers import Integral, Real
 from outpace.errors import OptionError
 
 MOST = 2**31
-"""What counts stay below, so that tensors of a batch can hold them."""
+"""Exclusive bound of counts that tensors of a batch hold."""
 
 COLDEST, HOTTEST = 1e-30, 1e30
-"""What temperatures lie between, so that tensors of a batch can hold them."""
+"""Range of temperatures that tensors of a batch hold."""
 
 
 def is_number(value: object) -> bool:
-    """Whether this is a finite number, and not a truth value."""
+    """Return whether a value is a finite number, and not a bool."""
     try:
         return (
             isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(float(value))
@@ -26,18 +26,25 @@ def is_number(value: object) -> bool:
 
 
 def is_whole(value: object) -> bool:
-    """Whether this is a whole number, and not a truth value."""
+    """Return whether a value is a whole number, and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """A request's choice of randomness; temperature 0 is greedy.
+    """Sampling options of a request; temperature 0 is greedy.
 
-    `top_p` keeps every token unless those that are more probable already hold more than this
-    mass; `top_k` keeps the k most probable; `min_p` keeps what has at least this share of the
-    probability of the most probable. A token must pass all, each on the whole distribution. Raises
-    `ValueError` for values that mean nothing.
+    Each filter applies to the whole distribution, and a token must pass all of them.
+
+    Attributes:
+        temperature: divisor of the logits.
+        top_p: drops a token if the more probable ones already hold more than this mass.
+        top_k: keeps the k most probable tokens; None keeps all.
+        min_p: keeps tokens with at least this share of the highest probability.
+        seed: seed of the noise.
+
+    Raises:
+        OptionError: a value is out of range.
     """
 
     temperature: float = 0.0
@@ -53,36 +60,36 @@ class Sampling:
             raise OptionError(
                 "temperature",
                 self.temperature,
-                f"temperature must be 0 or lie between {COLDEST:g} and {HOTTEST:g}, "
-                f"not {self.temperature!r}",
+                f"temperature must be 0 or between {COLDEST:g} and {HOTTEST:g}, "
+                f"got {self.temperature!r}",
             )
         if not (is_number(self.top_p) and 0 < self.top_p <= 1):
-            message = f"top_p must lie above 0 and be at most 1, not {self.top_p!r}"
+            message = f"top_p must be above 0 and at most 1, got {self.top_p!r}"
             raise OptionError("top_p", self.top_p, message)
         if self.top_k is not None and not (is_whole(self.top_k) and 1 <= self.top_k < MOST):
             raise OptionError(
                 "top_k",
                 self.top_k,
                 f"top_k must be a whole number from 1 to {MOST - 1} (or None for all), "
-                f"not {self.top_k!r}",
+                f"got {self.top_k!r}",
             )
         if not (is_number(self.min_p) and 0 <= self.min_p <= 1):
-            message = f"min_p must lie between 0 and 1, not {self.min_p!r}"
+            message = f"min_p must be between 0 and 1, got {self.min_p!r}"
             raise OptionError("min_p", self.min_p, message)
         if not is_whole(self.seed):
-            message = f"seed must be a whole number, not {self.seed!r}"
+            message = f"seed must be a whole number, got {self.seed!r}"
             raise OptionError("seed", self.seed, message)
 
     @property
     def plain(self) -> bool:
-        """Whether tokens are drawn from the model's distribution, neither tempered nor cut."""
+        """Whether tokens follow the model's own distribution, neither tempered nor truncated."""
         return self.temperature in (0, 1) and not self.cuts
 
     @property
     def cuts(self) -> bool:
-        """Whether some tokens are left out."""
+        """Whether some tokens are excluded."""
         return self.top_p < 1 or self.top_k is not None or self.min_p > 0
 
 
 PLAIN = Sampling()
-"""The model's own distribution, at its likeliest token."""
+"""The model's own distribution, at its most probable token."""

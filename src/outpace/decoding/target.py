@@ -1,4 +1,4 @@
-"""What a model is, and what a request knows of the one that it decodes with."""
+"""Kinds of models, and the properties of the target that a request may use."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from enum import Enum
 from typing import Literal
 
 Rank = Literal["confidence", "margin", "entropy"]
-"""What holes are ranked by: a probability, a lead, or how little entropy there is."""
+"""Scores that holes are ranked by; for entropy, lower is better."""
 
 Order = Literal["confidence", "margin", "entropy", "left_to_right", "random", "origin"]
-"""A rank, or one of the orders that ask for no score: from left to right, at random, or each hole
-by a toss of its own."""
+"""A ranking score, or an order without scores: left to right, random, or independent per hole."""
 
 
 class Kind(Enum):
-    """What a model is, in the words of messages."""
+    """Kinds of models, with the names used in messages."""
 
     CAUSAL = "causal model"
     FILLING = "causal model that fills masks"
@@ -27,12 +26,12 @@ class Kind(Enum):
 
     @classmethod
     def causal(cls, mask_id: int | None) -> Kind:
-        """A causal model; one that has a mask token fills masks as well."""
+        """Return the kind of a causal model, which fills masks if it has a mask token."""
         return cls.CAUSAL if mask_id is None else cls.FILLING
 
     @property
     def plural(self) -> str:
-        """Several of them."""
+        """Plural of the name."""
         noun, that, rest = self.value.partition(" that ")
         verb, space, what = rest.partition(" ")
         return f"{noun}s{that}{verb.removesuffix('s')}{space}{what}"
@@ -40,45 +39,45 @@ class Kind(Enum):
 
 CAUSAL_KINDS = (Kind.CAUSAL, Kind.FILLING)
 MASKED_DRAFT_KINDS = (Kind.DRAFT, Kind.ADDING)
-"""Drafts that fill a block of masks."""
+"""Drafts that predict a block of masks."""
 
 DRAFT_KINDS = (*MASKED_DRAFT_KINDS, Kind.EXTENDING)
-"""Kinds that are nothing without a target."""
+"""Drafts, which cannot run without a target."""
 
 
 def named(kinds: tuple[Kind, ...]) -> list[Kind]:
-    """Those of some kinds that are told; causal models include those that fill masks."""
+    """Drop mask-filling models where causal models, which include them, are listed."""
     return [kind for kind in kinds if kind is not Kind.FILLING or Kind.CAUSAL not in kinds]
 
 
 def singular(kinds: tuple[Kind, ...]) -> str:
-    """One model of some kinds."""
+    """Return the name of one model of these kinds, for messages."""
     return " or a ".join(kind.value for kind in named(kinds))
 
 
 def plural(kinds: tuple[Kind, ...]) -> str:
-    """Several models of some kinds."""
+    """Return the plural name of models of these kinds, for messages."""
     return " or ".join(kind.plural for kind in named(kinds))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a method may know of the model that it decodes.
+    """Properties of the decoded model that methods may use.
 
     Attributes:
         shift: 1 where row *p - 1* predicts slot *p*, 0 where row *p* does.
-        mask_id: the token of a hole, of the model that is fed holes: the target, or a draft that
-            reads or adds its features; -1 where none is.
-        block: tokens of a block that this model was trained with or is decoded by; None for any.
-        blocked: whether its rows see no further than the end of their block, the blocks counted
-            from slot 0.
-        order: which holes are filled next, where a method does not say.
-        eps: last time of the schedule `timesteps`; 0 for the schedule `even`.
-        drawn: whether holes are scored by the law that tokens are drawn from, or by raw logits.
-        null_prompt: whether the model was trained to go on from a prompt of masks.
-        padding: tokens that stand behind an answer.
-        adding: whether its draft adds features to the rows of the text, which it is fed; else it
-            reads them in front of its rows.
+        mask_id: mask token of the model that reads masks: the target, or a DFlash draft; -1
+            without one.
+        block: block length of the model, as trained or decoded; None for any.
+        is_block_causal: whether rows see no further than the end of their block, counted from slot
+            0.
+        order: default order in which holes are filled.
+        eps: last time of the schedule `timestep_counts`; 0 for the schedule `even_counts`.
+        score_as_drawn: whether holes are scored by the sampling distribution, or by raw logits.
+        null_prompt: whether the model was trained on prompts of masks, as guidance needs.
+        padding: tokens that pad a finished answer.
+        adds_features: whether its draft combines features with the rows of the text (fused),
+            instead of reading them as context.
     """
 
     shift: int = 1

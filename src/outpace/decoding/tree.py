@@ -1,4 +1,4 @@
-"""A tree of drafts as a pattern: a row sees the text before the tree, its ancestors, and itself."""
+"""Attention pattern of a draft tree: a row sees the committed prefix, its ancestors and itself."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BITS = 63
-"""Slots behind the trunk that a row may point at: so an integer of a device holds them."""
+"""Largest number of tree slots in an ancestor mask, which must fit into a signed 64-bit integer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Rows of which some hang side by side; what each of those sees is one integer more.
+    """Rows of a draft tree, each with an ancestor mask.
 
-    Rows of slots below `trunk` are causal. The others see all slots below it, themselves, and slot
-    `trunk + j` where bit j of their entry in `bits` is set: a slot before their own, of the same
-    forward or of one before it.
+    Rows of slots below `root_slot` are causal. The others see all slots below it, themselves, and
+    slot `root_slot + j` where bit j of their entry in `ancestor_masks` is set. That slot comes
+    before their own, in the same forward or an earlier one.
     """
 
     trunk: int
@@ -23,36 +23,36 @@ class Tree:
 
     @classmethod
     def of(cls, trunk: int, parents: Sequence[int]) -> Tree:
-        """A tree whose row i hangs on row `parents[i]`, or on the trunk where that is negative."""
-        bits: list[int] = []
+        """Build a tree whose row i has the parent row `parents[i]`, or the prefix if negative."""
+        masks: list[int] = []
         for parent in parents:
-            bits.append(0 if parent < 0 else bits[parent] | 1 << parent)
-        return cls(trunk, tuple(bits))
+            masks.append(0 if parent < 0 else masks[parent] | 1 << parent)
+        return cls(trunk, tuple(masks))
 
     def first(self, start: int) -> int:
-        """How many of the rows from slot `start` on stand below the trunk, and are causal."""
+        """Return the number of rows from slot `start` on that are below the root, so causal."""
         return max(self.trunk - start, 0)
 
     def stops(self, start: int) -> list[int]:
-        """First slot that each row does not see, but for those that its bits name and its own."""
+        """Return the end of each row's contiguous view, without its ancestors and itself."""
         return [*range(start + 1, start + self.first(start) + 1), *[self.trunk] * len(self.bits)]
 
     def positions(self, start: int) -> list[int]:
-        """Rotary positions: what a row sees is its text, so its length is its place in it."""
-        text = range(start, start + self.first(start))
-        return [*text, *(self.trunk + own.bit_count() for own in self.bits)]
+        """Return rotary positions: a row's position is the number of slots that it sees."""
+        prefix = range(start, start + self.first(start))
+        return [*prefix, *(self.trunk + mask.bit_count() for mask in self.bits)]
 
     def check(self, start: int, rows: int) -> None:
-        """Raise `ValueError` where it does not fit `rows` rows from slot `start` on."""
-        below = self.first(start)
-        if self.trunk < 0 or not self.bits or below + len(self.bits) != rows:
+        """Raise `ValueError` where the tree does not match `rows` rows from slot `start` on."""
+        causal = self.first(start)
+        if self.trunk < 0 or not self.bits or causal + len(self.bits) != rows:
             raise ValueError(
-                f"a tree of {len(self.bits)} rows on trunk {self.trunk} does not fit "
-                f"{rows} rows from slot {start} on"
+                f"a tree of {len(self.bits)} rows with root slot {self.trunk} "
+                f"does not match {rows} rows from slot {start} on"
             )
-        for slot, own in enumerate(self.bits, max(start, self.trunk)):
-            if own < 0 or own.bit_length() > min(BITS, slot - self.trunk):
+        for slot, mask in enumerate(self.bits, max(start, self.trunk)):
+            if mask < 0 or mask.bit_length() > min(BITS, slot - self.trunk):
                 raise ValueError(
-                    f"the row of slot {slot} points at none of the {BITS} slots behind "
-                    f"trunk {self.trunk} that stand before it"
+                    f"the row of slot {slot} must point at earlier slots of the {BITS} "
+                    f"from root slot {self.trunk} on"
                 )

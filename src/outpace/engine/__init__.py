@@ -1,0 +1,1 @@
+"""The engine: caches, packed passes, and the scheduling of requests."""

@@ -1,12 +1,12 @@
-"""How a model lies in a CPU's memory while it decodes; names, values and results stay as they are.
+"""Packed weights of a model on a CPU; parameter names, values and results are unchanged.
 
-Which layout of a matrix is fast depends on its size, on the processor, and on the rows that a
-product has: one where a causal model decodes a single sequence, more where it verifies drafts or
-has company, dozens where a diffusion model shows its masks. So it is tried (`kernels/autotune.py`).
-The other modules lose the machinery of hooks, whose calls cost as much as a small product.
+Which layout of a matrix is fastest depends on its size, on the processor, and on the rows of a
+product. A causal model that decodes a single sequence has one row; verification and batches have
+more, and the masks of a diffusion model dozens. So the layouts are timed (`kernels/autotune.py`).
+The other modules bypass the hooks of `nn.Module.__call__`, whose overhead equals a small product.
 
-Modules are not replaced but change their class, so that every parameter stays where it is, under
-its name; `undo` gives them their own class back.
+Modules are not replaced but change their class, so every parameter keeps its name. `unpack_model`
+restores the original classes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from outpace.models.packed import DenseState
 from outpace.models.transformer import MLP, Attention, Block, Embedding, Stack, Transformer
 
 PIECE = 256
-"""Rows that an MLP takes at a time: what lies between its matrices stays in the cache."""
+"""Rows that an MLP processes at a time, so that its intermediate values stay in the cache."""
 
 
 class FixedLinear(nn.Linear, DenseState):
-    """A linear layer for inference, whose weight lies as is quickest on this machine."""
+    """A linear layer for inference, whose weight has the fastest layout on this machine."""
 
     matrix: Tensor
     multiply: Product
 
     def lay_out(self, layout: str | None = None) -> None:
-        """Store the weight anew, in the quickest layout or in another one."""
+        """Pack the weight in the fastest layout, or in the given one."""
         weight = self.weight.detach()
         self.matrix = LAYOUTS[layout or quickest(weight)](weight)
         bias = None if self.bias is None else self.bias.detach()
@@ -50,99 +50,99 @@ class FixedLinear(nn.Linear, DenseState):
         self.weight = nn.Parameter(self.matrix, requires_grad=False)
 
     def undo(self) -> None:
-        """Store the weight row by row again."""
+        """Store the weight row by row."""
         self.weight = nn.Parameter(self.dense(), requires_grad=False)
         del self.matrix, self.multiply
 
-    # Calling the layer is calling the product, without a frame of Python between the two.
+    # Calling the layer calls the product directly, without another Python frame.
     __call__ = property(attrgetter("multiply"))
 
     def dense(self) -> Tensor:
-        """The matrix `[out, in]` row by row."""
+        """Return the matrix `[out, in]` row by row."""
         return dense(self.matrix)
 
 
 class FixedRouter(PreciseRouter, FixedLinear):
-    """A router in float32 for inference, whose weight lies as is quickest on this machine."""
+    """A router in float32 for inference, whose weight has the fastest layout on this machine."""
 
     dtype: torch.dtype
 
     def lay_out(self, layout: str | None = None) -> None:
-        """Store the weight anew, in float32."""
+        """Pack the weight in float32."""
         self.dtype = self.weight.dtype
         self.weight = nn.Parameter(self.weight.detach().float(), requires_grad=False)
         FixedLinear.lay_out(self, layout)
 
     def undo(self) -> None:
-        """Store the weight row by row again, in its own dtype."""
+        """Store the weight row by row, in its original dtype."""
         FixedLinear.undo(self)
         self.weight = nn.Parameter(self.weight.detach().to(self.dtype), requires_grad=False)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Scores `f32[T, E]` of rows `x [T, dim]`."""
+        """Return the scores `f32[T, E]` of rows `x [T, dim]`."""
         return self.multiply(x.float())
 
 
 class TiledEmbedding(Embedding, DenseState):
-    """An embedding that is the head as well, and lies in tiles: rows are looked up there."""
+    """A tied embedding in tiles, from which rows are looked up."""
 
     multiply: Product
 
     def lay_out(self) -> None:
-        """Store the table anew."""
+        """Pack the table into tiles."""
         self.weight = nn.Parameter(tiles.laid(self.weight.detach()), requires_grad=False)
         self.multiply = bind_product(self.weight.detach())
 
     def undo(self) -> None:
-        """Store the table row by row again."""
+        """Store the table row by row."""
         self.weight = nn.Parameter(self.dense(), requires_grad=False)
         del self.multiply
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Rows `[T, dim]` of tokens `ids i64[T]`."""
+        """Return the rows `[T, dim]` of tokens `ids i64[T]`."""
         return tiles.rows(self.weight, ids)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits `[..., vocab]` of hidden states `[..., dim]`."""
+        """Return the logits `[..., vocab]` of hidden states `[..., dim]`."""
         return self.multiply(hidden)
 
     def dense(self) -> Tensor:
-        """The table `[vocab, dim]` row by row."""
+        """Return the table `[vocab, dim]` row by row."""
         return dense(self.weight)
 
 
 class DirectLinear(nn.Linear):
-    """A linear layer that is called directly."""
+    """A linear layer without hooks."""
 
     __call__ = nn.Linear.forward
 
 
 class DirectAttention(Attention):
-    """Attention that is called directly."""
+    """Attention without hooks."""
 
     __call__ = Attention.forward
 
 
 class DirectMLP(MLP):
-    """An MLP that is called directly, for as many rows as the cache likes."""
+    """An MLP without hooks, which processes its rows in chunks."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map rows `x [T, dim]`."""
         if len(x) > PIECE:
-            return torch.cat([self(piece) for piece in x.split(PIECE)])
+            return torch.cat([self(chunk) for chunk in x.split(PIECE)])
         gate, up = self.activate(self.gate_up(x))
         mapped: Tensor = self.down(gate.mul_(up))
         return mapped
 
 
 class DirectBlock(Block):
-    """A block that is called directly."""
+    """A block without hooks."""
 
     __call__ = Block.forward
 
 
 class OwnHead(Transformer):
-    """A model with a tied head, which has a layout of its own or is the embedding as it lies."""
+    """A model with a tied head whose packed matrix is a separate copy of the embedding."""
 
     own: tuple[FixedLinear]
 
@@ -151,17 +151,17 @@ class OwnHead(Transformer):
         weight = self.embedding.weight.detach()
         head = FixedLinear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         head.weight = nn.Parameter(weight, requires_grad=False)
-        # A large one in float32 that does not lie in tiles is not worth the memory of its copy.
+        # A large float32 head outside the tiled layout is not worth the memory of a copy.
         large = weight.dtype == torch.float32 and weight.nbytes >= tiles.LARGE
         head.lay_out("rows" if large else None)
         self.own = (head,)
 
     def undo(self) -> None:
-        """Forget the copy."""
+        """Drop the copy."""
         del self.own
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits `[..., vocab]` of hidden states `[..., dim]`."""
+        """Return the logits `[..., vocab]` of hidden states `[..., dim]`."""
         return self.own[0](hidden)
 
 
@@ -173,15 +173,15 @@ DIRECT: dict[type[nn.Module], type[nn.Module]] = {
     Block: DirectBlock,
 }
 OWN = (FixedLinear, TiledEmbedding, DirectNorm, OwnHead)
-"""Those that store something anew."""
+"""Classes that store packed data."""
 
 LAID_OUT = {*DIRECT.values(), FixedLinear, FixedRouter, TiledEmbedding, OwnHead, FusedBlock}
 FAST = ("tiles", "blocks")
-"""Layouts that are worth another class of a module."""
+"""Layouts that need another class of a module."""
 
 
 def lay_out(model: Stack) -> None:
-    """Choose the layout of every matrix; those of 8 bits have theirs."""
+    """Pack every matrix of a model on a CPU, except those of 8 bits, which are packed already."""
     weight = model.norm.weight
     if weight.device.type != "cpu":
         return
@@ -199,7 +199,7 @@ def lay_out(model: Stack) -> None:
 
 
 def lay_out_head(model: Transformer, fast: bool) -> None:
-    """The layout of an embedding that is the head as well."""
+    """Pack an embedding that is also the head."""
     weight = model.embedding.weight
     if type(model.embedding) is not Embedding:  # a slice of one
         return
@@ -208,8 +208,8 @@ def lay_out_head(model: Transformer, fast: bool) -> None:
     elif fast:
         become(model, OwnHead)
     elif model.config.kind not in (Kind.DIFFUSION, Kind.BLOCK):
-        # One row passes in two thirds of the time; looking a row up gets dearer, but costs nothing
-        # beside the product.
+        # A product of one row takes two thirds of the time. A look-up takes longer, but is
+        # negligible compared with the product.
         weight.data = by_column(weight.data)
 
 
@@ -221,7 +221,7 @@ def become(module: nn.Module, kind: type[nn.Module]) -> None:
 
 
 def undo(model: Stack) -> None:
-    """Give every module its own class back, and every parameter its usual layout."""
+    """Restore every module's original class, and every parameter's usual layout."""
     for module in model.modules():
         if isinstance(module, (*OWN, FusedBlock)):
             module.undo()

@@ -1,4 +1,4 @@
-"""Many sequences, one ragged pass: who waits for which model, and who goes on."""
+"""The engine schedules the forwards of many requests into one ragged pass per step."""
 
 from __future__ import annotations
 
@@ -28,20 +28,23 @@ from outpace.methods.method import check_type
 LOG = logging.getLogger(__name__)
 
 Work = tuple[Job, Feed, Feed | None]
-"""A job, what it feeds in a pass, and what is left of its forward for a later pass."""
+"""A job, its forward in this pass, and the rest of that forward for a later pass."""
 
 Pacing = Literal["off", "auto"]
-"""How parallel methods are: as their options say, or as the load lets it pay."""
+"""Whether draft lengths follow the options ("off") or the measured load ("auto")."""
 
 
 class Engine:
     """Runs requests of any methods together: drafts first, the target last.
 
-    `max_rows` bounds the rows of a pass (a longer causal prefill is cut, which no method
-    notices), `max_sequences` the requests that run at a time; others queue in order. An engine
-    belongs to one thread at a time. All that waits is found among the requests that run, so an
-    exception that leaves a step, such as Ctrl-C, loses nobody: the next step runs again what was
-    not finished. With `pace` "auto" a `Pace` decides, by the `clock`, how parallel methods are.
+    An engine belongs to one thread at a time. An exception that leaves a step, such as Ctrl-C,
+    loses no request: the next step runs the unfinished forwards again.
+
+    Args:
+        max_rows: most rows of a pass; a longer causal prefill is split, which no method notices.
+        max_sequences: most requests that run at a time; others queue in order of arrival.
+        pace: with "auto", a controller chooses how parallel the methods are.
+        clock: time source of the controller, in seconds.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Engine:
         check_type("pace", pace, Pacing)
         for name, value in {"max_rows": max_rows, "max_sequences": max_sequences}.items():
             if not (is_whole(value) and value >= 1):
-                message = f"{name} must be a whole number of at least 1, not {value!r}"
+                message = f"{name} must be a whole number of at least 1, got {value!r}"
                 raise OptionError(name, value, message)
         self.max_rows, self.max_sequences = max_rows, max_sequences
         self.runners: list[Runner] = []
@@ -67,59 +70,61 @@ class Engine:
         self.turns = count()
         self.needs_recovery = False
         self.is_async = False
-        """Whether a device computes while the host does something else."""
+        """Whether passes run on a device while the host continues."""
         self.pending_callbacks: deque[Job] = deque()
         """Jobs with new tokens whose listeners have not been called yet."""
 
     def add(self, runner: Runner) -> None:
-        """Add a model; the first one added runs last in every turn."""
+        """Add a model; the first one added runs last in every step."""
         self.runners = [runner, *self.runners]
         self.is_async = self.is_async or runner.device.type != "cpu"
 
     def job(
         self, method: Method, request: Request, pairing: Pairing, listener: Listener | None = None
     ) -> Job:
-        """A request that is ready to enter, from any thread.
+        """Return a job that is ready to be queued; callable from any thread.
 
-        `listener` is called after every forward that committed tokens and at the end. Raises
-        `ValueError` for a request that could never run.
+        `listener` is called after every forward that committed tokens, and at the end. Raises
+        `ValueError` for a request that could never run on these models.
         """
         pairing.check(method, request)
         request.pace = self.paces.of(method, pairing, auto=self.pace == "auto")
         return Job(request=request, method=method, pairing=pairing, listener=listener)
 
     def enter(self, job: Job) -> Job:
-        """Queue a request; once, however often this is called, and not one that was cancelled."""
+        """Queue a job once; repeated calls and ended jobs are ignored."""
         if not job.done and job.decoding is None and job not in self.queue:
             self.queue.append(job)
         return job
 
     def step(self) -> bool:
-        """One pass of the first model that a request waits for; False where none is left.
+        """Run one pass of the first model that a job waits for; return False without one.
 
-        Drafts come before targets. Listeners are called while a device computes, on a CPU at once.
+        Drafts come before targets. Listeners are called while a device computes, on a CPU directly.
         """
         if self.needs_recovery:
             self.recover()
         self.needs_recovery = True
         self.admit()
-        began = self.clock()
+        started = self.clock()
         runner = self.next_runner()
         if runner is not None:
             work = self.schedule(runner)
-            paced = self.paces.of_pass(work, len(self.running)) if self.paces else ()
+            measured = self.paces.of_pass(work, len(self.running)) if self.paces else ()
             launched = self.launch(runner, work)
             self.notify_all()
             self.land(runner, work, launched)
-            for pace, role in paced:
-                pace.passed(role, sum(feed.size for _, feed, _ in work), self.clock() - began)
+            for pace, role in measured:
+                pace.passed(
+                    role, sum(forward.size for _, forward, _ in work), self.clock() - started
+                )
         if runner is None or not self.is_async:
             self.notify_all()
         self.needs_recovery = False
         return runner is not None
 
     def next_runner(self) -> Runner | None:
-        """The first model that a running job waits for."""
+        """Return the first model that a running job waits for."""
         wanted = {job.runner for job in self.running}
         for runner in self.runners:
             if runner in wanted:
@@ -146,20 +151,20 @@ class Engine:
                 self.finish(job)
 
     def cancel(self, job: Job) -> None:
-        """End a request where it is; its pages are free at once."""
+        """End a job where it is, and free its pages."""
         if job.done:
             return
-        needed, self.needs_recovery = self.needs_recovery, True
+        needed_recovery, self.needs_recovery = self.needs_recovery, True
         job.request.finish_reason = "cancelled"
         if job in self.queue:
             self.queue.remove(job)
         self.finish(job)
-        self.needs_recovery = needed
+        self.needs_recovery = needed_recovery
 
     def admit(self) -> None:
-        """Let requests in, and let them begin, once all who come in together are counted."""
-        while entered := self.entered():
-            for job in entered:
+        """Admit jobs and start their methods, once all that are admitted together are counted."""
+        while admitted := self.entered():
+            for job in admitted:
                 if not job.done:
                     if (pace := job.request.pace) is not None:
                         pace.run(len(self.running))
@@ -168,9 +173,9 @@ class Engine:
                     self.finish(job)
 
     def entered(self) -> list[Job]:
-        """Who runs and has not begun: those of the queue, in order, while memory can be reserved.
+        """Reserve memory for queued jobs, in order; return all admitted jobs not started yet.
 
-        An interrupt may have left some from before.
+        An interrupt may have left some from an earlier call.
         """
         while self.queue and len(self.running) < self.max_sequences:
             job = self.queue[0]
@@ -182,40 +187,40 @@ class Engine:
         return [job for job in self.running if job.decoding is None]
 
     def schedule(self, runner: Runner) -> list[Work]:
-        """Feeds of the next pass, first come first served, up to `max_rows` rows.
+        """Return the forwards of the next pass, first come first served, up to `max_rows` rows.
 
-        A long causal forward is cut; the rest of it waits after the others.
+        A long causal forward is split; its rest waits after the others.
         """
         waiting = [job for job in self.running if job.runner is runner]
         work: list[Work] = []
         room = self.max_rows
         for job in sorted(waiting, key=attrgetter("turn")):
             try:
-                feed = job.spare(runner)
+                forward = job.spare(runner)
             except ValueError as error:
                 self.fail(job, error)
                 continue
-            size = feed.size
+            size = forward.size
             if size > room:
-                if cut := feed.apart(room):
-                    work.append((job, *feed.cut(cut)))
+                if cut := forward.apart(room):
+                    work.append((job, *forward.cut(cut)))
                     job.turn = next(self.turns)
                     break
                 if work:
                     break
-            work.append((job, feed, None))
+            work.append((job, forward, None))
             room -= size
             if room <= 0:
                 break
         return work
 
     def launch(self, runner: Runner, work: list[Work]) -> Launched | None:
-        """Start a pass on a device; None where it has no job left or fails."""
+        """Start a pass on a device; return None where no job is left or the launch fails."""
         work[:] = [each for each in work if not each[0].done]
         if not work:
             return None
         try:
-            return runner.launch([feed for _, feed, _ in work])
+            return runner.launch([forward for _, forward, _ in work])
         except Exception as error:
             self.failed(runner, work, error)
             return None
@@ -230,61 +235,60 @@ class Engine:
             self.failed(runner, work, error)
             return
         seconds = time.perf_counter() - launched.began
-        found = [each for each in zip(work, predictions, strict=True) if not each[0][0].done]
-        runner.learn((feed, job.request.ids) for (job, feed, _), _ in found)
-        for (job, _, rest), prediction in found:
+        results = [pair for pair in zip(work, predictions, strict=True) if not pair[0][0].done]
+        runner.learn((forward, job.request.ids) for (job, forward, _), _ in results)
+        for (job, _, rest), prediction in results:
             # The listener of a request that ended may have cancelled another.
             if not job.done:
                 job.seconds += seconds
                 self.resume(job, rest, prediction)
 
     def failed(self, runner: Runner, work: Sequence[Work], error: Exception) -> None:
-        """End all requests where the device is lost, the newest of a pass where memory is short.
+        """End the requests of a failed pass, or run each of them alone.
 
-        Else each has a pass of its own, so that only the guilty end: what is no number may have
-        come from a neighbour's memory as well.
+        A lost device ends all requests, and a lack of memory the newest one of the pass. Otherwise
+        each forward runs again alone, so that only the faulty requests end: NaNs may also come from
+        another request's memory.
         """
-        left = [each for each in work if not each[0].done]
-        ended = [job for job, _, _ in left]
+        remaining = [each for each in work if not each[0].done]
+        failed_jobs = [job for job, _, _ in remaining]
         if isinstance(error, torch.AcceleratorError):
-            ended = [*self.running, *self.queue]
+            failed_jobs = [*self.running, *self.queue]
             self.queue.clear()
-        elif isinstance(error, torch.OutOfMemoryError) and len(left) > 1:
-            ended = [max(ended, key=attrgetter("began"))]
+        elif isinstance(error, torch.OutOfMemoryError) and len(remaining) > 1:
+            failed_jobs = [max(failed_jobs, key=attrgetter("began"))]
             self.max_sequences = max(len(self.running) - 1, 1)
-            LOG.warning(
-                "memory is short: from now on %d requests run at a time", self.max_sequences
-            )
-        elif len(left) > 1:
-            for each in left:
-                alone = [each]
-                self.land(runner, alone, self.launch(runner, alone))
+            LOG.warning("out of memory: max_sequences is now %d", self.max_sequences)
+        elif len(remaining) > 1:
+            for each in remaining:
+                single = [each]
+                self.land(runner, single, self.launch(runner, single))
             return
-        for job in ended:
+        for job in failed_jobs:
             self.fail(job, error)
 
     @property
     def saved(self) -> Saved:
-        """What the prefix caches of all models have spared so far."""
-        found = [runner.prefix.saved for runner in self.runners if runner.prefix is not None]
-        return Saved(*map(sum, zip(*found, strict=True))) if found else Saved()
+        """Hits and skipped rows of the prefix caches of all models."""
+        stats = [runner.prefix.saved for runner in self.runners if runner.prefix is not None]
+        return Saved(*map(sum, zip(*stats, strict=True))) if stats else Saved()
 
     def resume(self, job: Job, rest: Feed | None, prediction: Prediction) -> None:
-        """Give a method what it waited for, and note the step that it made of it."""
+        """Send a prediction to a method and record its step in the trace."""
         if rest is not None:
             job.put_by(rest, prediction)
             return
-        whole, before, dial = job.whole, len(job.request.ids), job.request.dialled
-        assert whole is not None
+        forward, before, length = job.whole, len(job.request.ids), job.request.dialled
+        assert forward is not None
         self.advance(job, job.joined(prediction))
-        kept = job.note(whole, before, dial)
+        accepted = job.note(forward, before, length)
         if job.done:
             self.finish(job)
-        elif job.listener is not None and (kept or job.watched):
+        elif job.listener is not None and (accepted or job.watched):
             self.pending_callbacks.append(job)
 
     def advance(self, job: Job, prediction: Prediction | None) -> None:
-        """Run a method to its next forward; an error ends this request alone."""
+        """Run a method to its next forward; an error ends this request only."""
         try:
             job.advance(prediction)
             job.turn = next(self.turns)
@@ -298,12 +302,12 @@ class Engine:
             raise
 
     def fail(self, job: Job, error: Exception) -> None:
-        """End a request whose forward could not be run."""
+        """End a request whose forward could not run."""
         job.error = job.failure(error)
         self.finish(job)
 
     def finish(self, job: Job) -> None:
-        """Close a request's method and give its pages back."""
+        """Close a request's method and free its pages."""
         try:
             job.ended, job.runner = time.perf_counter(), None
             if job in self.running:

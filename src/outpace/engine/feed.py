@@ -1,4 +1,4 @@
-"""A forward on its way into a pass: checked and counted once, and cut where it is too long."""
+"""`ScheduledForward`: a checked forward on its way into a pass, split where it is too long."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from outpace.models.config import ModelConfig
 
 @dataclass(slots=True, kw_only=True)
 class Feed(Forward):
-    """What one sequence feeds one model in one pass, safe from what its method does next.
+    """One sequence's forward in one pass, a copy that its method cannot change.
 
     Attributes:
         table: memory of the sequence.
         rows: rows whose logits are wanted.
         slots: the slots that they predict.
-        layers: layers whose hidden states are wanted, side by side.
-        processors: what changes the wanted logits before they are read.
-        text: what they know of the text, from slot 0 on.
-        missing: rows in front of these that were found filled, whose hidden states are wanted and
-            nobody has computed.
-        first, end, seen, size: its first slot, the slot after its last row, the number of slots
-            that its last row sees, and its rows in a pass, those of its context included.
+        layers: layers whose hidden states are wanted, concatenated.
+        processors: logits processors of the wanted rows.
+        text: the text from slot 0 on, as the processors need it.
+        missing: leading rows found in the prefix cache whose hidden states are wanted but were not
+            computed.
+        first_slot, end: first slot, context included, and the slot after the last row.
+        num_visible: number of slots that the last row sees.
+        size: number of rows, context included.
     """
 
     table: Table
@@ -62,7 +63,7 @@ class Feed(Forward):
         processors: tuple[Processor, ...] = (),
         text: Sequence[int] = (),
     ) -> Feed:
-        """A forward for a model; `ValueError` or `TypeError` where it cannot run it."""
+        """Check a forward; raise `ValueError` or `TypeError` where its model cannot run it."""
         forward.check(
             vocab=config.vocab,
             length=config.max_length,
@@ -93,14 +94,14 @@ class Feed(Forward):
 
     @property
     def ahead(self) -> int:
-        """How many of the first rows nobody reads, of a forward that is causal or in blocks."""
-        parted = self.pattern == CAUSAL or isinstance(self.pattern, tuple)
-        if not parted or self.context is not None:
+        """Number of leading rows without wanted logits, if the pattern can be split."""
+        is_splittable = self.pattern == CAUSAL or isinstance(self.pattern, tuple)
+        if not is_splittable or self.context is not None:
             return 0
         return min(self.rows) if self.rows else len(self.ids) - 1
 
     def apart(self, most: int) -> int:
-        """How many of these, `most` at most, may run ahead of the rest, which they do not see."""
+        """Return how many leading rows, at most `max_rows`, can run in an earlier pass."""
         most = min(most, self.ahead)
         if not isinstance(self.pattern, tuple):
             return most
@@ -108,16 +109,16 @@ class Feed(Forward):
         return ends[bisect_right(ends, most) - 1]
 
     def holes(self, mask_id: int, first: int) -> tuple[range, ...]:
-        """Runs of slots, from slot `first` on, that are fed as masks, wherever their rows lie."""
+        """Return the runs of mask slots from slot `first` on, in slot order."""
         if mask_id not in self.ids:
             return ()
         if self.positions is None:
             row, count = self.ids.index(mask_id), self.ids.count(mask_id)
             begin = self.start + row
             if begin >= first and self.ids[row : row + count].count(mask_id) == count:
-                return (range(begin, begin + count),)  # one run, as most methods have it
-        places = range(self.start, self.end) if self.positions is None else self.positions
-        rows = zip(places, self.ids, strict=True)
+                return (range(begin, begin + count),)  # one run, the common case
+        positions = range(self.start, self.end) if self.positions is None else self.positions
+        rows = zip(positions, self.ids, strict=True)
         slots = sorted({place for place, token in rows if token == mask_id and place >= first})
         runs: list[range] = []
         for slot in slots:
@@ -128,34 +129,34 @@ class Feed(Forward):
         return tuple(runs)
 
     def span(self, begin: int) -> Span:
-        """Its rows, of which the first is row `begin` of the pass, and what they see."""
+        """Return its attention span; its first row is row `begin` of the pass."""
         ends = None if self.pattern == CAUSAL else self.stops()
         rows = slice(begin, begin + len(self.ids))
         tree = self.pattern if isinstance(self.pattern, Tree) else None
         return Span(rows, self.start, self.seen, ends, self.table, tree)
 
     def cut(self, count: int) -> tuple[Feed, Feed]:
-        """The first `count` rows, which nobody reads, and the rest."""
-        places, features = self.positions, self.features
-        before, behind = split(self.pattern, count)
+        """Return the first `count` rows, without wanted logits, and the rest."""
+        positions, features = self.positions, self.features
+        head_pattern, tail_pattern = split(self.pattern, count)
         head = replace(
             self,
             ids=self.ids[:count],
-            pattern=before,
+            pattern=head_pattern,
             reach=None,
             features=None if features is None else features[:count],
             branches=None,
-            positions=None if places is None else places[:count],
+            positions=None if positions is None else positions[:count],
             rows=[],
             slots=(),
         )
         tail = replace(
             self,
             ids=self.ids[count:],
-            pattern=behind,
+            pattern=tail_pattern,
             features=None if features is None else features[count:],
             start=self.start + count,
-            positions=None if places is None else places[count:],
+            positions=None if positions is None else positions[count:],
             rows=moved(self.rows, -count),
             missing=0,
         )
@@ -163,18 +164,18 @@ class Feed(Forward):
 
 
 def split(pattern: Pattern, count: int) -> tuple[Pattern, Pattern]:
-    """The pattern of the first `count` rows, and of the rest, whose rows see what they saw."""
+    """Return the patterns of the first `count` rows and of the rest; no row's view changes."""
     if not isinstance(pattern, tuple):
         return pattern, pattern
     ends = list(accumulate(pattern, initial=0))
-    before = [*ends[: bisect_left(ends, count)], count]
-    behind = [count, *ends[bisect_right(ends, count) :]]
-    head, tail = (tuple(end - begin for begin, end in pairwise(e)) for e in (before, behind))
+    head_ends = [*ends[: bisect_left(ends, count)], count]
+    tail_ends = [count, *ends[bisect_right(ends, count) :]]
+    head, tail = (tuple(end - begin for begin, end in pairwise(e)) for e in (head_ends, tail_ends))
     return head, tail
 
 
 def whole(numbers: Sequence[int]) -> Sequence[int]:
-    """A copy; `TypeError` for what are no whole numbers."""
+    """Return a copy; raise `TypeError` for entries that are not whole numbers."""
     if isinstance(numbers, range) and numbers.step == 1:
         return numbers
     copy = list(numbers)

@@ -1,4 +1,4 @@
-"""Layers that PyTorch compiles, but for attention: a few kernels take the place of a dozen."""
+"""Compiled layers: PyTorch fuses everything except attention into a few kernels."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def check(wanted: bool, device: torch.device, processes: int) -> None:
         return
     check_single_gpu("compile", device, processes)
     if find_spec("triton") is None:
-        message = "compile needs the package triton, which PyTorch for a GPU brings along"
+        message = "compile needs the package triton, which is part of PyTorch for a GPU"
         raise OptionError("compile", wanted, message)
 
 
 class FusedBlock(Block):
-    """A layer whose work on rows, in front of attention and behind it, is compiled."""
+    """A layer whose row-wise work before and after attention is compiled."""
 
     before: Before
     after: After
@@ -58,51 +58,52 @@ class FusedBlock(Block):
         return self.after(self, x, attended)
 
     def undo(self) -> None:
-        """Forget what was compiled."""
+        """Drop the compiled functions."""
         del self.before, self.after
 
 
 def before(
     block: Block, x: Tensor, cos: Tensor, sin: Tensor, context: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries of rows `x`, and keys and values of the context and of them."""
+    """Return queries of rows `x`, and keys and values of the context and the rows."""
     q, k, v = block.attention.project(block.normed(x, context), cos, sin)
     return q if context is None else q[context.shape[0] :], k, v
 
 
 def after(block: Block, x: Tensor, attended: Tensor) -> Tensor:
-    """What becomes of rows `x` that have attended."""
+    """Return rows `x` after attention and the MLP."""
     return block.rest(x, block.attention.out(attended))
 
 
 def fuse(model: Stack) -> None:
-    """Let the layers of a model be compiled as they first run, once for all that are alike.
+    """Replace the layers of a model by compiled ones; layers of one kind share their code.
 
-    Raises `ValueError` for a model whose layers wait for the host.
+    Raises:
+        ValueError: the model has layers that wait for the host.
     """
     if any(isinstance(module, Experts) for module in model.modules()):
-        message = "compile: layers of experts wait for the host; leave compile out"
+        message = "compile is not available for mixture-of-experts models, which wait for the host"
         raise OptionError("compile", True, message)
-    found: dict[str, tuple[Before, After]] = {}
+    compiled_kinds: dict[str, tuple[Before, After]] = {}
     for block in (block for block in model.blocks if type(block) is Block):
-        functions = found.setdefault(likeness(block), (compiled(before), compiled(after)))
+        functions = compiled_kinds.setdefault(likeness(block), (compiled(before), compiled(after)))
         block.__class__ = FusedBlock
         assert isinstance(block, FusedBlock)
         block.before, block.after = functions
-    LOG.info("compile: layers of %d kinds, each as it first runs", len(found))
+    LOG.info("compile: %d kinds of layers, compiled when first run", len(compiled_kinds))
 
 
 def likeness(block: Block) -> str:
-    """What layers that share their code have in common."""
+    """Return a key that is equal for layers that share their code."""
     return repr((block.attention.own_angles, block.attention.rotates))
 
 
 def compiled(function: Piece) -> Piece:
-    """A compiled function for any number of rows, whose variants count for it alone.
+    """Compile a function for any number of rows.
 
-    PyTorch keeps few variants of a piece of code, so each has its own.
+    PyTorch limits the variants per code object, so each compiled function has a separate one.
     """
     assert isinstance(function, FunctionType)
     code = function.__code__.replace()
-    own = FunctionType(code, function.__globals__, function.__name__)
-    return cast(Piece, torch.compile(own, fullgraph=True, dynamic=True))
+    copy = FunctionType(code, function.__globals__, function.__name__)
+    return cast(Piece, torch.compile(copy, fullgraph=True, dynamic=True))

@@ -1,7 +1,7 @@
-"""Passes as CUDA graphs: all kernels of a model in one launch, once a shape has come before.
+"""CUDA graphs: all kernels of a pass in one launch, for shapes that have run before.
 
-A graph has a fixed number of rows and of items of work. So a pass is filled up to the next size:
-with rows of a sequence that is nobody's, in memory of nobody, and with items that do nothing.
+A graph has a fixed number of rows and of work items. So a pass is padded to the next size with rows
+of a dummy sequence in scratch slots, and with work items that do nothing.
 """
 
 from __future__ import annotations
@@ -26,56 +26,57 @@ from outpace.models.transformer import Stack
 LOG = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Rows of a graph; longer passes, as of prompts, take so long that launches do not count."""
+"""Rows of a graph; in longer passes, such as prefills, launch overhead does not matter."""
 
 SPARE = 128
-"""Slots of nobody's memory: at least the rows between two sizes."""
+"""Scratch slots for padding rows: at least the largest gap between two sizes."""
 
 KEPT = 64
-"""Graphs of a model; of more, the one that was of no use for longest goes."""
+"""Most graphs of a model; the least recently used one is dropped."""
 
 States = tuple[Tensor, dict[int, Tensor]]
 """Hidden states of all rows, and those of some layers."""
 
 Key = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""What must be the same: rows of a tile, lengths of all numbers, layers whose states are wanted.
+"""Identity of a graph: rows of a tile, lengths of all arrays, layers whose states are wanted.
 
-A tree makes what is said of each row longer, so it is told by these lengths.
+A pass with a tree has longer arrays, so it has another key.
 """
 
 
 class Record(Protocol):
-    """How a pass over fixed memory becomes something that can run again."""
+    """Records a pass over fixed memory for replay."""
 
     def __call__(self, run: Callable[[], States]) -> tuple[Callable[[], None], States]:
-        """What runs it again, and where its results will be then."""
+        """Return a function that replays the pass, and the states that it then writes."""
         ...
 
 
 class Recorder:
-    """Records on a CUDA device; all graphs share one pool of memory, since one runs at a time."""
+    """Records on a CUDA device; all graphs share one memory pool, since one runs at a time."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], States]) -> tuple[Callable[[], None], States]:
-        """Run once on a side stream, which compiles kernels and makes workspaces; then record."""
-        aside, usual = torch.cuda.Stream(), torch.cuda.current_stream()
-        aside.wait_stream(usual)
-        with torch.cuda.stream(aside):
+        """Run once on a side stream to compile kernels and allocate workspaces; then record."""
+        side_stream, main_stream = torch.cuda.Stream(), torch.cuda.current_stream()
+        side_stream.wait_stream(main_stream)
+        with torch.cuda.stream(side_stream):
             run()
-        usual.wait_stream(aside)
+        main_stream.wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device for something else meanwhile.
+        # Other threads may use the device at the same time.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             states = run()
         return graph.replay, states
 
 
 def recorder(graphs: bool, device: torch.device, processes: int) -> Record | None:
-    """What records the passes of all models on a device, where graphs are wanted.
+    """Return a recorder of passes on a device; None where graphs are off.
 
-    Raises `ValueError` where there can be none.
+    Raises:
+        ValueError: graphs are not available here.
     """
     check_type("graphs", graphs, bool)
     if not graphs:
@@ -89,9 +90,9 @@ class Graph:
     """A recorded pass.
 
     Attributes:
-        fixed: its whole numbers, in the order of `numbers`.
-        replay: what runs it over them.
-        states: where its results are then.
+        inputs: its integer tensors, in the order of `batch_arrays`.
+        replay: runs the pass over them.
+        states: results of the last replay.
     """
 
     fixed: list[Tensor]
@@ -99,36 +100,39 @@ class Graph:
     states: States
 
     def run(self, given: Sequence[Tensor]) -> States:
-        """The same pass over other numbers; results are good until the next one."""
+        """Replay the pass over other inputs; results are valid until the next replay."""
         torch._foreach_copy_(self.fixed, list(given))
         self.replay()
         return self.states
 
 
 class Graphs:
-    """The recorded passes of one model; a shape that is new is recorded as it comes.
+    """Recorded passes of one model; a new shape is recorded when it first runs.
 
-    Raises `ValueError` for a model whose passes cannot be recorded.
+    Raises:
+        ValueError: passes of the model cannot be recorded.
     """
 
     def __init__(self, model: Stack, backend: Backend, spare: Table, record: Record) -> None:
-        from outpace.attention.paged import Paged  # only now, since it loads Triton
+        from outpace.attention.paged import Paged  # imported late, since it loads Triton
 
         assert isinstance(backend, Paged)
         if model.config.experts:
-            message = "graphs: layers of experts wait for the host; leave graphs out"
+            message = (
+                "graphs are not available for mixture-of-experts models, which wait for the host"
+            )
             raise OptionError("graphs", True, message)
         self.model, self.backend, self.spare, self.record = model, backend, spare, record
         self.found: dict[Key, Graph] = {}
 
-    def filled(self, feeds: Sequence[Feed]) -> Sequence[Feed]:
-        """Feeds and, behind them, one of nobody that fills a pass up to the next size."""
-        rows = sum(len(feed.ids) for feed in feeds)
-        place = bisect_left(SIZES, rows)
-        if place == len(SIZES) or SIZES[place] == rows or not all(map(plain, feeds)):
-            return feeds
-        count = SIZES[place] - rows
-        nobody = Feed(
+    def filled(self, forwards: Sequence[Feed]) -> Sequence[Feed]:
+        """Return the forwards, with a dummy one that pads the pass to the next size."""
+        rows = sum(len(forward.ids) for forward in forwards)
+        index = bisect_left(SIZES, rows)
+        if index == len(SIZES) or SIZES[index] == rows or not all(map(plain, forwards)):
+            return forwards
+        count = SIZES[index] - rows
+        padding = Feed(
             ids=[0] * count,
             positions=[0] * count,
             start=0,
@@ -136,39 +140,39 @@ class Graphs:
             rows=[],
             slots=[],
         )
-        return [*feeds, nobody]
+        return [*forwards, padding]
 
     def run(self, batch: Batch, layers: Collection[int]) -> States | None:
-        """Hidden states as `Stack.capture` gives them; None where a pass cannot be recorded."""
-        given = numbers(batch)
+        """Return hidden states as `Stack.capture` does; None where a pass cannot be recorded."""
+        inputs = numbers(batch)
         if not batch.numbers or len(batch.ids) not in SIZES or batch.context or batch.features:
             return None
         tile = self.backend.grid(batch.spans).rows
-        key = tile, tuple(map(len, given)), tuple(sorted(layers))
+        key = tile, tuple(map(len, inputs)), tuple(sorted(layers))
         graph = self.found.pop(key, None) or self.recorded(batch, layers)
         self.found[key] = graph
         if len(self.found) > KEPT:
             del self.found[next(iter(self.found))]
-        return graph.run(given)
+        return graph.run(inputs)
 
     def recorded(self, batch: Batch, layers: Collection[int]) -> Graph:
-        """A pass over numbers of its own, as long as those of a batch."""
+        """Record a pass over copies of a batch's arrays."""
         ids, positions, write, *rest = fixed = [each.clone() for each in numbers(batch)]
-        own = replace(batch, ids=ids, positions=positions, write=write, numbers=rest)
+        fixed_batch = replace(batch, ids=ids, positions=positions, write=write, numbers=rest)
 
         def run() -> States:
-            attend = self.backend.plan(own)
+            attend = self.backend.plan(fixed_batch)
             return self.model.capture(ids, positions, attend, layers, None, None, ())
 
-        LOG.info("graphs: %d rows recorded, the %dth", len(ids), len(self.found) + 1)
+        LOG.info("graphs: recorded %d rows, graph %d", len(ids), len(self.found) + 1)
         return Graph(fixed, *self.record(run))
 
 
-def plain(feed: Feed) -> bool:
-    """Whether a forward is ids alone."""
-    return feed.context is None and feed.features is None
+def plain(forward: Feed) -> bool:
+    """Return whether a forward has neither context nor features."""
+    return forward.context is None and forward.features is None
 
 
 def numbers(batch: Batch) -> list[Tensor]:
-    """All whole numbers of a batch."""
+    """Return all integer tensors of a batch."""
     return [batch.ids, batch.positions, batch.write, *batch.numbers]

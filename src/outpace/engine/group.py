@@ -1,4 +1,4 @@
-"""The processes that hold one model together, and the one wire over which the first leads."""
+"""The processes of a tensor-parallel group, and the broadcast of commands from its rank 0."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from outpace.errors import OptionError
 from outpace.models.split import Share
 
 FIRST = 4096
-"""Whole numbers of a message that all processes expect; what is longer comes behind."""
+"""Integers in a message of fixed length; the rest follows in a second broadcast."""
 
 IDLE = timedelta(days=365)
-"""A process waits for work as long as the first one lives; a broken connection is seen at once."""
+"""Workers wait for commands without limit; a broken connection is detected immediately."""
 
 
 class Lost(SystemExit):
-    """The processes cannot go on together, so that each of them ends."""
+    """A collective operation failed, so every process of the group exits."""
 
 
 def join(size: int, device: torch.device) -> tuple[Share, torch.device]:
-    """The share of this process among those that were started together, and its device.
+    """Join the process group; return the share of this process and its device.
 
-    Raises `ValueError` where there are not as many as `size`, or fewer devices.
+    Raises:
+        ValueError: the group does not have `size` processes, or a process has no GPU.
     """
     command = f"torchrun --nproc-per-node {size} -m outpace …"
     if dist.is_initialized():
-        message = "tensor_parallel: this process works for a split model already"
+        message = "tensor_parallel: this process already belongs to a tensor-parallel group"
         raise OptionError("tensor_parallel", size, message)
-    local = dist.get_node_local_rank(0) if dist.is_torchelastic_launched() else 0
+    rank = dist.get_node_local_rank(0) if dist.is_torchelastic_launched() else 0
     if device.type == "cuda":
-        if local >= torch.cuda.device_count():
+        if rank >= torch.cuda.device_count():
             raise OptionError(
                 "tensor_parallel",
                 size,
-                f"tensor_parallel={size}: process {local} of this machine has no GPU of its own; "
+                f"tensor_parallel={size}: process {rank} of this machine has no GPU; "
                 f"there are {torch.cuda.device_count()}",
             )
-        device = torch.device("cuda", local)
+        device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
@@ -55,15 +56,15 @@ def join(size: int, device: torch.device) -> tuple[Share, torch.device]:
             "tensor_parallel",
             size,
             f"tensor_parallel={size} needs {size} processes that were started together, but this "
-            f"is one alone: {command}",
+            f"is a single one: {command}",
         ) from error
-    if (found := dist.get_world_size()) != size:
+    if (actual := dist.get_world_size()) != size:
         dist.destroy_process_group()
         raise OptionError(
             "tensor_parallel",
             size,
-            f"tensor_parallel={size} needs {size} processes, but {found} were started together: "
-            f"{command}, or tensor_parallel={found}",
+            f"tensor_parallel={size} needs {size} processes, but {actual} were started together: "
+            f"{command}, or tensor_parallel={actual}",
         )
     atexit.register(dist.destroy_process_group)
     return Share(dist.get_rank(), size), device
@@ -71,16 +72,16 @@ def join(size: int, device: torch.device) -> tuple[Share, torch.device]:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Work that all processes do at once: whoever leaves it can no longer lead or follow."""
+    """Run a collective operation; after an exception this process cannot continue in the group."""
     try:
         yield
     except BaseException as error:
-        what = f"{type(error).__name__}: {line(error)}"
-        raise Lost(f"outpace: the processes of a split model end, after {what}") from error
+        reason = f"{type(error).__name__}: {line(error)}"
+        raise Lost(f"outpace: the processes of a split model end, after {reason}") from error
 
 
 class Wire:
-    """Whole numbers from the first process to all others, in one broadcast where they are few."""
+    """Integers from rank 0 to all other ranks, in one broadcast where they are few."""
 
     def __init__(self) -> None:
         self.group = dist.new_group(backend="gloo", timeout=IDLE)
@@ -88,7 +89,7 @@ class Wire:
         self.lock = Lock()
 
     def send(self, *parts: Sequence[int] | IntArray) -> None:
-        """Send numbers, one part behind the other."""
+        """Broadcast numbers, the parts concatenated."""
         message = torch.from_numpy(np.concatenate([np.asarray(p, dtype=np.int64) for p in parts]))
         few = message[: FIRST - 1]
         with self.lock, together():
@@ -99,7 +100,7 @@ class Wire:
                 dist.broadcast(message[len(few) :], 0, group=self.group)
 
     def receive(self) -> IntArray:
-        """The next numbers; waits for them."""
+        """Wait for the next message and return its numbers."""
         with together():
             dist.broadcast(self.buffer, 0, group=self.group)
             message = torch.empty(int(self.buffer[0]), dtype=torch.int64)

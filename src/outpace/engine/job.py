@@ -1,4 +1,4 @@
-"""A request on its way through the engine."""
+"""`Job`: a request in the engine, with its method's generator and its memory."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ Listener = Callable[[Request], None]
 
 
 class DecodingError(RuntimeError):
-    """A method failed on a request; names the method and where it was."""
+    """A method failed on a request; the message names the method and the slot."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """A request, its method's generator, its memory, and what it waits for.
+    """A request, its method's generator, its memory, and the model that it waits for.
 
     Attributes:
-        watched: whether its listener is called after every forward, or only where tokens came.
-        runner: the model that it waits for; None while its method has the word.
-        whole: the forward that its method asked for.
-        feed: what of that has not run yet, since a long prefill runs in parts.
-        features, seconds: what the parts that have run brought and took.
-        turn: when it began to wait, among all that wait.
+        notify_always: whether the listener is called after every forward, or only after new tokens.
+        runner: the model that it waits for; None while its method runs.
+        full_forward: the forward that its method yielded.
+        remaining_forward: the part of it that has not run yet, since a long prefill runs in parts.
+        partial_features: hidden states of the parts that have run.
+        seconds: time of the parts that have run.
+        turn: order in which jobs wait for a pass.
         began, ended: readings of `time.perf_counter`.
-        over: whether all is done, its listener told; only then may another thread look at it.
+        is_finished: whether everything is done, the last callback included. Only then may another
+            thread read the job.
     """
 
     request: Request
@@ -58,7 +60,7 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether the request has ended, well or not."""
+        """Whether the request has ended, with or without an error."""
         return self.request.finish_reason is not None or self.error is not None
 
     def reserve(self) -> bool:
@@ -73,23 +75,23 @@ class Job:
         return True
 
     def release(self, *, scrub: bool = False) -> None:
-        """Give its memory back; erased where what it holds may be no numbers."""
+        """Free its memory; `zero` erases it where it may hold NaNs."""
         for role, table in self.tables.items():
             self.pairing.runners[role].release(table, scrub=scrub)
         self.tables.clear()
 
     def advance(self, prediction: Prediction | None) -> None:
-        """Give the word to its method, up to the next forward."""
+        """Resume its method up to the next forward."""
         self.runner = None
         if self.decoding is None:
             self.decoding = self.method.decode(self.request)
         forward = self.decoding.send(prediction)  # type: ignore[arg-type]  # None begins
-        self.features = []  # of another forward: its own come part by part, even after Ctrl-C
+        self.features = []  # those of the last forward; also correct after Ctrl-C
         self.whole = self.feed = self.feed_of(forward)
         self.runner = self.pairing.runners[forward.model]
 
     def close(self) -> None:
-        """Take the word from its method for good."""
+        """Close the generator of its method."""
         try:
             if self.decoding is not None:
                 self.decoding.close()
@@ -97,65 +99,74 @@ class Job:
             self.error = self.error or self.failure(error)
 
     def feed_of(self, forward: Forward) -> Feed:
-        """A forward, checked; `ValueError` for what its model cannot run."""
+        """Check a forward; raise `ValueError` where its model cannot run it."""
         if forward.model not in self.tables:
-            raise ValueError(f"there is no {forward.model!r}; roles are {', '.join(self.tables)}")
+            raise ValueError(
+                f"unknown role {forward.model!r}; the roles are {', '.join(self.tables)}"
+            )
         config = self.pairing.runners[forward.model].config
-        own = self.request.processors
+        processors = self.request.processors
         return Feed.of(
             forward,
             self.tables[forward.model],
             config,
             layers=() if forward.features_for is None else self.layers(forward),
-            processors=self.pairing.processors[forward.model] + own,
-            text=forward.known(self.request.canvas or self.request.ids) if own else (),
+            processors=self.pairing.processors[forward.model] + processors,
+            text=forward.known(self.request.canvas or self.request.ids) if processors else (),
         )
 
     def layers(self, forward: Forward) -> tuple[int, ...]:
-        """Layers whose hidden states a forward wants, for the draft that reads them."""
+        """Return the layers whose hidden states the draft of a forward reads."""
         reader = self.pairing.runners.get(str(forward.features_for))
         if reader is None or not reader.config.feature_layers:
-            raise ValueError(f"{forward.features_for} is no draft that reads features")
-        own = self.pairing.runners[forward.model].config
-        if own.kind is Kind.EXTENDING and forward.model == forward.features_for:
-            return (own.layers - 1,)
-        if own.feature_layers:
             raise ValueError(
-                f"{forward.model} is a draft, which has no features to give to "
-                f"{forward.features_for}"
+                f"features_for={forward.features_for!r} is not a draft that reads features"
+            )
+        config = self.pairing.runners[forward.model].config
+        if config.kind is Kind.EXTENDING and forward.model == forward.features_for:
+            return (config.layers - 1,)
+        if config.feature_layers:
+            raise ValueError(
+                f"{forward.model} is a draft, which has no features for {forward.features_for}"
             )
         return reader.config.feature_layers
 
     def spare(self, runner: Runner) -> Feed:
-        """What it still has to feed, without what is found to be there."""
+        """Return its remaining forward without the rows that the prefix cache holds."""
         assert self.feed is not None
         draft = self.feed.features_for
-        found = None if draft is None else (self.pairing.runners[draft], self.tables[draft])
-        self.feed = runner.spare(self.feed, found)
+        draft_memory = None if draft is None else (self.pairing.runners[draft], self.tables[draft])
+        self.feed = runner.spare(self.feed, draft_memory)
         return self.feed
 
     def put_by(self, rest: Feed, prediction: Prediction) -> None:
-        """Keep what a part of its forward brought, until the rest has run."""
-        brought = [] if prediction.features is None else [prediction.features]
-        self.feed, self.features = rest, self.features + brought
+        """Store the features of a part of its forward until the rest has run."""
+        features = [] if prediction.features is None else [prediction.features]
+        self.feed, self.features = rest, self.features + features
 
     def joined(self, prediction: Prediction) -> Prediction:
-        """A prediction with the hidden states of all parts of its forward."""
+        """Return a prediction with the hidden states of all parts of its forward."""
         if prediction.features is not None and self.features:
             prediction.features = torch.cat((*self.features, prediction.features))
         return prediction
 
     def note(self, whole: Feed, before: int, dial: int | None) -> int:
-        """Add a forward of a cycle to the trace; how many tokens it brought to those before."""
+        """Add a forward to the trace; return the number of tokens accepted from it.
+
+        Args:
+            whole: the forward, with all of its parts.
+            before: number of slots before it.
+            dial: tokens that its cycle was to propose.
+        """
         request = self.request
-        kept = len(request.ids) - before
+        accepted = len(request.ids) - before
         request.trace.append(
             Step(
                 model=whole.model,
                 start=whole.start,
                 rows=len(whole.ids),
                 seen=whole.seen,
-                kept=kept,
+                kept=accepted,
                 seconds=self.seconds,
                 pattern="tree" if isinstance(whole.pattern, Tree) else whole.pattern,
                 holes=whole.holes(request.target.mask_id, before),
@@ -163,16 +174,16 @@ class Job:
             )
         )
         self.seconds = 0.0
-        return kept
+        return accepted
 
     def failure(self, error: BaseException) -> DecodingError:
-        """What its method ran into, and where."""
-        what = str(error) or type(error).__name__
-        wrapped = DecodingError(f"{self.method!r} failed at slot {len(self.request)}: {what}")
+        """Wrap an error with the method and the slot at which it failed."""
+        message = str(error) or type(error).__name__
+        wrapped = DecodingError(f"{self.method!r} failed at slot {len(self.request)}: {message}")
         wrapped.__cause__ = error
         return wrapped
 
 
 def lost(error: BaseException) -> bool:
-    """Whether a device can do nothing more, so that nothing there can be erased."""
+    """Return whether the device failed for good, so that its memory cannot be erased."""
     return isinstance(error.__cause__, torch.AcceleratorError)

@@ -1,4 +1,4 @@
-"""What requests of an engine share that have the same method and models."""
+"""Controllers of draft lengths, one for each method and its models."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from outpace.methods import Method
 from outpace.pacing.controller import PaceController
 
 PACES = 256
-"""Methods, each with its options, of which is remembered what they have seen."""
+"""Most combinations of method, options and models whose measurements are kept."""
 
 
 class Paces(dict[tuple[Method | str, ...], Pace]):
-    """A `Pace` for each method and its models; of too many, the first ones are forgotten."""
+    """A `Pace` for each method and its models; the oldest ones are dropped."""
 
     def of(self, method: Method, pairing: Pairing, *, auto: bool) -> Pace | None:
-        """What all requests of a method and its models share, if something may be decided."""
-        dial = method.dial(pairing.target, auto=auto)
-        if dial is None:
+        """Return the controller that requests of a method share; None where its length is fixed."""
+        lengths = method.dial(pairing.target, auto=auto)
+        if lengths is None:
             return None
         names = (runner.name for runner in pairing.runners.values())
-        pace = self.setdefault((method, *names), PaceController(dial))
+        controller = self.setdefault((method, *names), PaceController(lengths))
         while len(self) > PACES:
             self.pop(list(self)[0], None)
-        return pace
+        return controller
 
     def of_pass(
         self, work: Sequence[tuple[Job, Feed, Feed | None]], requests: int
     ) -> set[tuple[Pace, str]]:
-        """The paces that measure a pass, with their roles; each notes how many requests run."""
-        shared = ((job.request.pace, feed.model) for job, feed, _ in work)
-        paced = {(pace, role) for pace, role in shared if pace is not None}
-        for pace, _ in paced:
+        """Return the controllers that measure a pass with their roles, and set their load."""
+        used = ((job.request.pace, forward.model) for job, forward, _ in work)
+        controllers = {(pace, role) for pace, role in used if pace is not None}
+        for pace, _ in controllers:
             pace.run(requests)
-        return paced
+        return controllers

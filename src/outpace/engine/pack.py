@@ -1,4 +1,4 @@
-"""Feeds of many sequences as the tensors of one ragged pass."""
+"""Packing: the scheduled forwards of many sequences as the tensors of one ragged pass."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from outpace.engine.feed import Feed
 
 
 class Buffer:
-    """Integers on their way to a device: memory that is made once, and one copy per pass.
+    """Integers on their way to a device: memory allocated once, and one copy per pass.
 
-    All ranges of slots, and of rows, which have a slot each, are views of the `numbers` below
-    `slots`.
+    All ranges of slots and rows are views of `numbers`, the integers below `slots`.
     """
 
     def __init__(self, device: torch.device, slots: int) -> None:
@@ -28,27 +27,27 @@ class Buffer:
         self.grow(0)
 
     def grow(self, size: int) -> None:
-        """Make room for so many."""
+        """Make room for `size` integers."""
         self.there = torch.empty(size, dtype=torch.int64, device=self.device)
 
     def host(self, size: int) -> Tensor:
-        """Memory in which that many numbers are laid out.
+        """Return host memory for `size` integers.
 
-        Where a GPU copies from it, it is new each time, since the copy of the last pass may still
-        be on its way. PyTorch keeps pinned memory, and knows when it is free again.
+        For a GPU it is allocated for each pass, since the copy of the last pass may still be
+        running. PyTorch caches pinned memory and reuses it when the copy has finished.
         """
         if self.device.type == "cpu":
             return self.there[:size]
         return torch.empty(size, dtype=torch.int64, pin_memory=self.device.type == "cuda")
 
     def moved(self, numbers: Sequence[int], by: int) -> IntArray:
-        """Numbers with another added to each."""
+        """Add `by` to each number."""
         if isinstance(numbers, range):
             return self.numbers[numbers.start + by : numbers.stop + by]
         return np.add(numbers, by)
 
     def send(self, ids: list[int], *groups: Sequence[Sequence[int] | IntArray]) -> list[Tensor]:
-        """Tensors `i64` of ids and of the numbers of each group, good until the next call."""
+        """Return `i64` tensors of ids and of each group's numbers, valid until the next call."""
         sizes = [len(ids), *[sum(map(len, group)) for group in groups]]
         total = sum(sizes)
         if total > len(self.there):
@@ -57,23 +56,24 @@ class Buffer:
         self.array = array = host.numpy()
         array[: len(ids)] = ids
         np.concatenate([part for group in groups for part in group], out=array[len(ids) :])
-        there = self.there[:total]
+        copied = self.there[:total]
         if self.device.type != "cpu":
-            there.copy_(host, non_blocking=True)
-        return list(there.split(sizes))
+            copied.copy_(host, non_blocking=True)
+        return list(copied.split(sizes))
 
 
 @dataclass(slots=True)
 class ReadGroup:
-    """Feeds of a pass that have one type of read, whose wanted rows follow one another.
+    """Forwards of a pass that have one type of read; their wanted rows are consecutive.
 
     Attributes:
         kind: their type of read.
-        members: their places among the feeds of the pass.
+        members: their indices among the forwards of the pass.
         reads: the read of each.
         slots: the wanted slots of each.
-        keep, whole: whether a read keeps its logits, or must not be cut.
-        processed: whether a processor changes logits.
+        keep: whether a read keeps its logits.
+        needs_all_rows: whether a read must not be split.
+        has_processors: whether a processor changes logits.
     """
 
     kind: type[Read]
@@ -87,15 +87,15 @@ class ReadGroup:
 
 @dataclass(slots=True)
 class Packed:
-    """A batch, and what is read of it.
+    """A batch and its reads.
 
     Attributes:
-        batch: the rows of all feeds.
-        wanted: `i64[R]` rows whose logits are wanted, those of one read type together; None where
-            these are all rows in their order.
-        groups: the feeds that want logits, by type of read.
-        sizes: of the runs of whole numbers that it is made of, as they lie in the buffer: ids,
-            positions, slots, wanted rows, positions of context.
+        batch: rows of all forwards.
+        wanted: `i64[R]` rows whose logits are wanted, grouped by read type; None for all rows in
+            order.
+        groups: the forwards with wanted logits, by type of read.
+        sizes: lengths of the integer arrays in the buffer: ids, positions, slots, wanted rows,
+            positions of context.
     """
 
     batch: Batch
@@ -104,50 +104,50 @@ class Packed:
     sizes: list[int]
 
 
-def pack(feeds: Sequence[Feed], buffer: Buffer, backend: Backend) -> Packed:
-    """Lay the rows of all feeds one behind the other, and what the back end wants to know."""
+def pack(forwards: Sequence[Feed], buffer: Buffer, backend: Backend) -> Packed:
+    """Concatenate the rows of all forwards, and add the arrays of the attention back end."""
     numbers = buffer.numbers
     spans: list[Span] = []
     ids: list[int] = []
-    places: list[Sequence[int] | IntArray] = []
+    positions: list[Sequence[int] | IntArray] = []
     slots: list[IntArray] = []
-    behind: list[IntArray] = []  # slots and places of context, which is written first
-    before: list[IntArray] = []
+    context_slots: list[IntArray] = []  # context is written first
+    context_positions: list[IntArray] = []
     groups: dict[type[Read], ReadGroup] = {}
     context: list[Tensor] = []
     features: list[Tensor] = []
     in_order = True
-    for index, feed in enumerate(feeds):
-        spans.append(feed.span(len(ids)))
-        ids += feed.ids
-        own = slice(feed.start, feed.end)
-        places.append(numbers[own] if feed.positions is None else feed.positions)
-        slots.append(feed.table.slots[own])
-        if feed.context is not None:
-            own = slice(feed.first, feed.start)
-            behind.append(feed.table.slots[own])
-            before.append(numbers[own])
-            context.append(feed.context)
-        if feed.features is not None:
-            features.append(feed.features)
-        in_order = in_order and feed.rows == range(len(feed.ids))
-        if feed.rows:
-            kind = type(feed.read)
+    for index, forward in enumerate(forwards):
+        spans.append(forward.span(len(ids)))
+        ids += forward.ids
+        span_slots = slice(forward.start, forward.end)
+        positions.append(numbers[span_slots] if forward.positions is None else forward.positions)
+        slots.append(forward.table.slots[span_slots])
+        if forward.context is not None:
+            span_slots = slice(forward.first, forward.start)
+            context_slots.append(forward.table.slots[span_slots])
+            context_positions.append(numbers[span_slots])
+            context.append(forward.context)
+        if forward.features is not None:
+            features.append(forward.features)
+        in_order = in_order and forward.rows == range(len(forward.ids))
+        if forward.rows:
+            kind = type(forward.read)
             group = groups[kind] = groups.get(kind) or ReadGroup(kind)
             group.members.append(index)
-            group.reads.append(feed.read)
-            group.slots.append(feed.slots)
-            group.keep = group.keep or feed.read.keep
-            group.whole = group.whole or feed.read.whole
-            group.processed = group.processed or bool(feed.processors)
+            group.reads.append(forward.read)
+            group.slots.append(forward.slots)
+            group.keep = group.keep or forward.read.keep
+            group.whole = group.whole or forward.read.whole
+            group.processed = group.processed or bool(forward.processors)
     in_order = in_order and len(groups) == 1
     rows: list[IntArray] = []
     if not in_order:
         for group in groups.values():
             for index in group.members:
-                rows.append(buffer.moved(feeds[index].rows, spans[index].rows.start))
+                rows.append(buffer.moved(forwards[index].rows, spans[index].rows.start))
     further = [[each] for each in backend.numbers(spans)]
-    parts = buffer.send(ids, places, behind + slots, rows, before, *further)
+    parts = buffer.send(ids, positions, context_slots + slots, rows, context_positions, *further)
     batch = Batch(
         ids=parts[0],
         positions=parts[1],

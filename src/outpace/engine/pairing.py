@@ -1,4 +1,4 @@
-"""A target and the further models of a method: what their requests have in common."""
+"""`Pairing`: the target and the further models of a method, and what they have in common."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from outpace.models.config import ModelConfig
 from outpace.models.extending import fitted
 
 CANVAS = 256
-"""Default `max_tokens` of diffusion models, and the least default of all others, if it fits."""
+"""Default `max_tokens` of diffusion models, and the lowest default of all others, if it fits."""
 
 CONCURRENT = 16
-"""Requests that are to share the memory of a cache where their number is not known."""
+"""Requests that share a cache where their number is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pairing:
-    """The models of a method by their roles, and what they agree on.
+    """The models of a method by role, and their common properties.
 
     Attributes:
         runners: the model of each role.
-        vocab: tokens that all of them can be fed and may say.
-        target: what a method may know of them.
-        processors: for each role, what keeps its tokens below `vocab`.
+        vocab: size of the vocabulary that all of them share.
+        target: properties of the target that methods may use.
+        processors: for each role, processors that keep its tokens below `vocab`.
     """
 
     runners: Mapping[str, Runner]
@@ -54,7 +54,7 @@ class Pairing:
 
     @classmethod
     def of(cls, runners: Mapping[str, Runner]) -> Pairing:
-        """Models whose kinds have been checked."""
+        """Build a pairing of models whose kinds have been checked."""
         vocab = min(runner.vocab for runner in runners.values())
         return cls(
             runners=dict(runners),
@@ -80,9 +80,9 @@ class Pairing:
         constraint: Constraint | None = None,
         given: Mapping[int, int] | None = None,
     ) -> Request:
-        """A request for these models, which ends at the target's `eos` where none are named.
+        """Return a request for these models, with the target's `eos` by default.
 
-        `given` are the tokens of a cloze, whose slots are all filled.
+        `fixed_tokens` are the tokens of an infill template, whose slots are all filled.
         """
         return Request(
             prompt=list(prompt),
@@ -109,10 +109,11 @@ class Pairing:
     ) -> int:
         """Return the `max_tokens` of a request that sets none, after `prompt` tokens.
 
-        It is what the context has left, at most an equal share of the cache for each of `requests`,
-        so that all of them run together; but not below `CANVAS` where that much fits. The canvas of
-        a diffusion model is part of its input, and so is fixed: `CANVAS`, or what fits. It is never
-        above `limit`, nor below `min_tokens`.
+        It is the rest of the context, at most an equal share of the cache for each of `requests`,
+        so that all of them run together. It is not below `DEFAULT_CANVAS_TOKENS` where that much
+        fits. The canvas of a diffusion model is part of its input, and so is fixed:
+        `DEFAULT_CANVAS_TOKENS`, or what fits. The result is never above `limit`, nor below
+        `min_tokens`.
         """
         room = self.room(method, prompt)
         own = method.slots(prompt, 0)
@@ -126,7 +127,7 @@ class Pairing:
         return max(room, int(min_tokens), 1)
 
     def room(self, method: Method, prompt: int) -> int:
-        """Tokens that fit after a prompt into the context and the cache of every model."""
+        """Return the tokens that fit after a prompt into the context and cache of every model."""
         limits = [min(each.config.max_length, len(each.cache)) for each in self.runners.values()]
         return min(limits) - method.slots(prompt, 0)
 
@@ -136,13 +137,13 @@ class Pairing:
             message = "prompt: the prompt is empty: give at least one token"
             raise OptionError("prompt", request.prompt, message)
         if request.max_tokens < 1:
-            message = f"max_tokens must be at least 1, not {request.max_tokens}"
+            message = f"max_tokens must be at least 1, got {request.max_tokens}"
             raise OptionError("max_tokens", request.max_tokens, message)
         method.check(request)
         if bad := [token for token in request.prompt if not 0 <= token < self.vocab]:
-            least = min(self.runners.values(), key=lambda runner: runner.vocab)
+            smallest = min(self.runners.values(), key=lambda runner: runner.vocab)
             message = (
-                f"prompt token {bad[0]} lies outside the vocabulary of {least.name}, which has"
+                f"prompt token {bad[0]} is outside the vocabulary of {smallest.name}, which has"
             )
             raise OptionError("prompt", bad[0], f"{message} {self.vocab} tokens")
         self.check_room(method, request)
@@ -170,9 +171,10 @@ class Pairing:
 
 
 def named(method: Method, target: str) -> dict[str, str]:
-    """Name of the model in each further role; "auto" stands for the draft known for a target.
+    """Return the model name of each further role; "auto" selects the draft of a target.
 
-    Raises `ValueError` where none of those that are known is on this machine.
+    Raises:
+        ValueError: no draft for this target is on this machine.
     """
     models = {role: str(name) for role, name in method.models().items()}
     if models.get("draft") == AUTO:
@@ -182,7 +184,7 @@ def named(method: Method, target: str) -> dict[str, str]:
 
 
 def native(config: ModelConfig) -> Method:
-    """How a model decodes where no method is chosen: as its family does."""
+    """Return the default method of a model, that of its family."""
     return METHODS[FAMILIES[config.family].method]()
 
 
@@ -193,16 +195,21 @@ def check_fit(
     max_length: int | None = None,
     mask_id: int | None = None,
 ) -> None:
-    """Raise `ValueError` where a method cannot decode a model, before any of them is loaded."""
+    """Check that a method can decode a model, before any model is loaded.
+
+    Raises:
+        ValueError: the method cannot decode the model.
+    """
     config = target_config(model, max_length=max_length, mask_id=mask_id)
     check_models(native(config) if method is None else method_of(method), str(model), config)
 
 
 def check_models(method: Method, target: str, config: ModelConfig) -> dict[str, ModelConfig]:
-    """Configurations of the further models of a method, by name.
+    """Return the configurations of the further models of a method, by name.
 
-    Raises `ValueError` where one cannot be found, is of another kind than the method wants, or is a
-    draft for another target.
+    Raises:
+        ValueError: a model is missing, of another kind than the method needs, or a draft for
+            another target.
     """
     models = named(method, target)
     configs = {role: role_config(role, name) for role, name in models.items()}
@@ -219,7 +226,7 @@ def check_models(method: Method, target: str, config: ModelConfig) -> dict[str, 
 
 
 def role_config(role: str, name: str) -> ModelConfig:
-    """Configuration of the model in a role; `OptionError` that names the role."""
+    """Return the configuration of a model; errors name its role."""
     try:
         return load_config(name)
     except OptionError as error:
@@ -227,17 +234,21 @@ def role_config(role: str, name: str) -> ModelConfig:
 
 
 def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) -> None:
-    """Raise `ValueError` where a model is of another kind than a method wants.
+    """Check that the models of a method have the kinds that it needs.
 
-    `models` are the name and the kind of the model in each role.
+    Args:
+        method: the method.
+        models: name and kind of the model in each role.
+
+    Raises:
+        ValueError: a model is of another kind.
     """
     name, kind = models["target"]
     if kind not in method.decodes:
         remedy = ""
         if kind is Kind.CAUSAL and Kind.FILLING in method.decodes:
             remedy = (
-                " that has no mask token: name one (mask_id), "
-                "or choose a model that was trained with it"
+                " that has no mask token: set mask_id, or choose a model that was trained with one"
             )
         raise OptionError(
             "method",
@@ -245,30 +256,30 @@ def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) ->
             f"method: {method.__name__} decodes {plural(method.decodes)}, "
             f"but {name} is a {kind.value}{remedy}",
         )
-    for role, wanted in method.roles.items():
+    for role, allowed in method.roles.items():
         name, kind = models[role]
-        if kind not in wanted:
+        if kind not in allowed:
             raise OptionError(
                 role,
                 name,
-                f"{role}: {method.__name__} takes a {singular(wanted)} as its {role}, "
+                f"{role}: {method.__name__} takes a {singular(allowed)} as its {role}, "
                 f"but {name} is a {kind.value}",
             )
 
 
 def view(configs: Mapping[str, ModelConfig]) -> Target:
-    """What a method may know: of the target, and of the model that is fed holes."""
+    """Return the properties of the target, with those of the model that reads masks."""
     target = configs["target"]
-    filled = next((each for each in configs.values() if each.kind in MASKED_DRAFT_KINDS), target)
+    masked = next((each for each in configs.values() if each.kind in MASKED_DRAFT_KINDS), target)
     return Target(
         shift=target.shift,
-        mask_id=-1 if filled.mask_id is None else filled.mask_id,
-        block=filled.block,
+        mask_id=-1 if masked.mask_id is None else masked.mask_id,
+        block=masked.block,
         blocked=target.kind is Kind.BLOCK,
         order=target.order,
         eps=target.eps,
         drawn=target.drawn,
         null_prompt=target.null_prompt,
         padding=target.eos[:1],
-        adding=filled.kind is Kind.ADDING,
+        adding=masked.kind is Kind.ADDING,
     )

@@ -1,14 +1,13 @@
-"""Prompts that begin alike share what was computed for their beginning.
+"""Prefix cache: prompts with a common prefix share its pages.
 
-A causal row's key depends on the tokens up to it and on nothing else; in a block, on those up to
-the end of the block. So a page that is full of such keys, at positions equal to their slots, is
-worth the same to every sequence that begins with the same tokens in the same blocks. It is found by
-its name: a keyed hash of the name before it, of its tokens, and of those behind it that its last
-row sees. A name belongs to the logical page whose slots were written, never to one that is only
-reserved.
+The key of a causal row depends only on the tokens up to it; in a block, on those up to the end of
+the block. So a page full of such keys, at positions equal to their slots, can be reused by every
+sequence with the same tokens in the same blocks. Pages are found by name: a keyed hash of the
+previous name, of the page's tokens, and of later tokens that its last row sees. A name belongs to
+the logical page whose slots were written, never to one that is only reserved.
 
-Text here is a number for each slot: its token, and above `SIGHT` how many slots behind it its row
-sees, so that causal text is just tokens.
+Text here is one integer per slot: its token, and from bit `TOKEN_BITS` on how many later slots its
+row sees. Causal text is therefore just tokens.
 """
 
 from __future__ import annotations
@@ -25,23 +24,25 @@ from outpace.engine.cache import PAGE, Cache, Table
 from outpace.engine.feed import Feed
 
 SIGHT = 64
-"""Bits of a number of text that are the token, and to spare."""
+"""Low bits of an integer of text that hold the token."""
 
 
 class Saved(NamedTuple):
-    """Forwards that found slots filled, and how many slots."""
+    """Number of prefix-cache hits, and of slots that they skipped."""
 
     hits: int = 0
     slots: int = 0
 
 
 class Prefix:
-    """Finds pages for the beginning of causal and block forwards, and names those they have filled.
+    """Finds pages for the prefix of causal and block forwards, and names filled pages.
 
-    With `share`, a sequence holds the pages that it finds, and gets one of its own before it writes
-    there. Without, what is in them is copied to its own, which lie side by side: on a CPU that is
-    worth more than the memory. Rows of `mask_id` are no text, and never named. What `paired` rows
-    keep depends on the token behind theirs as well.
+    Args:
+        cache: the cache of the model.
+        mask_id: mask token, whose rows are never cached.
+        share: whether sequences hold the pages found and copy them on write. Otherwise they are
+            copied into contiguous pages, which on a CPU is worth more than the memory.
+        is_paired: whether the content of a row also depends on the next token.
     """
 
     def __init__(
@@ -60,26 +61,26 @@ class Prefix:
         self.saved = Saved()
 
     def found(self, table: Table, start: int, text: Sequence[int]) -> int:
-        """How many slots from `start` on, which are to hold this text, pages are found for."""
+        """Return how many slots from `start` on with this text are in the cache."""
         return (len(table.names) + len(self.pages(table, start, text))) * PAGE - start
 
     def pages(self, table: Table, start: int, text: Sequence[int]) -> list[bytes]:
-        """Names of the pages with this text that are found, from the first on that is not full."""
+        """Return the names of cached pages with this text, from the first partial page on."""
         if start != len(table.known):
             return []
         text = [*table.known[len(table.names) * PAGE :], *text]
-        before, names = table.names[-1:], []
+        parent, names = table.names[-1:], []
         for begin in range(0, len(text) - PAGE + 1, PAGE):
             if (page := depends(text, begin)) is None:
                 break
-            before = [self.name(before, page)]
-            if before[0] not in self.cache.named:
+            parent = [self.name(parent, page)]
+            if parent[0] not in self.cache.named:
                 break
-            names += before
+            names += parent
         return names
 
     def skip(self, table: Table, start: int, text: Sequence[int], rows: int) -> int:
-        """How many of the first `rows` rows need not run, since their slots are found filled."""
+        """Attach cached pages; return how many of the first `rows` rows need not run."""
         names, first = self.pages(table, start, text), len(table.names)
         end = min((first + len(names)) * PAGE, start + rows)
         if not names or end <= start:
@@ -93,59 +94,58 @@ class Prefix:
         return end - start
 
     def fetch(self, table: Table, sources: list[int], first: int, end: int) -> None:
-        """Fill pages of a table, from its page `first` on, as some pages are, up to slot `end`."""
-        # The last page is written again where a row of it must run.
-        shared = end // PAGE - first if self.share else 0
-        own = table.pages[first : first + len(sources)]
-        if copied := sources[shared:]:
-            self.cache.copy(copied, own[shared:])
-        if shared:
-            self.cache.hold(sources[:shared])
-            self.cache.drop(own[:shared])
-            table.pages[first : first + shared] = sources[:shared]
+        """Share or copy `sources` into a table from page `first` on, up to slot `end`."""
+        # The last page is copied where one of its rows still has to run.
+        num_shared = end // PAGE - first if self.share else 0
+        targets = table.pages[first : first + len(sources)]
+        if to_copy := sources[num_shared:]:
+            self.cache.copy(to_copy, targets[num_shared:])
+        if num_shared:
+            self.cache.hold(sources[:num_shared])
+            self.cache.drop(targets[:num_shared])
+            table.pages[first : first + num_shared] = sources[:num_shared]
             table.lay_out()
 
     def writes(self, table: Table, start: int, end: int, text: Sequence[int] = ()) -> None:
-        """Called before slots are written: what was known of them is so no longer.
+        """Drop the records of slots that are about to be written.
 
-        The first of them get this `text`; as far as that is what they are known to hold, nothing
-        changes. Raises `ValueError` where a page is shared and no other is left to write to.
+        Slots whose recorded content already equals `text` keep it.
+
+        Raises:
+            ValueError: a shared page must be copied, and no page is free.
         """
-        same = [old == new for old, new in zip(table.known[start:], text, strict=False)]
-        start += [*same, False].index(False)
+        matches = [old == new for old, new in zip(table.known[start:], text, strict=False)]
+        start += [*matches, False].index(False)
         if start < len(table.known):
-            kept = start
-            while kept and kept + (table.known[kept - 1] >> SIGHT) > start:
-                kept -= 1  # it has seen what is about to change
-            first = kept // PAGE
+            valid = start
+            while valid and valid + (table.known[valid - 1] >> SIGHT) > start:
+                valid -= 1  # its row sees a slot that changes
+            first = valid // PAGE
             for page, name in zip(table.pages[first:], table.names[first:], strict=False):
                 if self.cache.named.get(name) == page:
                     self.cache.forget(page)
-            del table.names[first:], table.known[kept:]
+            del table.names[first:], table.known[valid:]
         if self.share:
             for index in range(start // PAGE, -(-end // PAGE)):
                 if self.cache.holders[table.pages[index]] > 1:
                     self.part(table, index)
 
     def part(self, table: Table, index: int) -> None:
-        """Give a table a page of its own in place of one that others hold too."""
-        fresh = self.cache.take(1)
-        if fresh is None:
+        """Copy a page that other tables hold too, and use the copy."""
+        copies = self.cache.take(1)
+        if copies is None:
             raise ValueError(
-                f"slot {index * PAGE} lies in a page that other requests share, and no page is "
-                "left to copy it to; give the cache more memory, or switch prefix_cache off"
+                f"slot {index * PAGE} is in a page that other requests share, and no page is "
+                "free for a copy: set a larger cache_gib, or switch prefix_cache off"
             )
         page = table.pages[index]
-        self.cache.copy([page], fresh)
+        self.cache.copy([page], copies)
         self.cache.drop([page])
-        table.pages[index] = fresh[0]
+        table.pages[index] = copies[0]
         table.lay_out()
 
     def learn(self, table: Table, start: int, text: Sequence[int]) -> None:
-        """Called after this text was written from slot `start` on: name the pages full of it.
-
-        Of its beginning it may be known already.
-        """
+        """Record that `text` was written from slot `start` on, and name the pages it filled."""
         if start > len(table.known):
             return
         table.known += text[len(table.known) - start :]
@@ -158,54 +158,55 @@ class Prefix:
             self.cache.touch([name])
 
     @staticmethod
-    def trimmed(feed: Feed) -> Feed:
-        """A feed without the rows of features, or of context, that a draft has found filled."""
-        if feed.first >= feed.table.spared:
-            return feed
-        if feed.features is not None:
-            return feed.cut(feed.table.spared - feed.start)[1]
-        if feed.context is None:
-            return feed
-        return replace(feed, context=feed.context[feed.table.spared - feed.first :])
+    def trimmed(forward: Feed) -> Feed:
+        """Return a draft's forward without the features or context that it has cached."""
+        if forward.first >= forward.table.spared:
+            return forward
+        if forward.features is not None:
+            return forward.cut(forward.table.spared - forward.start)[1]
+        if forward.context is None:
+            return forward
+        return replace(forward, context=forward.context[forward.table.spared - forward.first :])
 
-    def text(self, feed: Feed) -> list[int]:
-        """Text of the leading rows that are no masks and stand at their own position.
+    def text(self, forward: Feed) -> list[int]:
+        """Return the text of the leading rows that can be cached.
 
-        A block of which a row is otherwise is none.
+        Rows count up to the first mask and the first position that differs from its slot. A block
+        counts only as a whole.
         """
-        blocks = feed.pattern if isinstance(feed.pattern, tuple) else ()
-        ids = list(feed.ids) if blocks or feed.pattern == CAUSAL else []
-        if isinstance(feed.pattern, Tree):
-            ids = list(feed.ids[: max(feed.pattern.trunk + 1 - feed.start, 0)])
+        blocks = forward.pattern if isinstance(forward.pattern, tuple) else ()
+        ids = list(forward.ids) if blocks or forward.pattern == CAUSAL else []
+        if isinstance(forward.pattern, Tree):
+            ids = list(forward.ids[: max(forward.pattern.trunk + 1 - forward.start, 0)])
         if self.paired:
             ids = []
-        if feed.positions is not None:
-            start, places = feed.start, enumerate(feed.positions)
-            del ids[next((i for i, place in places if place != start + i), len(ids)) :]
+        if forward.positions is not None:
+            start, positions = forward.start, enumerate(forward.positions)
+            del ids[next((i for i, place in positions if place != start + i), len(ids)) :]
         if self.mask_id in ids:
             del ids[ids.index(self.mask_id) :]
         if not blocks or not ids:
             return ids
-        stops = feed.stops()
+        stops = forward.stops()
         size = max(end for end in accumulate(blocks, initial=0) if end <= len(ids))
-        if size and stops[size - 1] > feed.start + size:
-            size -= blocks[-1]  # the last block sees what is stored behind it
-        rows = enumerate(zip(ids[:size], stops, strict=False), feed.start + 1)
-        return [token + (stop - behind << SIGHT) for behind, (token, stop) in rows]
+        if size and stops[size - 1] > forward.start + size:
+            size -= blocks[-1]  # the last block sees slots after it
+        rows = enumerate(zip(ids[:size], stops, strict=False), forward.start + 1)
+        return [token + (stop - next_slot << SIGHT) for next_slot, (token, stop) in rows]
 
     def name(self, before: list[bytes], tokens: Sequence[int]) -> bytes:
-        """Name of a page of these tokens behind the pages of those names."""
+        """Return the name of a page with these tokens after the named pages."""
         parent = before[-1] if before else b""
         return blake2b(parent + str(list(tokens)).encode(), key=self.salt, digest_size=16).digest()
 
 
 def depends(text: Sequence[int], begin: int) -> Sequence[int] | None:
-    """The part of a text that the keys of a page depend on, which begins there; None if cut."""
+    """Return the text from `begin` on that a page's keys depend on; None if incomplete."""
     end = begin + PAGE
     end += text[end - 1] >> SIGHT
     return text[begin:end] if end <= len(text) else None
 
 
 def pairs(text: Sequence[int]) -> list[int]:
-    """Each token with the one behind it: what a draft that extends features keeps in its slot."""
-    return [token << 32 | after for token, after in pairwise(text)]
+    """Return each token with the next one, as an EAGLE draft stores them per slot."""
+    return [token << 32 | following for token, following in pairwise(text)]

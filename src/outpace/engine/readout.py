@@ -1,4 +1,4 @@
-"""What was read on a device, as predictions on the host."""
+"""Predictions on the host, from the tokens and scores that reads left on a device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outpace.engine.pack import ReadGroup
 
 
 class Part(NamedTuple):
-    """What a chunk of rows was read as, the logits of the chosen tokens, and kept logits."""
+    """Readout of a chunk of rows, the logits of the chosen tokens, and kept logits."""
 
     readout: Readout
     chosen: Tensor
@@ -25,24 +25,22 @@ class Part(NamedTuple):
 
     @classmethod
     def of(cls, readout: Readout, logits: Tensor, *, keep: bool) -> Part:
-        """A readout of `logits [r, V]`.
+        """Add the logits of the chosen tokens to a readout of `logits [r, V]`.
 
-        The chosen ones say whether a row is one of numbers: what is none is the largest of a row,
-        and so is chosen.
+        They show whether a row is finite: arg-max chooses NaN over any number.
         """
         chosen = logits.gather(-1, readout.tokens[:, None]).squeeze(-1)
         return cls(readout, chosen, logits if keep else None)
 
 
 NOTHING, NO_SCORES = torch.empty(0, dtype=torch.int64), np.empty((0, 0))
-"""What is sent where nothing was read, and the table where no score was."""
+"""Placeholders where nothing was read, or no score."""
 
 
 class Sent:
-    """Tokens and scores on their way to the host, in one copy; `wait` ends when they are there.
+    """Tokens and scores on their way to the host, in one copy.
 
-    Where a GPU copies, it does so behind what it was told before, into pinned memory, and goes on
-    with what it is told next.
+    A GPU copies into pinned memory, in stream order, while the host continues.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -58,9 +56,9 @@ class Sent:
             self.table = table
 
     def wait(self) -> tuple[list[int], np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
-        """Tokens, and a row for each of the `names`.
+        """Wait for the copy; return the tokens, and a row of scores for each of the `names`.
 
-        The token of a row whose logits are no numbers is -1.
+        The token of a row whose logits are not finite is -1.
         """
         if self.arrived is not None:
             self.arrived.synchronize()
@@ -71,7 +69,7 @@ class Sent:
 
 
 def table_of(parts: Sequence[Part], names: Sequence[Score]) -> Tensor:
-    """Tokens, and behind them a row for each score; float64 holds a token id exactly."""
+    """Stack tokens and one row per score; float64 holds a token id exactly."""
     chosen = join([part.chosen for part in parts])
     tokens = torch.where(chosen.isfinite(), join([part.readout.tokens for part in parts]), -1)
     if not names:
@@ -79,7 +77,10 @@ def table_of(parts: Sequence[Part], names: Sequence[Score]) -> Tensor:
     missing = [torch.zeros_like(part.chosen) for part in parts]
     columns = [
         join(
-            [part.readout.scores.get(name, none) for part, none in zip(parts, missing, strict=True)]
+            [
+                part.readout.scores.get(name, zeros)
+                for part, zeros in zip(parts, missing, strict=True)
+            ]
         )
         for name in names
     ]
@@ -88,15 +89,15 @@ def table_of(parts: Sequence[Part], names: Sequence[Score]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A pass that a device was told to run, and what comes of it.
+    """A pass that runs on a device, and its results.
 
     Attributes:
-        feeds: what it was fed.
-        groups: the feeds that were read, by type of read.
-        parts: what was read, on the device.
+        forwards: its forwards.
+        groups: the forwards with wanted logits, by type of read.
+        parts: readouts, on the device.
         sent: tokens and scores on their way to the host.
-        features: hidden states of the feeds that want some.
-        began: reading of `time.perf_counter` when it was begun.
+        features: hidden states of the forwards that want them.
+        began: reading of `time.perf_counter` at its start.
     """
 
     feeds: Sequence[Feed]
@@ -107,9 +108,10 @@ class Launched:
     began: float
 
     def land(self) -> list[Prediction]:
-        """Wait for the device: the predictions of all feeds.
+        """Wait for the device and return the predictions of all forwards.
 
-        Raises `ArithmeticError` where logits are no numbers.
+        Raises:
+            ArithmeticError: logits are not finite.
         """
         predictions = [
             Prediction(tokens=[], features=self.features.get(index))
@@ -123,14 +125,14 @@ class Launched:
         begin = 0
         for group in self.groups:
             for index in group.members:
-                feed, prediction = self.feeds[index], predictions[index]
-                end = begin + len(feed.slots)
+                forward, prediction = self.feeds[index], predictions[index]
+                end = begin + len(forward.slots)
                 prediction.tokens = tokens[begin:end]
-                if feed.read.scores:
+                if forward.read.scores:
                     prediction.scores = {
                         name: table[row, begin:end].astype(np.float32)
                         for row, name in enumerate(self.sent.names)
-                        if name in feed.read.scores
+                        if name in forward.read.scores
                     }
                 begin = end
         if any(group.keep for group in self.groups):
@@ -140,11 +142,11 @@ class Launched:
 
 def keep(
     parts: Sequence[Part],
-    feeds: Sequence[Feed],
+    forwards: Sequence[Feed],
     groups: Sequence[ReadGroup],
     predictions: Sequence[Prediction],
 ) -> None:
-    """Leave the raw logits that reads keep on the device."""
+    """Attach the raw logits, on the device, to the predictions whose reads keep them."""
     kept = iter(part.logits for part in parts if part.logits is not None)
     for group in groups:
         if not group.keep:
@@ -154,10 +156,10 @@ def keep(
         while sum(map(len, rows)) < sum(sizes):
             rows.append(next(kept))
         for index, logits in zip(group.members, join(rows).split(sizes), strict=True):
-            if feeds[index].read.keep:
+            if forwards[index].read.keep:
                 predictions[index].logits = logits
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
-    """Parts one behind the other."""
+    """Concatenate parts; a single one is returned unchanged."""
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0]

@@ -1,4 +1,4 @@
-"""A model with its cache: runs what a batch feeds it, and reads what was asked for."""
+"""`Runner`: a model with its cache, which runs packed passes and reads the wanted logits."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from outpace.models.transformer import Stack
 
 
 class Usage(NamedTuple):
-    """Pages of a model's cache that requests hold, all that there are, and the rows that its prefix
-    cache has spared; None where there is no such cache."""
+    """Held and total pages of a model's cache, and rows skipped by its prefix cache, if any."""
 
     name: str
     held: int
@@ -38,11 +37,16 @@ class Usage(NamedTuple):
 class Runner:
     """Runs one model for all sequences that wait for it.
 
-    `vocab` cuts rows of the embedding that stand for no token, `read_rows` bounds the rows whose
-    logits are in memory at a time, `slots` is the size of the cache, `prefix_cache` says whether a
-    causal model finds what it computed for prompts that began alike, and `attention` names the back
-    end (`attention/choice.py`). With `record` passes are recorded, and run again (`graphs.py`);
-    with `compile` layers are compiled (`fuse.py`).
+    Args:
+        name: name of the model.
+        model: the model.
+        slots: size of the cache.
+        vocab: number of tokens; excludes padding rows of the embedding.
+        read_rows: most rows whose logits are in memory at a time.
+        prefix_cache: whether a causal model reuses the prefixes of earlier prompts.
+        attention: attention back end (`attention/choice.py`).
+        record: records passes as graphs (`graphs.py`); None runs them directly.
+        compile: whether layers are compiled (`fuse.py`).
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class Runner:
         weight = model.norm.weight
         self.device = weight.device
         self.exact = self.device.type == "cpu"
-        """Whether all logits are made float32, which is fastest on a CPU."""
+        """Whether all logits are converted to float32, which is fastest on a CPU."""
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         lay_out(model)
         if compile:
@@ -77,7 +81,7 @@ class Runner:
             device=self.device,
             spare=SPARE if record else 0,
         )
-        # A difference in the last bit, as calls of other sizes make it, may be one of a whole code.
+        # 8-bit activations: rounding that depends on the batch may change a whole code.
         double = is_quantised(model)
         self.backend: Backend = backend(
             attention,
@@ -104,86 +108,90 @@ class Runner:
 
     @property
     def usage(self) -> Usage:
-        """What its cache holds."""
-        spared = None if self.prefix is None else self.prefix.saved.slots
-        return Usage(self.name, self.cache.held, self.cache.num_pages, spared)
+        """Pages held and skipped rows of its cache."""
+        skipped = None if self.prefix is None else self.prefix.saved.slots
+        return Usage(self.name, self.cache.held, self.cache.num_pages, skipped)
 
     def reserve(self, slots: int) -> Table | None:
-        """Memory for a sequence; None where it is short."""
+        """Return memory for a sequence; None where it is short."""
         return self.cache.reserve(slots)
 
     def release(self, table: Table, *, scrub: bool = False) -> None:
-        """Give the memory of a sequence back; erased where what it holds may be no numbers."""
+        """Free the memory of a sequence; `zero` erases it where it may hold NaNs."""
         if scrub:
             self.cache.scrub(table)
         self.cache.release(table)
 
-    def spare(self, feed: Feed, draft: tuple[Runner, Table] | None = None) -> Feed:
-        """What is left of a feed without the rows whose slots are found filled.
+    def spare(self, forward: Feed, draft: tuple[Runner, Table] | None = None) -> Feed:
+        """Return a forward without the rows that the prefix cache holds.
 
-        Where hidden states are wanted, rows are found only as far as the `draft` that reads them
-        finds what it has made of them too. Raises `ValueError` where memory is short.
+        Where hidden states are wanted, rows are skipped only as far as the cache of the `draft`
+        that reads them has them too.
+
+        Raises:
+            ValueError: a shared page must be copied, and memory is short.
         """
         if self.prefix is None:
-            return feed
-        feed = self.prefix.trimmed(feed)
-        if ahead := feed.ahead:
-            found = self.find(feed, ahead, draft)
-            if found:
-                feed = feed.cut(found)[1]
-                feed.missing = found if feed.layers else 0
-        text = self.prefix.text(feed) if feed.first < len(feed.table.known) else ()
-        self.prefix.writes(feed.table, feed.first, feed.end, text)
-        return feed
+            return forward
+        forward = self.prefix.trimmed(forward)
+        if splittable := forward.ahead:
+            cached = self.find(forward, splittable, draft)
+            if cached:
+                forward = forward.cut(cached)[1]
+                forward.missing = cached if forward.layers else 0
+        text = self.prefix.text(forward) if forward.first < len(forward.table.known) else ()
+        self.prefix.writes(forward.table, forward.first, forward.end, text)
+        return forward
 
-    def find(self, feed: Feed, ahead: int, draft: tuple[Runner, Table] | None) -> int:
-        """How many of the first `ahead` rows are found filled; they are taken over."""
+    def find(self, forward: Feed, ahead: int, draft: tuple[Runner, Table] | None) -> int:
+        """Attach cached pages for up to `max_rows` leading rows; return their number."""
         assert self.prefix is not None
-        text = self.prefix.text(feed)
+        text = self.prefix.text(forward)
         if draft is None:
-            return self.prefix.skip(feed.table, feed.start, text, ahead)
-        other, table = draft[0].prefix, draft[1]
-        if other is None:
+            return self.prefix.skip(forward.table, forward.start, text, ahead)
+        draft_cache, table = draft[0].prefix, draft[1]
+        if draft_cache is None:
             return 0
-        theirs = pairs(text) if other.paired else text
-        ahead = min(ahead, other.found(table, feed.start, theirs))
-        if found := self.prefix.skip(feed.table, feed.start, text, ahead):
-            other.skip(table, feed.start, theirs, found)
-            table.spared = feed.start + found
-        return found
+        draft_text = pairs(text) if draft_cache.paired else text
+        ahead = min(ahead, draft_cache.found(table, forward.start, draft_text))
+        if cached := self.prefix.skip(forward.table, forward.start, text, ahead):
+            draft_cache.skip(table, forward.start, draft_text, cached)
+            table.spared = forward.start + cached
+        return cached
 
     @torch.inference_mode()
-    def launch(self, feeds: Sequence[Feed]) -> Launched:
-        """One ragged pass over the feeds, for whose end the host does not wait."""
-        asked, began = feeds, time.perf_counter()
+    def launch(self, forwards: Sequence[Feed]) -> Launched:
+        """Start one ragged pass over the forwards, without waiting for the device."""
+        requested, began = forwards, time.perf_counter()
         if self.graphs is not None:
-            feeds = self.graphs.filled(feeds)
-        packed = pack(feeds, self.buffer, self.backend)
+            forwards = self.graphs.filled(forwards)
+        packed = pack(forwards, self.buffer, self.backend)
         computing = time.perf_counter()
-        wanted = {layer for feed in feeds for layer in feed.layers}
+        wanted = {layer for forward in forwards for layer in forward.layers}
         hidden, captured = self.forward(packed, wanted)
-        for feed in feeds:
-            feed.table.written = max(feed.table.written, feed.end)
-        parts = self.read(hidden, feeds, packed)
+        for forward in forwards:
+            forward.table.written = max(forward.table.written, forward.end)
+        parts = self.read(hidden, forwards, packed)
         sent = Sent(parts)
-        features = self.features(feeds, captured) if wanted else {}
+        features = self.features(forwards, captured) if wanted else {}
         self.seconds += time.perf_counter() - computing
-        return Launched(asked, packed.groups, parts, sent, features, began)
+        return Launched(requested, packed.groups, parts, sent, features, began)
 
-    def run(self, feeds: Sequence[Feed]) -> list[Prediction]:
-        """The predictions of a pass, in the order of the feeds.
+    def run(self, forwards: Sequence[Feed]) -> list[Prediction]:
+        """Return the predictions of a pass, in the order of the forwards.
 
-        Raises `ArithmeticError` where logits that are read are no numbers.
+        Raises:
+            ArithmeticError: logits that are read are not finite.
         """
-        return self.launch(feeds).land()
+        return self.launch(forwards).land()
 
     def forward(self, packed: Packed, layers: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        """Hidden states of the wanted rows, and of all rows those of some layers."""
+        """Return hidden states of the wanted rows, and those of some layers for all rows."""
         batch = packed.batch
         if self.graphs is not None and (states := self.graphs.run(batch, layers)) is not None:
             hidden, captured = states
             return hidden if packed.wanted is None else hidden[packed.wanted], captured
-        # On a CPU the last block computes nothing for rows that nobody reads.
+        # On a CPU the last block skips rows without wanted logits.
         within = packed.wanted if self.device.type == "cpu" else None
         attend = self.backend.plan(batch)
         hidden, captured = self.model.capture(
@@ -193,8 +201,8 @@ class Runner:
             hidden = hidden[packed.wanted]
         return hidden, captured
 
-    def read(self, hidden: Tensor, feeds: Sequence[Feed], packed: Packed) -> list[Part]:
-        """Run each type of read over its rows, in chunks of which the logits fit into memory."""
+    def read(self, hidden: Tensor, forwards: Sequence[Feed], packed: Packed) -> list[Part]:
+        """Run each type of read over its rows, in chunks whose logits fit into memory."""
         parts: list[Part] = []
         first = 0
         for group in packed.groups:
@@ -204,17 +212,17 @@ class Runner:
             for rows in chunks(counts, self.read_rows, whole=group.whole):
                 logits = self.logits(hidden, slice(first + rows.start, first + rows.stop), exact)
                 if group.processed:
-                    process(logits, rows, [feeds[index] for index in group.members])
+                    process(logits, rows, [forwards[index] for index in group.members])
                 parts.append(Part.of(reader(logits, rows), logits, keep=group.keep))
             first += sum(counts)
         return parts
 
     def head(self, hidden: Tensor, rows: slice) -> Tensor:
-        """Logits `[r, V]` of some of the hidden states of a pass."""
+        """Return the logits `[r, V]` of some of the hidden states of a pass."""
         return self.model.head(hidden[rows])
 
     def logits(self, hidden: Tensor, rows: slice, exact: bool) -> Tensor:
-        """The same of `vocab` tokens, `exact` in float32; the mask is none that may be said."""
+        """Return the logits of the first `vocab` tokens, the mask banned; float32 if `exact`."""
         logits = self.head(hidden, rows)[:, : self.vocab]
         if exact:
             logits = logits.float()
@@ -222,39 +230,41 @@ class Runner:
             logits[:, self.config.mask_id] = max(NEVER, torch.finfo(logits.dtype).min)
         return logits
 
-    def features(self, feeds: Sequence[Feed], captured: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """The hidden states that feeds want, by their index; zeros for rows not computed.
+    def features(
+        self, forwards: Sequence[Feed], captured: Mapping[int, Tensor]
+    ) -> dict[int, Tensor]:
+        """Return the wanted hidden states by index of the forward; zeros for skipped rows.
 
-        They are copies: those of a recorded pass are good until the next one.
+        They are copies, since those of a recorded pass are overwritten by the next one.
         """
-        kinds = {feed.layers for feed in feeds if feed.layers}
+        kinds = {forward.layers for forward in forwards if forward.layers}
         joined = {layers: torch.cat([captured[at] for at in layers], -1) for layers in kinds}
-        sizes = [len(feed.ids) for feed in feeds]
+        sizes = [len(forward.ids) for forward in forwards]
         parts = {layers: states.split(sizes) for layers, states in joined.items()}
         found = {}
-        for at, feed in enumerate(feeds):
-            if feed.layers:
-                own = parts[feed.layers][at]
-                blank = own.new_zeros(feed.missing, own.shape[1]) if feed.missing else None
-                found[at] = own if blank is None else torch.cat((blank, own))
+        for at, forward in enumerate(forwards):
+            if forward.layers:
+                rows = parts[forward.layers][at]
+                blank = rows.new_zeros(forward.missing, rows.shape[1]) if forward.missing else None
+                found[at] = rows if blank is None else torch.cat((blank, rows))
         return found
 
     def learn(self, written: Iterable[tuple[Feed, Sequence[int]]]) -> None:
-        """Let what a pass has just written be found again; the ids are those of the request."""
+        """Register what a pass has written in the prefix cache; ids are those of the request."""
         if self.prefix is None:
             return
-        for feed, ids in written:
-            text, features = self.prefix.text(feed), feed.features
-            if feed.context is not None:
-                text = list(ids[feed.first : feed.start])
+        for forward, ids in written:
+            text, features = self.prefix.text(forward), forward.features
+            if forward.context is not None:
+                text = list(ids[forward.first : forward.start])
             elif self.prefix.paired and features is not None:
-                theirs = features.shape[1] == self.config.feature_size
-                text = pairs(ids[feed.start : feed.end + 1]) if theirs else []
-            self.prefix.learn(feed.table, feed.first, text)
+                is_target = features.shape[1] == self.config.feature_size
+                text = pairs(ids[forward.start : forward.end + 1]) if is_target else []
+            self.prefix.learn(forward.table, forward.first, text)
 
 
 def chunks(counts: Sequence[int], most: int, *, whole: bool) -> list[slice]:
-    """Rows of reads, so many each, `most` at a time; a read stays `whole` even above that."""
+    """Split consecutive reads into slices of at most `most` rows; `whole` reads are not cut."""
     total = sum(counts)
     if total <= most:
         return [slice(0, total)] if total else []
@@ -270,27 +280,29 @@ def chunks(counts: Sequence[int], most: int, *, whole: bool) -> list[slice]:
     return [*found, slice(begin, end)] if begin < end else found
 
 
-def process(logits: Tensor, rows: slice, feeds: Sequence[Feed]) -> None:
-    """Change the logits of those rows of a read group that fall into a chunk, feed by feed."""
+def process(logits: Tensor, rows: slice, forwards: Sequence[Feed]) -> None:
+    """Apply the processors of each forward to its rows in a chunk of a read group."""
     begin = 0
-    for feed in feeds:
-        end = begin + len(feed.slots)
-        low, high = max(begin, rows.start), min(end, rows.stop)
-        if feed.processors and low < high:
-            own = logits[low - rows.start : high - rows.start]
-            for some, slots, text in texts(own, feed, slice(low - begin, high - begin)):
-                for processor in feed.processors:
-                    processor(some, slots, text)
+    for forward in forwards:
+        end = begin + len(forward.slots)
+        chunk_begin, chunk_end = max(begin, rows.start), min(end, rows.stop)
+        if forward.processors and chunk_begin < chunk_end:
+            rows_of_forward = logits[chunk_begin - rows.start : chunk_end - rows.start]
+            for part, slots, text in texts(
+                rows_of_forward, forward, slice(chunk_begin - begin, chunk_end - begin)
+            ):
+                for processor in forward.processors:
+                    processor(part, slots, text)
         begin = end
 
 
 def texts(
-    logits: Tensor, feed: Feed, rows: slice
+    logits: Tensor, forward: Feed, rows: slice
 ) -> Iterator[tuple[Tensor, Sequence[int], Sequence[int]]]:
-    """The wanted `rows` of a feed with what is known of the text: together, or each by its own."""
-    slots = feed.slots[rows]
-    if feed.branches is None:
-        yield logits, slots, feed.text
+    """Yield the wanted `rows` of a forward with their text: all together, or per branch."""
+    slots = forward.slots[rows]
+    if forward.branches is None:
+        yield logits, slots, forward.text
         return
-    for row, (slot, branch) in enumerate(zip(slots, feed.branches[rows], strict=True)):
-        yield logits[row : row + 1], [slot], [*feed.text, *branch]
+    for row, (slot, branch) in enumerate(zip(slots, forward.branches[rows], strict=True)):
+        yield logits[row : row + 1], [slot], [*forward.text, *branch]

@@ -1,4 +1,4 @@
-"""An engine at one moment: its requests, and the memory that they hold."""
+"""Statistics of an engine at one moment: its requests, and the memory that they hold."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Stats(NamedTuple):
     """Requests and memory of an engine.
 
     Attributes:
-        waiting: requests that have no memory yet.
-        running: requests that have memory.
+        waiting: requests without memory yet.
+        running: requests with memory.
         models: pages of each model's cache.
     """
 
@@ -23,7 +23,7 @@ class Stats(NamedTuple):
 
     @classmethod
     def of(cls, engine: Engine) -> Stats:
-        """Read them; safe in any thread."""
+        """Read the statistics of an engine, from any thread."""
         models = tuple(runner.usage for runner in engine.runners)
         return cls(len(engine.queue), len(engine.running), models)
 
@@ -34,5 +34,5 @@ class Stats(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no request, and no memory of an earlier one."""
+        """Whether there are no requests, and no memory of earlier ones is held."""
         return not (self.waiting or self.running or self.held)

@@ -1,7 +1,7 @@
-"""One model in several processes: the first runs the engine, and the others what it says.
+"""Tensor parallelism: rank 0 runs the engine, and the other ranks execute its broadcasts.
 
-Each has a slice of the weights and of the cache. What the first tells the others is whole numbers:
-the buffer of a pass, with the slots of each sequence, and which rows of it go through the head.
+Each rank has a slice of the weights and of the cache. Commands are integers: the buffer of a pass,
+with the slots of each sequence, and the rows of it that go through the head.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from outpace.models.split import Share
 from outpace.models.transformer import Stack
 
 NONE = -1
-"""In a message: nothing of the kind."""
+"""Marks a missing field in a message."""
 
 
 class Order(IntEnum):
-    """What the first process tells the others to do."""
+    """Commands of rank 0 to the other ranks."""
 
     END = 0
     LOAD = 1
@@ -45,11 +45,11 @@ class Order(IntEnum):
 
 
 class Team:
-    """The processes that hold every model together: usually this one alone.
+    """The processes that hold every model together, usually this one only.
 
     Attributes:
-        share: the slice of this process; None where it is alone.
-        device: where it runs.
+        share: slice of this process; None where it is the only one.
+        device: device of this process.
     """
 
     def __init__(self, share: Share | None, device: torch.device) -> None:
@@ -59,41 +59,44 @@ class Team:
 
     @classmethod
     def of(cls, size: int, device: torch.device, quantize: str | None) -> Team:
-        """A team of `size` processes; `ValueError` where they were not started so."""
+        """Join a group of `size` processes; raise `ValueError` where they were not started."""
         check_type("tensor_parallel", size, int)
         if size < 1:
-            message = f"tensor_parallel must be at least 1, not {size}"
+            message = f"tensor_parallel must be at least 1, got {size}"
             raise OptionError("tensor_parallel", size, message)
         if size == 1:
             return cls(None, device)
         if quantize is not None:
-            message = f"quantize={quantize!r} is for a model in one process; leave it out"
+            message = f"quantize={quantize!r} cannot be combined with tensor_parallel"
             raise OptionError("quantize", quantize, message)
         return cls(*join(size, device))
 
     def divide(self, target: Stack, load: Callable[[str], Stack], attention: str) -> None:
-        """Let the first process lead and the others follow, who end in here.
+        """Split into a leader and workers; a worker runs here until the group ends, then exits.
 
-        `load` is for further models, `attention` the back end.
+        Args:
+            target: the target model.
+            load: loads further models by name.
+            attention: attention back end.
         """
         if self.share is None:
             return
         self.wire = Wire()
         atexit.register(self.close)
         if self.share.rank:
-            wire, self.wire = self.wire, None
-            follow(wire, target, load, attention)
+            broadcast, self.wire = self.wire, None
+            follow(broadcast, target, load, attention)
             raise SystemExit
 
     def close(self) -> None:
-        """Let the others end."""
+        """Send the workers the command to end."""
         if self.wire is not None:
-            wire, self.wire = self.wire, None
-            with suppress(Lost):  # nobody is left to be told, and it was said why
-                wire.send([Order.END])
+            broadcast, self.wire = self.wire, None
+            with suppress(Lost):  # the workers have exited, and the error was reported
+                broadcast.send([Order.END])
 
     def runner(self, name: str, model: Stack, **options: Any) -> Runner:
-        """The runner of a model; that of a slice has all processes run."""
+        """Return the runner of a model, which in a group leads all ranks."""
         if self.wire is None:
             return Runner(name, model, **options)
         runner = LeadingRunner(name, model, wire=self.wire, number=self.count, **options)
@@ -103,7 +106,7 @@ class Team:
 
 
 class LeadingRunner(Runner):
-    """Runs one slice, and has the others run."""
+    """Runs the slice of rank 0 and broadcasts each operation to the other ranks."""
 
     def __init__(self, name: str, model: Stack, *, wire: Wire, number: int, **options: Any) -> None:
         super().__init__(name, model, **options)
@@ -111,11 +114,11 @@ class LeadingRunner(Runner):
         self.cache.told = self.copied
 
     def copied(self, sources: Sequence[int], pages: Sequence[int]) -> None:
-        """Have the same pages written."""
+        """Broadcast that pages are copied or erased."""
         self.wire.send([Order.COPY, self.number, len(sources)], sources, pages)
 
     def forward(self, packed: Packed, layers: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        """Hidden states of the wanted rows, and of all rows those of some layers."""
+        """Return hidden states of the wanted rows, and those of some layers for all rows."""
         last = self.config.layers - 1 in layers
         numbers = self.buffer.array[: sum(packed.sizes)]
         head = [Order.PASS, self.number, last, packed.wanted is None, *packed.sizes]
@@ -126,14 +129,14 @@ class LeadingRunner(Runner):
             return super().forward(packed, layers)
 
     def head(self, hidden: Tensor, rows: slice) -> Tensor:
-        """Logits `[r, V]` of some of the hidden states of a pass."""
+        """Return the logits `[r, V]` of some of the hidden states of a pass."""
         self.wire.send([Order.HEAD, self.number, rows.start, rows.stop])
         with together():
             return super().head(hidden, rows)
 
 
 def told(span: Span) -> list[int]:
-    """A span as whole numbers."""
+    """Encode a span as integers."""
     table = span.pages
     assert isinstance(table, Table)
     stops = [NONE] if span.stops is None else [len(span.stops), *span.stops]
@@ -142,13 +145,13 @@ def told(span: Span) -> list[int]:
 
 
 def spans(numbers: list[int]) -> Iterator[Span]:
-    """Spans that were told."""
-    coming = iter(numbers)
+    """Decode the spans of a message."""
+    remaining = iter(numbers)
 
     def take(count: int) -> list[int]:
-        return [next(coming) for _ in range(count)]
+        return [next(remaining) for _ in range(count)]
 
-    for begin in coming:
+    for begin in remaining:
         end, start, seen, stops = take(4)
         ends = None if stops == NONE else take(stops)
         size, count = take(2)
@@ -158,14 +161,14 @@ def spans(numbers: list[int]) -> Iterator[Span]:
 
 @dataclass(slots=True)
 class Following:
-    """A slice in another process than the first, and the hidden states of its last pass."""
+    """The slice of another rank, and the hidden states of its last pass."""
 
     runner: Runner
     hidden: Tensor | None = None
 
     @torch.inference_mode()
     def run(self, last: bool, in_order: bool, message: IntArray) -> None:
-        """A pass."""
+        """Run a pass that rank 0 has broadcast."""
         runner, sizes = self.runner, message[:5].tolist()
         total = sum(sizes)
         numbers, rest = message[5 : 5 + total], message[5 + total :]
@@ -175,15 +178,16 @@ class Following:
             features = runner.model.norm.weight.new_empty(sizes[4], runner.config.feature_size)
             dist.broadcast(features, 0)
             context = features, parts[4]
-        own = list(spans(rest.tolist()))
+        local_spans = list(spans(rest.tolist()))
         batch = Batch(
             ids=parts[0],
             positions=parts[1],
             write=parts[2],
             context=context,
-            spans=own,
+            spans=local_spans,
             numbers=[
-                torch.from_numpy(each).to(runner.device) for each in runner.backend.numbers(own)
+                torch.from_numpy(each).to(runner.device)
+                for each in runner.backend.numbers(local_spans)
             ],
         )
         packed = Packed(batch, None if in_order else parts[3], [], sizes)
@@ -191,30 +195,30 @@ class Following:
 
     @torch.inference_mode()
     def head(self, rows: slice) -> None:
-        """The head, over some rows of the last pass."""
+        """Run the head over some rows of the last pass."""
         assert self.hidden is not None
         self.runner.head(self.hidden, rows)
 
     def copy(self, pages: IntArray, sources: int) -> None:
-        """Write pages as others are; without sources, erase them."""
-        here = pages[sources:].tolist()
+        """Copy pages; erase them where there are no sources."""
+        targets = pages[sources:].tolist()
         if sources:
-            self.runner.cache.copy(pages[:sources].tolist(), here)
+            self.runner.cache.copy(pages[:sources].tolist(), targets)
         else:
-            self.runner.cache.erase(here)
+            self.runner.cache.erase(targets)
 
 
-def follow(wire: Wire, target: Stack, load: Callable[[str], Stack], attention: str) -> None:
-    """Do what the first process says, until it ends; further models are loaded by name."""
+def follow(broadcast: Wire, target: Stack, load: Callable[[str], Stack], attention: str) -> None:
+    """Execute the commands of rank 0 until it ends; further models are loaded by name."""
     models: list[Following] = []
     if current_thread() is main_thread():
-        # Whoever ends all processes means the first, which may have answers to finish.
+        # A signal to the process group is meant for rank 0, which may have answers to finish.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
     while True:
-        message = wire.receive()
-        order, *rest = message[:4].tolist()
-        match order:
+        message = broadcast.receive()
+        command, *rest = message[:4].tolist()
+        match command:
             case Order.END:
                 return
             case Order.LOAD:

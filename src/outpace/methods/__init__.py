@@ -1,4 +1,4 @@
-"""The decoding methods, by name; written by hand."""
+"""The decoding methods by name, as an explicit list."""
 
 from outpace.methods.apd import APD
 from outpace.methods.autoregressive import Autoregressive

@@ -1,4 +1,4 @@
-"""Adaptive parallel decoding of a diffusion model, checked by a small autoregressive one."""
+"""Adaptive parallel decoding: a diffusion model proposes, a small autoregressive one verifies."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ Coupling = Literal["gumbel", "argmax"]
 
 @dataclass(frozen=True, kw_only=True)
 class APD(Method):
-    """Keep the leading tokens on which diffusion marginals and their product with a verifier agree.
+    """Accept leading tokens on which diffusion marginals and their product with a verifier agree.
 
     Algorithm 1 of "Accelerating Diffusion LLMs via Adaptive Parallel Decoding" (Israel et al.,
     2025). `ratio` weighs the diffusion model against the verifier in the target distribution: 1
-    takes every proposal, 0 keeps what the verifier would say. The first proposal is always kept.
-    `window` and `lookahead` are the paper's W (tokens whose keys are computed again) and M (masks
-    shown). `least` is a shorter lookahead that a `Pace` may choose, where the text is to depend on
-    the load; at 1, no mask is shown where the last token's row says the next one. `coupling` draws
-    the target with the noise of the proposal, as the paper has it, or takes its arg-max on raw
-    logits, as the authors' code does.
+    accepts every proposal, 0 only what the verifier would generate. The first proposal is always
+    accepted. `window` and `lookahead` are the paper's W (tokens whose keys are recomputed) and M
+    (number of masks). `least` is a shorter lookahead that a `Pace` may choose, if the text may
+    depend on the load; at 1 there is no mask, where the row of the last token predicts the next
+    one. `coupling` draws the target with the noise of the proposal, as in the paper, or takes the
+    arg-max of raw logits, as in the authors' code.
     """
 
     decodes = (Kind.DIFFUSION,)
@@ -57,16 +57,17 @@ class APD(Method):
     window: Annotated[
         int | None,
         Within(2, 64, log=True),
-        "W: feed again the last group and window − 1 tokens before it",
+        "W: recompute the last group and window − 1 tokens before it",
     ] = 16
     lookahead: Annotated[
-        int | None, Within(4, 128, log=True), "M: masks shown, and so the most tokens per forward"
+        int | None,
+        Within(4, 128, log=True),
+        "M: number of masks, and so the most tokens per forward",
     ] = 100
     coupling: Annotated[Coupling, "how the verifier's y is drawn"] = "gumbel"
     least: Annotated[
         int | None,
-        "with pace=auto, the lookahead may be as short as this, at 1 to no mask on "
-        "Dream; None: it stays",
+        "with pace=auto, the shortest lookahead, at 1 no mask on Dream; None: it is fixed",
     ] = None
 
     def __post_init__(self) -> None:
@@ -76,7 +77,7 @@ class APD(Method):
         check_least(self.least, lookahead=self.lookahead)
 
     def dial(self, target: Target, *, auto: bool) -> Dial | None:
-        """How many masks are shown."""
+        """Return the range of the lookahead."""
         if not auto or self.least is None or self.lookahead is None:
             return None
         window = min(self.window or 1, MOST)
@@ -89,20 +90,20 @@ class APD(Method):
         )
 
     def decode(self, request: Request) -> Decoding:
-        """Propose all holes in one pass, check them in another, keep the leading agreement."""
+        """Propose all holes in one pass, verify them in another, accept the leading agreement."""
         target = request.sampling if self.coupling == "gumbel" else Sampling()
-        begin, ready, step, alive = 0, 0, 0, True  # ready: verifier slots that hold output
-        read: Read | None = None  # where no mask is shown
+        begin, ready, step, alive = 0, 0, 0, True  # ready: verifier slots that hold the text
+        read: Read | None = None  # of plain decoding
         while alive:
             n = len(request)
-            shown = request.dial(self.lookahead or request.max_tokens, behind=n - ready)
+            num_masks = request.dial(self.lookahead or request.max_tokens, behind=n - ready)
             start, begin = begin, 0 if self.window is None else max(n - self.window + 1, 0)
-            if request.pace and shown == self.least == request.target.shift:
+            if request.pace and num_masks == self.least == request.target.shift:
                 read = read or request.sample(step)
                 alive = yield from plain(request, start, read, FULL, self.window)
                 begin = 0 if self.window is None else max(len(request) - self.window, 0)
                 continue
-            end = min(n + shown, request.limit)
+            end = min(n + num_masks, request.limit)
             guess = yield Forward(
                 ids=request.ids[start:] + request.ahead(end),
                 start=start,
@@ -110,7 +111,7 @@ class APD(Method):
                 predict=range(n, end),
                 read=request.sample(step, keep=end - n > 1, joint=True),
             )
-            kept = 1
+            accepted = 1
             if end - n > 1:
                 assert guess.logits is not None
                 checked = yield Forward(
@@ -122,19 +123,19 @@ class APD(Method):
                     ),
                     model="verifier",
                 )
-                kept += agreement(guess.tokens[1:], checked.tokens)
-                ready = min(n + kept, end - 1)
+                accepted += agreement(guess.tokens[1:], checked.tokens)
+                ready = min(n + accepted, end - 1)
             read, step = None, step + 1
-            alive = request.commit(guess.tokens[:kept], guess.logprobs)
+            alive = request.commit(guess.tokens[:accepted], guess.logprobs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture(Read):
-    """Tokens of the product of a guess and this model, weighed by `ratio` (section 4.1).
+    """Tokens of the product of a guess and this model, weighted by `ratio` (section 4.1).
 
-    `guess [r, vocab]` are raw logits of the same slots; vocabularies are cut to the shorter.
-    The request's temperature and top-p apply to the product as they did to the guess, so that at
-    ratio 1 both laws, and with the same noise both samples, are the same.
+    `guess [r, vocab]` are raw logits of the same slots; both vocabularies are cut to the shorter.
+    The request's temperature and top-p apply to the product as they did to the guess. At ratio 1
+    both distributions, and with the same noise both samples, are therefore equal.
     """
 
     guess: Tensor
@@ -146,7 +147,7 @@ class Mixture(Read):
     def group(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Reader:
-        """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
+        """Return a reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         choose = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
         guess = torch.cat([read.guess for read in reads]) if len(reads) > 1 else reads[0].guess
         ratios = np.repeat([r.ratio for r in reads], [len(r.guess) for r in reads])
@@ -154,10 +155,16 @@ class Mixture(Read):
 
         def read(logits: Tensor, rows: slice) -> Readout:
             vocab = min(guess.shape[-1], logits.shape[-1])
-            mine, other, weight = logits[:, :vocab], guess[rows, :vocab], ratio[rows]
+            verifier_logits, guess_logits, own_ratio = (
+                logits[:, :vocab],
+                guess[rows, :vocab],
+                ratio[rows],
+            )
             if runs_triton(device) and isinstance(choose, Noisy):
-                return Readout(choose.at_once(mine, rows, other, weight)[0], {})
-            mixed = torch.lerp(mine.float(), other.float(), weight[:, None])
-            return Readout(choose(mixed, rows), {})
+                return Readout(
+                    choose.at_once(verifier_logits, rows, guess_logits, own_ratio)[0], {}
+                )
+            product = torch.lerp(verifier_logits.float(), guess_logits.float(), own_ratio[:, None])
+            return Readout(choose(product, rows), {})
 
         return read

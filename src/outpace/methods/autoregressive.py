@@ -1,4 +1,4 @@
-"""One token per forward: the baseline of everything else."""
+"""Autoregressive decoding, one token per forward: the baseline."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from outpace.methods.method import Method
 
 @dataclass(frozen=True, kw_only=True)
 class Autoregressive(Method):
-    """Feed the last token, read the next one; what a constraint forces is fed along with it."""
+    """Run the last token, sample the next one; tokens forced by a constraint run with it."""
 
     def decode(self, request: Request) -> Decoding:
-        """Prefill, then one row per forward, and one for each token that is forced."""
-        read, fed, alive = request.sample(), 0, True
+        """Prefill, then one row per forward, and one for each forced token."""
+        read, start, alive = request.sample(), 0, True
         while alive:
             n, forced = len(request), request.forced
             out = yield Forward(
-                ids=request.ids[fed:] + forced,
-                start=fed,
+                ids=request.ids[start:] + forced,
+                start=start,
                 predict=range(n, n + len(forced) + 1) if forced else None,
                 read=read,
             )
-            fed = n + len(forced)
+            start = n + len(forced)
             alive = request.commit(out.tokens, out.logprobs)

@@ -1,4 +1,4 @@
-"""A block behind the text, as a draft is fed it with the features of its target."""
+"""The block of masks that a DFlash draft fills, with the features of its target."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from outpace.decoding import FULL, Forward, Request
 
 
 def behind(request: Request, features: Tensor, rows: int) -> Forward:
-    """So many rows, the last known token and masks, behind features `[c, f]` of the slots before.
+    """Return a forward of `rows` rows, the last committed token and masks, after `features`.
 
-    A draft that reads features has them as context. One that adds them is fed their tokens, each
-    of which sees those before it; where nothing is known, there is nothing to add.
+    A DFlash draft reads the features `[c, f]` of the previous slots as context. A fused one
+    combines them with the tokens of these slots, which are causal rows; the block has no features.
     """
-    start, count = len(request) - 1, features.shape[0]
+    start, num_features = len(request) - 1, features.shape[0]
     block = [request.ids[start]] + [request.target.mask_id] * (rows - 1)
     if not request.target.adding:
         return Forward(ids=block, start=start, pattern=FULL, model="draft", context=features)
     return Forward(
-        ids=[*request.ids[start - count : start], *block],
-        start=start - count,
-        pattern=(*(1,) * count, rows),
+        ids=[*request.ids[start - num_features : start], *block],
+        start=start - num_features,
+        pattern=(*(1,) * num_features, rows),
         model="draft",
         features=F.pad(features, (0, 0, 0, rows)),
     )

@@ -20,19 +20,18 @@ Filling = Literal["confidence", "margin", "entropy", "left_to_right"]
 
 @dataclass(frozen=True, kw_only=True)
 class BlockDiffusion(Method):
-    """Fill the holes of one block, then those of the next; keys of full blocks are kept.
+    """Fill the holes of one block, then those of the next; keys of full blocks are cached.
 
     The sampler of SDAR (Cheng et al., 2025), and with `part` that of Fast-dLLM v2 (Wu et al.,
-    2025). Blocks are counted from slot 0, so that the end of the prompt shares one with the
-    beginning of the answer. A forward fills all holes of more than `threshold`, or as many of the
-    best ones by `order` as `budget` of entropy allows (the EB-Sampler of Ben-Hamu et al., 2025); at
-    least as many as fill a block in `steps` forwards. Keys of a block are final once it is fed
-    without holes, which the first forward of the next block does beside its own work. In a model
-    of shift 1 that forward feeds the full block alone, and predicts the first token behind it.
-    Raises `ValueError` for bad options.
+    2025). Blocks are counted from slot 0, so the end of the prompt shares one with the beginning of
+    the answer. A forward fills all holes above `threshold`, or the best ones by `order` within an
+    entropy `budget` (the EB-Sampler of Ben-Hamu et al., 2025), and at least enough to fill a block
+    in `steps` forwards. Keys of a block are final once it runs without holes, in the same forward
+    as the first one of the next block. In a model of shift 1 that forward runs the full block only,
+    and predicts the first token after it. Raises `ValueError` for invalid options.
 
     Attributes:
-        part: tokens of a block that must be filled before those behind them.
+        part: tokens of a block that must be filled before those after them.
         canvas: fill all of the block in which the answer ends, as the authors' code does.
     """
 
@@ -41,22 +40,20 @@ class BlockDiffusion(Method):
     threshold: Annotated[
         float | None,
         Within(0.5, 1),
-        "holes of a higher confidence are filled; None: as many as steps says",
+        "holes of a higher confidence are filled; None: the number given by steps",
     ] = 0.9
     budget: Annotated[
         float | None, "instead of threshold, the entropy that the holes of a forward may share"
     ] = None
-    steps: Annotated[
-        int | None, "forwards that fill a block at the latest; one per token by default"
-    ] = None
+    steps: Annotated[int | None, "most forwards that fill a block; one per token by default"] = None
     order: Annotated[
         Filling,
         Among(("confidence", "entropy", "margin")),
-        "which holes are best where too few are sure",
+        "ranking of holes where too few exceed the threshold",
     ] = "confidence"
-    part: Annotated[
-        int | None, "tokens of a block that must be filled before those behind them"
-    ] = None
+    part: Annotated[int | None, "tokens of a block that must be filled before those after them"] = (
+        None
+    )
     block: Annotated[int | None, "tokens of a block; as the model was trained by default"] = None
     canvas: Annotated[bool, "fill all of the block in which the answer ends"] = False
 
@@ -68,36 +65,36 @@ class BlockDiffusion(Method):
         not_negative(budget=self.budget)
 
     def check(self, request: Request) -> None:
-        """Raise `ValueError` where nobody says how long a block is."""
+        """Raise `ValueError` where the block length is unknown."""
         own_block(request, self.block)
 
     @property
     def sequential(self) -> bool:
-        """Holes are filled in any order."""
+        """False: holes are filled in any order."""
         return False
 
     def decode(self, request: Request) -> Decoding:
-        """Feed what is not final yet and the block, fill some of its holes."""
+        """Run the block and earlier slots without final keys, fill some of its holes."""
         size, shift = own_block(request, self.block), request.target.shift
-        each, rest = divmod(size, min(self.steps or size, size))
-        canvas, fed, step = Canvas.of(request), 0, 0
+        quotient, remainder = divmod(size, min(self.steps or size, size))
+        canvas, start, step = Canvas.of(request), 0, 0
         for begin, end in blocks(len(request) - len(request) % size, request.limit, size):
             canvas.extend(max(end - len(canvas), 0))
-            turn = 0
+            fills = 0
             while holes := canvas.within(begin, end):
-                # The row before a block has a mask in front of it once, when it has become full.
-                lone = bool(shift) and holes[0] == begin
-                holes, last = (holes[:1], begin) if lone else (self.front(holes, begin), end)
+                # With shift 1 the first hole is predicted by the last row of the full block before.
+                only_first = bool(shift) and holes[0] == begin
+                holes, last = (holes[:1], begin) if only_first else (self.front(holes, begin), end)
                 out = yield Forward(
-                    ids=canvas.ids[fed:last],
-                    start=fed,
-                    pattern=tuple(min(size, last - first) for first in range(fed, last, size)),
+                    ids=canvas.ids[start:last],
+                    start=start,
+                    pattern=tuple(min(size, last - first) for first in range(start, last, size)),
                     predict=holes,
                     read=request.sample(step, scores=self.scores, drawn=True, joint=True),
                 )
-                fed, step = begin, step + 1
-                count = 1 if lone else each + (turn < rest)
-                turn += not lone
+                start, step = begin, step + 1
+                count = 1 if only_first else quotient + (fills < remainder)
+                fills += not only_first
                 canvas.take(holes, self.choose(out, count), out)
                 if not (self.canvas and canvas.within(begin, end)) and not canvas.commit(request):
                     return
@@ -105,7 +102,7 @@ class BlockDiffusion(Method):
 
     @property
     def scores(self) -> tuple[Rank, ...]:
-        """What the choice of holes looks at."""
+        """Scores that the choice of holes needs."""
         wanted = {self.order}
         if self.budget is not None:
             wanted.add("entropy")
@@ -114,22 +111,22 @@ class BlockDiffusion(Method):
         return tuple(score for score in get_args(Rank) if score in wanted)
 
     def front(self, holes: list[int], begin: int) -> list[int]:
-        """Those of the first part of a block that has holes."""
+        """Return the holes in the first part of a block that has any."""
         if self.part is None:
             return holes
         end = begin + ((holes[0] - begin) // self.part + 1) * self.part
         return [hole for hole in holes if hole < end]
 
     def choose(self, out: Prediction, count: int) -> IntArray:
-        """Indices of the holes to fill, `count` at least where there are as many."""
+        """Return the indices of the holes to fill, at least `count` where possible."""
         holes = len(out.tokens)
-        first = np.arange(holes, 0, -1, dtype=np.float32)
-        ranks = first if self.order == "left_to_right" else rank(out, self.order)
+        leftmost = np.arange(holes, 0, -1, dtype=np.float32)
+        ranks = leftmost if self.order == "left_to_right" else rank(out, self.order)
         chosen = best(ranks, count)
         if self.budget is not None:
-            found = within_budget(ranks, out.scores["entropy"], self.budget)
+            within = within_budget(ranks, out.scores["entropy"], self.budget)
         elif self.threshold is not None:
-            found = above(out.scores["confidence"], self.threshold)
+            within = above(out.scores["confidence"], self.threshold)
         else:
             return chosen
-        return found if len(found) >= len(chosen) else chosen
+        return within if len(within) >= len(chosen) else chosen

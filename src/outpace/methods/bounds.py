@@ -1,4 +1,4 @@
-"""Bounds that options of several methods have in common."""
+"""Range checks of options, shared by several methods."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from outpace.decoding import OptionError
 
 
 def at_least_one(**options: int | None) -> None:
-    """Raise `OptionError` for an option that counts something and is below one."""
+    """Raise `OptionError` for a count below one."""
     for name, value in options.items():
         if value is not None and value < 1:
-            raise OptionError(name, value, f"{name} must be at least 1, not {value}")
+            raise OptionError(name, value, f"{name} must be at least 1, got {value}")
 
 
 def fraction(**options: float) -> None:
-    """Raise `OptionError` for an option that is a share of a whole and lies outside [0, 1]."""
+    """Raise `OptionError` for an option outside [0, 1]."""
     for name, value in options.items():
         if not 0 <= value <= 1:
-            raise OptionError(name, value, f"{name} must lie between 0 and 1, not {value}")
+            raise OptionError(name, value, f"{name} must be between 0 and 1, got {value}")
 
 
 def positive_fraction(**options: float | None) -> None:
     """Raise `OptionError` for an option outside (0, 1]."""
     for name, value in options.items():
         if value is not None and not 0 < value <= 1:
-            message = f"{name} must lie above 0 and be at most 1, not {value}"
+            message = f"{name} must be above 0 and at most 1, got {value}"
             raise OptionError(name, value, message)
 
 
@@ -31,4 +31,4 @@ def not_negative(**options: float | None) -> None:
     """Raise `OptionError` for an option below zero."""
     for name, value in options.items():
         if value is not None and value < 0:
-            raise OptionError(name, value, f"{name} must be 0 or a positive number, not {value}")
+            raise OptionError(name, value, f"{name} must be at least 0, got {value}")

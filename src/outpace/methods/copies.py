@@ -1,4 +1,4 @@
-"""Earlier copies of the last tokens of a growing text."""
+"""Earlier occurrences of the last tokens of a growing text."""
 
 from __future__ import annotations
 
@@ -6,52 +6,51 @@ from array import array
 from collections.abc import Sequence
 
 TRIED = 32
-"""Earlier places that are compared, the latest first."""
+"""Earlier occurrences that are compared, the latest first."""
 
 COMPARED = 32
 """Most tokens of a match that are compared."""
 
 
 class Copies:
-    """Finds where the last tokens of a text stood before, and what followed them there.
+    """Finds earlier occurrences of the last tokens of a text, and what followed them.
 
-    A hash table leads from `match` tokens to the last place where they ended, and each place to the
-    one before with the same hash. That is at most 20 bytes per token, and a bounded number of
+    A hash table maps `match` tokens to the last place where they ended, and each place to the
+    previous one with the same hash. This takes at most 20 bytes per token, and a bounded number of
     comparisons per search.
     """
 
     def __init__(self, match: int) -> None:
         self.match = match
         self.before = array("i")
-        """For each place the one before with the same hash, or -1."""
+        """For each place, the previous one with the same hash, or -1."""
         self.heads = array("i", [-1]) * 64
         """The last place of each hash, or -1."""
 
     def find(self, ids: Sequence[int], most: int) -> list[int]:
-        """Add the tokens that are new in a text, and copy `most` that may follow it, or none.
+        """Index the new tokens of a text; return `most` tokens that may follow it, or none.
 
-        Of the earlier places the longest match decides, of equal ones the next token that is the
-        most frequent, and then the latest place. A copy may overlap the end of the text, which
-        repeats then.
+        Among earlier occurrences the longest match is preferred, then the most frequent next token,
+        then the latest place. A copy that reaches the end of the text repeats.
         """
         self.extend(ids)
         last = len(ids) - 1
         if last < self.match or most < 1:
             return []
         place, longest = self.before[last], 0
-        found: dict[int, list[int]] = {}
+        followers: dict[int, list[int]] = {}
         for _ in range(TRIED):
             if place < 0:
                 break
             length = shared(ids, place, last)
             if length > longest:
-                longest, found = length, {}
+                longest, followers = length, {}
             if length == longest:
-                found.setdefault(ids[place + 1], []).append(place)
+                followers.setdefault(ids[place + 1], []).append(place)
             place = self.before[place]
         if longest < self.match:
             return []
-        begin = max(found.values(), key=len)[0] + 1
+        begin = max(followers.values(), key=len)[0] + 1
         text = list(ids[begin : begin + most])
         period = len(ids) - begin
         while len(text) < most:
@@ -59,7 +58,7 @@ class Copies:
         return text
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Add the tokens of a text that are new."""
+        """Index the new tokens of a text."""
         if 2 * len(ids) > len(self.heads):
             self.heads = array("i", [-1]) * (4 * len(ids))
             del self.before[:]
@@ -74,8 +73,8 @@ class Copies:
 
 
 def shared(ids: Sequence[int], place: int, last: int) -> int:
-    """Number of tokens that end alike at two places, at most `COMPARED`."""
-    length, most = 0, min(COMPARED, place + 1)
-    while length < most and ids[place - length] == ids[last - length]:
+    """Return the length of the common ending at two places, up to the limit."""
+    length, limit = 0, min(COMPARED, place + 1)
+    while length < limit and ids[place - length] == ids[last - length]:
         length += 1
     return length

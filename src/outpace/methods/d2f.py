@@ -1,4 +1,4 @@
-"""Discrete diffusion forcing: a pipeline of blocks, filled while those before them still are."""
+"""Discrete diffusion forcing (D2F): a pipeline of blocks, filled at the same time."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from outpace.methods.plain import plain
 
 @dataclass(frozen=True, kw_only=True)
 class D2F(Method):
-    """Fill several blocks at once; each sees those before it, and keeps its keys once it is full.
+    """Fill several blocks at once; each sees those before it, and is cached once it is full.
 
-    The pipelined decoding of "Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete
-    Diffusion Forcing" (Wang et al., 2025, section 3.3). A block is appended once the last one is
-    filled to `add`. Blocks take all tokens of more than `confidence`; where there is none, a block
-    takes its best one by `order`, provided that the one before it is filled to `activate`. An
-    end-of-sequence ends appending, and blocks behind it are dropped; `canvas` fills them as well,
-    and has whole blocks only, as in the authors' code. With `least` 1 a `Pace` may let it decode
-    token by token, without a mask, where the text is to depend on the load and the last token's row
-    says the next one. Raises `ValueError` for bad options.
+    The pipelined decoding of "Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete Diffusion
+    Forcing" (Wang et al., 2025, section 3.3). A block is appended once the last one is filled to
+    `add`. Blocks accept all tokens above `confidence`. Without one, a block accepts its
+    best one by `order`, provided that the one before it is filled to `activate`. An end-of-sequence
+    stops appending, and blocks after it are dropped; `canvas` fills them as well, and uses whole
+    blocks only, as in the authors' code. With `least` 1 a `Pace` may decode token by token, without
+    a mask, if the text may depend on the load and the row of the last token predicts the next one.
+    Raises `ValueError` for invalid options.
     """
 
     decodes = (Kind.DIFFUSION, Kind.BLOCK)
@@ -61,18 +61,18 @@ class D2F(Method):
     activate: Annotated[
         float,
         Within(0.5, 1),
-        "share of a block that is filled when the next one takes a token in every forward",
+        "share of a block that is filled when the next one accepts a token in every forward",
     ] = ACTIVATE
     confidence: Annotated[
         float,
         Within(0.5, 0.999),
-        "tokens of a higher probability are taken; 1: one token per forward",
+        "tokens of a higher probability are accepted; 1: one token per forward",
     ] = CONFIDENCE
-    order: Annotated[Rank, "which token is best where none is sure"] = "confidence"
+    order: Annotated[Rank, "ranking of tokens where none exceeds the threshold"] = "confidence"
     canvas: Annotated[bool, "fill everything that was appended, and whole blocks only"] = False
     least: Annotated[
         int | None,
-        "1: with pace=auto, tokens may be said one by one, without a mask, on Dream; "
+        "1: with pace=auto, tokens may be decoded one by one, without a mask, on Dream; "
         "None: they are not",
     ] = None
 
@@ -81,17 +81,17 @@ class D2F(Method):
         at_least_one(block=self.block)
         fraction(add=self.add, activate=self.activate, confidence=self.confidence)
         if self.least not in (None, 1):
-            message = f"least must be 1 (token by token) or None, not {self.least}"
+            message = f"least must be 1 (token by token) or None, got {self.least}"
             raise OptionError("least", self.least, message)
 
     def dial(self, target: Target, *, auto: bool) -> Dial | None:
-        """Whether blocks are appended, or one token is said after the other."""
+        """Return a choice between appended blocks and one token at a time."""
         if not auto or self.least is None or target.shift != 1 or target.blocked or self.canvas:
             return None
         size = self.block or SIZE
         return Dial(
             values=(1, MOST),
-            # Masks of a block, what was kept of it, and the masks of those that are appended early.
+            # Masks of a block, its accepted tokens, and the masks of blocks appended early.
             passes=lambda value, kept: [
                 ("target", 1 if value == 1 else size + kept * (2 - self.add), 1)
             ],
@@ -99,11 +99,11 @@ class D2F(Method):
         )
 
     def check(self, request: Request) -> None:
-        """Raise `ValueError` where nobody says how long the blocks of the model are."""
+        """Raise `ValueError` where the block length of the model is unknown."""
         self.edges(request)
 
     def edges(self, request: Request) -> tuple[list[int], int]:
-        """Edges of the blocks that the prompt fills, and tokens of a block.
+        """Return the edges of the blocks of the prompt, and the block length.
 
         A block diffusion model counts them from slot 0; else the prompt is one block.
         """
@@ -114,14 +114,14 @@ class D2F(Method):
 
     @property
     def sequential(self) -> bool:
-        """Holes are filled in any order."""
+        """False: holes are filled in any order."""
         return False
 
     def decode(self, request: Request) -> Decoding:
-        """Feed the blocks in flight, fill some of their holes, commit what has none before it."""
+        """Run the blocks in flight, fill some of their holes, commit the part before the first."""
         canvas, (edges, size) = Canvas.of(request), self.edges(request)
-        whole = self.canvas and not request.cloze  # a text that is given ends where it ends
-        limit = request.limit - ((request.limit - edges[-1]) % size if whole else 0)
+        whole_blocks = self.canvas and not request.cloze  # a template has a fixed end
+        limit = request.limit - ((request.limit - edges[-1]) % size if whole_blocks else 0)
         scores = tuple(dict.fromkeys(("confidence", self.order)))
         step, alive = 0, True
         while alive:
@@ -137,9 +137,9 @@ class D2F(Method):
             if not canvas.holes:
                 if len(canvas) >= limit:
                     break
-                continue  # a block of nothing but tokens that are given
-            # The row before the first hole may be the one that predicts it; full blocks behind
-            # the last hole are seen by nobody.
+                continue  # a block of fixed tokens only
+            # The row before the first hole may be the one that predicts it; no hole sees the full
+            # blocks after the last one.
             start = min(edges[0], canvas.filled - 1)
             end = next(edge for edge in edges if edge > canvas.holes[-1])
             bounds = [start, *(edge for edge in edges if start < edge <= end)]
@@ -151,9 +151,9 @@ class D2F(Method):
                 read=request.sample(step, scores=scores, drawn=True, joint=True),
             )
             step += 1
-            taken = self.taken(canvas, edges, out)
-            edges = edges[bisect_right(edges, canvas.filled) - 1 :]  # what was fed whole is kept
-            slots = canvas.take(canvas.holes, taken, out)
+            chosen = self.taken(canvas, edges, out)
+            edges = edges[bisect_right(edges, canvas.filled) - 1 :]  # full blocks are cached
+            slots = canvas.take(canvas.holes, chosen, out)
             if ends := [slot for slot in slots if canvas.ids[slot] in request.eos]:
                 limit = len(canvas) if self.canvas else next(e for e in edges if e > min(ends))
                 canvas.cut(limit)
@@ -164,26 +164,26 @@ class D2F(Method):
             request.finish_reason = "length"
 
     def plain(self, request: Request, edges: list[int]) -> Generator[Forward, Prediction, bool]:
-        """Feed what is not fed whole yet and say the next token, and others while a pace rests."""
+        """Run the uncached slots and decode the next token, and others while paused."""
         start, read = min(edges[0], len(request) - 1), request.sample()
         stops = [start, *(edge for edge in edges if start < edge)]
         return plain(request, start, read, tuple(stop - at for at, stop in pairwise(stops)))
 
     def taken(self, canvas: Canvas, edges: list[int], out: Prediction) -> IntArray:
-        """Which of the holes are filled, as their places among the holes."""
+        """Return the indices of the holes to fill."""
         ranks, confidence = rank(out, self.order), out.scores["confidence"]
-        places, first, before = [], 0, 1.0
+        indices, first, previous_share = [], 0, 1.0
         for begin, end in pairwise(edges):
             last = first + len(canvas.within(begin, end))
-            sure, forced = confidence[first:last], before >= self.activate
-            chosen = taken(sure, ranks[first:last], self.confidence, forced=forced)
-            places.append(first + chosen)
-            first, before = last, full(canvas, begin, end)
-        return np.concatenate(places)
+            scores, forced = confidence[first:last], previous_share >= self.activate
+            chosen = taken(scores, ranks[first:last], self.confidence, forced=forced)
+            indices.append(first + chosen)
+            first, previous_share = last, full(canvas, begin, end)
+        return np.concatenate(indices)
 
 
 def full(canvas: Canvas, begin: int, end: int | None = None) -> float:
-    """Share of the slots of a block that are filled; all of them before the first one."""
+    """Return the filled share of the slots of a block; 1 before the first block."""
     if end is None:
         return 1.0
     size = end - begin

@@ -32,21 +32,22 @@ class DFlash(Method):
     """Draft a block in one pass from the target's features, verify it in another.
 
     "DFlash: Block Diffusion for Flash Speculative Decoding" (Chen et al., 2026, section 3).
-    Lossless, but for verify="fly": what comes out follows the target alone. `block` is the last
-    known token and the drafts behind it (the trained length where None), of which `tokens` are
-    verified: a number, or with "auto" as many as pay, or none. `verify` is as in `Speculative`.
+    Lossless except with verify="fly": the output follows the target's distribution. `block` is the
+    last committed token and the masks after it (the trained length where None), of which `tokens`
+    are verified: a number, or with "auto" the measured optimum, which may be 0. `verify` is as in
+    `Speculative`.
     """
 
     roles = {"draft": MASKED_DRAFT_KINDS}
 
     draft: Annotated[str, "name or folder of a draft for this target"]
     block: Annotated[
-        int | None, "the last token and the masks behind it; the trained length by default"
+        int | None, "the last token and the masks after it; the trained length by default"
     ] = None
     tokens: Annotated[
-        Length, Within(1, 15), "how many of the proposals are verified: a number, or as many as pay"
+        Length, Within(1, 15), "proposals that are verified: a number, or the measured optimum"
     ] = "auto"
-    verify: Annotated[Verify, "how a draft is kept, as in Speculative"] = "match"
+    verify: Annotated[Verify, "rule by which a draft is accepted, as in Speculative"] = "match"
     fly_window: FlyWindow = FLY_WINDOW
     fly_entropy: FlyEntropy = FLY_ENTROPY
 
@@ -63,7 +64,7 @@ class DFlash(Method):
             check_fly(self.verify, self.fly_window, self.fly_entropy, drafts)
 
     def dial(self, target: Target, *, auto: bool) -> Dial | None:
-        """How many drafts are verified, if any; only "match" gives the same tokens for any."""
+        """Return the range of verified drafts, which change the output except under "match"."""
         if self.verify != "match" or not (auto or self.tokens == "auto"):
             return None
         block = self.block or target.block or 1
@@ -73,11 +74,11 @@ class DFlash(Method):
         )
 
     def most(self, block: int) -> int:
-        """Tokens of a cycle, that behind the drafts included."""
+        """Return the most tokens of a cycle, including the one after the drafts."""
         return block if self.tokens == "auto" else min(block, self.tokens + 1)
 
     def decode(self, request: Request) -> Decoding:
-        """Fill a block of masks behind the last token, keep what the target agrees with."""
+        """Fill a block of masks after the last token, accept what agrees with the target."""
         trained = request.target.block or 1
         block = self.block or trained
         if block > trained:
@@ -98,7 +99,7 @@ class DFlash(Method):
             out = yield replace(
                 behind(request, features.take(), rows),
                 predict=range(n, n + count),
-                # Masks know nothing of each other's noise: the likeliest tokens fit best.
+                # Masks are independent of each other's noise, so the most probable tokens fit best.
                 read=draft_read(request, self.verify, match=Sample(joint=request.joint)),
             )
             drafted, guesses = out.tokens, out.logits
@@ -115,8 +116,8 @@ class DFlash(Method):
                 ),
                 features_for="draft",
             )
-            kept = agreement(drafted, out.tokens)
+            accepted = agreement(drafted, out.tokens)
             assert out.features is not None
-            features.add(out.features[: kept + 1])
+            features.add(out.features[: accepted + 1])
             features.fed = features.seen
-            alive = request.commit(out.tokens[: kept + 1], out.logprobs)
+            alive = request.commit(out.tokens[: accepted + 1], out.logprobs)

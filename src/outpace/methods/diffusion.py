@@ -1,4 +1,4 @@
-"""Diffusion models as their authors decode them: a planned number of holes in each forward."""
+"""The authors' samplers of diffusion models: a planned number of holes per forward."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from outpace.methods.moved import Moved
 Ends = Literal["free", "last", "never"]
 
 FINEST = 16
-"""Most steps of a schedule for each token: finer ones only wait for time to pass."""
+"""Most steps of a schedule per token: finer schedules only add steps that fill nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diffusion(Method):
-    """Show the whole canvas, fill the best few holes, show it again.
+    """Run the whole canvas, fill the best few holes, repeat.
 
-    The samplers of LLaDA (Nie et al., 2025, section 2.4) and Dream (Ye et al., 2025). `order` says
-    which holes are filled next, `steps` in how many forwards all `max_tokens` would be (one token
-    per forward by default), `block` how many tokens must be filled before those behind them.
-    Options that are None are the model's own.
+    The samplers of LLaDA (Nie et al., 2025, section 2.4) and Dream (Ye et al., 2025). `order` ranks
+    the holes. `steps` is the number of forwards for all `max_tokens` (one token per forward by
+    default). `block` is the number of tokens that must be filled before those after them. Options
+    that are None use the model's defaults.
 
     The answer ends once everything up to an end-of-sequence is filled. With `canvas` all holes are
     filled, as in the authors' code.
@@ -50,8 +50,8 @@ class Diffusion(Method):
         eps: last time of Dream's schedule; 0 for the even one of LLaDA.
         order_temperature: above 0, holes are drawn by their scores (Dream's `alg_temp`).
         guidance: weight of classifier-free guidance; each step takes a second forward.
-        ends: `last` fills what would end the answer after all else, `never` forbids the token that
-            pads behind an answer (LLaDA's `confidence_eos_eot_inf` and `logits_eos_inf`).
+        ends: `last` fills end-of-sequence tokens after all others, `never` bans the token that pads
+            an answer (LLaDA's `confidence_eos_eot_inf` and `logits_eos_inf`).
     """
 
     decodes = (Kind.DIFFUSION,)
@@ -63,7 +63,7 @@ class Diffusion(Method):
         int | None, Among((16, 32, 64, 128)), "forwards in which all of max_tokens would be filled"
     ] = None
     block: Annotated[
-        int | None, Among((8, 16, 32)), "tokens that must all be filled before those behind them"
+        int | None, Among((8, 16, 32)), "tokens that must all be filled before those after them"
     ] = None
     eps: Annotated[float | None, "last time of Dream's schedule; 0 for the even one of LLaDA"] = (
         None
@@ -73,7 +73,7 @@ class Diffusion(Method):
         float, "weight of classifier-free guidance, at the cost of a second forward per step"
     ] = 0.0
     ends: Annotated[
-        Ends, "last fills what would end the answer after all else, never forbids the padding token"
+        Ends, "last fills end-of-sequence tokens after all others, never bans the padding token"
     ] = "free"
     canvas: Annotated[bool, "fill all holes in steps forwards"] = False
 
@@ -81,35 +81,35 @@ class Diffusion(Method):
         super().__post_init__()
         at_least_one(steps=self.steps, block=self.block)
         if self.eps is not None and not 0 <= self.eps < 1:
-            message = f"eps must be at least 0 and below 1, not {self.eps}"
+            message = f"eps must be at least 0 and below 1, got {self.eps}"
             raise OptionError("eps", self.eps, message)
         if self.order_temperature and self.order_temperature < COLDEST:
             message = f"order_temperature must be 0 or at least {COLDEST:g}"
-            given = self.order_temperature
-            raise OptionError("order_temperature", given, f"{message}, not {given}")
+            value = self.order_temperature
+            raise OptionError("order_temperature", value, f"{message}, got {value}")
         not_negative(guidance=self.guidance)
 
     def check(self, request: Request) -> None:
-        """Raise `ValueError` for a request that these options do not fit."""
+        """Raise `ValueError` for guidance with a model that was not trained for it."""
         if self.guidance and not request.target.null_prompt:
             raise OptionError(
                 "guidance",
                 self.guidance,
-                f"guidance={self.guidance} needs a model that was trained to answer a prompt of "
-                "masks; this one was not, so guidance must be 0",
+                f"guidance must be 0, got {self.guidance}: it needs a model that was trained on "
+                "prompts of masks",
             )
 
     def size(self, request: Request) -> int:
-        """Tokens of a block; the last one of an answer may have fewer."""
+        """Return the tokens of a block; the last one of an answer may have fewer."""
         return self.block or request.target.block or request.max_tokens
 
     @property
     def sequential(self) -> bool:
-        """Holes are filled in any order."""
+        """False: holes are filled in any order."""
         return False
 
     def decode(self, request: Request) -> Decoding:
-        """Fill block after block, as many holes at a time as the schedule says."""
+        """Fill block after block, following the schedule."""
         order = self.order or request.target.order
         scores = tuple(score for score in get_args(Rank) if score == order)
         canvas = Canvas.of(request)
@@ -120,28 +120,28 @@ class Diffusion(Method):
                 continue
             read = request.sample(step, scores=scores, drawn=request.target.drawn, joint=True)
             out = yield from self.predict(request, canvas, holes, read)
-            luck = uniforms(request.sampling.seed, step, holes)
-            chosen = self.choose(order, out, count, share, luck)
+            noise = uniforms(request.sampling.seed, step, holes)
+            chosen = self.choose(order, out, count, share, noise)
             slots = canvas.take(holes, chosen, out)
             if not self.canvas and not canvas.settle(request, slots):
                 return
         canvas.commit(request, len(canvas))
 
     def plan(self, request: Request, canvas: Canvas) -> Iterator[tuple[int, int, int, float]]:
-        """Edges of the block of each step, how many holes it fills, and its share of those left."""
+        """Yield edges of the block, number of holes and share of the rest of each step."""
         edges = blocks(len(request), request.limit, self.size(request))
         eps = request.target.eps if self.eps is None else self.eps
-        given = even(min(self.steps or 0, FINEST * request.max_tokens), len(edges))
-        for (begin, end), most in zip(edges, given, strict=True):
+        block_steps = even(min(self.steps or 0, FINEST * request.max_tokens), len(edges))
+        for (begin, end), num_steps in zip(edges, block_steps, strict=True):
             holes = len(canvas.within(begin, end))
-            steps = max(most, 1) if self.steps else holes
+            steps = max(num_steps, 1) if self.steps else holes
             for count, share in schedule(holes, steps, eps) if holes else ():
                 yield begin, end, count, share
 
     def choose(
         self, order: Order, out: Prediction, count: int, share: float, luck: FloatArray
     ) -> IntArray:
-        """Indices of the holes to fill; `luck` is a uniform number for each hole."""
+        """Return the indices of the holes to fill; `luck` is a uniform number per hole."""
         match order:
             case "left_to_right":
                 return np.arange(min(count, len(luck)))
@@ -157,7 +157,7 @@ class Diffusion(Method):
     def predict(
         self, request: Request, canvas: Canvas, holes: list[int], read: Sample
     ) -> Generator[Forward, Prediction, Prediction]:
-        """What the model says of the holes, moved by guidance and by what may end the answer."""
+        """Predict the holes, adjusted by guidance and by the rule for the end of the answer."""
         null = None
         if self.guidance:
             prompt = len(request.prompt)

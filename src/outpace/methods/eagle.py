@@ -1,4 +1,4 @@
-"""EAGLE-3: a draft that goes on from the target's hidden states proposes a tree of tokens."""
+"""EAGLE-3: a draft that continues from the target's hidden states proposes a tree of tokens."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ Drafting = Generator[Forward, Prediction, Branches]
 class Eagle(Method):
     """Draft a tree token by token from the target's features, verify it in one pass.
 
-    "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test"
-    (Li et al., 2025), with the trees of EAGLE-2 (Li et al., 2024). Lossless, but for verify="fly":
-    what comes out follows the target alone. The likeliest nodes of all levels are verified. A tree,
-    whose tokens are not drawn, is verified by "match".
+    "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (Li
+    et al., 2025), with the trees of EAGLE-2 (Li et al., 2024). Lossless except with verify="fly":
+    the output follows the target's distribution. A tree, whose tokens are not drawn, needs
+    verify="match".
     """
 
     roles = {"draft": (Kind.EXTENDING,)}
@@ -53,17 +53,17 @@ class Eagle(Method):
     width: Annotated[
         int,
         Within(1, 10),
-        "nodes of each level that are extended, and tokens by which; 1 is a chain",
+        "nodes of each level that are extended, and children of each; 1 is a chain",
     ] = 10
     depth: Annotated[
         int,
         Within(1, 7),
-        "how often a level is extended, so that depth + 1 tokens are drafted in a row",
+        "levels that are extended; depth + 1 tokens are drafted in a row",
     ] = 7
     nodes: Annotated[
-        int, Within(2, BITS + 1), "rows that are verified, the last token among them"
+        int, Within(2, BITS + 1), "rows that are verified, including the last token"
     ] = 60
-    verify: Annotated[Verify, "how a draft is kept, as in Speculative"] = "match"
+    verify: Annotated[Verify, "rule by which a draft is accepted, as in Speculative"] = "match"
     fly_window: FlyWindow = FLY_WINDOW
     fly_entropy: FlyEntropy = FLY_ENTROPY
 
@@ -71,25 +71,27 @@ class Eagle(Method):
         super().__post_init__()
         at_least_one(width=self.width, depth=self.depth)
         if not 2 <= self.nodes <= BITS + 1:
-            message = f"nodes must be 2 to {BITS + 1}, not {self.nodes}"
+            message = f"nodes must be between 2 and {BITS + 1}, got {self.nodes}"
             raise OptionError("nodes", self.nodes, message)
         if self.width > 1 and self.width * max(self.depth - 1, 1) > BITS:
-            message = f"width {self.width} and depth {self.depth} are too much: a row can point at "
-            more = f"{BITS} others, so width * (depth - 1) must not exceed that"
+            message = f"width * (depth - 1) must be at most {BITS}, the size of a mask, "
+            more = f"got width={self.width} and depth={self.depth}"
             raise OptionError("width", self.width, message + more)
         if self.width > 1 and self.verify != "match":
-            message = f"verify={self.verify!r} takes a chain: drafts of a tree are not drawn, and "
-            more = "each has several behind it; give width 1, or verify='match'"
+            message = (
+                f"verify={self.verify!r} needs a chain, since drafts of a tree are not drawn: "
+            )
+            more = "set width=1, or verify='match'"
             raise OptionError("verify", self.verify, message + more)
         check_fly(self.verify, self.fly_window, self.fly_entropy, self.levels)
 
     def slots(self, prompt: int, max_tokens: int) -> int:
-        """A tree lies behind the text, in the target and in the draft."""
-        open_ahead = 0 if self.width == 1 else max(self.nodes, self.width * self.depth)
-        return prompt + max_tokens + open_ahead
+        """Return the slots of the text and of a tree after it, in the target and in the draft."""
+        tree_slots = 0 if self.width == 1 else max(self.nodes, self.width * self.depth)
+        return prompt + max_tokens + tree_slots
 
     def dial(self, target: Target, *, auto: bool) -> Dial | None:
-        """How many levels; only under "match" another number gives the same tokens."""
+        """Return the range of levels, which change the output except under "match"."""
         if self.verify != "match" or not auto:
             return None
         return Dial(
@@ -97,7 +99,7 @@ class Eagle(Method):
             passes=lambda n, kept: [
                 ("draft", kept, n > 1),  # the text since the last cycle
                 ("draft", self.width, max(n - 2, 0)),
-                # A branch that was kept lies scattered among slots, and is fed again.
+                # The slots of an accepted branch are not contiguous, so its rows run again.
                 ("target", self.rows(n) + (self.width > 1 < n) * (kept - 1), 1),
             ],
         )
@@ -108,29 +110,29 @@ class Eagle(Method):
         return min(self.depth + 1, self.nodes - 1)
 
     def rows(self, value: int) -> int:
-        """Rows that are verified of a tree of one level less: a share of `nodes`."""
+        """Return the rows verified for a tree of `value` - 1 levels, a share of `nodes`."""
         if self.width == 1:
             return value
         return 1 + ceil((self.nodes - 1) * (value - 1) / self.levels)
 
     def decode(self, request: Request) -> Decoding:
-        """Grow a tree behind the last token, keep the branch that the target agrees with."""
+        """Grow a tree after the last token, accept the branch that agrees with the target."""
         features = Features(request, request.sample())
-        alive, most = (yield from features.plain()), self.levels + 1
+        alive, limit = (yield from features.plain()), self.levels + 1
         while alive:
             n = len(request)
-            value = request.dial(most, features.behind, features.lost)
-            levels = min(value - 1, request.limit - n - 1)
-            if not levels or features.lost:
-                alive = yield from features.plain(wanted=levels > 0)
+            value = request.dial(limit, features.behind, features.lost)
+            depth = min(value - 1, request.limit - n - 1)
+            if not depth or features.lost:
+                alive = yield from features.plain(wanted=depth > 0)
                 continue
-            drafted = yield from self.grow(request, features.take(), levels)
+            drafted = yield from self.grow(request, features.take(), depth)
             ready = features.fed
             rows = drafted.best(self.rows(value) - 1)
             tokens = [drafted.tokens[row] for row in rows]
             parents = drafted.parents_among(rows)
             tree = Tree.of(n - 1, parents)
-            again = n - 1 - ready
+            prefix_rows = n - 1 - ready
             chain = self.width == 1
             fly = self.fly_window, self.fly_entropy
             out = yield Forward(
@@ -138,7 +140,7 @@ class Eagle(Method):
                 start=ready,
                 pattern=CAUSAL if chain else tree,
                 positions=None if chain else tree.positions(ready),
-                predict=[n + own.bit_count() for own in tree.bits],
+                predict=[n + mask.bit_count() for mask in tree.bits],
                 predict_from=range(n - 1, n + len(tokens)),
                 read=verify_read(request, self.verify, tokens, drafted.guesses, fly=fly),
                 features_for="draft",
@@ -146,19 +148,19 @@ class Eagle(Method):
             )
             path = followed(parents, tokens, out.tokens)
             assert out.features is not None
-            features.add(out.features[[again + row for row in path]])
+            features.add(out.features[[prefix_rows + row for row in path]])
             features.fed = features.seen if chain else n
-            scores = out.logprobs
+            logprobs = out.logprobs
             alive = request.commit(
                 [out.tokens[row] for row in path],
-                None if scores is None else [scores[row] for row in path],
+                None if logprobs is None else [logprobs[row] for row in path],
             )
 
     def grow(self, request: Request, features: Tensor, levels: int) -> Drafting:
-        """So many levels of drafts behind the text, from the `features [c, f]` of its last slots.
+        """Draft `levels` levels after the text, from the features `[c, f]` of its last slots.
 
-        The row of slot i takes in the features of that slot and the token behind it. What the
-        nodes of a level put out goes in with the next one, in slots behind those of the text.
+        The row of slot i combines its features with the next token. The hidden states of a level
+        enter with the next one, in slots after the text.
         """
         n, drafted = len(request), Branches(self.width)
         read = self.read(request)
@@ -192,7 +194,7 @@ class Eagle(Method):
                 pattern = Tree(n - 1, drafted.bits())
 
     def read(self, request: Request) -> Read:
-        """How the draft reads a level: a chain takes its tokens, a tree the best of its logits."""
+        """Return how the draft reads a level: a chain samples tokens, a tree keeps logits."""
         if self.width > 1:
             return Sample(keep=True)
         return draft_read(request, self.verify, match=request.sample())

@@ -1,4 +1,4 @@
-"""Fast-dLLM: as many holes at a time as the model is sure of, and keys kept within a block."""
+"""Fast-dLLM: parallel decoding by confidence, and keys cached within a block."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ BLOCK = 32
 
 @dataclass(frozen=True, kw_only=True)
 class FastDLLM(Method):
-    """Fill all holes of a block that are sure enough, and keep the keys of what lies around it.
+    """Fill all holes of a block that are confident enough, and cache the keys around it.
 
     "Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel
     Decoding" (Wu et al., 2025). Each block begins with a forward of the whole canvas. After it,
-    `cache="prefix"` feeds the block and all behind it, `"dual"` the block alone; None feeds
-    everything each time. A forward fills the surest hole, and all others whose confidence reaches
-    `threshold` (None: no others). `factor` or `budget` take the threshold's place: the paper's
-    rule of a factor, or the budget of entropy of the EB-Sampler (Ben-Hamu et al., 2025).
+    `cache="prefix"` recomputes the block and everything after it, `"dual"` the block only, and None
+    everything. A forward fills the best hole, and all others whose confidence reaches `threshold`
+    (None: no others). `factor` or `budget` replace the threshold: the paper's rule of a factor, or
+    the entropy budget of the EB-Sampler (Ben-Hamu et al., 2025).
 
-    The answer ends once everything up to an end-of-sequence is filled; with `canvas` all
-    holes are filled, as in the authors' code. A `block` is 32 tokens unless the model has its own.
+    The answer ends once everything up to an end-of-sequence is filled; with `canvas` all holes are
+    filled, as in the authors' code. A `block` is 32 tokens by default, unless the model has another
+    default.
     """
 
     decodes = (Kind.DIFFUSION,)
@@ -59,7 +60,7 @@ class FastDLLM(Method):
     cache: Annotated[
         Cache | None,
         Among(("prefix", "dual")),
-        "prefix, dual, or None, which feeds everything each time",
+        "prefix, dual, or None, which recomputes everything",
     ] = "dual"
     block: Annotated[int | None, Among((8, 16, 32)), "tokens of a block"] = None
     canvas: Annotated[bool, "fill all holes"] = False
@@ -69,24 +70,24 @@ class FastDLLM(Method):
         at_least_one(block=self.block)
         positive_fraction(threshold=self.threshold)
         if self.factor is not None and self.factor <= 0:
-            message = f"factor must be a positive number, not {self.factor}"
+            message = f"factor must be a positive number, got {self.factor}"
             raise OptionError("factor", self.factor, message)
         not_negative(budget=self.budget)
         if self.factor is not None and self.budget is not None:
-            message = "factor and budget are two rules for the same choice; give one"
+            message = "factor and budget are alternatives: set only one of them"
             raise OptionError("factor", self.factor, message)
 
     def size(self, request: Request) -> int:
-        """Tokens of a block; the last one of an answer may have fewer."""
+        """Return the tokens of a block; the last one of an answer may have fewer."""
         return self.block or request.target.block or BLOCK
 
     @property
     def sequential(self) -> bool:
-        """Holes are filled in any order."""
+        """False: holes are filled in any order."""
         return False
 
     def decode(self, request: Request) -> Decoding:
-        """Refresh all keys at the start of a block, then feed as little as the cache allows."""
+        """Refresh all keys at the start of a block, then run only the rows that are not cached."""
         canvas, step = Canvas.of(request), 0
         canvas.extend(request.max_tokens)
         score: Rank = "confidence" if self.budget is None else "entropy"
@@ -94,7 +95,7 @@ class FastDLLM(Method):
             cache: Cache | None = None
             while holes := canvas.within(begin, end):
                 # On a shifted model the first token of a block is predicted by the row before it,
-                # which only the refresh feeds; as in the authors' code, it brings no other.
+                # which runs only in the refresh; as in the authors' code, that fills no other hole.
                 if cache is None and self.cache and request.target.shift:
                     holes = holes[:1]
                 first = 0 if cache is None else begin
@@ -116,7 +117,7 @@ class FastDLLM(Method):
         canvas.commit(request, len(canvas))
 
     def choose(self, out: Prediction) -> IntArray:
-        """Indices of the holes to fill."""
+        """Return the indices of the holes to fill."""
         if self.budget is not None:
             return within_budget(rank(out, "entropy"), out.scores["entropy"], self.budget)
         confidence = rank(out, "confidence")

@@ -1,4 +1,4 @@
-"""Hidden states of a text on their way to a draft, kept for as long as one may come."""
+"""Hidden states of the target that a draft has still to read."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from outpace.methods.plain import plain
 
 
 class Features:
-    """What the target put out of a text and the draft has not read yet.
+    """Hidden states from the target that the draft has not read yet.
 
-    Nothing is kept while its pace has settled on no drafts. Once one is wanted, the text is fed
-    again with the last token, from the first slot of which nothing was kept.
+    Nothing is stored while the controller has drafting switched off. When drafting starts again,
+    the text is run again with the last token, from the first slot without stored states.
 
     Attributes:
-        fed: slots of the target that hold the text.
-        seen: slots whose hidden states came.
-        read: slots whose hidden states the draft has read.
+        written_slots: slots of the target that hold the text.
+        stored_slots: slots whose hidden states were received.
+        read_slots: slots whose hidden states the draft has read.
     """
 
     def __init__(self, request: Request, sample: Read) -> None:
@@ -31,16 +31,19 @@ class Features:
 
     @property
     def lost(self) -> int:
-        """Slots that were fed and whose hidden states nobody kept."""
+        """Number of slots whose hidden states were not stored."""
         return max(self.fed - self.seen, 0)
 
     @property
     def behind(self) -> int:
-        """Slots in front of the last token that the draft has still to read."""
+        """Number of slots before the last token that the draft has not read yet."""
         return len(self.request) - 1 - self.read
 
     def plain(self, *, wanted: bool = False) -> Generator[Forward, Prediction, bool]:
-        """A cycle that proposes nothing, even where a draft is `wanted`; whether to go on."""
+        """Decode one token without a draft; return whether to continue.
+
+        `wanted` is whether the next cycle drafts, which needs the hidden states.
+        """
         request, end = self.request, len(self.request)
         if wanted:
             request.dialled = 1
@@ -62,11 +65,11 @@ class Features:
         return alive
 
     def add(self, states: Tensor) -> None:
-        """Hidden states `[c, f]` of the slots behind those that came so far."""
+        """Store hidden states `[c, f]` of the next slots."""
         self.kept.append(states)
         self.seen += len(states)
 
     def take(self) -> Tensor:
-        """All `[c, f]` that came since the last call."""
-        states, self.kept, self.read = torch.cat(self.kept), [], self.seen
-        return states
+        """Return and remove all stored states `[c, f]`."""
+        taken, self.kept, self.read = torch.cat(self.kept), [], self.seen
+        return taken

@@ -1,4 +1,4 @@
-"""Fixed-k semi-autoregressive decoding of a diffusion model, APD's baseline."""
+"""Fixed-k semi-autoregressive decoding of a diffusion model, the baseline of APD."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from outpace.methods.method import Method, Within
 
 @dataclass(frozen=True, kw_only=True)
 class LeftToRight(Method):
-    """Take the leftmost k holes of each forward (Israel et al., 2025, figures 2, 4 and 6).
+    """Accept the leftmost k tokens of each forward (Israel et al., 2025, figures 2, 4 and 6).
 
-    `tokens=1` decodes exactly left to right. `window` keeps the keys of all but the last tokens
-    (None feeds everything again), `lookahead` is how many masks are shown (None shows all up to
-    the limit).
+    `tokens=1` decodes strictly left to right. `window` keeps the keys of all but the last tokens
+    (None recomputes everything). `lookahead` is the number of masks (None for all up to the limit).
     """
 
     decodes = (Kind.DIFFUSION,)
 
-    tokens: Annotated[int, Within(1, 8), "k, holes taken from each forward"] = 1
+    tokens: Annotated[int, Within(1, 8), "k, tokens accepted per forward"] = 1
     window: Annotated[
         int | None,
         Within(2, 64, log=True),
-        "feed again the last group and window − 1 tokens before it",
+        "recompute the last group and window − 1 tokens before it",
     ] = None
-    lookahead: Annotated[int | None, Within(8, 128, log=True), "masks shown, at least tokens"] = (
-        None
-    )
+    lookahead: Annotated[
+        int | None, Within(8, 128, log=True), "number of masks, at least tokens"
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,12 +37,11 @@ class LeftToRight(Method):
             raise OptionError(
                 "lookahead",
                 self.lookahead,
-                f"lookahead {self.lookahead} shows fewer holes than the tokens={self.tokens} "
-                "that are taken; make it at least as large",
+                f"lookahead must be at least tokens={self.tokens}, got {self.lookahead}",
             )
 
     def decode(self, request: Request) -> Decoding:
-        """Show what was not yet kept and the holes behind it; keep the first k tokens."""
+        """Run the uncached text and the masks after it; accept the first k tokens."""
         start, step, alive = 0, 0, True
         while alive:
             n = len(request)

@@ -1,4 +1,4 @@
-"""Lookup: the text itself drafts, where it repeats, and the model verifies in one pass."""
+"""Prompt lookup: drafts copied from the text itself, verified in one pass."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ LONGEST = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup(Method):
-    """Copy what followed the last tokens where they stood before, and verify it in one pass.
+    """Copy what followed the last tokens at an earlier occurrence, and verify it in one pass.
 
-    Prompt lookup (Saxena, 2023) over the prompt and the answer so far. Of several places the
-    longest match decides, then the next token that is the most frequent, as in SuffixDecoding
-    (Oliaro et al., 2024). A copy is proposed where at least `match` tokens repeat, and elsewhere
-    nothing, which costs nothing. At most `tokens` are copied; "auto" copies as many as pay, or
-    none. Lossless: the output is the autoregressive one of the same seed.
+    Prompt lookup (Saxena, 2023) over the prompt and the answer so far. Among several occurrences
+    the longest match is preferred, then the most frequent next token, as in SuffixDecoding (Oliaro
+    et al., 2024). A copy is proposed where at least `match` tokens repeat; elsewhere one token is
+    decoded. At most `tokens` are copied; "auto" uses the measured optimum, which may be 0.
+    Lossless: the output is the autoregressive one of the same seed.
     """
 
     tokens: Annotated[
         Length,
         Within(1, LONGEST),
-        "tokens copied at a time: a number, or as many (12 at most) as pay",
+        "tokens copied at a time: a number, or the measured optimum, up to 12",
     ] = "auto"
     match: Annotated[
-        int, Within(1, 4), "tokens at the end of the text that must stand before too"
+        int, Within(1, 4), "tokens at the end of the text that must occur earlier too"
     ] = 2
 
     def __post_init__(self) -> None:
@@ -43,11 +43,11 @@ class Lookup(Method):
 
     @property
     def most(self) -> int:
-        """Tokens of a cycle, the one after the copy included."""
+        """Most tokens of a cycle, including the one after the copy."""
         return 1 + (LONGEST if self.tokens == "auto" else self.tokens)
 
     def dial(self, target: Target, *, auto: bool) -> Dial | None:
-        """How many tokens are copied; another number gives the same text."""
+        """Return the range of copy lengths, which do not change the output."""
         if not (auto or self.tokens == "auto"):
             return None
         return Dial(
@@ -55,15 +55,15 @@ class Lookup(Method):
         )
 
     def decode(self, request: Request) -> Decoding:
-        """Feed the last token and a copy; commit what the model agrees with and its next token."""
+        """Run the last token and a copy; commit the accepted ones and the model's next token."""
         read, copies = request.sample(), Copies(self.match)
         alive = yield from plain(request, 0, read)
         while alive:
             n, forced = len(request), request.forced
-            room = min(self.most, request.limit - n) - 1
-            drafted = forced[:room] if forced else copies.find(request.ids, room)
+            max_copied = min(self.most, request.limit - n) - 1
+            drafted = forced[:max_copied] if forced else copies.find(request.ids, max_copied)
             if not forced and drafted:
-                del drafted[request.dial(room + 1) - 1 :]
+                del drafted[request.dial(max_copied + 1) - 1 :]
             if not drafted:
                 alive = yield from plain(request, n - 1, read)
                 continue
@@ -74,4 +74,4 @@ class Lookup(Method):
                 read=read,
             )
             alive = request.commit(out.tokens[: agreement(drafted, out.tokens) + 1], out.logprobs)
-            request.account()  # the next cycle may find no copy, and ask for no length
+            request.account()  # the next cycle may find no copy, and choose no length

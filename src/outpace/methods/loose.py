@@ -1,4 +1,4 @@
-"""The options of loose verification, which several methods have."""
+"""Options of loose verification (FLy), shared by several methods."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ from outpace.methods.bounds import at_least_one
 from outpace.methods.method import Length
 
 FLY_WINDOW, FLY_ENTROPY = 6, 0.3
-"""Drafts behind a loose one, and the target's entropy there, as the authors of FLy take them."""
+"""Drafts that must match after a loose one, and its least entropy, as set by FLy's authors."""
 
 FlyWindow = Annotated[
-    int, "under verify='fly', the drafts behind a loose one that the target must say"
+    int, "with verify='fly', the drafts after a loose one that must match the target"
 ]
-FlyEntropy = Annotated[float, "under verify='fly', how much in doubt the target must be, in nats"]
+FlyEntropy = Annotated[
+    float, "with verify='fly', the least entropy of the target at a loose draft, in nats"
+]
 
 
 def check_fly(verify: Verify, window: int, entropy: float, drafts: Length) -> None:
-    """Raise `ValueError` for loose verification that means nothing, of so many drafts in a row."""
+    """Raise `ValueError` for invalid options of loose verification, with `drafts` in a row."""
     if verify != "fly":
         usual = {"fly_window": (window, FLY_WINDOW), "fly_entropy": (entropy, FLY_ENTROPY)}
-        for name, (given, default) in usual.items():
-            if given != default:
-                message = f"{name} is for verify='fly', and verify is {verify!r}"
-                raise OptionError(name, given, message)
+        for name, (value, default) in usual.items():
+            if value != default:
+                message = f"{name} needs verify='fly', got verify={verify!r}"
+                raise OptionError(name, value, message)
         return
     at_least_one(fly_window=window)
     if not 0 <= entropy <= MOST:
         raise OptionError(
             "fly_entropy",
             entropy,
-            f"fly_entropy must lie between 0 and {MOST:.4f}, the entropy of three tokens that are "
-            f"equally likely, not {entropy}",
+            f"fly_entropy must be between 0 and {MOST:.4f}, the entropy of three "
+            f"equally likely tokens, got {entropy}",
         )
     if drafts != "auto" and drafts <= window:
         raise OptionError(
             "fly_window",
             window,
-            f"fly_window={window} others stand behind no draft where {drafts} are verified: draft "
-            f"more than {window}, or take a smaller window",
+            f"fly_window must be below the number of drafts, {drafts}, got {window}: draft "
+            f"more than {window}, or set a smaller window",
         )

@@ -1,4 +1,4 @@
-"""A decoding method: frozen options and a generator that yields forwards."""
+"""`Method`: frozen options and a generator that yields forwards."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from outpace.methods.bounds import at_least_one
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """A decoding algorithm with its options; the fields of a subclass are its flags.
+    """A decoding algorithm with its options; the fields of a subclass are its command-line flags.
 
     Attributes:
-        decodes: kinds of models that it decodes.
-        roles: fields that name further models, such as a draft or a verifier, and their kinds.
-        usual: sampling options that it replaces by its own where a request leaves them open.
+        target_kinds: kinds of models that it decodes.
+        roles: fields that name further models, such as a draft or a verifier, and their allowed
+            kinds.
+        default_sampling: sampling options that it uses where a request sets none.
     """
 
     decodes: ClassVar[tuple[Kind, ...]] = CAUSAL_KINDS
@@ -38,7 +39,7 @@ class Method(ABC):
     usual: ClassVar[Mapping[str, float]] = {}
 
     def __post_init__(self) -> None:
-        """Convert options to plain Python types; `OptionError` for one of another type."""
+        """Convert options to plain Python types; raise `OptionError` for other types."""
         hints = get_type_hints(type(self))
         for option in fields(self):
             value = check_type(option.name, getattr(self, option.name), hints[option.name])
@@ -46,40 +47,40 @@ class Method(ABC):
 
     @abstractmethod
     def decode(self, request: Request) -> Decoding:
-        """Yield forwards, be sent their predictions, and commit tokens until `request` ends."""
+        """Yield forwards, receive their predictions, and commit tokens until `request` ends."""
 
     def check(self, request: Request) -> None:  # noqa: B027
         """Raise `OptionError` for a request that these options do not fit."""
 
     def slots(self, prompt: int, max_tokens: int) -> int:
-        """Cache slots that a request needs in each of its models."""
+        """Return the cache slots that a request needs in each of its models."""
         return prompt + max_tokens
 
     @property
     def sequential(self) -> bool:
-        """Whether it commits from left to right, each token with all in front of it in sight."""
+        """Whether it commits from left to right, each token conditioned on all before it."""
         return True
 
     @property
     def sees_ahead(self) -> bool:
-        """Whether holes see tokens that stand behind them."""
+        """Whether holes see tokens that follow them."""
         return Kind.DIFFUSION in self.decodes or not self.sequential
 
     def dial(self, target: Target, *, auto: bool) -> Dial | None:
-        """What a `Pace` decides for its requests, who ask by `request.dial`; None for nothing.
+        """Return the range of draft lengths that a `Pace` may choose from; None if fixed.
 
-        `auto` is whether it may decide what the options do not leave open.
+        `auto` is whether it may choose where the options give a fixed number.
         """
         return None
 
     def models(self) -> dict[str, str]:
-        """Name of the model in each further role."""
+        """Return the name of the model in each further role."""
         return {role: getattr(self, role) for role in self.roles}
 
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Bounds within which a search varies an option, by factors where `log`; a mark beside it."""
+    """Range in which a search varies an option, by factors where `log`; used as an annotation."""
 
     low: float
     high: float
@@ -88,33 +89,33 @@ class Within:
 
 @dataclass(frozen=True, slots=True)
 class Among:
-    """Values that a search tries for an option; a mark beside it."""
+    """Values that a search tries for an option; used as an annotation."""
 
     values: tuple[Any, ...]
 
 
 Length = int | Literal["auto"]
-"""A number of tokens, or as many as pay."""
+"""A number of tokens, or "auto" for the measured optimum."""
 
 
 def check_length(tokens: Length, verify: Verify) -> None:
-    """Raise `OptionError` for a number below one, or one that would decide on the tokens."""
+    """Raise `OptionError` for a number below one, or "auto" where it would change the output."""
     if tokens != "auto":
         at_least_one(tokens=tokens)
     elif verify != "match":
         raise OptionError(
             "tokens",
             tokens,
-            f"tokens='auto' is for verify='match': under verify={verify!r} another number "
-            "of drafts gives other tokens, and the text would not be the same again: give a number",
+            f"tokens='auto' needs verify='match': under verify={verify!r} the output depends on "
+            "the number of drafts, and would not be reproducible: set a number",
         )
 
 
 def check_least(least: int | None, **most: int | None) -> None:
-    """Raise `OptionError` where the lower bound of an option that a `Pace` turns is none."""
+    """Raise `OptionError` for an invalid lower bound of an option that a `Pace` varies."""
     ((name, value),) = most.items()
     if least is not None and (value is None or not 1 <= least <= value):
-        message = f"least must be 1 to {name}={value}, not {least}: give both as numbers"
+        message = f"least must be between 1 and {name}={value}, got {least}: set both"
         raise OptionError("least", least, message)
 
 
@@ -123,7 +124,7 @@ LARGEST = 1e4
 
 
 def is_moderate(value: object) -> bool:
-    """Whether this is a number within `LARGEST`."""
+    """Return whether a value is a number within the bound of float options."""
     return is_number(value) and abs(cast(float, value)) <= LARGEST
 
 
@@ -138,9 +139,10 @@ PLAIN: dict[object, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_type(name: str, value: object, kind: Any) -> Any:
-    """Return an option as the plain type of its annotation; other types are returned unchecked.
+    """Return an option as the plain type of its annotation; other types are not checked.
 
-    Raises `OptionError` for a value that is neither of a plain type nor an allowed word.
+    Raises:
+        OptionError: the value has none of the plain types and is not an allowed word.
     """
     parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     words: list[str] = []
@@ -150,25 +152,26 @@ def check_type(name: str, value: object, kind: Any) -> Any:
                 return str(value)
             words += map(repr, get_args(part))
         elif part in PLAIN:
-            what, fits = PLAIN[part]
+            description, fits = PLAIN[part]
             if fits(value):
                 return None if value is None else part(value)
-            words.append(what)
+            words.append(description)
         else:
             return value
-    raise OptionError(name, value, f"{name} must be {' or '.join(words)}, not {value!r}")
+    raise OptionError(name, value, f"{name} must be {' or '.join(words)}, got {value!r}")
 
 
 def own_block(request: Request, block: int | None) -> int:
-    """Tokens of a block of a block diffusion model: as an option says, or as the model does.
+    """Return the block length of a block diffusion model: the option, or the model's default.
 
-    Raises `OptionError` where neither does.
+    Raises:
+        OptionError: neither is set.
     """
     if size := block or request.target.block:
         return size
     raise OptionError(
         "block",
         block,
-        "block is needed, since the model does not say how long its blocks are (block_size in "
-        "config.json): give the length that it was trained with, such as 4",
+        "block must be set, since config.json of the model has no block_size: "
+        "use the block length of its training, such as 4",
     )

@@ -1,4 +1,4 @@
-"""Logits that are moved before they are read: by guidance, and by what may end an answer."""
+"""Logits that are adjusted before the read: by guidance, and to control the end of an answer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from outpace.decoding.sampling import Reader, Readout, scores
 
 @dataclass(frozen=True, kw_only=True)
 class Moved(Sample):
-    """Tokens of logits that were moved first.
+    """Tokens sampled from adjusted logits.
 
-    With `null [r, vocab]`, the logits of the same slots behind a prompt of masks, they are moved
-    away from these by `guidance`. Tokens in `never` are not drawn; those in `last` are, but count
-    for nothing in the scores, and holes that take them come behind all others.
+    Attributes:
+        null: `[r, vocab]` logits of the same slots after a prompt of masks, for guidance.
+        guidance: weight by which logits are moved away from `null`.
+        never: tokens that are banned.
+        last: tokens that are excluded from the scores; holes that choose them are filled last.
     """
 
     null: Tensor | None = None
@@ -32,7 +34,7 @@ class Moved(Sample):
     def group(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Reader:
-        """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
+        """Return a reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         choose = cls.choice(reads, slots, device)
         judge = cls.judge(reads, slots, device)
         wanted = {score for each in reads for score in each.scores if score == "logprob"}
@@ -43,12 +45,12 @@ class Moved(Sample):
             logits = logits.to(torch.float32, copy=True)
             parts = []
             for each, begin, end in spans:
-                own = slice(max(begin, rows.start), min(end, rows.stop))
-                if own.start < own.stop:
-                    part = logits[own.start - rows.start : own.stop - rows.start]
+                overlap = slice(max(begin, rows.start), min(end, rows.stop))
+                if overlap.start < overlap.stop:
+                    part = logits[overlap.start - rows.start : overlap.stop - rows.start]
                     parts.append((each, part))
                     if each.null is not None:
-                        null = each.null[own.start - begin : own.stop - begin]
+                        null = each.null[overlap.start - begin : overlap.stop - begin]
                         part.sub_(null).mul_(1 + each.guidance).add_(null)
                     drop(part, each.never)
             tokens = choose(logits, rows)
@@ -65,6 +67,6 @@ class Moved(Sample):
 
 
 def drop(logits: Tensor, tokens: Sequence[int]) -> None:
-    """Set tokens of `logits [r, V]` to minus infinity; the host waits for no list of columns."""
+    """Set tokens of `logits [r, V]` to minus infinity, one by one, without synchronising."""
     for token in tokens:
         logits[:, token] = -torch.inf

@@ -1,4 +1,4 @@
-"""Cycles that propose nothing: the last token says the next one."""
+"""Plain decoding, one token per forward, where a method does not draft."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from outpace.decoding import CAUSAL, FULL, Forward, Pattern, Prediction, Read, R
 def plain(
     request: Request, start: int, read: Read, pattern: Pattern = CAUSAL, window: int | None = 1
 ) -> Generator[Forward, Prediction, bool]:
-    """Feed the text from slot `start` on and commit one token; whether to go on.
+    """Run the text from slot `start` on and commit one token; return whether to continue.
 
-    While its pace rests, the next ones follow at once, with the `window` last tokens fed for each,
-    or all of them.
+    While the controller is paused, the next tokens follow immediately. Each forward then recomputes
+    the `window` last tokens, or all of them.
     """
     while True:
         out = yield Forward(ids=request.ids[start:], start=start, pattern=pattern, read=read)

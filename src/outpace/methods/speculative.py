@@ -32,12 +32,13 @@ LONGEST = 8
 class Speculative(Method):
     """Draft with a small model token by token, verify in one pass (Leviathan et al., 2023).
 
-    Lossless, but for verify="fly": what comes out follows the target alone. `tokens` are drafted at
-    a time; "auto" takes as many as pay, or none. `verify` keeps a draft where the target, sampled
-    with the request's own noise, says the same (the output is the autoregressive one of the same
-    seed), or by rejection sampling (of the same law). With "fly" a draft stays also where the
-    target says another token, if it is in doubt there (`fly_entropy`, in nats, over its three
-    likeliest tokens) and says the `fly_window` drafts behind.
+    Lossless except with verify="fly": the output follows the target's distribution. `tokens` are
+    drafted at a time; "auto" uses the measured optimum, which may be 0. With verify="match" a draft
+    is accepted if the target, sampled with the request's noise, chooses the same token; the output
+    is the autoregressive one of the same seed. With "rejection" the output has the same
+    distribution. With "fly" a mismatch is also accepted where the target is uncertain
+    (`fly_entropy`, in nats, over its three most probable tokens) and agrees with the next
+    `fly_window` drafts.
     """
 
     roles = {"draft": CAUSAL_KINDS}
@@ -46,9 +47,9 @@ class Speculative(Method):
     tokens: Annotated[
         Length,
         Within(1, LONGEST),
-        "tokens drafted at a time: a number, or as many (8 at most) as pay",
+        "tokens drafted at a time: a number, or the measured optimum, up to 8",
     ] = "auto"
-    verify: Annotated[Verify, "how a draft is kept"] = "match"
+    verify: Annotated[Verify, "rule by which a draft is accepted"] = "match"
     fly_window: FlyWindow = FLY_WINDOW
     fly_entropy: FlyEntropy = FLY_ENTROPY
 
@@ -59,11 +60,11 @@ class Speculative(Method):
 
     @property
     def most(self) -> int:
-        """Tokens of a cycle, that behind the drafts included."""
+        """Most tokens of a cycle, including the one after the drafts."""
         return 1 + (LONGEST if self.tokens == "auto" else self.tokens)
 
     def dial(self, target: Target, *, auto: bool) -> Dial | None:
-        """How many drafts; only under "match" another number gives the same tokens."""
+        """Return the range of draft lengths, which change the output except under "match"."""
         if self.verify != "match" or not (auto or self.tokens == "auto"):
             return None
         return Dial(
@@ -76,23 +77,23 @@ class Speculative(Method):
         )
 
     def decode(self, request: Request) -> Decoding:
-        """Draft some tokens, keep those that the target agrees with and its next one."""
-        own = request.sample()
-        # The noise of the target makes the draft say the same more often than none does.
-        read = draft_read(request, self.verify, match=own)
-        alive = yield from plain(request, 0, own)
-        ready = 0  # slots of the draft that hold the text
+        """Draft some tokens, accept those that agree with the target and its next one."""
+        target_read = request.sample()
+        # With the target's noise the draft agrees more often than with greedy drafts.
+        draft_sample = draft_read(request, self.verify, match=target_read)
+        alive = yield from plain(request, 0, target_read)
+        ready = 0  # slots in the draft's cache that hold the text
         while alive:
             n = len(request)
             drafted: list[int] = []
             guesses: list[Tensor | None] = []
             count = request.dial(min(self.most, request.limit - n), behind=n - ready) - 1
             if not count:
-                alive = yield from plain(request, n - 1, own)
+                alive = yield from plain(request, n - 1, target_read)
                 continue
             while len(drafted) < count:
                 tail = (request.ids + drafted)[ready:]
-                out = yield Forward(ids=tail, start=ready, read=read, model="draft")
+                out = yield Forward(ids=tail, start=ready, read=draft_sample, model="draft")
                 ready += len(tail)
                 drafted += out.tokens
                 guesses.append(out.logits)
@@ -104,6 +105,6 @@ class Speculative(Method):
                     request, self.verify, drafted, guesses, fly=(self.fly_window, self.fly_entropy)
                 ),
             )
-            kept = agreement(drafted, out.tokens)
-            ready = min(ready, n + kept)
-            alive = request.commit(out.tokens[: kept + 1], out.logprobs)
+            accepted = agreement(drafted, out.tokens)
+            ready = min(ready, n + accepted)
+            alive = request.commit(out.tokens[: accepted + 1], out.logprobs)

@@ -1,4 +1,4 @@
-"""WeDLM: masks filled in any order under causal attention, and a prefix that streams out."""
+"""WeDLM: masks filled in any order under causal attention, with a streaming prefix."""
 
 from __future__ import annotations
 
@@ -30,25 +30,24 @@ from outpace.methods.plain import plain
 
 @dataclass(frozen=True, kw_only=True)
 class WeDLM(Method):
-    """Show a window of masks behind all that is known, and fill those that are in little doubt.
+    """Append a window of masks to the filled tokens, and fill those of low entropy.
 
     Algorithm 1 of "WeDLM: Reconciling Diffusion Language Models with Standard Causal Attention for
-    Fast Inference" (Liu et al., 2025). Rows are fed with the known tokens first and keep their own
-    positions, so that masks see what is filled behind them although attention is causal. A mask is
-    filled where its entropy, and `penalty` for each slot between it and the first mask, add up to
-    less than `entropy`; where none is, the least doubtful one (with `entropy=None`, always one).
+    Fast Inference" (Liu et al., 2025). Rows are reordered, filled tokens first, so masks see later
+    ones although attention is causal. A mask is filled where its entropy, plus `penalty` per slot
+    after the first mask, is below `entropy`; at least one is (with `entropy=None`, exactly one).
 
-    Without `eager` a token is emitted a forward later, once its key is final. With `verify` the
-    output is that of `Autoregressive`, at any temperature.
+    Without `eager` a token is emitted one forward later, with its final key. With `verify` the
+    output is that of `Autoregressive`.
     """
 
     decodes = (Kind.FILLING,)
 
-    window: Annotated[int, Within(4, 32, log=True), "W: slots opened behind the leading run"] = 16
+    window: Annotated[int, Within(4, 32, log=True), "W: slots opened after the prefix"] = 16
     entropy: Annotated[
         float | None,
         Within(0.05, 1.5, log=True),
-        "τ: masks below it are filled; None fills one per forward, the least doubtful",
+        "τ: masks below it are filled; None fills one per forward, the lowest",
     ] = 0.4
     penalty: Annotated[
         float, Within(0, 0.1), "λ: added for each slot of distance from the first mask"
@@ -58,11 +57,13 @@ class WeDLM(Method):
         "instead of entropy and penalty: fill the masks whose token has this probability",
     ] = None
     block: Annotated[bool, "stop and wait: the next window opens once the last one is full"] = False
-    clip: Annotated[bool, "open no slot behind max_tokens"] = False
+    clip: Annotated[bool, "open no slot after max_tokens"] = False
     eager: Annotated[bool, "emit a token once all before it are filled"] = True
-    verify: Annotated[bool, Among((False, True)), "emit only what Autoregressive would say"] = False
+    verify: Annotated[
+        bool, Among((False, True)), "emit only what Autoregressive would generate"
+    ] = False
     least: Annotated[
-        int | None, "with pace=auto, the window may shrink to this, at 1 to none; None: it stays"
+        int | None, "with pace=auto, the smallest window, at 1 no masks; None: it is fixed"
     ] = None
 
     def __post_init__(self) -> None:
@@ -72,35 +73,35 @@ class WeDLM(Method):
         positive_fraction(confidence=self.confidence)
         check_least(self.least, window=self.window)
         if self.least is not None and self.verify:
-            message = "least must be left out with verify, where no window changes the text"
+            message = "least cannot be used with verify, where the window does not change the text"
             raise OptionError("least", self.least, message)
 
     @property
     def sequential(self) -> bool:
-        """Only token by token is each seen with all in front of it."""
+        """Whether each token is conditioned on all before it, as only verification ensures."""
         return self.verify
 
     def slots(self, prompt: int, max_tokens: int) -> int:
-        """Unless clipped, a window may open in front of the last token and, if late, another."""
+        """Return the slots of the text, and of windows that extend beyond it unless clipped."""
         windows = 0 if self.clip or self.verify else 1 if self.eager else 2
         return prompt + max_tokens + max(windows * self.window - 1, 0)
 
     def dial(self, target: Target, *, auto: bool) -> Dial | None:
-        """How far the window reaches; where all is verified, whether there is one."""
+        """Return the range of the window; with `verify`, a choice between it and none."""
         if not auto or not (self.verify or self.least):
             return None
         values = halved(self.least or 1, self.window)
-        if self.verify:  # the token behind a full window comes with it
+        if self.verify:  # a full window also yields the token after it
             values = [1, values[-1] + 1]
         return Dial(
             values=values,
-            # The window, and what was filled of the last one, which is fed once more.
+            # The window, and the filled tokens of the last one, which run once more.
             passes=lambda n, kept: [("target", 1 if n == 1 else n - self.verify + kept, 1)],
             nested=False,
         )
 
     def decode(self, request: Request) -> Decoding:
-        """Refill the window, feed it in known-first order, fill what is sure, emit the prefix."""
+        """Refill the window, run it with filled tokens first, fill some holes, emit the prefix."""
         if self.verify:
             yield from self.verified(request)
             return
@@ -125,7 +126,7 @@ class WeDLM(Method):
                 alive = canvas.commit(request)
 
     def verified(self, request: Request) -> Decoding:
-        """The same, but tokens' rows, which predict the next token, say how much of it is kept."""
+        """Decode in the same way, and accept a prefix by the predictions of its tokens' rows."""
         canvas, ready, alive, read = Canvas.of(request), 0, True, request.sample()
         while alive:
             window = request.dial(self.window + 1) - 1
@@ -139,18 +140,18 @@ class WeDLM(Method):
             n, filled = len(request), canvas.filled
             self.refill(canvas, request.limit, window)
             out = yield self.forward(request, canvas, ready, checked=range(n, filled + 1))
-            said = out.tokens[: filled + 1 - n]
-            ready = n + agreement(canvas.ids[n:filled], said)
-            alive = request.commit(said[: ready + 1 - n], out.logprobs)
+            predicted = out.tokens[: filled + 1 - n]
+            ready = n + agreement(canvas.ids[n:filled], predicted)
+            alive = request.commit(predicted[: ready + 1 - n], out.logprobs)
             if ready < filled or not canvas.holes:
-                canvas = Canvas.of(request)  # what lies behind a wrong token is of no use
+                canvas = Canvas.of(request)  # tokens after a wrong one are invalid
             elif alive:
                 drafts = canvas.holes[1:]
-                canvas.fill([filled], said[-1:])
-                self.fill(canvas, drafts, out, first=len(said))
+                canvas.fill([filled], predicted[-1:])
+                self.fill(canvas, drafts, out, first=len(predicted))
 
     def refill(self, canvas: Canvas, limit: int, window: int) -> None:
-        """Let the window reach so many slots behind the known prefix; a block, once it is full."""
+        """Extend the canvas to `window` slots after the prefix; a block once it is full."""
         if self.block and canvas.holes:
             return
         end = canvas.filled + window
@@ -160,39 +161,39 @@ class WeDLM(Method):
     def forward(
         self, request: Request, canvas: Canvas, ready: int, checked: Sequence[int] = ()
     ) -> Forward:
-        """Known tokens in front of the holes, each at its own position.
+        """Return a forward of the filled tokens, then the holes, each at its position.
 
-        The leading run comes first: its keys are those of the tokens before it alone, and the next
-        forward starts behind it. `checked` are slots, the first hole included, that tokens predict.
+        The keys of the prefix depend only on earlier tokens; the next forward starts after it.
+        `checked` are slots, the first hole included, that are predicted by the rows of tokens.
         """
-        known = canvas.known(ready)
-        order = known + canvas.holes
-        asked = canvas.holes[1:] if checked else canvas.holes
+        filled = canvas.known(ready)
+        order = filled + canvas.holes
+        wanted = canvas.holes[1:] if checked else canvas.holes
         end = ready + len(order)
         return Forward(
             ids=[canvas.ids[slot] for slot in order],
             start=ready,
             positions=order,
-            predict=[*checked, *asked],
-            predict_from=[*(slot - 1 for slot in checked), *range(end - len(asked), end)],
-            read=request.sample(scores=self.scores if asked else (), joint=not checked),
+            predict=[*checked, *wanted],
+            predict_from=[*(slot - 1 for slot in checked), *range(end - len(wanted), end)],
+            read=request.sample(scores=self.scores if wanted else (), joint=not checked),
         )
 
     @property
     def scores(self) -> tuple[Rank, ...]:
-        """What the choice of holes looks at."""
+        """Score that the choice of holes needs."""
         return ("entropy",) if self.confidence is None else ("confidence",)
 
     def fill(self, canvas: Canvas, holes: list[int], out: Prediction, first: int = 0) -> None:
-        """Fill the holes of little doubt, at least one; `out` has them from entry `first` on."""
+        """Fill the holes of low entropy, at least one; `out` has them from entry `first` on."""
         if not holes:
             return
         if self.confidence is not None:
             scores = out.scores["confidence"][first:]
             chosen = np.flatnonzero(scores >= self.confidence)
         else:
-            steps = np.array(holes, dtype=np.float32) - holes[0]
-            doubt = out.scores["entropy"][first:] + self.penalty * steps
+            distances = np.array(holes, dtype=np.float32) - holes[0]
+            doubt = out.scores["entropy"][first:] + self.penalty * distances
             scores = -doubt
             chosen = np.flatnonzero(doubt < (self.entropy or 0))
         canvas.take(holes, chosen if len(chosen) else best(scores), out, first)

@@ -1,1 +1,1 @@
-"""How many tokens a cycle drafts, by what they cost and how many are accepted."""
+"""Control of the draft length by measured cost and acceptance."""

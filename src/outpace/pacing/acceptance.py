@@ -1,4 +1,4 @@
-"""Estimate how many tokens a cycle of each draft length commits."""
+"""Estimates of how many tokens a cycle of each draft length commits."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from itertools import accumulate
 from operator import mul
 
 PRIOR, PRIOR_WEIGHT = 0.75, 3
-"""Acceptance rate assumed for a place that was not drafted yet, and the cycles this counts as.
+"""Acceptance rate assumed for a position that was not drafted yet, and its weight in cycles.
 
-Published drafts are accepted at 0.6 to 0.9; three cycles outweigh a prior that is wrong."""
+Published drafts are accepted at 0.6 to 0.9; three cycles outweigh a wrong prior.
+"""
 
 MEMORY = 64
-"""Cycles over which a rate is averaged: it is then known to within 0.06."""
+"""Cycles over which a rate is averaged: its standard error is then 0.06."""
 
 
 class Acceptance:
-    """Acceptance rate of each place of a draft, given that all places before it were accepted.
+    """Acceptance rate of each position of a draft, given that all before it were accepted.
 
     With `nested` draft lengths one list of rates serves all of them, since a longer draft begins
-    with the shorter one. Otherwise each draft length has a list of its own, which starts as a copy
-    of the nearest longer one.
+    with the shorter one. Otherwise each draft length has a separate list, which starts as a copy of
+    the nearest longer one.
     """
 
     def __init__(self, *, nested: bool) -> None:
@@ -36,22 +37,22 @@ class Acceptance:
             self.rates[key] = self.nearest(value)[:value]
             self.counts[key] = [PRIOR_WEIGHT] * len(self.rates[key])
         rates, counts = self.rates[key], self.counts[key]
-        for place in range(min(tokens + 1, value)):
-            if place == len(rates):
-                rates.append(PRIOR if place == 1 else rates[-1])
+        for position in range(min(tokens + 1, value)):
+            if position == len(rates):
+                rates.append(PRIOR if position == 1 else rates[-1])
                 counts.append(PRIOR_WEIGHT)
-            counts[place] = min(counts[place] + 1, MEMORY)
-            rates[place] += ((place < tokens) - rates[place]) / counts[place]
+            counts[position] = min(counts[position] + 1, MEMORY)
+            rates[position] += ((position < tokens) - rates[position]) / counts[position]
 
     def tokens(self, value: int) -> float:
-        """Mean tokens of a cycle; places never drafted are accepted like the last one that was."""
+        """Return the mean tokens of a cycle; unmeasured positions use the last measured rate."""
         rates = self.nearest(value)
         last = rates[-1] if len(rates) > 1 else PRIOR
         total: float = sum(accumulate((rates + [last] * value)[:value], mul))
         return total
 
     def nearest(self, value: int) -> list[float]:
-        """Rates of this draft length, of the nearest longer one, or of the nearest shorter one."""
+        """Return the rates of this draft length, the nearest longer or the nearest shorter one."""
         nearest = min(
             self.rates, key=lambda other: (other < value, abs(other - value)), default=None
         )

@@ -1,4 +1,4 @@
-"""What requests have to catch up on before their draft can propose."""
+"""Slots that a draft has to read before it can propose."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Work before a draft can propose, and the tokens over which it can pay.
+    """Work before a draft can propose, and the tokens over which it can pay off.
 
     Attributes:
         unread: slots that the draft has not read yet.
-        left: tokens that the request may still generate.
-        lost: slots that the target has to read again, since their hidden states were not kept.
+        remaining: tokens that the request may still generate.
+        lost: slots that the target has to read again, since their hidden states were not stored.
     """
 
     unread: int = 0
@@ -24,7 +24,7 @@ class Backlog:
 
 
 class BacklogSum:
-    """Backlog of all running requests, collected as they ask one after the other in a cycle."""
+    """Sum of the backlogs of all running requests, collected over a cycle."""
 
     def __init__(self) -> None:
         self.cycle = 0

@@ -1,7 +1,7 @@
-"""Choose how many tokens a cycle proposes: the number that promises the most tokens per second.
+"""Controller of the draft length: chooses the number with the most expected tokens per second.
 
-Expected tokens come from acceptance rates, expected seconds from the passes that were measured.
-Their ratio decides. What is not running cannot be measured, so now and then it is tried.
+Expected tokens are estimated from acceptance rates, expected seconds from measured passes. A choice
+that does not run cannot be measured, so it is tried from time to time.
 """
 
 from __future__ import annotations
@@ -16,34 +16,38 @@ from outpace.pacing.cost import Cost
 from outpace.pacing.load import Load
 
 BEGIN, STAY = 1.07, 1.025
-"""Factors by which drafting has to promise more tokens per second than plain decoding, to begin and
-to go on.
+"""Factors by which drafting must exceed plain decoding in tokens per second, to start and to stay.
 
-Equal passes differ by about 5 %, and the few that a first decision rests on by more. The rest pays
-for trials."""
+Equal passes differ by about 5 %, and the few of a first decision by more. The rest covers the cost
+of trials.
+"""
 
 TRIAL, WARM = 8, 4
-"""Cycles of a trial, and between decisions, as estimates move little in fewer; and those until
-passes are as fast as in the long run.
+"""Cycles of a trial, and between decisions; and cycles until passes have warmed up.
 
-Plain cycles after others are slower by up to a half, since the processor's caches still hold the
-draft: only the second half of their trial is measured."""
+Plain cycles after drafting are up to 50 % slower, since the processor's caches still hold the
+draft. Only the second half of their trial is measured.
+"""
 
 PATIENCE, LONGEST = 64, 1024
-"""Cycles until the next trial, at first and at most; each trial that changes nothing doubles them.
+"""Cycles until the next trial, at first and at most; a trial that changes nothing doubles them.
 
-So trials take a tenth of the first cycles, and less than a hundredth in the long run."""
+Trials therefore take a tenth of the first cycles, and less than a hundredth in the long run.
+"""
 
 NEAR = 1.25
-"""Factor of the best time per token up to which a window is tried that does not share acceptance
-rates with others: a longer window estimates a shorter one with an error of about that much."""
+"""Factor of the best time per token up to which windows that are not nested are tried.
+
+A longer window estimates a shorter one with an error of about that much.
+"""
 
 
 class PaceController:
     """Controls the draft length of one method for all of its requests.
 
     The engine reports the number of running requests and the time of every pass; a request reports
-    the tokens of every cycle. A pass waits for its slowest request, so all draft or none does.
+    the tokens of every cycle. A pass waits for its slowest request, so either all requests draft or
+    none.
     """
 
     def __init__(self, dial: Dial) -> None:
@@ -51,14 +55,14 @@ class PaceController:
         self.least, *self.others = dial.values
         rows = [rows for role, rows, _ in dial.passes(self.least, self.least) if role == "target"]
         self.plain_rows = max(rows)
-        """Rows of a plain cycle, for each request."""
+        """Rows of a plain cycle, per request."""
         self.acceptance = Acceptance(nested=dial.nested)
         self.backlog = BacklogSum()
         self.load = Load(dial.values[-1])
         self.loads, self.requests = {0: self.load}, 1
         self.cycles = self.rest = 0
         self.plain = 0
-        """Plain passes of the target in a row."""
+        """Consecutive plain passes of the target."""
 
     def run(self, requests: int) -> None:
         """Set the number of running requests; a new load starts from the costs of the nearest."""
@@ -66,28 +70,28 @@ class PaceController:
             return
         self.requests, key = requests, round(log2(requests))
         if key not in self.loads:
-            near = self.loads[min(self.loads, key=lambda other: abs(other - key))]
-            costs = {role: cost.elsewhere() for role, cost in near.costs.items()}
+            nearest = self.loads[min(self.loads, key=lambda other: abs(other - key))]
+            costs = {role: cost.elsewhere() for role, cost in nearest.costs.items()}
             self.loads[key] = Load(self.dial.values[-1], costs)
         if self.load is not self.loads[key]:
             self.load, self.rest = self.loads[key], 0
 
     def passed(self, model: str, rows: int, seconds: float) -> None:
-        """Report a pass of a model; plain ones count once they are warm, or nothing is known."""
+        """Record a pass; plain ones count once they are warm, or where nothing is measured."""
         cost = self.load.costs.setdefault(model, Cost())
-        plain = model == "target" and rows <= self.requests * self.plain_rows
-        if self.plain >= WARM or not plain or not cost.knows(rows):
+        is_plain = model == "target" and rows <= self.requests * self.plain_rows
+        if self.plain >= WARM or not is_plain or not cost.knows(rows):
             cost.add(rows, seconds)
         if model == "target":
-            self.plain = self.plain + 1 if plain else 0
+            self.plain = self.plain + 1 if is_plain else 0
             self.cycles += 1
 
     def brought(self, value: int, tokens: int) -> None:
-        """Report a cycle: tokens proposed, and tokens committed."""
+        """Record a cycle: tokens proposed, and tokens committed."""
         self.acceptance.add(value, tokens)
 
     def settled(self, behind: int, left: int) -> bool:
-        """Whether a request drafts nothing for a while: a trial confirmed it, or it cannot pay."""
+        """Return whether a request skips drafting for a while: after a trial, or if too costly."""
         backlog, load = Backlog(behind, left), self.load
         self.backlog.add(backlog, self.cycles, self.requests)
         if load.value != self.least:
@@ -106,8 +110,8 @@ class PaceController:
         if load.value == self.least:
             if load.trial:
                 load.trier = load.trier or request
-                alone = self.requests == 1 or request is load.trier
-                return load.trial if alone else self.least
+                is_trier = self.requests == 1 or request is load.trier
+                return load.trial if is_trier else self.least
             self.rest = load.review
             return self.least
         if not load.pays(load.gain, total):
@@ -168,7 +172,7 @@ class PaceController:
             load.review = min(self.cycles + TRIAL, load.due)
 
     def begin_trial(self, load: Load, rivals: list[int]) -> None:
-        """Try the number that was not run for the longest time."""
+        """Try the number that has not run for the longest time."""
         load.trial = min(rivals, key=lambda value: load.tried.get(value, -1))
         load.began = load.tried[load.trial] = self.cycles
         load.renew(self.passes(load.trial))
@@ -176,17 +180,17 @@ class PaceController:
             self.acceptance.renew()
 
     def is_running(self, load: Load) -> bool:
-        """Whether a trial lasts; a plain one until enough cycles ran in a row, if they ever do."""
+        """Return whether a trial continues; a plain one until enough cycles ran in a row."""
         if self.cycles < load.began + TRIAL:
             return True
         late = self.cycles >= load.began + PATIENCE
         return load.trial == self.least and self.plain < TRIAL and not late
 
     def tokens(self, value: int) -> float:
-        """Expected tokens of a cycle, never 0."""
+        """Return the expected tokens of a cycle, never 0."""
         return max(self.acceptance.tokens(value), 1e-9)
 
     def passes(self, value: int) -> Passes:
-        """Expected passes of a cycle, with the rows of all requests."""
+        """Return the expected passes of a cycle, with the rows of all requests."""
         passes = self.dial.passes(value, self.tokens(value))
         return [(role, rows * self.requests, times) for role, rows, times in passes if times]

@@ -1,4 +1,4 @@
-"""What passes take, by how many rows they are fed."""
+"""Seconds of passes as a function of their rows."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from itertools import accumulate
 from math import inf, log2
 
 MEMORY, FEW = 64, 4
-"""Passes of about one length over which a mean is taken, and those of which the least counts.
+"""Passes of similar length that are averaged, and those whose minimum is used.
 
-The first passes of a length are slower, by up to three times, and never quicker."""
+The first passes of a length are slower, by up to three times, and never faster.
+"""
 
 CLIP = 1.5
-"""Factor of the mean up to which a pass counts: beyond, something else had the processor."""
+"""Multiple of the mean at which a pass is clipped: other work used the processor."""
 
 
 @dataclass(slots=True)
 class Cost:
-    """Seconds of a pass by its rows: means of recent ones of about a length, and between them.
+    """Seconds of a pass by its rows: recent means at similar lengths, interpolated.
 
     Attributes:
         means: number of passes, their mean rows and seconds, by half powers of two.
-        prior: rows and seconds of passes at another load, by half powers of two. All take as much
-            more, or less, at this one as those that were measured here.
-        curve: lengths and seconds that never fall, from 0 on; None where passes came since.
+        prior: rows and seconds of passes at another load, by half powers of two. They are shifted
+            by the mean difference to the passes measured at this load.
+        curve: lengths and seconds that never fall, from 0 on; None after new passes.
     """
 
     means: dict[int, tuple[int, float, float]] = field(default_factory=dict)
@@ -45,30 +46,32 @@ class Cost:
 
     @property
     def cold(self) -> bool:
-        """Whether no length was measured twice; what runs once is slow for other reasons."""
+        """Whether no length was measured twice; a first pass includes warm-up."""
         return not self.prior and all(count == 1 for count, *_ in self.means.values())
 
     @property
     def points(self) -> dict[int, tuple[float, float]]:
         """Rows and seconds of passes, by half powers of two.
 
-        What was seen elsewhere is no less than what shorter passes took here.
+        Priors are raised to at least the seconds of shorter passes at this load.
         """
-        here = {
+        measured = {
             key: (length, mean)
             for key, (count, length, mean) in self.means.items()
             if count > 1 or self.cold
         }
-        more = [here[key][1] - self.prior[key][1] for key in here.keys() & self.prior.keys()]
-        shift = sum(more) / max(len(more), 1)
-        there = {
-            key: (length, max(0.0, mean + shift, *(m for k, (_, m) in here.items() if k < key)))
+        differences = [
+            measured[key][1] - self.prior[key][1] for key in measured.keys() & self.prior.keys()
+        ]
+        shift = sum(differences) / max(len(differences), 1)
+        shifted = {
+            key: (length, max(0.0, mean + shift, *(m for k, (_, m) in measured.items() if k < key)))
             for key, (length, mean) in self.prior.items()
         }
-        return there | here
+        return shifted | measured
 
     def elsewhere(self) -> Cost:
-        """What to think at first of the same passes under other circumstances."""
+        """Return these measurements as the prior of another load."""
         return Cost(prior={} if self.cold else self.points)
 
     def renew(self, rows: float) -> None:
@@ -79,13 +82,13 @@ class Cost:
             self.means[key] = min(count, FEW), length, mean
 
     def at(self, rows: float) -> float:
-        """Seconds that a pass of so many rows takes, at best where no such pass was seen.
+        """Return the expected seconds of a pass with this many rows.
 
-        That is in proportion below all that were, and no more than the longest above them.
+        Below all measured lengths they are in proportion, and above them those of the longest.
         """
         if self.curve is None:
             lengths, means = zip(*sorted(self.points.values()), strict=True)
-            rising = [*accumulate(reversed(means), min)][::-1]  # more rows never take less
+            rising = [*accumulate(reversed(means), min)][::-1]  # more rows never take less time
             self.curve = [0.0, *lengths], [0.0, *rising]
         return interpolated(rows, *self.curve)
 
@@ -97,15 +100,15 @@ class Cost:
         return mean / length
 
     def knows(self, rows: float) -> bool:
-        """Whether passes of this length, or of both fewer and more rows, were measured twice."""
+        """Return whether this length, or both shorter and longer ones, were measured twice."""
         keys = [key for key, (count, *_) in self.means.items() if count > 1]
         return bool(keys) and min(keys) <= round(2 * log2(rows)) <= max(keys)
 
 
 def interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
-    """What lies at `x` between points with rising `xs`, of which the first is below it."""
-    place = bisect_left(xs, x)
-    if place == len(xs):
+    """Interpolate linearly at `x`, constant beyond the last of the rising `xs`."""
+    index = bisect_left(xs, x)
+    if index == len(xs):
         return ys[-1]
-    share = (x - xs[place - 1]) / (xs[place] - xs[place - 1])
-    return ys[place - 1] + share * (ys[place] - ys[place - 1])
+    share = (x - xs[index - 1]) / (xs[index] - xs[index - 1])
+    return ys[index - 1] + share * (ys[index] - ys[index - 1])

@@ -1,4 +1,4 @@
-"""What is measured and decided while about the same number of requests runs."""
+"""State of the controller for one number of running requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Load:
         review, due: cycles of the next decision and of the next trial.
         patience: cycles between trials.
         trial: number of tokens on trial, 0 for none; it began in cycle `began`.
-        trier: the request that tries it, where plain decoding is the choice for all others.
+        trier: the request that runs the trial, where plain decoding is the choice for all others.
         tried: last cycle in which each number was chosen or tried.
     """
 
@@ -41,19 +41,19 @@ class Load:
     tried: dict[int, int] = field(default_factory=dict)
 
     def pays(self, gain: float, backlog: Backlog) -> bool:
-        """Whether `gain` on all tokens that are left exceeds the time to catch up."""
+        """Return whether `gain` on all remaining tokens exceeds the time to read a backlog."""
         return backlog.left * gain >= backlog.unread * self.read + backlog.lost * self.reread
 
     def is_cold(self, passes: Passes) -> bool:
-        """Whether a model of these passes has not run more than once."""
+        """Return whether a model of these passes has not run more than once."""
         return any(self.costs.get(role, Cost()).cold for role, *_ in passes)
 
     def is_measured(self, passes: Passes) -> bool:
-        """Whether passes like all of these were measured."""
+        """Return whether passes like all of these were measured."""
         return all(self.costs[role].knows(rows) for role, rows, _ in passes)
 
     def seconds(self, passes: Passes) -> float:
-        """Expected seconds of these passes."""
+        """Return the expected seconds of these passes."""
         return sum(times * self.costs[role].at(rows) for role, rows, times in passes)
 
     def renew(self, passes: Passes) -> None:
@@ -62,8 +62,8 @@ class Load:
             self.costs[role].renew(rows)
 
     def weigh(self, passes: Passes, requests: int) -> None:
-        """Set what one slot of a backlog costs all requests, who wait while it is read."""
+        """Set what one slot of a backlog costs all requests, which wait while it is read."""
         rows = {role: self.costs[role].row for role, *_ in passes}
         self.reread = requests * rows.pop("target")
-        # A draft reads no slower than the target, whose prompts are measured from the beginning.
+        # A draft reads no slower than the target, whose prefills are measured from the start.
         self.read = min(self.reread, requests * sum(rows.values()))
