@@ -1,4 +1,4 @@
-"""A mixture of experts in place of an MLP (Shazeer et al., 2017; Mixtral, Jiang et al., 2024)."""
+"""Mixture of experts in place of an MLP (Shazeer et al., 2017; Mixtral, Jiang et al., 2024)."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from torch.nn import functional as F
 from outpace.models.config import ModelConfig
 
 Make = Callable[[ModelConfig], nn.Module]
-"""An MLP of the width of a configuration."""
+"""Creates an MLP of the width of a configuration."""
 
 
 def feed_forward(config: ModelConfig, layer: int, make: Make) -> nn.Module:
-    """What stands behind the attention of a layer: an MLP, or a mixture of experts."""
+    """Create the MLP or the mixture of experts of a layer."""
     if layer < config.dense_layers:
         return make(replace(config, mlp=config.dense_mlp))
     return Experts(config, make) if config.experts else make(config)
 
 
 class PreciseRouter(nn.Linear):
-    """A router whose scores are float32, whatever the dtype of the model."""
+    """A router with float32 scores, whatever the dtype of the model."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores `f32[T, E]` of rows `x [T, dim]`."""
+        """Return scores `f32[T, E]` of rows `x [T, dim]`."""
         bias = None if self.bias is None else self.bias.float()
         return F.linear(x.float(), self.weight.float(), bias)
 
 
 class Experts(nn.Module):
-    """Several MLPs; each row goes through the few that its router prefers, and is their mean.
+    """Several MLPs, of which each row uses the few with the highest router scores.
 
-    The weights of that mean are the router's probabilities, of the chosen ones alone where
-    `norm_experts` says so. What is `shared` all rows go through besides. With `precise_router`,
-    scores and sums are float32, and rounded to the dtype of the rows once.
+    The output is their mean weighted by the router's probabilities, normalised over the selected
+    experts with `norm_experts`. All rows also use the `shared` MLP. With `precise_router`, scores
+    and sums are float32 and rounded once.
     """
 
     def __init__(self, config: ModelConfig, make: Make) -> None:
@@ -56,7 +56,7 @@ class Experts(nn.Module):
         shares, numbers = self.route(self.router(x))
         wide = torch.float32 if self.precise else x.dtype
         shares, mapped = shares.to(wide), torch.zeros_like(x, dtype=wide)
-        # In the order of the experts, so that a row has the same sum in any company.
+        # In the order of the experts, so that the sum of a row is batch-invariant.
         for number in numbers.unique().tolist():
             rows, places = (numbers == number).nonzero(as_tuple=True)
             part = self.experts[number](x[rows]) * shares[rows, places, None]
@@ -65,7 +65,7 @@ class Experts(nn.Module):
         return mapped if self.shared is None else mapped + self.shared(x)
 
     def route(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights and numbers `[T, chosen]` of the experts of rows, by their scores `[T, E]`."""
+        """Return weights and indices `[T, chosen]` of the selected experts for scores `[T, E]`."""
         if self.groups is None:
             shares, numbers = scores.softmax(-1, dtype=torch.float32).topk(self.chosen)
         else:
