@@ -275,7 +275,7 @@ def test_without_products_models_keep_their_dtype(
     assert not any(is_quantised(model) for model in loaded)
     assert torch.equal(whole(loaded[1], [1, 2], causal=True), whole(plain, [1, 2], causal=True))
     why, line = [record.message for record in caplog.records]
-    assert "quantize is left out" in line
+    assert "quantize is ignored" in line
     assert str(fault or "products are wrong") in why
 
 

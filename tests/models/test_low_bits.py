@@ -191,7 +191,7 @@ def test_projections_of_layers_are_selected() -> None:
         (
             "int4",
             {},
-            "of 1 and of 64, .*qkv has 64 outputs of 32 inputs: .*int8",
+            "of 1 and of 64, but .*qkv has 64 outputs of 32 inputs; .*int8",
         ),
     ],
 )
