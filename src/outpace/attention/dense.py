@@ -85,25 +85,25 @@ class Dense:
 
     def calls(self, spans: Sequence[Span], sight: Sight) -> list[Alone | Together]:
         """Plan few calls that cover all rows."""
-        alone: list[Span] = []
-        alike: dict[tuple[int, int], list[Span]] = {}
+        singles: list[Span] = []
+        by_shape: dict[tuple[int, int], list[Span]] = {}
         for span in spans:
-            stride = span.pages.stride  # of which all is looked at, as far as another one sees
-            whole = stride and base(span) + stride <= len(self.keys[0])
-            if self.together and whole and len(span) <= FEW:
-                alike.setdefault((len(span), stride), []).append(span)
+            stride = span.pages.stride  # all of it is read, up to the longest visible length
+            fits = stride and base(span) + stride <= len(self.keys[0])
+            if self.together and fits and len(span) <= FEW:
+                by_shape.setdefault((len(span), stride), []).append(span)
             else:
-                alone.append(span)
+                singles.append(span)
         calls: list[Alone | Together] = []
-        for (_, stride), group in alike.items():
-            near, far = neighbours(group, stride)
-            alone += far
+        for (_, stride), group in by_shape.items():
+            neighbour_groups, isolated = neighbours(group, stride)
+            singles += isolated
             calls += [
                 Together.of(part, stride, sight, self.like, self.sharing)
-                for some in near
-                for part in self.parts(some)
+                for members in neighbour_groups
+                for part in self.parts(members)
             ]
-        return calls + [Alone.of(span, sight, self.like) for span in alone]
+        return calls + [Alone.of(span, sight, self.like) for span in singles]
 
     def parts(self, run: list[Span]) -> list[list[Span]]:
         """Split a group so that the copies for each part take at most `MAX_COPY_BYTES`."""

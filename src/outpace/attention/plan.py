@@ -211,10 +211,10 @@ def filled_pages(pages: Numbers) -> Numbers:
     return np.pad(pages, (0, max(NO_PAGES, power(len(pages))) - len(pages)))
 
 
-def unknown(kind: type, given: Sequence[object], known: set[str]) -> str:
-    """Return the name of a field that is set in one of these objects and not in `known`, or ""."""
-    for field in (field for field in fields(kind) if field.name not in known):
-        if any(getattr(each, field.name) is not field.default for each in given):
+def unknown(kind: type, values: Sequence[object], supported: set[str]) -> str:
+    """Return the name of a field that is set in a value and not `supported`, or ""."""
+    for field in (field for field in fields(kind) if field.name not in supported):
+        if any(getattr(each, field.name) is not field.default for each in values):
             return field.name
     return ""
 

@@ -55,8 +55,8 @@ class Automaton:
         self.classes[list(ends)] = last
         self.accepts = np.r_[dfa.accepts, True]
         numbers = [froms * (end + 1) + tos for _, froms, tos in moves]
-        every = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *numbers]))
-        self.left = distances(*np.divmod(every, end + 1), self.accepts)
+        pair_numbers = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *numbers]))
+        self.left = distances(*np.divmod(pair_numbers, end + 1), self.accepts)
         self.table = np.full((end + 1, last + 1), -1, dtype=np.int32)
         for tokens, froms, tos in moves:
             self.table[froms[:, None], self.classes[tokens[examples[tokens]]]] = tos[:, None]

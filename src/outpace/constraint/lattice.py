@@ -84,33 +84,37 @@ def complete(stretches: Sequence[Stretch], logits: Tensor, tokens: Tensor) -> No
         kind = id(each.automaton), each.read.sampling.temperature > 0
         groups.setdefault((*kind, sizes[kind] // MOST), []).append(each)
         sizes[kind] += len(each.rows) * logits.shape[1]
-    for (_, warm, _), own in groups.items():
-        rows = torch.tensor([row for each in own for row in each.rows])
-        law = logits[rows.clamp(min=0)]
-        law[rows < 0] = 0
-        laws = Law(own[0].automaton, drawn(own, law) if warm else law, luck(own) if warm else None)
-        begins = accumulate((len(each.rows) for each in own), initial=0)
-        bundles = [b for each, at in zip(own, begins, strict=False) for b in path(each, at, laws)]
+    for (_, sampled, _), group in groups.items():
+        rows = torch.tensor([row for each in group for row in each.rows])
+        distribution = logits[rows.clamp(min=0)]
+        distribution[rows < 0] = 0
+        laws = Law(
+            group[0].automaton,
+            drawn(group, distribution) if sampled else distribution,
+            luck(group) if sampled else None,
+        )
+        begins = accumulate((len(each.rows) for each in group), initial=0)
+        bundles = [b for each, at in zip(group, begins, strict=False) for b in path(each, at, laws)]
         chosen = torch.from_numpy(laws.tokens(np.array(bundles))).to(tokens.device)
         tokens[rows[rows >= 0]] = chosen[rows >= 0]
 
 
-def drawn(stretches: Sequence[Stretch], law: Tensor) -> Tensor:
+def drawn(stretches: Sequence[Stretch], logits: Tensor) -> Tensor:
     """Return log weights `[h, V]` for sampling, truncated unless nothing fits then.
 
     The first few holes of a segment mostly decide whether anything fits.
     """
     ends = [*accumulate((len(each.rows) for each in stretches), initial=0)]
     temperatures = [each.read.sampling.temperature for each in stretches for _ in each.rows]
-    result = law / law.new_tensor(temperatures)[:, None]
+    result = logits / logits.new_tensor(temperatures)[:, None]
     truncated = [number for number, each in enumerate(stretches) if each.read.sampling.cuts]
-    for most in (FEW, len(law)):
+    for most in (FEW, len(logits)):
         if not truncated:
             break
         spans = [range(ends[n], min(ends[n] + most, ends[n + 1])) for n in truncated]
         rows = [row for span in spans for row in span]
-        cut = Cut.of([stretches[n].read.sampling for n in truncated], spans, law.device)
-        shown = cut(law[rows], slice(0, len(rows)))
+        cut = Cut.of([stretches[n].read.sampling for n in truncated], spans, logits.device)
+        shown = cut(logits[rows], slice(0, len(rows)))
         allowed = Law(stretches[0].automaton, shown, None).sums > -np.inf
         begins = [*accumulate(map(len, spans), initial=0)]
         parts = [slice(*edges) for edges in pairwise(begins)]
@@ -139,21 +143,23 @@ class Law:
 
     Args:
         automaton: automaton of the answers.
-        law: log weights of tokens, `[h, V]`.
-        luck: three uniform numbers per hole, `[3, h]`, or None to take the best tokens.
+        log_weights: log weights of tokens, `[h, V]`.
+        draws: three uniform numbers per hole, `[3, h]`, or None to take the best tokens.
 
     Attributes:
         values: log weights of tokens by class, `[h, V]`.
-        weights: log weight of each class, `[h, C]`; that of its best token without `luck`.
+        weights: log weight of each class, `[h, C]`; that of its best token without `draws`.
         sums: log weight of each bundle, `[h, B]`, likewise.
     """
 
-    def __init__(self, automaton: Automaton, law: Tensor, luck: Weights | None) -> None:
+    def __init__(self, automaton: Automaton, log_weights: Tensor, draws: Weights | None) -> None:
         self.automaton = automaton
-        self.luck = luck
-        self.values = law.cpu().numpy().take(automaton.order, axis=1)
+        self.luck = draws
+        self.values = log_weights.cpu().numpy().take(automaton.order, axis=1)
         some, inside = automaton.some, automaton.inside
-        self.weights = np.full((len(law), automaton.table.shape[1]), -np.inf, dtype=np.float32)
+        self.weights = np.full(
+            (len(log_weights), automaton.table.shape[1]), -np.inf, dtype=np.float32
+        )
         self.weights[:, some] = self.added(self.values, automaton.same.counts[some])
         self.sums = self.added(self.weights.take(automaton.members, axis=1), inside.counts)
 
@@ -178,25 +184,27 @@ class Law:
         picked = self.picks(self.values[rows, places], automaton.same.counts[own], 2)
         return automaton.order[places[picked]]
 
-    def picks(self, worth: Weights, sizes: Ids, turn: int) -> Ids:
+    def picks(self, weights: Weights, sizes: Ids, draw: int) -> Ids:
         """Return the index of the best or a sampled member of each hole's group."""
         ends = sizes.cumsum()
         begins = ends - sizes
-        tops = np.maximum.reduceat(worth, begins).repeat(sizes)
+        tops = np.maximum.reduceat(weights, begins).repeat(sizes)
         if self.luck is None:
-            best = np.flatnonzero(worth == tops)
+            best = np.flatnonzero(weights == tops)
             return best[best.searchsorted(begins)]
-        mass = np.exp(worth - tops, dtype=np.float64).cumsum()
-        before = np.append(0.0, mass)[begins]
-        found = mass.searchsorted(before + self.luck[turn] * (mass[ends - 1] - before), "right")
+        cumulative = np.exp(weights - tops, dtype=np.float64).cumsum()
+        before = np.append(0.0, cumulative)[begins]
+        found = cumulative.searchsorted(
+            before + self.luck[draw] * (cumulative[ends - 1] - before), "right"
+        )
         return found.clip(begins, ends - 1)
 
-    def pick(self, worth: Weights, row: int) -> int:
+    def pick(self, weights: Weights, row: int) -> int:
         """Return the index of the best or a sampled move of a hole, by log weight."""
         if self.luck is None:
-            return int(worth.argmax())
-        mass = np.exp(worth - worth.max()).cumsum()
-        return int(mass.searchsorted(self.luck[0, row] * mass[-1], "right"))
+            return int(weights.argmax())
+        cumulative = np.exp(weights - weights.max()).cumsum()
+        return int(cumulative.searchsorted(self.luck[0, row] * cumulative[-1], "right"))
 
 
 def possible(stretch: Stretch, allowed: Flags) -> bool:
@@ -218,45 +226,45 @@ def possible(stretch: Stretch, allowed: Flags) -> bool:
     return True
 
 
-def path(stretch: Stretch, begin: int, law: Law) -> list[int]:
+def path(stretch: Stretch, begin: int, distributions: Law) -> list[int]:
     """Return the bundle of each hole of a segment, whose distributions start at `begin`.
 
     Raises:
         ArithmeticError: if the weights are not finite.
     """
     steps, rows = stretch.steps, stretch.laws(begin)
-    rest: Weights = np.zeros(steps[-1].count)  # of the states after the last place
-    worths = []
-    add = greatest if law.luck is None else total
+    later: Weights = np.zeros(steps[-1].count)  # of the states after the last place
+    step_weights = []
+    add = greatest if distributions.luck is None else total
     for step, row in zip(reversed(steps), reversed(rows), strict=True):
-        worth = rest.take(step.tos)
+        weights = later.take(step.tos)
         if row is not None:
-            worth += law.sums[row].take(step.bundles)
-        worths.append(worth)
-        rest = worth if step.alone else add(worth, step)
-    if not rest[0] > -np.inf:
+            weights += distributions.sums[row].take(step.bundles)
+        step_weights.append(weights)
+        later = weights if step.alone else add(weights, step)
+    if not later[0] > -np.inf:
         raise ArithmeticError("the model's logits are not finite numbers")
     state, bundles = 0, []
-    for step, row, worth in zip(steps, rows, reversed(worths), strict=True):
+    for step, row, weights in zip(steps, rows, reversed(step_weights), strict=True):
         entry = state if step.alone else int(step.begins[state])
         if row is not None:
             if not step.alone and (end := int(step.ends[state])) - entry > 1:
-                entry += law.pick(worth[entry:end], row)
+                entry += distributions.pick(weights[entry:end], row)
             bundles.append(int(step.bundles[entry]))
         state = int(step.tos[entry])
     return bundles
 
 
-def greatest(worth: Weights, step: Moves) -> Weights:
+def greatest(weights: Weights, step: Moves) -> Weights:
     """Return the best weight of each state."""
-    return np.maximum.reduceat(worth, step.begins)
+    return np.maximum.reduceat(weights, step.begins)
 
 
-def total(worth: Weights, step: Moves) -> Weights:
+def total(weights: Weights, step: Moves) -> Weights:
     """Return the log of the summed weights of each state."""
-    if len(worth) < SMALL:
-        return np.logaddexp.reduceat(worth, step.begins)
-    tops = np.maximum(np.maximum.reduceat(worth, step.begins), LOWEST)
-    parts = np.exp(worth - tops[step.owners])
+    if len(weights) < SMALL:
+        return np.logaddexp.reduceat(weights, step.begins)
+    tops = np.maximum(np.maximum.reduceat(weights, step.begins), LOWEST)
+    parts = np.exp(weights - tops[step.owners])
     with np.errstate(divide="ignore"):
         return tops + np.log(np.add.reduceat(parts, step.begins))

@@ -72,26 +72,26 @@ class Members:
         Members are skipped after a comma, so that each member has two successors instead of one per
         later member.
         """
-        end, known = net.state(), {Progress(): Text("{").weave(net, at)}
-        picks, begins = dict[Progress, int](), dict[Progress, int]()
-        written, waiting = [*known], list[Progress]()
-        for now in written:
+        end, states = net.state(), {Progress(): Text("{").weave(net, at)}
+        choices, begins = dict[Progress, int](), dict[Progress, int]()
+        progresses, waiting = [*states], list[Progress]()
+        for now in progresses:
             if self.may_end(now):
-                net.free[Text("}").weave(net, known[now])].append(end)
-            pick = NEXT.weave(net, known[now]) if now.written else known[now]
-            net.free[pick].append(reached(now, picks, waiting, net))
+                net.free[Text("}").weave(net, states[now])].append(end)
+            pick = NEXT.weave(net, states[now]) if now.written else states[now]
+            net.free[pick].append(reached(now, choices, waiting, net))
             while waiting:
                 place = waiting.pop()
                 for after, part in self.steps(place):
                     if part is None:
-                        target = reached(after, picks, waiting, net)
+                        target = reached(after, choices, waiting, net)
                     else:
                         if after not in begins:
                             begins[after] = net.state()
                             done = part.weave(net, begins[after])
-                            net.free[done].append(reached(after, known, written, net))
+                            net.free[done].append(reached(after, states, progresses, net))
                         target = begins[after]
-                    net.free[picks[place]].append(target)
+                    net.free[choices[place]].append(target)
         return end
 
     def steps(self, now: Progress) -> Iterator[tuple[Progress, Piece | None]]:
@@ -122,12 +122,12 @@ class Members:
 
 
 def reached(
-    progress: Progress, states: dict[Progress, int], waiting: list[Progress], net: Net
+    progress: Progress, states: dict[Progress, int], queue: list[Progress], net: Net
 ) -> int:
     """Return the state of a progress, and queue it if it is new."""
     if progress not in states:
         states[progress] = net.state()
-        waiting.append(progress)
+        queue.append(progress)
     return states[progress]
 
 
@@ -147,17 +147,17 @@ class Distinct:
 
     def weave(self, net: Net, at: int) -> int:
         """Add a state for each set of written values."""
-        end, known = net.state(), {frozenset[int](): Text("[").weave(net, at)}
-        waiting = [*known]
+        end, states = net.state(), {frozenset[int](): Text("[").weave(net, at)}
+        waiting = [*states]
         for used in waiting:
             for number in range(len(self.values) if len(used) != self.most else 0):
                 if (after := used | {number}) == used:
                     continue
-                if after not in known:
-                    known[after] = net.state()
+                if after not in states:
+                    states[after] = net.state()
                     waiting.append(after)
-                begin = NEXT.weave(net, known[used]) if used else known[used]
-                net.free[self.values[number].weave(net, begin)].append(known[after])
+                begin = NEXT.weave(net, states[used]) if used else states[used]
+                net.free[self.values[number].weave(net, begin)].append(states[after])
             if len(used) >= self.least:
-                net.free[Text("]").weave(net, known[used])].append(end)
+                net.free[Text("]").weave(net, states[used])].append(end)
         return end

@@ -53,13 +53,13 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map rows `x [T, dim]`."""
-        shares, numbers = self.route(self.router(x))
-        wide = torch.float32 if self.precise else x.dtype
-        shares, mapped = shares.to(wide), torch.zeros_like(x, dtype=wide)
+        weights, indices = self.route(self.router(x))
+        sum_dtype = torch.float32 if self.precise else x.dtype
+        weights, mapped = weights.to(sum_dtype), torch.zeros_like(x, dtype=sum_dtype)
         # In the order of the experts, so that the sum of a row is batch-invariant.
-        for number in numbers.unique().tolist():
-            rows, places = (numbers == number).nonzero(as_tuple=True)
-            part = self.experts[number](x[rows]) * shares[rows, places, None]
+        for index in indices.unique().tolist():
+            rows, places = (indices == index).nonzero(as_tuple=True)
+            part = self.experts[index](x[rows]) * weights[rows, places, None]
             mapped.index_add_(0, rows, part)
         mapped = mapped.to(x.dtype)
         return mapped if self.shared is None else mapped + self.shared(x)
@@ -67,16 +67,18 @@ class Experts(nn.Module):
     def route(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights and indices `[T, chosen]` of the selected experts for scores `[T, E]`."""
         if self.groups is None:
-            shares, numbers = scores.softmax(-1, dtype=torch.float32).topk(self.chosen)
+            weights, indices = scores.softmax(-1, dtype=torch.float32).topk(self.chosen)
         else:
             # DeepSeek-V3 (2024): groups are ranked by their two best experts.
             scores = scores.float().sigmoid()
             grouped = (scores + self.preference.float()).unflatten(-1, (self.groups.count, -1))
             best = grouped.topk(2).values.sum(-1).topk(self.groups.chosen).indices
-            closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, False)
-            numbers = grouped.masked_fill(closed[..., None], -torch.inf).flatten(1)
-            numbers = numbers.topk(self.chosen).indices
-            shares = scores.gather(-1, numbers)
+            unselected = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(
+                -1, best, False
+            )
+            indices = grouped.masked_fill(unselected[..., None], -torch.inf).flatten(1)
+            indices = indices.topk(self.chosen).indices
+            weights = scores.gather(-1, indices)
         if self.norms:
-            shares = shares / shares.sum(-1, keepdim=True)
-        return (shares if self.groups is None else shares * self.groups.scale), numbers
+            weights = weights / weights.sum(-1, keepdim=True)
+        return (weights if self.groups is None else weights * self.groups.scale), indices
