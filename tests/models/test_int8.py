@@ -106,7 +106,7 @@ def test_the_longest_sums_do_not_overflow(each: str) -> None:
     assert exact.abs().max() < 2**31 <= exact.abs().max() + 4 * 128 * LEVELS
     longer = torch.ones(16, longest + 4, dtype=torch.int8)
     layer = Int8Linear(longest + 4, 16, bias=False, device="meta")
-    with pytest.raises(ValueError, match=f"quantize: .* {tiles.LONGEST} inputs.*got {longest + 4}"):
+    with pytest.raises(ValueError, match=f"quantize=.* {tiles.LONGEST} inputs.*got {longest + 4}"):
         layer.hold(longer, torch.ones(16))
     with pytest.raises(ValueError, match=f"weight: sums of 8 bits hold {tiles.LONGEST} inputs"):
         tiles.laid(longer)

@@ -127,7 +127,7 @@ class Regular:
     def reached(self, answer: Sequence[int], first: int) -> Reach:
         """Return the possible states of an answer whose first hole is at place `first`."""
         rest = answer[first:]
-        classes = self.automaton.classes  # of which the mask may be none
+        classes = self.automaton.classes  # the mask may be outside the vocabulary
         holes = [HOLE if token == self.mask_id else int(classes[token]) for token in rest]
         return Reach(
             self.language.sets,

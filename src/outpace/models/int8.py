@@ -76,7 +76,7 @@ class Int8Linear(nn.Linear, DenseState):
             raise OptionError(
                 "quantize",
                 "int8",
-                f"quantize: int8 sums support at most {tiles.LONGEST} inputs of a matrix, got "
+                f"quantize='int8' supports at most {tiles.LONGEST} inputs per matrix, got "
                 f"{codes.shape[1]}; omit quantize",
             )
         self.matrix, self.scale = LAYOUTS[quickest(codes)](codes), scale
