@@ -349,5 +349,5 @@ def test_a_text_with_braces_is_a_cloze() -> None:
     for text in ("", "abc", "{3}"):
         with pytest.raises(ValueError, match="cloze must contain a hole"):
             cloze_of(text)
-    with pytest.raises(ValueError, match="from 1 on, not 0"):
+    with pytest.raises(ValueError, match="must be a positive integer, got 0"):
         cloze_of("{{0}}")

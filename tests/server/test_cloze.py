@@ -106,7 +106,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("prompt", filling("Tom has."), "cloze must contain a hole"),
     ("prompt", filling("Tom has {{x}}"), "'{{x}}' is no hole: write {{8}}"),
     ("prompt", filling("{{8}} is his"), "nothing stands in front of the first hole"),
-    ("prompt", filling("a{{0}}"), "from 1 on, not 0"),
+    ("prompt", filling("a{{0}}"), "must be a positive integer, got 0"),
     ("prompt", filling("a{{2:[}}"), "holes[0]: it is malformed"),
     ("prompt", filling("a{{2}}{{9:(a|b)*a(a|b){30}}}"), "holes[1]: it is too large: its automaton"),
     ("prompt", filling("a{{2:x{300}}}"), "holes[0]: its shortest text has 300 characters"),

@@ -89,7 +89,7 @@ class Compiled:
         chunks = [np.arange(span.rows.start, span.rows.stop, ROWS) for span in spans]
         of_chunks = np.repeat(begins, list(map(len, chunks)))
         wanted = [pages, of_chunks, np.concatenate([*chunks, [spans[-1].rows.stop]])]
-        return wanted + [seen_by(spans, sight).ravel() for sight in self.kinds]
+        return wanted + [seen_by(spans, layer_window).ravel() for layer_window in self.kinds]
 
     def plan(self, batch: Batch) -> Attend:
         """Do the work that all layers of a pass share; return the `attend` of its layers."""
@@ -112,12 +112,12 @@ class Compiled:
             "threads": threads(2 * total * self.heads * self.size),
         }
         passes: dict[Sight, Pass] = {}
-        for sight, numbers in zip(self.kinds, seen, strict=True):
+        for layer_window, numbers in zip(self.kinds, seen, strict=True):
             names = ("low", "stop", "trunk", "bits", "own")
             parts = {
                 n: part.data_ptr() for n, part in zip(names, numbers.split(rows), strict=False)
             }
-            passes[sight] = Pass(**common, **parts)
+            passes[layer_window] = Pass(**common, **parts)
         loaded, wanted = library(), (rows, self.heads, self.size)
         assert loaded is not None
 

@@ -63,7 +63,9 @@ class Dense:
 
     def plan(self, batch: Batch) -> Attend:
         """Do the work that all layers of a pass share; return the `attend` of its layers."""
-        calls = {sight: self.calls(batch.spans, sight) for sight in set(self.sights)}
+        calls = {
+            layer_window: self.calls(batch.spans, layer_window) for layer_window in set(self.sights)
+        }
 
         def attend(
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
@@ -83,7 +85,7 @@ class Dense:
             return attend
         return lambda layer, q, k, v, sinks=None: attend(layer, q.double(), k, v, sinks).to(v.dtype)
 
-    def calls(self, spans: Sequence[Span], sight: Sight) -> list[Alone | Together]:
+    def calls(self, spans: Sequence[Span], layer_window: Sight) -> list[Alone | Together]:
         """Plan few calls that cover all rows."""
         singles: list[Span] = []
         by_shape: dict[tuple[int, int], list[Span]] = {}
@@ -99,11 +101,11 @@ class Dense:
             neighbour_groups, isolated = neighbours(group, stride)
             singles += isolated
             calls += [
-                Together.of(part, stride, sight, self.like, self.sharing)
+                Together.of(part, stride, layer_window, self.like, self.sharing)
                 for members in neighbour_groups
                 for part in self.parts(members)
             ]
-        return calls + [Alone.of(span, sight, self.like) for span in singles]
+        return calls + [Alone.of(span, layer_window, self.like) for span in singles]
 
     def parts(self, run: list[Span]) -> list[list[Span]]:
         """Split a group so that the copies for each part take at most `MAX_COPY_BYTES`."""
@@ -152,17 +154,17 @@ class Alone:
     causal: bool = False
 
     @classmethod
-    def of(cls, span: Span, sight: Sight, like: Tensor) -> Alone:
+    def of(cls, span: Span, layer_window: Sight, like: Tensor) -> Alone:
         """Create the call of a span, with a bias only where one is needed."""
         window = span.pages.window(span.seen)
         slots = window if isinstance(window, slice) else torch.from_numpy(window).to(like.device)
         stops = span.stop_of_rows
-        if sight == Sight() and span.tree is None:
+        if layer_window == Sight() and span.tree is None:
             if stops[0] == span.seen:
                 return cls(span.rows, slots)
             if span.stops is None and span.start == 0:
                 return cls(span.rows, slots, causal=True)
-        return cls(span.rows, slots, bias(visible(span, span.seen, sight), like))
+        return cls(span.rows, slots, bias(visible(span, span.seen, layer_window), like))
 
     @property
     def in_order(self) -> bool:
@@ -218,7 +220,7 @@ class Together:
         cls,
         spans: list[Span],
         stride: int,
-        sight: Sight,
+        layer_window: Sight,
         like: Tensor,
         sharing: int,
     ) -> Together:
@@ -234,7 +236,7 @@ class Together:
             shape=(count, rows, seen),
             first=first,
             stride=stride,
-            bias=together(spans, places, (count, rows, seen), sight, like, sharing),
+            bias=together(spans, places, (count, rows, seen), layer_window, like, sharing),
         )
 
     @property
@@ -283,13 +285,13 @@ def together(
     spans: Sequence[Span],
     places: Sequence[int],
     shape: tuple[int, int, int],
-    sight: Sight,
+    layer_window: Sight,
     like: Tensor,
     sharing: int,
 ) -> Tensor | None:
     """Return the bias of sequences at some of J places, or None if all rows see all slots."""
     count, rows, seen = shape
-    if rows == 1 and sight == Sight() and not any(span.tree for span in spans):
+    if rows == 1 and layer_window == Sight() and not any(span.tree for span in spans):
         if all(span.seen == seen for span in spans):
             return None
         ends = np.full(count, seen)
@@ -297,7 +299,7 @@ def together(
         return bias((np.arange(seen) < ends[:, None])[:, None, None], like)
     mask = np.ones((count, rows, seen), dtype=bool)
     for place, span in zip(places, spans, strict=True):
-        mask[place] = visible(span, seen, sight)
+        mask[place] = visible(span, seen, layer_window)
     return bias(mask.repeat(sharing, 1)[:, None], like)
 
 
@@ -309,21 +311,21 @@ def bias(mask: np.ndarray, like: Tensor) -> Tensor:
     )
 
 
-def visible(span: Span, seen: int, sight: Sight) -> np.ndarray:
+def visible(span: Span, seen: int, layer_window: Sight) -> np.ndarray:
     """Return which of the first slots each row sees in layers of one window, `bool[n, seen]`."""
     slots = np.arange(seen)
     mask = slots < np.asarray(span.stop_of_rows)[:, None]
     own = np.arange(span.start, span.start + len(span))[:, None]
     if span.tree is not None:
-        return in_tree(mask, own, span.tree, sight)
-    if sight.causal:
+        return in_tree(mask, own, span.tree, layer_window)
+    if layer_window.causal:
         mask &= slots <= own
-    if sight.window is not None:
-        mask &= slots > own - sight.window
+    if layer_window.window is not None:
+        mask &= slots > own - layer_window.window
     return mask
 
 
-def in_tree(mask: np.ndarray, own: np.ndarray, tree: Tree, sight: Sight) -> np.ndarray:
+def in_tree(mask: np.ndarray, own: np.ndarray, tree: Tree, layer_window: Sight) -> np.ndarray:
     """Add the ancestors of tree rows to `mask [n, seen]`, which holds the committed prefix.
 
     No row sees slots after its own. An attention window is counted along the slots a row sees,
@@ -333,6 +335,6 @@ def in_tree(mask: np.ndarray, own: np.ndarray, tree: Tree, sight: Sight) -> np.n
     bits = np.array(tree.bits, dtype=np.int64)[:, None]
     pointed = np.arange(min(BITS, mask.shape[1] - tree.trunk))
     mask[-len(bits) :, tree.trunk :][:, : len(pointed)] |= (bits >> pointed & 1).astype(bool)
-    if sight.window is not None:
-        mask &= mask[:, ::-1].cumsum(1)[:, ::-1] <= sight.window
+    if layer_window.window is not None:
+        mask &= mask[:, ::-1].cumsum(1)[:, ::-1] <= layer_window.window
     return mask

@@ -107,8 +107,8 @@ class Paged:
         grid = self.grid(spans)
         pages, begins = tables(spans, self.page)
         wanted = [filled_pages(pages) if self.filled else pages]
-        for sight in self.kinds:
-            seen = seen_by(spans, sight)
+        for layer_window in self.kinds:
+            seen = seen_by(spans, layer_window)
             items, merges = Tiles.of(spans, begins, seen, grid).items(grid)
             if self.filled:
                 items, merges = filled(items, NO_ITEM), filled(merges, NO_MERGE)
@@ -122,8 +122,8 @@ class Paged:
         grid = self.grid(batch.spans)
         pages, *rest = batch.numbers
         launches = {
-            sight: Launch.of(self, grid, pages, *rest[3 * n : 3 * n + 3])
-            for n, sight in enumerate(self.kinds)
+            layer_window: Launch.of(self, grid, pages, *rest[3 * n : 3 * n + 3])
+            for n, layer_window in enumerate(self.kinds)
         }
 
         def attend(

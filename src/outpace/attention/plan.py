@@ -146,12 +146,12 @@ def pages_of(span: Span, page: int) -> Numbers:
     return window[::page] // page
 
 
-def seen_by(spans: Sequence[Span], sight: Sight) -> Numbers:
+def seen_by(spans: Sequence[Span], layer_window: Sight) -> Numbers:
     """Return what each row sees in layers of one window: `i64[2, T]`, or `i64[5, T]` with trees."""
-    return (in_trees if any(span.tree for span in spans) else bounds)(spans, sight)
+    return (in_trees if any(span.tree for span in spans) else bounds)(spans, layer_window)
 
 
-def bounds(spans: Sequence[Span], sight: Sight) -> Numbers:
+def bounds(spans: Sequence[Span], layer_window: Sight) -> Numbers:
     """Return first visible slot and visible end of each row, `i64[2, T]`."""
     own = np.concatenate([np.arange(s.start, s.start + len(s)) for s in spans])
     stops = np.concatenate(
@@ -160,13 +160,17 @@ def bounds(spans: Sequence[Span], sight: Sight) -> Numbers:
             for s in spans
         ]
     )
-    if sight.causal:
+    if layer_window.causal:
         stops = np.minimum(stops, own + 1)
-    low = np.zeros_like(own) if sight.window is None else np.maximum(own - sight.window + 1, 0)
+    low = (
+        np.zeros_like(own)
+        if layer_window.window is None
+        else np.maximum(own - layer_window.window + 1, 0)
+    )
     return np.stack((low, stops))
 
 
-def in_trees(spans: Sequence[Span], sight: Sight) -> Numbers:
+def in_trees(spans: Sequence[Span], layer_window: Sight) -> Numbers:
     """Return the bounds of rows with trees, `i64[5, T]`.
 
     These are first visible slot, visible end, root slot, ancestor mask of the slots from the root
@@ -174,16 +178,16 @@ def in_trees(spans: Sequence[Span], sight: Sight) -> Numbers:
     slots a row sees, because these are its text.
     """
     found = np.zeros((5, spans[-1].rows.stop), dtype=np.int64)
-    found[:2] = bounds(spans, sight)
+    found[:2] = bounds(spans, layer_window)
     found[4] = np.concatenate([np.arange(s.start, s.start + len(s)) for s in spans])
     for span in (span for span in spans if span.tree is not None):
         assert span.tree is not None
         trunk, bits = span.tree.trunk, span.tree.bits
         rows = slice(span.rows.stop - len(bits), span.rows.stop)
-        if sight.window is not None:
-            rest = [sight.window - 1 - own.bit_count() for own in bits]
+        if layer_window.window is not None:
+            rest = [layer_window.window - 1 - own.bit_count() for own in bits]
             found[0, rows] = np.maximum(trunk - np.maximum(rest, 0), 0)
-            bits = tuple(latest(own, sight.window - 1) for own in bits)
+            bits = tuple(latest(own, layer_window.window - 1) for own in bits)
         found[1, rows], found[2, rows], found[3, rows] = trunk, trunk, bits
     return found
 
