@@ -57,8 +57,8 @@ class Tiles:
         count: number of rows.
         table: start of the sequence's page table among all tables.
         begin: first slot that any of the rows sees, rounded down to a step.
-        clear: start of the whole steps that all of the rows see.
-        unclear: end of the whole steps that all of the rows see.
+        full_begin: start of the whole steps that all of the rows see.
+        full_end: end of the whole steps that all of the rows see.
         end: end of the slots that any of the rows sees.
     """
 
@@ -114,10 +114,18 @@ class Tiles:
         number = np.arange(len(tile)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         begin = self.begin[tile] + number * length
         end = np.minimum(begin + length, self.end[tile])
-        clear = np.clip(self.clear[tile], begin, end)
-        unclear = np.clip(self.unclear[tile], clear, end)
+        full_begin = np.clip(self.clear[tile], begin, end)
+        full_end = np.clip(self.unclear[tile], full_begin, end)
         part = np.where(pieces[tile] > 1, np.arange(len(tile)) * grid.rows, -1)
-        columns = (self.first[tile], self.count[tile], self.table[tile], begin, clear, unclear, end)
+        columns = (
+            self.first[tile],
+            self.count[tile],
+            self.table[tile],
+            begin,
+            full_begin,
+            full_end,
+            end,
+        )
         return np.stack((*columns, part), 1), self.merges(pieces, grid)
 
     def merges(self, pieces: Numbers, grid: Grid) -> Numbers:

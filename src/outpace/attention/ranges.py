@@ -82,7 +82,7 @@ def narrowed(ranges: Tensor, own: Tensor, *, window: int | None, causal: bool) -
 
     Args:
         ranges: ranges without the window.
-        own: key of each row itself, `i64[T]`.
+        own_keys: key of each row itself, `i64[T]`.
         window: number of visible keys; None for all.
         causal: whether to hide the keys after a row's own.
 

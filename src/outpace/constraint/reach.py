@@ -24,7 +24,7 @@ class Moves:
         tos: index of each target among all target states, `[n]`.
         begins, ends: range of the moves of each source state, `[s]`.
         owners: index of the source state of each move, `[n]`.
-        alone: whether each source state has one move.
+        is_deterministic: whether each source state has one move.
         single: the only source state, or -1.
         count: number of target states.
     """

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 Activation = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 LIMIT, SLOPE = 7.0, 1.702
-"""Bound on gate and up projection, and slope of the sigmoid, of `clamped`."""
+"""Bound on gate and up projection, and slope of the sigmoid, of the clamped SwiGLU."""
 
 
 def silu(x: Tensor) -> tuple[Tensor, Tensor]:
