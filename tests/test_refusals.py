@@ -44,9 +44,9 @@ def other(tmp_path: Path) -> str:
 
 
 MISFITS: dict[str, tuple[dict[str, Any], str]] = {
-    "quantize": ({"quantize": "q4"}, "unknown quantize 'q4'; known are"),
-    "dtype": ({"dtype": "float8"}, "unknown dtype 'float8'; known are"),
-    "attention": ({"attention": "nope"}, "unknown attention 'nope'; known are"),
+    "quantize": ({"quantize": "q4"}, "quantize must be one of .*, got 'q4'"),
+    "dtype": ({"dtype": "float8"}, "dtype must be one of .*, got 'float8'"),
+    "attention": ({"attention": "nope"}, "attention must be one of .*, got 'nope'"),
     "method": ({"method": "wedlm"}, "WeDLM decodes causal models that fill masks, but tiny-ar is"),
     "role": (
         {"method": ("speculative", {"draft": "tiny-dflash"})},
@@ -54,13 +54,13 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "target": (
         {"model": "tiny-aux", "method": ("eagle", {"draft": "tiny-eagle"})},
-        "tiny-eagle cannot draft for tiny-aux: the draft was made for another target",
+        "tiny-eagle cannot draft for tiny-aux: the draft was trained for another target",
     ),
     "absent": ({"method": ("speculative", {"draft": "nope"})}, "no model 'nope': give a folder"),
     "option": ({"method": ("speculative", {"draft": "tiny-ar", "tokens": 0})}, "tokens must be at"),
     "draft": ({"model": "tiny-dflash"}, "'tiny-dflash' is a draft that reads the features of a"),
     "max_length": ({"max_length": 0}, "max_length is 0, but must be a whole number from 1"),
-    "mask_id": ({"mask_id": 10**6}, "mask token 1000000 lies outside the vocabulary"),
+    "mask_id": ({"mask_id": 10**6}, "mask_id 1000000 is outside the vocabulary"),
 }
 
 

@@ -177,11 +177,11 @@ def test_all_methods_are_of_one_sort_or_the_other() -> None:
 
 
 BAD: list[tuple[Any, str]] = [
-    ([], "a cloze without a hole"),
-    (["Tom has"], "a cloze without a hole"),
-    ("Tom has {{3}}", "a cloze is a list of text and holes, not 'Tom has"),
-    ([Hole(2), 3], "3 is neither"),
-    ([Hole(2), b"x"], "b'x' is neither"),
+    ([], "cloze must contain a hole"),
+    (["Tom has"], "cloze must contain a hole"),
+    ("Tom has {{3}}", "cloze must be a list of text and holes, got 'Tom has"),
+    ([Hole(2), 3], "must be text or a hole, got 3"),
+    ([Hole(2), b"x"], "must be text or a hole, got b'x'"),
     (None, "None is no prompt"),
     ([Hole(2), "apples"], "nothing stands in front of the first hole"),
     (["a", Hole(600)], "a prompt of 1 tokens and max_tokens=600 need 601 slots, but tiny-dream"),
@@ -347,7 +347,7 @@ def test_a_text_with_braces_is_a_cloze() -> None:
         with pytest.raises(ValueError, match=r"is no hole: write \{\{8\}\}"):
             cloze_of(text)
     for text in ("", "abc", "{3}"):
-        with pytest.raises(ValueError, match="a cloze without a hole"):
+        with pytest.raises(ValueError, match="cloze must contain a hole"):
             cloze_of(text)
-    with pytest.raises(ValueError, match="from 1 on, not 0"):
+    with pytest.raises(ValueError, match="must be a positive integer, got 0"):
         cloze_of("{{0}}")

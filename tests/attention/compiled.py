@@ -1,4 +1,4 @@
-"""Compiles the kernels for a GPU that need not be there, and prints what memory they share."""
+"""Compile the kernels for a GPU, which need not be present, and print their shared memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READ = POINTERS | {"keys": "*i64", "drawn": "*i1"}
 
 
 def build(function: Any, pointers: dict[str, str], constants: dict[str, Any]) -> None:
-    """Compile for compute capability 9.0; numbers that are not named are of 32 bits."""
+    """Compile for compute capability 9.0; integers default to 32 bits."""
     names = function.arg_names
     kinds = {name: pointers.get(name, "i32") for name in names}
     source = ASTSource(

@@ -1,4 +1,4 @@
-"""The compiled loop against the reference back end, and a row alone against a row in company."""
+"""Compare the compiled loop with the reference back end, and a row alone with a row in a batch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MIXED = [
 
 
 class Side:
-    """Both back ends over the same memory; the reference attends in double precision."""
+    """Both back ends over the same memory; the reference attends in float64."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class Side:
         slots = len(asked) * -(-size // PAGE) * PAGE
         memory = random(2, kv_heads, slots, dim).to(dtype).transpose(1, 2)
         rows = self.spans[-1].rows.stop
-        # A view of the product that makes queries, keys and values, as a model has it.
+        # A view of the fused query, key and value projection, as in a model.
         self.q = random(rows, heads + 2 * kv_heads, dim, seed=1).to(dtype)[:, :heads]
         dense = Dense([memory[0]] * 2, [memory[1]] * 2, heads, sights)
         self.exact = Dense([memory[0].double()] * 2, [memory[1].double()] * 2, heads, sights)
         self.ours = Compiled(dense)
 
     def compare(self, layer: int = 0, sinks: Tensor | None = None, within: float = 2e-6) -> None:
-        """They agree within the rounding of the dtype."""
+        """Assert that they agree within the rounding of the dtype."""
         own = None if sinks is None else sinks.double()
         wanted = attend(self.exact, self.spans, self.q.double(), layer, own)
         got = attend(self.ours, self.spans, self.q, layer, sinks)
@@ -72,7 +72,7 @@ class Side:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_loop_equals_dense(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Rows of all patterns in one call, trees among them, over scattered pages."""
+    """Run rows of all patterns in one call, trees included, over scattered pages."""
     Side(shape, dtype, MIXED, 140).compare()
 
 
@@ -82,7 +82,7 @@ def test_the_loop_equals_dense(shape: tuple[int, int, int], dtype: torch.dtype) 
 def test_for_any_number_of_rows_and_threads(
     rows: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One sequence, from its first slot and from a later one."""
+    """Run one sequence from its first slot and from a later one."""
     monkeypatch.setattr("outpace.attention.compiled.threads", lambda work: threads)
     for start in (0, 5, 300):
         Side((14, 2, 64), torch.float32, [(start, rows, "causal")], start + rows).compare()
@@ -91,8 +91,8 @@ def test_for_any_number_of_rows_and_threads(
 @needs_loop
 @pytest.mark.parametrize("window, causal", [(1, True), (3, False), (70, True), (1000, False)])
 @pytest.mark.parametrize("trees", [True, False])
-def test_layers_see_as_their_sights_say(window: int, causal: bool, trees: bool) -> None:
-    """A window counts along a tree; one layer slides, the other does not."""
+def test_layers_follow_their_windows(window: int, causal: bool, trees: bool) -> None:
+    """A window is counted along a tree; only one of the layers has it."""
     asked = [each for each in MIXED if trees or not isinstance(each[2], Tree)]
     side = Side(
         (8, 2, 64), torch.float32, asked, 140, [Sight(), Sight(window=window, causal=causal)]
@@ -104,14 +104,14 @@ def test_layers_see_as_their_sights_say(window: int, causal: bool, trees: bool) 
 @needs_loop
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sinks_take_part_of_the_weight(dtype: torch.dtype) -> None:
-    """Large ones and small ones, in the dtype of the model."""
+    """Use large and small sinks in the dtype of the model."""
     sinks = torch.tensor([-9.0, 0, 1, 2, 3, 8, 20, 80]).to(dtype)
     Side((8, 2, 64), dtype, MIXED, 140).compare(sinks=sinks)
 
 
 @needs_loop
-def test_large_scores_are_no_trouble() -> None:
-    """Differences that float32 cannot hold as powers; scores of thousands have large roundings."""
+def test_large_scores_stay_finite() -> None:
+    """Differences of scores exceed float32 powers, and rounding errors are large."""
     side = Side((8, 2, 64), torch.float32, MIXED, 140)
     side.q = side.q * 300
     side.compare(within=5e-4)
@@ -119,8 +119,8 @@ def test_large_scores_are_no_trouble() -> None:
 
 @needs_loop
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
-    """And is not hidden there."""
+def test_nan_stays_in_its_row(dtype: torch.dtype) -> None:
+    """The NaN is also not hidden in its row."""
     side = Side((8, 2, 64), dtype, [(60, 4, "causal"), (9, 2, "full")], 80)
     before = attend(side.ours, side.spans, side.q)
     side.q[1, 3, 7] = torch.nan
@@ -132,10 +132,8 @@ def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
 
 @needs_loop
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_does_not_change_with_its_company(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bit by bit, whatever sequences are beside it, and however its own rows are cut."""
+def test_a_row_is_batch_invariant(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are bit-identical whatever the other sequences and however the rows are divided."""
     monkeypatch.setattr("outpace.attention.compiled.threads", lambda work: 3)
     side = Side((14, 2, 64), dtype, [*MIXED, (0, 40, "causal")], 140)
     whole = attend(side.ours, side.spans, side.q)
@@ -151,8 +149,8 @@ def test_a_row_does_not_change_with_its_company(
 
 @needs_loop
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_seen_may_be_anything(value: float) -> None:
-    """Keys and values that nobody has written, in a page that is seen in part."""
+def test_invisible_slots_may_be_anything(value: float) -> None:
+    """Keys and values of a partly visible page were never written."""
     asked = [(60, 1, "causal"), (3, 4, 40), (0, 5, (2, 3))]
     side = Side((8, 2, 64), torch.float32, asked, 70)
     before = attend(side.ours, side.spans, side.q)
@@ -164,8 +162,8 @@ def test_what_is_not_seen_may_be_anything(value: float) -> None:
 
 
 @needs_loop
-def test_what_the_loop_cannot_read_is_refused() -> None:
-    """By name, before it is read; views that it can read give what copies give."""
+def test_unsupported_tensors_are_refused() -> None:
+    """Errors name the tensor; supported views give the same result as copies."""
     side = Side((8, 2, 64), torch.float32, [(9, 2, "full")], 80)
     for name, q, sinks in (
         ("q", side.q[:1], None),
@@ -177,7 +175,7 @@ def test_what_the_loop_cannot_read_is_refused() -> None:
         ("sinks", side.q, torch.ones(8, 1)),
         ("sinks", side.q, torch.ones(8, device="meta")),
     ):
-        with pytest.raises(ValueError, match=f"^{name}: "):
+        with pytest.raises(ValueError, match=f"^{name}(:| must be) "):
             attend(side.ours, side.spans, q, 0, sinks)
     sinks = torch.randn(16)[::2]
     found = attend(
@@ -191,35 +189,37 @@ def test_what_the_loop_cannot_read_is_refused() -> None:
 
 
 def choose(name: str, dtype: torch.dtype = torch.float32, dim: int = 64, page: int = PAGE):
-    """A back end over a small cache."""
+    """Create a back end over a small cache."""
     keys = [torch.zeros(64, 2, dim, dtype=dtype)]
     return backend(name, keys, keys, 4, (), page=page, double=False)
 
 
 @needs_loop
-def test_it_is_the_usual_one_where_it_can_be(caplog: pytest.LogCaptureFixture) -> None:
-    """The log says which; what does not fit is left to dense, or refused by name."""
+def test_auto_prefers_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The log reports the choice; unsupported caches fall back to dense, or raise if requested."""
     with caplog.at_level("INFO", "outpace"):
         assert isinstance(choose("auto"), Compiled) and isinstance(choose("compiled"), Compiled)
         assert isinstance(choose("dense"), Dense)
         for given, why in (
-            ({"dtype": torch.float16}, "it knows float32 and bfloat16, not torch.float16"),
-            ({"dim": 24}, "heads of 24 are no multiple of 16 up to 256"),
-            ({"dim": 272}, "heads of 272 are"),
-            ({"page": 32}, "pages have 32 slots, not 16"),
+            ({"dtype": torch.float16}, "it supports float32 and bfloat16, got torch.float16"),
+            ({"dim": 24}, "the head size must be a multiple of 16 up to 256, got 24"),
+            ({"dim": 272}, "the head size must be a multiple of 16 up to 256, got 272"),
+            ({"page": 32}, "pages must have 16 slots, got 32"),
         ):
             assert isinstance(choose("auto", **given), Dense)
-            assert f"dense and not compiled, since {why}" in caplog.messages[-1]
-            with pytest.raises(ValueError, match="attention='compiled' cannot be: .*'dense' or"):
+            assert f"dense instead of compiled because {why}" in caplog.messages[-1]
+            with pytest.raises(
+                ValueError, match="attention='compiled' is not available here: .*'dense' or"
+            ):
                 choose("compiled", **given)
-    with pytest.raises(ValueError, match="it runs on a CPU, not on cuda; choose 'dense' or"):
+    with pytest.raises(ValueError, match="it requires a CPU, got cuda; use 'dense' or"):
         choice.check("compiled", torch.device("cuda"))
 
 
-def test_without_a_compiler_there_is_none(
+def test_without_a_compiler_it_is_unavailable(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log says so once, and what to do."""
+    """The log reports it once, with the remedy."""
     monkeypatch.setattr(loader, "find_spec", lambda name: None)
     loader.library.cache_clear()
     try:
@@ -227,17 +227,21 @@ def test_without_a_compiler_there_is_none(
         choose("auto")
         assert [r.message for r in caplog.records if "without a C compiler" in r.message]
         assert len(caplog.records) == 1 and "install one (gcc)" in caplog.text
-        with pytest.raises(ValueError, match="it was not compiled when outpace was installed"):
+        with pytest.raises(
+            ValueError, match="it was not compiled during the installation of outpace"
+        ):
             LLM("tiny-ar", attention="compiled")
     finally:
         loader.library.cache_clear()
 
 
 @needs_loop
-def test_a_sight_that_it_does_not_know_is_left_to_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the name of what is new."""
+def test_unsupported_windows_use_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the new field."""
     later = make_dataclass("Sight", [("dilation", int, 1)], bases=(Sight,), frozen=True)
     monkeypatch.setattr("outpace.attention.compiled.Sight", later)
     keys = torch.empty(16, 1, 16)
     assert unfit(keys, [later(window=3)], PAGE) is None
-    assert "the dilation of a layer's sight" in str(unfit(keys, [later(dilation=2)], PAGE))
+    assert "the dilation of a layer's attention window" in str(
+        unfit(keys, [later(dilation=2)], PAGE)
+    )

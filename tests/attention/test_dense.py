@@ -1,4 +1,4 @@
-"""The reference back end against attention written out row by row."""
+"""Compare the reference back end with attention computed row by row."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ HEADS, KEYS, DIM = 4, 2, 8
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
-    """Numbers that are the same every time."""
+    """Return reproducible random numbers."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def first(pair: tuple[int, int]) -> int:
-    """Its first number."""
+    """Return the first physical slot."""
     return pair[0]
 
 
 def by_hand(q: Tensor, keys: Tensor, values: Tensor, seen: list[list[int]]) -> Tensor:
-    """Each row and head alone, over the slots that the row sees."""
+    """Attend with each row and head alone over the slots visible to the row."""
     out = torch.empty_like(q)
     for row, slots in enumerate(seen):
         for head in range(HEADS):
@@ -43,7 +43,7 @@ def by_hand(q: Tensor, keys: Tensor, values: Tensor, seen: list[list[int]]) -> T
 
 @dataclass
 class Memory:
-    """Slots of one sequence, in one piece or scattered."""
+    """Slots of one sequence, contiguous or scattered."""
 
     slots: list[int]
     stride: int = 0
@@ -51,25 +51,25 @@ class Memory:
 
     @property
     def first(self) -> int | None:
-        """Physical slot of slot 0, where they lie in one piece."""
+        """Physical slot of slot 0 if contiguous."""
         ends = self.slots[0], self.slots[0] + len(self.slots)
         return ends[0] if self.slots == list(range(*ends)) else None
 
     def window(self, end: int) -> slice | NDArray[np.int64]:
-        """Physical slots below slot `end`."""
+        """Return the physical slots below slot `end`."""
         if self.first is not None:
             return slice(self.first, self.first + end)
         return np.array(self.slots[:end])
 
 
 def batch(spans: list[Span], write: Sequence[int]) -> Batch:
-    """What is fed does not matter to attention, only where it goes."""
+    """Create a batch; attention uses only its slots, not its tokens."""
     nothing = torch.zeros(0, dtype=torch.int64)
     return Batch(nothing, nothing, torch.tensor(write, dtype=torch.int64), None, spans)
 
 
 def attend(memory: Tensor, spans: list[Span], q: Tensor, sight: Sight | None = None) -> Tensor:
-    """Attention of the last layer over what stands there, with nothing new written."""
+    """Attend in the last layer over the stored keys, without writing new ones."""
     sights = [Sight(), sight] if sight else []
     backend = Dense(list(memory[0]), list(memory[1]), HEADS, sights)
     none = q.new_zeros(0, KEYS, DIM)
@@ -78,10 +78,10 @@ def attend(memory: Tensor, spans: list[Span], q: Tensor, sight: Sight | None = N
 
 @given(st.integers(1, 6), st.integers(6, 12), st.booleans(), st.data())
 @settings(max_examples=50)
-def test_rows_see_what_their_stops_say(
+def test_rows_see_up_to_their_visible_end(
     rows: int, length: int, scattered: bool, data: st.DataObject
 ) -> None:
-    """Over contiguous slots or scattered ones."""
+    """Slots are contiguous or scattered."""
     q, memory = random(rows, HEADS, DIM), random(2, 2, 40, KEYS, DIM)
     shuffled = torch.randperm(40, generator=torch.Generator().manual_seed(2))[:length].tolist()
     places = shuffled if scattered else list(range(7, 7 + length))
@@ -101,10 +101,10 @@ def test_rows_see_what_their_stops_say(
     st.data(),
 )
 @settings(max_examples=80)
-def test_sequences_that_lie_alike_share_calls(
+def test_equally_spaced_sequences_match(
     placed: list[tuple[int, int]], sight: Sight | None, data: st.DataObject
 ) -> None:
-    """In any order and with gaps, causal or full, of few rows each, seeing more or less."""
+    """Sequences come in any order, with gaps, causal or full, with few rows."""
     memory = random(2, 2, 8 * 16, KEYS, DIM)
     spans: list[Span] = []
     seen: list[list[int]] = []
@@ -135,10 +135,10 @@ trees = st.lists(st.integers(-1, 5), min_size=1, max_size=6).map(
     st.booleans(),
 )
 @settings(max_examples=80)
-def test_rows_of_a_tree_see_the_text_and_their_ancestors(
+def test_tree_rows_see_prefix_and_ancestors(
     grown: list[tuple[list[int], int, int]], sight: Sight | None, scattered: bool
 ) -> None:
-    """Beside each other or alone, behind rows that are fed again; a window is of what is seen."""
+    """Trees share a call or not, and follow recomputed rows; a window counts visible slots."""
     memory = random(2, 2, 8 * 16, KEYS, DIM)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1)).tolist()
     spans: list[Span] = []
@@ -170,8 +170,8 @@ def test_rows_of_a_tree_see_the_text_and_their_ancestors(
     torch.testing.assert_close(attend(memory, spans, q, sight), expected)
 
 
-def test_bits_reach_into_earlier_forwards() -> None:
-    """Two nodes of a second level, each behind one of the first, which has been fed before."""
+def test_masks_include_earlier_forwards() -> None:
+    """Two second-level nodes follow one first-level node of an earlier forward."""
     memory = random(2, 2, 12, KEYS, DIM)
     tree = Tree(4, (0b01, 0b10))
     span = Span(slice(0, 2), 6, 8, tree.stops(6), Memory(list(range(12))), tree)
@@ -181,8 +181,8 @@ def test_bits_reach_into_earlier_forwards() -> None:
     torch.testing.assert_close(attend(memory, [span], q), expected)
 
 
-def test_sequences_that_lie_alike_are_one_call() -> None:
-    """However many there are; one without company has its own."""
+def test_equally_spaced_sequences_share_a_call() -> None:
+    """Any number of them share it; an isolated sequence has a separate call."""
     near = [Memory(list(range(16 * n, 16 * n + 16)), stride=16) for n in range(6)]
     far = Memory(list(range(16 * 40, 16 * 41)), stride=16)
     spans = [Span(slice(i, i + 1), 4, 5, None, each) for i, each in enumerate([*near, far])]
@@ -191,8 +191,8 @@ def test_sequences_that_lie_alike_are_one_call() -> None:
     assert [type(call) for call in calls] == [Together, Alone]
 
 
-def test_long_sequences_are_few_in_a_call() -> None:
-    """What is copied for it in double precision stays near; in any order."""
+def test_copies_per_call_are_bounded() -> None:
+    """The float64 copy for a call fits into a CPU cache, in any order of sequences."""
     size, order = NEAR // (2 * KEYS * DIM * 8) // 2, [3, 0, 4, 1, 2]
     long = [Memory(list(range(size * n, size * (n + 1))), stride=size) for n in order]
     spans = [Span(slice(i, i + 1), size - 1, size, None, each) for i, each in enumerate(long)]
@@ -205,8 +205,8 @@ def test_long_sequences_are_few_in_a_call() -> None:
     torch.testing.assert_close(out, by_hand(q, *memory[:, 1], seen))
 
 
-def test_one_at_the_end_of_the_memory_has_a_call_of_its_own() -> None:
-    """A longer neighbour sees as many slots as there are not behind it."""
+def test_the_last_sequence_has_a_separate_call() -> None:
+    """A longer neighbour sees more slots than exist after it."""
     near = [Memory(list(range(16 * n, 16 * n + 16)), stride=16) for n in range(2)]
     short = Memory([32, 33], stride=16)
     spans = [Span(slice(i, i + 1), 15, 16, None, each) for i, each in enumerate(near)]
@@ -218,8 +218,8 @@ def test_one_at_the_end_of_the_memory_has_a_call_of_its_own() -> None:
     torch.testing.assert_close(attend(memory, spans, q), by_hand(q, *memory[:, 1], seen))
 
 
-def test_rows_are_stored_before_anyone_attends() -> None:
-    """Each layer has its own memory, each sequence its own slots."""
+def test_rows_are_stored_before_attention() -> None:
+    """Each layer has separate memory, each sequence separate slots."""
     memory = torch.zeros(2, 2, 12, KEYS, DIM)
     q, k, v = random(5, HEADS, DIM), random(5, KEYS, DIM, seed=1), random(5, KEYS, DIM, seed=2)
     write = torch.tensor([3, 4, 9, 10, 11])

@@ -1,4 +1,4 @@
-"""The kernel against the reference back end, under Triton's interpreter."""
+"""Compare the kernel with the reference back end, under Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from spans import FAR, TREE, attend, random, spans_of
 from workload import KINDS, MODELS, Request
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-"""Largest difference of outputs near 1; eps of the dtypes of 16 bits is 1e-3 and 8e-3."""
+"""Largest difference of outputs near 1; the eps of the 16-bit dtypes is 1e-3 and 8e-3."""
 
 
 def compare(
@@ -49,13 +49,13 @@ def compare(
     filled: bool = False,
     sinks: Tensor | None = None,
 ) -> None:
-    """Both back ends on the same memory; the reference attends in float32."""
+    """Compare both back ends on the same memory; the reference attends in float32."""
     heads, kv_heads, dim = shape
     spans = spans_of(asked, size)
     slots = len(asked) * -(-size // PAGE) * PAGE
     memory = random(2, kv_heads, slots, dim).to(dtype).transpose(1, 2)
     rows = spans[-1].rows.stop
-    # A view of the product that makes queries, keys and values, as a model has it.
+    # A view of the fused query, key and value projection, as in a model.
     q = random(rows, heads + 2 * kv_heads, dim, seed=1).to(dtype)[:, :heads]
     dense = Dense([memory[0]] * 2, [memory[1]] * 2, heads, sights)
     exact = Dense([memory[0].float()] * 2, [memory[1].float()] * 2, heads, sights)
@@ -76,23 +76,21 @@ MIXED = [(60, 1, "causal"), (9, 16, "full"), (0, 5, (2, 3)), (3, 4, 40), (130, 3
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_kernel_equals_dense(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Decode, full, blocks and a reach in one launch, over scattered pages, some of them split."""
+    """Run decode, full and block rows in one launch over scattered pages, some split."""
     compare(shape, dtype, MIXED if shape[0] < 32 else [*MIXED[:2], MIXED[4]], 144)
 
 
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_of_trees_see_what_their_bits_say(
-    shape: tuple[int, int, int], dtype: torch.dtype
-) -> None:
-    """Some behind causal rows, some with slots of an earlier forward, beside sequences without."""
+def test_tree_rows_follow_their_masks(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Some follow causal rows, some see slots of an earlier forward."""
     compare(shape, dtype, [(68, 10, TREE), MIXED[4], (83, 3, FAR), MIXED[2]], 144)
 
 
 @pytest.mark.parametrize("processors", [1, 64])
 @pytest.mark.parametrize("filled", [False, True])
 def test_trees_may_be_split(processors: int, filled: bool) -> None:
-    """Also between the slots that bits name; one hangs on nothing, another on a long text."""
+    """Splits also fall between slots of a mask; one tree has no prefix, another a long one."""
     asked = [
         (0, 3, Tree.of(0, [-1, 0, 0])),
         (250, 9, Tree.of(251, [-1, 0, 1, 2, 0, 4, -1, 6])),
@@ -108,7 +106,7 @@ def test_trees_may_be_split(processors: int, filled: bool) -> None:
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sinks_take_part_of_the_weight(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Small ones, some that leave nothing, and one that is none; trees and windows beside them."""
+    """Sinks are small, dominant or negligible; the batch includes trees and windows."""
     sinks = torch.tensor([-9.0, 0, 1, 2, 3, 8, 80, -torch.inf]).repeat(4)[: shape[0]].to(dtype)
     sights = [Sight(window=70), Sight()]
     compare(shape, dtype, [(68, 10, TREE), MIXED[2], MIXED[4]], 144, sights=sights, sinks=sinks)
@@ -117,7 +115,7 @@ def test_sinks_take_part_of_the_weight(shape: tuple[int, int, int], dtype: torch
 @pytest.mark.parametrize("processors", [1, 64])
 @pytest.mark.parametrize("filled", [False, True])
 def test_sinks_count_once_where_keys_are_split(processors: int, filled: bool) -> None:
-    """And in another dtype than that of the keys."""
+    """Sinks have another dtype than the keys."""
     sinks = torch.tensor([0.0, 3.0, -2.0]).bfloat16()
     asked = [
         (500, 2, "causal"),
@@ -133,8 +131,8 @@ def test_sinks_count_once_where_keys_are_split(processors: int, filled: bool) ->
 
 
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.0, -3, 50, -torch.inf])])
-def test_a_row_that_sees_no_key_says_nothing(sinks: Tensor | None) -> None:
-    """Alone, and in a tile that is split since others see much."""
+def test_a_row_without_keys_gives_zero(sinks: Tensor | None) -> None:
+    """The row is alone, or in a tile that is split because other rows see much."""
     alone, beside = spans_of([(3, 2, 0), (500, 3, "causal")], 512)
     beside.stops = [0, 502, 0]
     dense = Dense([random(1024, 2, 16)], [random(1024, 2, 16)], 4)
@@ -147,7 +145,7 @@ def test_a_row_that_sees_no_key_says_nothing(sinks: Tensor | None) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 17, 33, 64])
 def test_kernel_equals_dense_for_any_number_of_rows(rows: int) -> None:
-    """As prefill, behind a prefix, full, and in blocks."""
+    """Rows are a prefill, follow a prefix, and are full or in blocks."""
     blocks = (rows,) if rows < 3 else (1, rows - 2, 1)
     asked = [(0, rows, "causal"), (50, rows, "full"), (37, rows, blocks), (90, rows, "causal")]
     compare((4, 2, 16), torch.float32, asked, 160)
@@ -155,14 +153,14 @@ def test_kernel_equals_dense_for_any_number_of_rows(rows: int) -> None:
 
 @pytest.mark.parametrize("processors", [1, 64])
 def test_splitting_changes_nothing(processors: int) -> None:
-    """No item is split, or all long ones into as many as there may be."""
+    """No item is split, or all long ones into as many parts as possible."""
     asked = [(1000, 2, "causal"), (30, 4, "full"), (500, 1, "causal")]
     compare((4, 1, 32), torch.float32, asked, 1008, processors=processors)
 
 
 @pytest.mark.parametrize("processors", [1, 64])
-def test_work_that_is_filled_up_gives_the_same(processors: int) -> None:
-    """Items and merges that do nothing, in layers of two kinds; their numbers are powers of two."""
+def test_padded_work_changes_nothing(processors: int) -> None:
+    """Empty items and merges pad the layers of both windows to powers of two."""
     asked = [(300, 3, "causal"), (30, 4, "full"), (500, 1, "causal")]
     sights = [Sight(window=70), Sight()]
     compare(
@@ -178,8 +176,8 @@ def test_work_that_is_filled_up_gives_the_same(processors: int) -> None:
 
 @pytest.mark.parametrize(("window", "causal"), [(1, True), (5, False), (70, True), (1000, False)])
 @pytest.mark.parametrize("trees", [False, True])
-def test_layers_see_as_their_sights_say(window: int, causal: bool, trees: bool) -> None:
-    """A window and nothing behind the row, beside a layer that sees all; it counts along a tree."""
+def test_layers_follow_their_windows(window: int, causal: bool, trees: bool) -> None:
+    """One layer has a causal window, counted along a tree, and the other sees all slots."""
     sights = [Sight(window=window, causal=causal), Sight()]
     asked = [*MIXED, (68, 10, TREE), (83, 3, FAR)] if trees else MIXED
     compare((4, 2, 16), torch.float32, asked, 144, sights=sights)
@@ -187,14 +185,14 @@ def test_layers_see_as_their_sights_say(window: int, causal: bool, trees: bool) 
 
 @pytest.mark.parametrize("dim", [16, 24, 80, 96])
 def test_heads_of_any_size(dim: int) -> None:
-    """Also such as are no power of two."""
+    """Sizes include those that are not powers of two."""
     compare((3, 1, dim), torch.float32, MIXED[:3], 144)
 
 
 @pytest.mark.parametrize(("sight", "split"), [(Sight(window=50), False), (Sight(), True)])
 @pytest.mark.parametrize("trees", [False, True])
-def test_every_slot_is_looked_at_once(sight: Sight, split: bool, trees: bool) -> None:
-    """Items of a tile follow each other, and their middles hide nothing from any row."""
+def test_every_slot_is_read_once(sight: Sight, split: bool, trees: bool) -> None:
+    """Items of a tile are consecutive, and their unmasked middles hide nothing from any row."""
     spans = spans_of([*MIXED, (68, 10, TREE), (83, 3, FAR)] if trees else MIXED, 144)
     grid = Grid(rows=4, step=32, page=PAGE, programs=64, kv_heads=2)
     seen = seen_by(spans, sight)
@@ -214,10 +212,10 @@ def test_every_slot_is_looked_at_once(sight: Sight, split: bool, trees: bool) ->
     assert {part < 0 for *_, part in items.tolist()} == {True, not split}
 
 
-def test_what_the_kernel_does_not_know_is_left_to_dense(
+def test_unsupported_fields_use_dense(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A span with a field that is set and that the kernel never reads; the log says so once."""
+    """A span sets a field that the kernel never reads; the log reports it once."""
     later = make_dataclass("Span", [("leaf", object, None)], bases=(Span,))
     monkeypatch.setattr(paged, "Span", later)
     own = [getattr(spans_of(MIXED[:1], 144)[0], field.name) for field in fields(Span)]
@@ -234,7 +232,7 @@ def test_what_the_kernel_does_not_know_is_left_to_dense(
 
 @pytest.mark.exhaustive
 def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    """Which need not be there; what they share fits into a multiprocessor twice."""
+    """The GPU need not be present; the shared memory of two programs fits into a multiprocessor."""
     program = Path(__file__).parent / "compiled.py"
     aside = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
@@ -248,13 +246,13 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
 
 
 def choose(name: str, dtype: torch.dtype = torch.float32, **options: bool) -> Backend:
-    """A back end for a tiny cache."""
+    """Create a back end for a tiny cache."""
     keys = [torch.zeros(2 * PAGE, 2, 16, dtype=dtype)]
     return backend(name, keys, keys, 4, (), page=PAGE, double=options.get("double", False))
 
 
-def test_the_choice_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """By device unless it is forced."""
+def test_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The device decides unless a name is given."""
     with caplog.at_level(logging.INFO):
         assert isinstance(choose("dense"), Dense)
         assert isinstance(choose("triton"), Paged)
@@ -267,23 +265,23 @@ def test_the_choice_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("flash", {}, "unknown attention 'flash'; known are auto, dense, compiled, triton"),
-        (None, {}, "unknown attention None"),
-        (["triton"], {}, r"unknown attention \['triton'\]"),
-        ("triton", {"dtype": torch.float64}, "not torch.float64; choose 'dense' or 'auto'"),
-        ("triton", {"double": True}, "8 bits"),
+        ("flash", {}, "attention must be one of auto, dense, compiled, triton, got 'flash'"),
+        (None, {}, "attention must be one of .*, got None"),
+        (["triton"], {}, r"attention must be one of .*, got \['triton'\]"),
+        ("triton", {"dtype": torch.float64}, "got torch.float64; use 'dense' or 'auto'"),
+        ("triton", {"double": True}, "int8 matrices require"),
     ],
 )
-def test_what_cannot_be_is_refused(name: str, options: dict, message: str) -> None:
-    """With what would."""
+def test_unavailable_back_ends_are_refused(name: str, options: dict, message: str) -> None:
+    """The message names the alternatives."""
     with pytest.raises(ValueError, match=message):
         choose(name, **options)
 
 
-def test_without_its_compiler_or_a_gpu_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are said before a model is loaded."""
+def test_without_triton_or_a_gpu_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both errors are raised before a model is loaded."""
     monkeypatch.setattr(paged, "interpreted", False)
-    with pytest.raises(ValueError, match="it runs on a GPU, not on cpu"):
+    with pytest.raises(ValueError, match="it requires a GPU, got cpu"):
         LLM("tiny-ar", attention="triton")
     monkeypatch.setattr(choice, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="triton is not installed"):
@@ -298,8 +296,8 @@ def test_without_its_compiler_or_a_gpu_there_is_no_kernel(monkeypatch: pytest.Mo
         pytest.param("tiny-dream", APD(verifier="tiny-aux"), marks=pytest.mark.exhaustive),
     ],
 )
-def test_text_of_the_zoo_is_that_of_dense(model: str, method: Method) -> None:
-    """Greedy, of models that are trained, several prompts at a time."""
+def test_zoo_text_equals_dense(model: str, method: Method) -> None:
+    """Trained models decode greedily, several prompts at a time."""
     texts = []
     for name in ("dense", "triton"):
         llm = LLM(model, method, attention=name, cache_gib=0.01)
@@ -321,14 +319,14 @@ QUICK = KINDS[0], next(method for method in KINDS if isinstance(method, DFlash))
     ],
     ids=lambda method: type(method).__name__,
 )
-def test_tokens_of_every_method_are_those_of_dense(method: Method) -> None:
-    """On tiny models with windows and context, two requests side by side."""
+def test_every_method_equals_dense(method: Method) -> None:
+    """Tiny models with windows and context decode two requests together."""
     sampling = Sampling()
     assert decoded(method, "triton", sampling) == decoded(method, "dense", sampling)
 
 
 def decoded(method: Method, attention: str, sampling: Sampling) -> list[list[int]]:
-    """Tokens of two requests by a back end."""
+    """Return the tokens of two requests by a back end."""
     engine = Engine()
     for role, model in MODELS.items():
         engine.add(Runner(role, model, slots=32 * PAGE, attention=attention))
@@ -340,10 +338,8 @@ def decoded(method: Method, attention: str, sampling: Sampling) -> list[list[int
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_tokens_of_trees_are_those_of_dense(
-    temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Drawn and greedy; the reference attends to none of them."""
+def test_tree_decoding_equals_dense(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding is sampled and greedy; the reference back end runs none of the kernel's rows."""
     method = next(each for each in KINDS if isinstance(each, Eagle) and each.width > 1)
     sampling = Sampling(temperature=temperature, seed=3)
     wanted = decoded(method, "dense", sampling)
@@ -352,5 +348,5 @@ def test_tokens_of_trees_are_those_of_dense(
 
 
 def test_the_latest_bits() -> None:
-    """Those of the highest slots."""
+    """The highest bits remain."""
     assert [latest(0b10110, count) for count in range(4)] == [0, 0b10000, 0b10100, 0b10110]

@@ -1,4 +1,4 @@
-"""Ranges equal the boolean mask that they mean."""
+"""Compare ranges with the equivalent boolean masks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outpace.attention.ranges import (
 
 
 def two_ranges() -> torch.Tensor:
-    """Four context rows, causal, then two blocks of two that see a prefix and themselves."""
+    """Return four causal context rows, then two blocks of two that see a prefix and themselves."""
     ranges = torch.zeros(8, 2, 2, dtype=torch.int32)
     ranges[:4] = causal(4)
     ranges[4:6] = torch.tensor([[0, 2], [4, 6]])
@@ -28,14 +28,14 @@ def two_ranges() -> torch.Tensor:
 
 
 def packed() -> torch.Tensor:
-    """Documents of several kinds and lengths side by side."""
+    """Concatenate documents of several kinds and lengths."""
     parts = [causal(3), causal(3), full(3), full(5), two_ranges(), two_ranges(), causal(1)]
     starts = torch.tensor([0, *[len(part) for part in parts[:-1]]]).cumsum(0)
     return torch.cat([part + int(start) for part, start in zip(parts, starts, strict=True)])
 
 
 def brute(ranges: torch.Tensor) -> torch.Tensor:
-    """The mask of the ranges, an entry at a time."""
+    """Compute the mask of the ranges entry by entry."""
     rows = range(len(ranges))
     return torch.tensor(
         [[any(a <= key < b for a, b in ranges[row].tolist()) for key in rows] for row in rows]
@@ -45,27 +45,27 @@ def brute(ranges: torch.Tensor) -> torch.Tensor:
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """One masked call over all rows."""
+    """Attend with all rows in one masked call."""
     groups = q.shape[1] // k.shape[1]
     k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
     q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)[0].transpose(0, 1)
 
 
-def test_the_dense_mask_is_what_the_ranges_say() -> None:
-    """Entry by entry."""
+def test_the_dense_mask_equals_the_ranges() -> None:
+    """Compare entry by entry."""
     ranges = packed()
     assert torch.equal(dense(ranges, len(ranges)), brute(ranges))
 
 
 def test_documents_are_cut_where_no_row_sees_across() -> None:
-    """Blocks stay with what they see."""
+    """Blocks stay together with the rows that they see."""
     spans = documents(packed())
     assert spans == [(0, 3), (3, 6), (6, 9), (9, 14), (14, 22), (22, 30), (30, 31)]
 
 
 def test_a_row_that_sees_only_later_or_earlier_keys_joins_them() -> None:
-    """Though no row between them does."""
+    """No row between them does."""
     ranges = torch.zeros(4, 2, 2, dtype=torch.int32)
     ranges[0, 0] = torch.tensor([1, 2])
     ranges[3, 0] = torch.tensor([2, 3])
@@ -80,7 +80,7 @@ def test_a_row_of_a_group_sees_to_its_end() -> None:
 
 
 def test_whole_documents_are_seen_by_their_rows_alone() -> None:
-    """Whatever they saw before."""
+    """The earlier ranges do not matter."""
     parts = [groups([2, 3]), causal(1), two_ranges()]
     ranges = torch.cat([part + start for part, start in zip(parts, (0, 5, 6), strict=True)])
     assert documents(whole(ranges)) == documents(ranges) == [(0, 5), (5, 6), (6, 14)]
@@ -89,7 +89,7 @@ def test_whole_documents_are_seen_by_their_rows_alone() -> None:
 
 
 def test_neighbours_of_one_length_and_kind_share_a_call() -> None:
-    """Others have one each."""
+    """Other documents have one call each."""
     pieces = RangesAttention(packed()).pieces
     assert [(piece.count, piece.length) for piece in pieces[:3]] == [(2, 3), (1, 3), (1, 5)]
 
@@ -97,7 +97,7 @@ def test_neighbours_of_one_length_and_kind_share_a_call() -> None:
 def equal_with_gradients(
     got: torch.Tensor, want: torch.Tensor, given: tuple[torch.Tensor, ...]
 ) -> None:
-    """Two results from the same tensors, and what a loss on each would send back to them."""
+    """Assert that two results, and the gradients of a loss on them, are equal."""
     assert torch.allclose(got, want, atol=1e-5)
     weights = torch.randn_like(want)
     for ours, theirs in zip(
@@ -110,7 +110,7 @@ def equal_with_gradients(
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_attention_equals_one_masked_call_and_so_do_gradients(kv_heads: int) -> None:
-    """However many heads share a key head."""
+    """Any number of heads share a key head."""
     torch.manual_seed(0)
     ranges = packed()
     q = torch.randn(len(ranges), 4, 8, requires_grad=True)
@@ -121,7 +121,7 @@ def test_attention_equals_one_masked_call_and_so_do_gradients(kv_heads: int) -> 
 
 
 def blocks(anchors: list[int], context: int, size: int) -> torch.Tensor:
-    """Rows of blocks over a context and themselves, the context first on the axis of keys."""
+    """Return ranges of blocks over a context, whose keys come first, and themselves."""
     ranges = torch.zeros(len(anchors), size, 2, 2, dtype=torch.int32)
     for number, anchor in enumerate(anchors):
         own = context + number * size
@@ -131,7 +131,7 @@ def blocks(anchors: list[int], context: int, size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("runs", [[12], [3, 9], [6, 3, 3], [5, 7]])
 def test_attention_over_other_keys_equals_one_masked_call(runs: list[int]) -> None:
-    """However the rows are cut into runs."""
+    """The rows are divided into runs in several ways."""
     torch.manual_seed(0)
     ranges = blocks([0, 2, 5, 7], 9, 3)
     q = torch.randn(12, 4, 8, requires_grad=True)
@@ -141,8 +141,8 @@ def test_attention_over_other_keys_equals_one_masked_call(runs: list[int]) -> No
     )
 
 
-def test_a_run_is_given_no_keys_outside_what_its_rows_see() -> None:
-    """Short runs see nearly nothing else."""
+def test_a_run_receives_only_visible_keys() -> None:
+    """Short runs receive few invisible keys."""
     ranges = blocks([2, 3, 40, 90], 100, 4)
     one, four = (HullAttention(ranges, runs) for runs in ([16], [4] * 4))
     assert [tuple(piece.mask.shape) for piece in one.pieces] == [(16, 90 + 16)]

@@ -1,4 +1,4 @@
-"""A sink takes part of a row's weight, and is no key."""
+"""A sink takes part of a row's weight and is not a key."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ BIAS = torch.zeros(ROWS, SLOTS).masked_fill(~MASK, -torch.inf)
 
 
 def rows() -> tuple[torch.Tensor, ...]:
-    """Queries, keys, values and sinks of two sequences."""
+    """Return queries, keys, values and sinks of two sequences."""
     torch.manual_seed(0)
     q, k = torch.randn(2, HEADS, ROWS, SIZE), torch.randn(2, KEYS, SLOTS, SIZE)
     return q, k, torch.randn(2, KEYS, SLOTS, SIZE), torch.randn(1, HEADS, 1, 1)
 
 
 def with_a_key(*tensors: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """The same by a key more, whose score is a bias of each head, and whose value is nought."""
+    """Attend with an additional key that has the sink as its score and a zero value."""
     q, k, v, sink = tensors
     k, v = (F.pad(x.repeat_interleave(HEADS // KEYS, 1), (0, 0, 0, 1)) for x in (k, v))
     own = torch.ones(ROWS, SLOTS, dtype=torch.bool) if mask is None else mask
@@ -36,7 +36,7 @@ def with_a_key(*tensors: torch.Tensor, mask: torch.Tensor | None = None) -> torc
 def test_it_is_a_key_without_a_value(
     mask: torch.Tensor | None, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one piece or a few rows at a time."""
+    """Scores are computed at once or a few rows at a time."""
     monkeypatch.setattr(sinks, "MOST", most)
     q, k, v, sink = rows()
     found = attention(q, k, v, mask, sinks=sink)
@@ -46,7 +46,7 @@ def test_it_is_a_key_without_a_value(
 
 
 def test_rows_may_be_causal() -> None:
-    """Each sees the keys up to its own."""
+    """Each row sees the keys up to its own."""
     q, k, v, sink = rows()
     k, v = k[:, :, :ROWS], v[:, :, :ROWS]
     mask = torch.ones(ROWS, ROWS, dtype=torch.bool).tril()
@@ -55,8 +55,8 @@ def test_rows_may_be_causal() -> None:
     )
 
 
-def test_a_sink_below_all_scores_is_none() -> None:
-    """And one above all takes everything."""
+def test_extreme_sinks() -> None:
+    """A sink below all scores takes no weight, one above them takes all."""
     q, k, v, sink = rows()
     plain = attention(q, k, v)
     torch.testing.assert_close(attention(q, k, v, sinks=sink - 1e4), plain)
@@ -64,7 +64,7 @@ def test_a_sink_below_all_scores_is_none() -> None:
 
 
 def test_half_precision_and_gradients() -> None:
-    """Weights are in float32, and all four are trained."""
+    """Weights are in float32, and all four tensors receive gradients."""
     tensors = [x.clone().requires_grad_() for x in rows()]
     q, k, v, sink = tensors
     attention(q, k, v, MASK, sinks=sink).square().sum().backward()

@@ -359,7 +359,7 @@ def test_models_and_methods_are_listed(outpace):
         (("generate", "tiny-aux", "x", "--system", "s"), "leaves system prompts out"),
         (("generate", "tiny-aux", "x", "--system", "s", "--raw"), "give it or --raw"),
         (("generate", "tiny-aux", "x", "--mask-id", "-1"), "mask_id is -1"),
-        (("generate", "tiny-aux", "x", "--mask-id", "99999"), "mask token 99999 lies outside"),
+        (("generate", "tiny-aux", "x", "--mask-id", "99999"), "mask_id 99999 is outside"),
         (("generate", "tiny-aux", "x", "--max-length", "0"), "max_length is 0"),
         (("generate", "tiny-aux", "x", "--cache-gib", "0"), "cache_gib must be a positive number"),
         (("generate", "tiny-aux", "x", "--cache-gib", "nan"), "cache_gib must be"),

@@ -1,4 +1,4 @@
-"""Automata over tokens beside the bytes of each token."""
+"""Compare automata over tokens with the bytes of each token."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DFAS = {
 
 
 def vocabulary(count: int, seed: int) -> list[bytes | None]:
-    """Single bytes, and tokens of what the automata above read; one that ends."""
+    """Return single bytes, tokens that the test patterns use, and one end token."""
     rng = Random(seed)
     parts = [b"red", b"re", b"ad", b'"', b'": "', b"name", b"1", b"23", b",", b" ", b"\xc3\xa9"]
     known = {bytes([byte]) for byte in range(256)}
@@ -45,8 +45,8 @@ def vocabulary(count: int, seed: int) -> list[bytes | None]:
 
 
 @pytest.mark.parametrize("name", DFAS)
-def test_tokens_lead_where_their_bytes_do(name: str) -> None:
-    """From each state; and to nowhere, where no answer follows."""
+def test_tokens_follow_their_bytes(name: str) -> None:
+    """Compare from each state, including where no answer follows."""
     dfa, texts = DFAS[name], vocabulary(600, seed=1)
     automaton = Automaton(dfa, Vocabulary(texts), frozenset({EOS}))
     for token, text in enumerate(texts):
@@ -62,8 +62,8 @@ def test_tokens_lead_where_their_bytes_do(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DFAS)
-def test_bundles_are_what_leads_from_state_to_state(name: str) -> None:
-    """All of it, once."""
+def test_bundles_contain_all_transitions(name: str) -> None:
+    """Each transition occurs once."""
     automaton = Automaton(DFAS[name], Vocabulary(vocabulary(400, seed=2)), frozenset({EOS}))
     found = np.full_like(automaton.table, -1)
     for source, target, bundle in zip(*automaton.pairs, automaton.bundles, strict=True):
@@ -75,8 +75,8 @@ def test_bundles_are_what_leads_from_state_to_state(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DFAS)
-def test_the_shortest_answer_is_as_long_as_it_is(name: str) -> None:
-    """By steps from all that accepts."""
+def test_the_length_of_the_shortest_answer(name: str) -> None:
+    """Compare with a search from the accepting states."""
     automaton = Automaton(DFAS[name], Vocabulary(vocabulary(400, seed=3)), frozenset({EOS}))
     sets, within = Sets(automaton), automaton.accepts
     for left in range(sets.far + 1):

@@ -1,4 +1,4 @@
-"""Holes of a cloze against enumeration: what they may take, what is best, and what is drawn."""
+"""Compare the holes of a template with enumeration: allowed tokens, best tokens and samples."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ from outpace.methods import (
 BEGIN = 2
 LIKELY = 1e-4
 Case = tuple[str, bool, list[int]]
-"""A pattern, whether what is left over is padded, and the slots of the hole."""
+"""A pattern, whether the remaining slots are padded, and the slots of the hole."""
 
 
 @cache
 def language(pattern: str, padded: bool) -> Language:
-    """What a hole of a pattern may hold, in the tokens of the enumeration."""
+    """Return the language of a hole, over the tokens of the enumeration."""
     texts = [text.encode() for text in TEXTS] + [None, None]
     kind: type[Automaton] = Padded if padded else Whole
     return Language(kind(Dfa.of(pattern), Vocabulary(texts), frozenset({EOS})))
@@ -61,7 +61,7 @@ def language(pattern: str, padded: bool) -> Language:
 
 @cache
 def contents(pattern: str, padded: bool, room: int) -> list[tuple[int, ...]]:
-    """All that may stand in so many slots."""
+    """Return all contents of a hole of this many slots."""
     match = re.compile(pattern).fullmatch
     return [
         (*tokens, *[EOS] * (room - count))
@@ -72,7 +72,7 @@ def contents(pattern: str, padded: bool, room: int) -> list[tuple[int, ...]]:
 
 
 def completions(case: Case) -> list[tuple[int, ...]]:
-    """What a hole with some of its slots filled may become."""
+    """Return the completions of a partly filled hole."""
     pattern, padded, canvas = case
     return [
         whole
@@ -82,7 +82,7 @@ def completions(case: Case) -> list[tuple[int, ...]]:
 
 
 def cloze(case: Case, *, both: bool = True) -> Cloze:
-    """One hole behind two tokens, and a token behind it."""
+    """Return one hole after two tokens and before another one."""
     pattern, padded, canvas = case
     end = BEGIN + len(canvas)
     hole = language(pattern, padded).constraint(begin=BEGIN, limit=end, mask_id=HOLE, both=both)
@@ -90,7 +90,7 @@ def cloze(case: Case, *, both: bool = True) -> Cloze:
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """Holes of up to five slots, some of them filled."""
+    """Generate holes of up to five slots, some of them filled."""
     rng, found = Random(seed), list[Case]()
     while len(found) < count:
         pattern, padded, room = rng.choice(PATTERNS), rng.random() < 0.5, rng.randint(1, 5)
@@ -101,20 +101,20 @@ def cases(count: int, seed: int) -> list[Case]:
 
 
 def places_of(case: Case) -> list[int]:
-    """Places of the slots that are not filled."""
+    """Return the places of unfilled slots."""
     return [place for place, token in enumerate(case[2]) if token == HOLE]
 
 
 def free(made: Cloze, text: list[int], slot: int) -> set[int]:
-    """Tokens that are not banned in a slot."""
+    """Return the tokens that are not banned in a slot."""
     row = torch.zeros(1, SIZE)
     made(row, [slot], text)
     return {token for token in range(SIZE) if row[0, token] > NEVER / 2}
 
 
 @pytest.mark.parametrize("case", cases(120, seed=0), ids=str)
-def test_the_tokens_that_a_slot_may_take(case: Case) -> None:
-    """Are those of all contents of the hole; behind it stands what is given."""
+def test_allowed_tokens_of_a_slot(case: Case) -> None:
+    """They are those of all contents of the hole; only fixed tokens are allowed after it."""
     text = [0] * BEGIN + case[2] + [2]
     for place in places_of(case):
         assert free(cloze(case), text, BEGIN + place) == allowed(completions(case), place)
@@ -122,8 +122,8 @@ def test_the_tokens_that_a_slot_may_take(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", cases(80, seed=1), ids=str)
-def test_the_tokens_behind_what_is_known(case: Case) -> None:
-    """Where a method goes from left to right, what stands behind in the hole is only proposed."""
+def test_allowed_tokens_from_left_to_right(case: Case) -> None:
+    """For a left-to-right method, later tokens in the hole are only proposals."""
     pattern, padded, canvas = case
     text = [0] * BEGIN + canvas + [2]
     for place in range(len(canvas)):
@@ -133,7 +133,7 @@ def test_the_tokens_behind_what_is_known(case: Case) -> None:
 
 
 def filled(case: Case, places: list[int], logits: Tensor, **sampling: Any) -> tuple[int, ...]:
-    """Tokens that are read for some slots of a hole."""
+    """Return the joint tokens of some slots of a hole."""
     made, text = cloze(case), [0] * BEGIN + case[2] + [2]
     slots = [BEGIN + place for place in places]
     read = Sample(sampling=Sampling(**sampling), joint=Joint(made, text))
@@ -145,7 +145,7 @@ def filled(case: Case, places: list[int], logits: Tensor, **sampling: Any) -> tu
 
 @pytest.mark.parametrize("case", cases(120, seed=2), ids=str)
 def test_greedy_slots_take_the_most_probable_contents(case: Case) -> None:
-    """Of those that are predicted; the others need one as well."""
+    """Only predicted slots count; the others still need a token."""
     rng = Random(len(case[2]))
     holes = places_of(case)
     if not holes:
@@ -165,8 +165,8 @@ DRAWN: list[Case] = [
 
 
 @pytest.mark.parametrize("case", DRAWN, ids=str)
-def test_draws_have_the_law_of_what_fits(case: Case) -> None:
-    """Exactly."""
+def test_samples_have_the_exact_distribution(case: Case) -> None:
+    """The distribution is that of all contents that fit."""
     places = places_of(case)
     logits = random_logits(len(places), seed=5)
     expected = law(completions(case), dict(zip(places, logits / 0.9, strict=True)))
@@ -197,11 +197,11 @@ METHODS: list[Method] = [
 ]
 GIVEN = {6: 0, 7: 3, 8: 3, 9: 3, 10: 2, 14: 1}
 HOLES = {3: 3, 11: 3, 15: 2}
-"""Tokens behind a prompt of three, and the first slots and sizes of the holes."""
+"""First slots and sizes of the holes; a prompt of three tokens precedes them."""
 
 
 def jobs_of(method: Method, temperature: float) -> list[tuple[tuple[Case, ...], Job]]:
-    """Clozes of three holes, decoded together by a model of random weights."""
+    """Decode templates of three holes together, by a model with random weights."""
     make = {WeDLM: masked_model, BlockDiffusion: block_model}.get(type(method), diffusion_model)
     engine = engine_of(("target", make(seed=3, vocab_size=SIZE, mask_token_id=HOLE)))
     pairing = Pairing.of({"target": runner(engine, "target")})
@@ -236,10 +236,10 @@ def jobs_of(method: Method, temperature: float) -> list[tuple[tuple[Case, ...], 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_every_method_keeps_what_is_given_and_fills_each_hole(
+def test_every_method_keeps_the_text_and_fills_each_hole(
     method: Method, temperature: float
 ) -> None:
-    """By what may stand there; what is given is never shown as a hole."""
+    """Contents are allowed, and fixed tokens never appear as masks."""
     for chosen, job in jobs_of(method, temperature):
         if job.error is not None:
             raise job.error
@@ -253,12 +253,12 @@ def test_every_method_keeps_what_is_given_and_fills_each_hole(
         assert len(request.scores) == (14 if request.logprobs else 0)
 
 
-def test_tokens_that_are_not_the_cloze_are_not_committed() -> None:
-    """Neither where a token is given nor where a hole holds other text."""
+def test_tokens_outside_the_template_are_not_committed() -> None:
+    """They differ from a fixed token, or from the allowed contents of a hole."""
     for tokens, slot in (([0, 0, 0, 5], 5), ([0, 1], 3), ([0, 0, 5, 2], 4)):
         made = cloze(("a{3}", False, [HOLE] * 3))
         request = Request(prompt=[0, 0], max_tokens=4, constraint=made)
-        with pytest.raises(ValueError, match=f"at slot {slot} is no part of the cloze"):
+        with pytest.raises(ValueError, match=f"at slot {slot} violates the infill template"):
             request.commit(tokens)
     made = cloze(("a{2,3}", False, [HOLE] * 2))
     request = Request(prompt=[0, 0], max_tokens=3, constraint=made, given={4: 2}, logprobs=True)
@@ -269,8 +269,8 @@ def test_tokens_that_are_not_the_cloze_are_not_committed() -> None:
 
 
 @pytest.mark.parametrize("case", cases(80, seed=6), ids=str)
-def test_tokens_that_must_come_next_are_in_all_contents_of_the_hole(case: Case) -> None:
-    """That a text ends in, without padding; behind the last hole nothing is forced."""
+def test_forced_tokens_are_in_all_contents_of_the_hole(case: Case) -> None:
+    """They have no padding, and none follow after the last hole."""
     pattern, padded, canvas = case
     made = cloze((pattern, padded, [HOLE] * len(canvas)), both=False)
     whole = contents(pattern, padded, len(canvas))
@@ -285,6 +285,6 @@ def test_tokens_that_must_come_next_are_in_all_contents_of_the_hole(case: Case) 
 
 
 def test_a_hole_that_is_too_long_for_its_regex_is_refused() -> None:
-    """Before all of its places are looked at."""
+    """The error is raised before all places are visited."""
     with pytest.raises(TooLarge, match="too large for 1000000000 tokens"):
         language("a*", False).automaton.finishes(10**9)

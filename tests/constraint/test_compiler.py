@@ -1,4 +1,4 @@
-"""What a compiler of constraints needs, keeps and refuses."""
+"""Test what a constraint compiler requires, caches and refuses."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ GIVEN: dict[str, Any] = {"sequential": True, "begin": 0, "limit": 8, "size": 6, 
 
 
 def words() -> PreTrainedTokenizerFast:
-    """A tokenizer whose tokens are words, and no bytes."""
+    """Return a tokenizer whose tokens are words without bytes."""
     known = {word: number for number, word in enumerate(["</s>", "a", "b", "c", "d", "e"])}
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(known, unk_token="a")))
 
 
 def pieces() -> PreTrainedTokenizerFast:
-    """A tokenizer of pieces that falls back to bytes."""
+    """Return a tokenizer with byte fallback."""
     names = ["</s>", "<0x0A>", "<0xC3>", "\u2581a", "\u00e9", "b"]
     known = {name: number for number, name in enumerate(names)}
     tokenizer = Tokenizer(BPE(known, [], byte_fallback=True))
@@ -41,38 +41,40 @@ def pieces() -> PreTrainedTokenizerFast:
 
 
 def test_pieces_are_text_or_bytes() -> None:
-    """Marks are spaces, special tokens are nothing, and rows without a token neither."""
+    """Marks are spaces; special tokens and rows without a token have no bytes."""
     expected = [None, b"\n", b"\xc3", b" a", b"\xc3\xa9", b"b", None, None]
     assert bytes_of(pieces(), 8) == expected
 
 
 def test_a_tokenizer_without_bytes_is_refused() -> None:
-    """And so is none at all, and a model that cannot end an answer."""
+    """A model without a tokenizer or an end-of-sequence token is refused too."""
     with pytest.raises(ValueError, match="^regex: its tokenizer is neither byte-level nor falls"):
         Compiler(words(), None).constraint(("regex", "a"), **GIVEN)
     with pytest.raises(ValueError, match="^regex: the model has no tokenizer"):
         Compiler(None, None).constraint(("regex", "a"), **GIVEN)
-    with pytest.raises(ValueError, match="^regex: an answer needs an end-of-sequence"):
+    with pytest.raises(ValueError, match="^regex: a constraint requires an end-of-sequence"):
         Compiler(pieces(), None).constraint(("regex", "a"), **{**GIVEN, "ends": frozenset()})
 
 
-def test_what_no_tokens_can_say_is_refused() -> None:
-    """However long the room."""
-    with pytest.raises(ValueError, match="^regex: no text of its tokens fulfils it"):
+def test_unspellable_texts_are_refused() -> None:
+    """The available room does not matter."""
+    with pytest.raises(ValueError, match="^regex: no text of the model's tokens matches it"):
         Compiler(pieces(), None).constraint(("regex", "xyz"), **GIVEN)
 
 
 def test_llguidance_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then one line says what to install, and the rest goes on."""
+    """The message names the package to install, and other constraints work."""
     monkeypatch.setitem(sys.modules, "llguidance", None)
     one = Compiler(pieces(), None)
-    with pytest.raises(ValueError, match=r"^grammar: it needs llguidance: pip install 'outpace\["):
+    with pytest.raises(
+        ValueError, match=r"^grammar: it requires llguidance: pip install 'outpace\["
+    ):
         one.constraint(("grammar", 'start: "b"'), **GIVEN)
     assert one.constraint(("regex", "b"), **GIVEN)
 
 
-def test_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as memory goes; the same is not read twice."""
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recent rules stay within the memory limit and are not compiled again."""
     one = Compiler(pieces(), None)
     one.constraint(("regex", "b"), **GIVEN)
     first = next(iter(one.known.values()))
@@ -84,8 +86,8 @@ def test_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(one.known) == 1
 
 
-def test_who_does_not_wait_reads_later() -> None:
-    """What was read for one is there for all; what cannot be read says so in both ways."""
+def test_without_wait_a_rule_is_not_compiled() -> None:
+    """Compiled rules are shared; invalid ones raise in both modes."""
     one = Compiler(pieces(), None)
     with pytest.raises(Unread):
         one.constraint(("regex", "b"), wait=False, **GIVEN)
@@ -98,8 +100,8 @@ def test_who_does_not_wait_reads_later() -> None:
         one.constraint(("regex", "["), **GIVEN)
 
 
-def test_a_known_constraint_waits_for_nobody() -> None:
-    """While another one is read."""
+def test_a_cached_constraint_does_not_wait() -> None:
+    """Another rule is compiled meanwhile."""
     one = Compiler(pieces(), None)
     first = one.constraint(("regex", "b"), **GIVEN)
     with one.reading:
@@ -107,8 +109,8 @@ def test_a_known_constraint_waits_for_nobody() -> None:
     assert again is not first and len(one.known) == 1
 
 
-def test_a_canvas_of_whole_blocks_says_where_an_answer_is_cut() -> None:
-    """Its method leaves slots at the end alone."""
+def test_a_canvas_of_whole_blocks_limits_the_answer() -> None:
+    """Its method leaves slots at the end unused."""
     (output,) = LLM("tiny-dream").generate(
         "How many?", regex="x{20}", max_tokens=20, method=D2F(block=16, canvas=True)
     )
@@ -116,7 +118,7 @@ def test_a_canvas_of_whole_blocks_says_where_an_answer_is_cut() -> None:
 
 
 def test_a_free_neighbour_is_served_while_others_are_refused() -> None:
-    """A request that is refused takes nothing from others, and no time from the engine."""
+    """A refused request takes no time of the engine."""
     llm = LLM("tiny-dream", Diffusion(steps=8, canvas=True))
     answer = llm.submit("How many?", max_tokens=16)
     began = time.process_time()
@@ -131,12 +133,12 @@ def test_a_free_neighbour_is_served_while_others_are_refused() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Careless(Method):
-    """Takes several holes of one forward without saying so."""
+    """Fills several holes of one forward without a joint read."""
 
     decodes = (Kind.DIFFUSION,)
 
     def decode(self, request: Request) -> Decoding:
-        """All of them at once."""
+        """Fill all of them at once."""
         begin = len(request)
         out = yield Forward(
             ids=request.ids + [request.target.mask_id] * request.max_tokens,
@@ -148,8 +150,8 @@ class Careless(Method):
         request.commit(out.tokens)
 
 
-def test_what_breaks_a_constraint_is_no_answer() -> None:
-    """A method that commits it fails, with the token and its slot."""
+def test_violating_a_constraint_fails_the_request() -> None:
+    """The error contains the token and its slot."""
     llm = LLM("tiny-dream")
-    with pytest.raises(DecodingError, match="token .* at slot .* breaks the constraint"):
+    with pytest.raises(DecodingError, match="token .* at slot .* violates the constraint"):
         llm.generate("Go", regex="(ab|ba){3}|(cd|dc){3}", max_tokens=8, method=Careless())

@@ -1,4 +1,4 @@
-"""Answers by schemas end in time: within twice the shortest and 40 tokens, with every method."""
+"""Answers by schemas end within twice the shortest length plus 40 tokens, with every method."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ SCHEMAS: list[Any] = [
 
 @cache
 def shortest(name: str, text: str) -> int:
-    """Tokens of the shortest answer by a schema."""
+    """Return the tokens of the shortest answer by a schema."""
     model = llm(name)
     vocabulary = len(model.text.tokenizer)
     ends = frozenset({model.text.tokenizer.eos_token_id})
@@ -91,11 +91,11 @@ def shortest(name: str, text: str) -> int:
 
 
 def fitting(method: Method, room: int) -> tuple[Method, int]:
-    """A method and a room that go together: whole blocks on a canvas, each of as many steps."""
+    """Return a method and a length that it can fill: whole blocks with equal steps."""
     size = getattr(method, "block", None)
     if not isinstance(size, int) or isinstance(size, bool):
         return method, room
-    if getattr(method, "canvas", False):  # slots that are no whole block stay empty
+    if getattr(method, "canvas", False):  # slots of a partial block stay empty
         room -= room % size
     if isinstance(method, Diffusion):
         method = replace(method, steps=2 * -(-room // size))
@@ -103,7 +103,7 @@ def fitting(method: Method, room: int) -> tuple[Method, int]:
 
 
 def check_length(name: str, method: Method, temperature: float, schemas: list[Any]) -> None:
-    """Every answer ends by itself, and is valid."""
+    """Assert that every answer ends by itself and is valid."""
     asked: list[tuple[str, Options]] = []
     for number, schema in enumerate(schemas):
         fitted, room = fitting(method, 2 * shortest(name, json.dumps(schema)) + 40)
@@ -122,7 +122,7 @@ def check_length(name: str, method: Method, temperature: float, schemas: list[An
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
 @pytest.mark.parametrize(("name", "method"), CASES, ids=str)
 def test_answers_end_in_time(name: str, method: Method, temperature: float) -> None:
-    """Sixty schemas."""
+    """Use sixty schemas."""
     assert len(SCHEMAS) >= 60
     check_length(name, method, temperature, SCHEMAS)
 
@@ -131,5 +131,5 @@ def test_answers_end_in_time(name: str, method: Method, temperature: float) -> N
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
 @pytest.mark.parametrize("case", range(0, len(CASES), 4))
 def test_some_answers_end_in_time(case: int, temperature: float) -> None:
-    """Some schemas with some methods."""
+    """Use some schemas with some methods."""
     check_length(*CASES[case], temperature, SCHEMAS[case % 10 :: 10])

@@ -1,4 +1,4 @@
-"""Constrained answers of the zoo: whole, as each method gives them alone, and refused in time."""
+"""Test constrained answers of zoo models: complete, batch-invariant, and refused in time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LARK = 'start: "(" start ")" | NUMBER\nNUMBER: /[0-9]{1,3}/'
 
 
 def fulfils(text: str, rule: Options) -> bool:
-    """Whether an answer is what was asked for."""
+    """Return whether an answer satisfies its constraint."""
     if "schema" in rule:
         jsonschema.Draft202012Validator(rule["schema"]).validate(json.loads(text))
         return True
@@ -58,8 +58,8 @@ def fulfils(text: str, rule: Options) -> bool:
 
 @pytest.mark.parametrize("temperature", [0.8, pytest.param(0.0, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("name", "method"), CASES, ids=str)
-def test_answers_are_whole(name: str, method: Method, temperature: float) -> None:
-    """With every method; a batch is each alone."""
+def test_answers_are_complete(name: str, method: Method, temperature: float) -> None:
+    """Use every method; a batch gives the same answers as each request alone."""
     common: Options = {"method": method, "max_tokens": 48, "temperature": temperature}
     requests: list[tuple[str, Options]] = [
         (QUESTION, {**common, **rule, "seed": seed})  # type: ignore[typeddict-item]
@@ -83,7 +83,7 @@ LOSSLESS = [
 
 
 def same_as_autoregressive(name: str, method: Method, count: int) -> None:
-    """Constrained requests of all sorts, beside free ones."""
+    """Compare constrained requests of all kinds, together with unconstrained ones."""
     rules: list[Options] = [*RULES, {"grammar": LARK}, {}]
     for first in range(0, count, 20):
         each: list[Options] = [
@@ -103,15 +103,15 @@ def same_as_autoregressive(name: str, method: Method, count: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "method"), LOSSLESS, ids=str)
-def test_what_is_lossless_stays_so(name: str, method: Method) -> None:
-    """Under each kind of constraint, at any temperature."""
+def test_lossless_methods_stay_lossless(name: str, method: Method) -> None:
+    """Use each kind of constraint, at any temperature."""
     same_as_autoregressive(name, method, 20)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "method"), LOSSLESS, ids=str)
 def test_many_lossless_requests(name: str, method: Method) -> None:
-    """Three hundred."""
+    """Use three hundred requests."""
     same_as_autoregressive(name, method, 300)
 
 
@@ -124,7 +124,7 @@ def test_many_lossless_requests(name: str, method: Method) -> None:
 def test_grammars_are_followed_from_left_to_right(
     name: str, method: Method, temperature: float
 ) -> None:
-    """An answer that ends by itself is derived, one that is cut says so."""
+    """An answer that ends by itself is derived by the grammar, and a truncated one is marked."""
     outputs = llm(name).generate(
         [QUESTION] * 3, method=method, grammar=LARK, max_tokens=12, temperature=temperature
     )
@@ -137,18 +137,16 @@ def test_grammars_are_followed_from_left_to_right(
             assert output.finish_reason == "length" and set(output.text) <= set("()0123456789")
 
 
-def test_a_grammar_is_not_followed_in_any_order() -> None:
-    """Methods say which can."""
+def test_a_grammar_requires_left_to_right_decoding() -> None:
+    """The message names the suitable methods."""
     with pytest.raises(ValueError, match="^grammar: a grammar is not supported by methods that"):
         llm("tiny-dream").generate(QUESTION, grammar=LARK, method=D2F())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 5.0])
 @pytest.mark.parametrize("schema", ["{ }", '{"type": "object", "maxProperties": 1}'])
-def test_a_schema_in_a_grammar_has_no_white_space_but_a_blank(
-    schema: str, temperature: float
-) -> None:
-    """Also where nothing else is probable."""
+def test_a_schema_in_a_grammar_has_bounded_white_space(schema: str, temperature: float) -> None:
+    """This holds even if nothing else is probable."""
     (output,) = llm("tiny-ar").generate(
         QUESTION, grammar=f"start: %json {schema}", max_tokens=40, temperature=temperature, seed=2
     )
@@ -174,10 +172,8 @@ LONG: list[dict[str, Any]] = [
     [("tiny-ar", CAUSAL[0]), ("tiny-ar", CAUSAL[1]), ("tiny-dream", DIFFUSION[0])],
     ids=str,
 )
-def test_counts_beyond_automata_are_held_from_left_to_right(
-    name: str, method: Method, temperature: float
-) -> None:
-    """By llguidance beside the automaton of all else, so that answers end in time."""
+def test_large_counts_from_left_to_right(name: str, method: Method, temperature: float) -> None:
+    """The matcher of llguidance counts in addition to the automaton; answers end in time."""
     for schema in LONG:
         (output,) = llm(name).generate(
             QUESTION, schema=schema, method=method, temperature=temperature, max_tokens=50, seed=1
@@ -186,7 +182,7 @@ def test_counts_beyond_automata_are_held_from_left_to_right(
 
 
 def test_a_large_count_is_exact() -> None:
-    """Its last character is the last one that may be."""
+    """The last character is the last allowed one."""
     schema = {"type": "string", "maxLength": 6000, "minLength": 1}
     model = llm("tiny-ar")
     holds = model.compiler.constraint(
@@ -205,7 +201,7 @@ def test_a_large_count_is_exact() -> None:
 
 
 def test_a_pydantic_model_is_a_schema() -> None:
-    """Its answers are read by it."""
+    """The model parses its answers."""
 
     class Person(BaseModel):
         name: str
@@ -216,8 +212,8 @@ def test_a_pydantic_model_is_a_schema() -> None:
         assert Person.model_validate_json(output.text).name is not None
 
 
-def test_what_cannot_fit_is_refused() -> None:
-    """With both numbers; and what just fits is given."""
+def test_too_long_answers_are_refused() -> None:
+    """The message has both numbers; answers that just fit are accepted."""
     for name in ("tiny-ar", "tiny-dream"):
         with pytest.raises(
             ValueError, match=r"^regex: the shortest answer takes 12 tokens, but max_tokens=11$"
@@ -227,25 +223,25 @@ def test_what_cannot_fit_is_refused() -> None:
         assert output.text == "x" * 12 and output.finish_reason == "stop"
 
 
-def test_what_plainly_cannot_fit_is_not_read() -> None:
-    """Its automaton alone, of 4,000 characters that each are any, would take longer than that."""
+def test_far_too_long_rules_are_not_compiled() -> None:
+    """To build the automaton of 4,000 arbitrary characters would take longer."""
     long, model = r"[\s\S]{4000}", llm("tiny-dream")
-    says = "its shortest text has 400. characters, but there is room for 16 tokens, of 9 bytes"
+    message = "its shortest text has 400. characters, but there is room for 16 tokens of 9 bytes"
     begun = time.process_time()
-    with pytest.raises(ValueError, match=f"^regex: {says}"):
+    with pytest.raises(ValueError, match=f"^regex: {message}"):
         model.generate(QUESTION, regex=long, max_tokens=16)
-    with pytest.raises(ValueError, match=f"^schema: {says}"):
+    with pytest.raises(ValueError, match=f"^schema: {message}"):
         model.generate(QUESTION, schema={"type": "string", "minLength": 4000}, max_tokens=16)
-    with pytest.raises(ValueError, match=f"^holes.0.: {says}"):
+    with pytest.raises(ValueError, match=f"^holes.0.: {message}"):
         model.fill(["Say ", Hole(16, regex=long)])
     assert time.process_time() - begun < 1
-    # As much as there may be room for is read.
+    # Rules that may fit are compiled.
     with pytest.raises(ValueError, match="^regex: the shortest answer takes 144 tokens, but"):
         model.generate(QUESTION, regex="[0-9]{144}", max_tokens=16)
 
 
 def deep(levels: int) -> dict[str, Any]:
-    """Arrays within one another."""
+    """Return nested arrays."""
     schema: dict[str, Any] = {}
     for _ in range(levels):
         schema = {"items": schema, "type": "array"}
@@ -253,7 +249,7 @@ def deep(levels: int) -> dict[str, Any]:
 
 
 def doubling(levels: int) -> dict[str, Any]:
-    """Definitions that each use the next one twice, of which nothing is left in the end."""
+    """Return definitions that each use the next one twice, of which nothing remains."""
     each = [{"type": "array", "maxItems": 0, "items": {"$ref": f"#/$defs/{n}"}} for n in range(99)]
     defs: dict[str, Any] = {str(n): {"anyOf": [each[n + 1]] * 2} for n in range(levels)}
     return {"$ref": "#/$defs/0", "$defs": {**defs, str(levels): {"type": "null"}}}
@@ -273,7 +269,7 @@ BAD: list[tuple[Any, str]] = [
     ({"regex": r"(a)\1"}, "^regex: a back-reference is not supported"),
     ({"regex": r"(?=a)b"}, "^regex: look-around is not supported"),
     ({"regex": r"\bfoo"}, r"^regex: the word boundary \\b is not supported"),
-    ({"regex": r"[^\s\S]"}, "^regex: no text at all fulfils it"),
+    ({"regex": r"[^\s\S]"}, "^regex: no text matches it"),
     ({"regex": "x" * 10**6}, "^regex: it is too large: 1000000 characters"),
     ({"regex": 5}, "^regex must be a string"),
     ({"schema": {"enum": ["x" * 10**6]}}, "^schema: it is too large"),
@@ -284,22 +280,22 @@ BAD: list[tuple[Any, str]] = [
     ({"schema": {"maximum": -(10**400)}}, f"^schema: maximum at # {HUGE}"),
     ({"schema": {"multipleOf": math.nan}}, f"^schema: multipleOf at # {HUGE}"),
     ({"schema": {"items": {"enum": [1, -math.inf]}}}, f"^schema: 1 at #/items/enum {HUGE}"),
-    ({"schema": {"x": 10**5000}}, "^schema is no JSON"),
-    ({"schema": {"enum": []}}, "^schema: no text at all"),
-    ({"schema": {"type": "string", "minLength": 3, "maxLength": 2}}, "^schema: no text at all"),
-    ({"schema": {"type": "teapot"}}, "^schema: 'teapot' at # is no type"),
-    ({"schema": {"type": [["null"]]}}, r"^schema: \['null'\] at # is no type"),
-    ({"schema": {"oneOf": [{"type": [[]]}, {}]}}, r"^schema: \[\] at #/oneOf/0 is no type"),
+    ({"schema": {"x": 10**5000}}, "^schema must be JSON"),
+    ({"schema": {"enum": []}}, "^schema: no text matches it"),
+    ({"schema": {"type": "string", "minLength": 3, "maxLength": 2}}, "^schema: no text matches it"),
+    ({"schema": {"type": "teapot"}}, "^schema: 'teapot' at # is not a type"),
+    ({"schema": {"type": [["null"]]}}, r"^schema: \['null'\] at # is not a type"),
+    ({"schema": {"oneOf": [{"type": [[]]}, {}]}}, r"^schema: \[\] at #/oneOf/0 is not a type"),
     ({"schema": {"oneOf": [{"minimum": 1}, {}]}}, "^schema: oneOf at # is not supported"),
     ({"schema": {"oneOf": [{"type": f"t{n}"} for n in range(4000)]}}, "^schema: 't0' at #/oneOf"),
-    ({"schema": {"format": []}}, r"^schema: format at # must not be \[\]"),
-    ({"schema": {"required": [["a"]]}}, r"^schema: required at # must not be \['a'\]"),
-    ({"schema": {"type": "array", "items": 3}}, "^schema: 3 at #/items is no schema"),
-    ({"schema": {1: {2: object()}}}, "^schema is no JSON"),
+    ({"schema": {"format": []}}, r"^schema: format at # is invalid: \[\]"),
+    ({"schema": {"required": [["a"]]}}, r"^schema: required at # is invalid: \['a'\]"),
+    ({"schema": {"type": "array", "items": 3}}, "^schema: 3 at #/items is not a schema"),
+    ({"schema": {1: {2: object()}}}, "^schema must be JSON"),
     ({"schema": [1]}, "^schema must be a JSON schema"),
-    ({"choices": []}, "^choices must be a list of strings, and not empty"),
-    ({"choices": ["a", 1]}, "^choices\\[1\\] must be a string, not 1$"),
-    ({"choices": MANY}, "^choices: it is too large: .* at most 100000 are read"),
+    ({"choices": []}, "^choices must be a non-empty list of strings, got"),
+    ({"choices": ["a", 1]}, "^choices\\[1\\] must be a string, got 1$"),
+    ({"choices": MANY}, "^choices: it is too large: .* at most 100000 are allowed"),
     ({"choices": [n[::-1] * 2 for n in MANY[:5000]]}, "^choices: it is too large: texts that"),
     ({"choices": ["\ud800"]}, "^choices: .* surrogates not allowed"),
     ({"grammar": "start: )("}, "^grammar: "),
@@ -322,9 +318,9 @@ BAD_FOR_CANVASES: list[tuple[Any, str]] = [
 
 
 def refused(name: str, options: Any, message: str) -> None:
-    """Before any work, in a second of the processor's time, with the reason.
+    """Assert that options are refused within a second of processor time.
 
-    Neighbours slow a processor down, so that it may try again.
+    Other tests slow the processor down, so that the measurement may be repeated.
     """
     model = llm(name)
     for last in (False, False, True):
@@ -340,7 +336,7 @@ def refused(name: str, options: Any, message: str) -> None:
 
 @pytest.mark.parametrize(("options", "message"), BAD, ids=[each[1] for each in BAD])
 def test_bad_input_is_refused_in_time(options: Any, message: str) -> None:
-    """Whatever else might follow a schema."""
+    """Schemas come in all forms."""
     refused("tiny-ar", options, message)
 
 
@@ -348,18 +344,18 @@ def test_bad_input_is_refused_in_time(options: Any, message: str) -> None:
     ("options", "message"), BAD_FOR_CANVASES, ids=[each[1] for each in BAD_FOR_CANVASES]
 )
 def test_bad_input_of_canvases_is_refused_in_time(options: Any, message: str) -> None:
-    """And what is not supported there, by name."""
+    """This includes unsupported constraints."""
     refused("tiny-dream", {"method": FastDLLM(), **options}, message)
 
 
-def test_what_is_too_large_in_other_ways_stays_so() -> None:
-    """With its own reason, for every method."""
+def test_other_too_large_schemas_are_refused() -> None:
+    """The reason is the same for every method."""
     for name in ("tiny-ar", "tiny-dream"):
         refused(name, {"schema": {"maxProperties": 10**9}}, "^schema: it is too large: more than")
 
 
-def test_repeats_of_nothing_are_nothing() -> None:
-    """However many."""
+def test_repeats_of_empty_texts_are_empty() -> None:
+    """The count does not matter."""
     began = time.process_time()
     (output,) = llm("tiny-ar").generate(QUESTION, regex="(?:){999999999}x(?:){2,999999999}")
     assert output.text == "x" and time.process_time() - began < 1
@@ -367,7 +363,7 @@ def test_repeats_of_nothing_are_nothing() -> None:
 
 @pytest.mark.parametrize(("name", "method"), [CASES[0], ("tiny-dream", FastDLLM(block=16))])
 def test_special_stop_ids_change_no_constrained_answer(name: str, method: Method) -> None:
-    """They have no text, so they stand in none; an end-of-sequence among them is what it was."""
+    """They have no text, so answers do not contain them; end-of-sequence is unaffected."""
     model = llm(name)
     special = sorted(model.text.silent - {model.config.mask_id})
     assert not model.eos >= set(special)
@@ -389,7 +385,7 @@ def test_stop_ids_end_constrained_answers_of_a_model_without_an_end(
     monkeypatch.setattr(model, "eos", frozenset())
     (same,) = model.generate(QUESTION, stop_ids=[end], **common)
     assert (same.ids, same.finish_reason) == (free.ids, "stop")
-    with pytest.raises(ValueError, match="^regex: an answer needs an end-of-sequence"):
+    with pytest.raises(ValueError, match="^regex: a constraint requires an end-of-sequence"):
         model.generate(QUESTION, **common)
 
 
@@ -399,7 +395,7 @@ def test_stop_ids_end_constrained_answers_of_a_model_without_an_end(
     ids=str,
 )
 def test_choices_may_begin_alike(name: str, method: Method) -> None:
-    """Also with no text at all, and nothing between them is an answer; the hotter, the more."""
+    """One choice is empty, and texts between them are no answers, whatever the temperature."""
     choices = ["", "a", "ab", "abcd", "Tom", "Tom has"]
     options: Options = {"method": method, "choices": choices, "temperature": 30.0, "top_p": 1.0}
     asked = ((QUESTION, {**options, "max_tokens": 12, "seed": seed}) for seed in range(120))
@@ -408,8 +404,8 @@ def test_choices_may_begin_alike(name: str, method: Method) -> None:
     assert found == set(choices) or not method.sequential
 
 
-def test_a_constraint_is_read_once() -> None:
-    """And looked up in less than a millisecond."""
+def test_a_constraint_is_compiled_once() -> None:
+    """Later uses take less than a millisecond."""
     model = llm("tiny-ar")
     model.generate([1, 2], schema=SCHEMA, max_tokens=40)
     began = time.process_time()

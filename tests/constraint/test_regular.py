@@ -1,4 +1,4 @@
-"""Constrained holes against enumeration: what is allowed, what is best, and what is drawn."""
+"""Compare constrained holes with enumeration: allowed tokens, best tokens and samples."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ LIKELY = 1e-4
 
 
 def constraint(pattern: str, room: int, *, both: bool = True) -> Regular:
-    """What holds an answer behind a prompt of two tokens."""
+    """Return the constraint of an answer after a prompt of two tokens."""
     made = language(pattern).constraint(begin=BEGIN, limit=BEGIN + room, mask_id=HOLE, both=both)
     return made
 
 
 def canvases(count: int, seed: int) -> list[tuple[str, list[int], int]]:
-    """Patterns with canvases of up to six places that have a completion, and the room."""
+    """Generate patterns with canvases of up to six places that have a completion."""
     rng, found = Random(seed), []
     while len(found) < count:
         pattern, room = rng.choice(PATTERNS), rng.randint(1, 6)
@@ -73,12 +73,12 @@ def canvases(count: int, seed: int) -> list[tuple[str, list[int], int]]:
 
 
 def holes_of(canvas: list[int]) -> list[int]:
-    """Places of the holes."""
+    """Return the places of the holes."""
     return [place for place, token in enumerate(canvas) if token == HOLE]
 
 
 def read(made: Regular, canvas: list[int], **sampling: Any) -> Sample:
-    """A read of holes of a canvas behind a prompt."""
+    """Return a read of holes of a canvas after a prompt."""
     joint = Joint(made, [0] * BEGIN + canvas)
     return Sample(sampling=Sampling(**sampling), joint=joint)
 
@@ -86,7 +86,7 @@ def read(made: Regular, canvas: list[int], **sampling: Any) -> Sample:
 def filled(
     made: Regular, canvas: list[int], places: list[int], logits: Tensor, **sampling: Any
 ) -> list[int]:
-    """Tokens that are read for some holes."""
+    """Return the joint tokens of some holes."""
     slots = [BEGIN + place for place in places]
     one = read(made, canvas, **sampling)
     reader = Sample.group([one], [slots], torch.device("cpu"))
@@ -96,8 +96,8 @@ def filled(
 
 
 @pytest.mark.parametrize(("pattern", "canvas", "room"), canvases(150, seed=0))
-def test_the_tokens_that_a_hole_may_take(pattern: str, canvas: list[int], room: int) -> None:
-    """Are those of all completions, left and right in sight."""
+def test_allowed_tokens_of_a_hole(pattern: str, canvas: list[int], room: int) -> None:
+    """They are those of all completions, given the tokens on both sides."""
     found = [*completions(pattern, canvas, room)]
     for place in holes_of(canvas):
         row = torch.zeros(1, SIZE)
@@ -106,8 +106,8 @@ def test_the_tokens_that_a_hole_may_take(pattern: str, canvas: list[int], room: 
 
 
 @pytest.mark.parametrize(("pattern", "canvas", "room"), canvases(100, seed=1))
-def test_the_tokens_behind_what_is_known(pattern: str, canvas: list[int], room: int) -> None:
-    """Where a method goes from left to right, what stands behind a slot is only proposed."""
+def test_allowed_tokens_from_left_to_right(pattern: str, canvas: list[int], room: int) -> None:
+    """For a left-to-right method, tokens after a slot are only proposals."""
     for place in range(len(canvas)):
         found = [*completions(pattern, [*canvas[:place], HOLE], room)] if place < room else []
         row = torch.zeros(1, SIZE)
@@ -120,7 +120,7 @@ def test_the_tokens_behind_what_is_known(pattern: str, canvas: list[int], room: 
 def test_greedy_holes_take_the_most_probable_completion(
     pattern: str, canvas: list[int], room: int
 ) -> None:
-    """Of those that are predicted; the others need one as well."""
+    """Only predicted holes count; the others still need a token."""
     rng = Random(len(canvas))
     holes = holes_of(canvas)
     places = holes[: rng.randint(1, len(holes))] if holes else []
@@ -146,7 +146,7 @@ DRAWN = [
 def drawn_as_enumerated(
     pattern: str, canvas: list[int], room: int, draws: int, **sampling: Any
 ) -> float:
-    """Chi-square of so many draws against the law by enumeration."""
+    """Return the chi-square statistic of samples against the enumerated distribution."""
     places = holes_of(canvas)
     logits = random_logits(len(places), seed=5)
     expected = law(
@@ -163,8 +163,8 @@ def drawn_as_enumerated(
 
 
 @pytest.mark.parametrize(("pattern", "canvas", "room"), DRAWN)
-def test_draws_have_the_law_of_what_fits(pattern: str, canvas: list[int], room: int) -> None:
-    """Exactly, though most of them need no second draw."""
+def test_samples_have_the_exact_distribution(pattern: str, canvas: list[int], room: int) -> None:
+    """Most samples fit at once."""
     assert drawn_as_enumerated(pattern, canvas, room, 1500, temperature=0.9) > LIKELY
 
 
@@ -173,17 +173,17 @@ def test_draws_have_the_law_of_what_fits(pattern: str, canvas: list[int], room: 
     ("pattern", "canvas", "room", "temperature"),
     [(*drawn, (0.7, 1.5)[n % 2]) for n, drawn in enumerate(DRAWN)],
 )
-def test_many_draws_have_the_law_of_what_fits(
+def test_many_samples_have_the_exact_distribution(
     pattern: str, canvas: list[int], room: int, temperature: float
 ) -> None:
-    """Twenty thousand."""
+    """Use twenty thousand samples."""
     found = drawn_as_enumerated(pattern, canvas, room, 20_000, temperature=temperature)
     assert found > LIKELY
 
 
 @pytest.mark.parametrize("sampling", [{"top_p": 0.05}, {"top_k": 1}, {"min_p": 1.0}])
-def test_what_the_nucleus_leaves_may_not_fit(sampling: dict[str, Any]) -> None:
-    """Then it is the whole law that is drawn from; where something fits, it is that."""
+def test_truncation_may_leave_nothing_that_fits(sampling: dict[str, Any]) -> None:
+    """Then the whole distribution is used; otherwise the truncated one."""
     logits = torch.zeros(2, SIZE)
     logits[0, 0], logits[1, 1] = 5, 5
     for seed in range(30):
@@ -198,10 +198,8 @@ def test_what_the_nucleus_leaves_may_not_fit(sampling: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("pattern", "canvas", "room"), canvases(60, seed=3))
-def test_forced_tokens_are_those_that_all_answers_have(
-    pattern: str, canvas: list[int], room: int
-) -> None:
-    """One behind the other, up to where two may stand, or an end."""
+def test_forced_tokens_are_in_all_answers(pattern: str, canvas: list[int], room: int) -> None:
+    """They continue up to a place with two choices, or an end."""
     front = canvas[: (holes_of(canvas) or [len(canvas)])[0]]
     found = constraint(pattern, room).forced([0] * BEGIN + front)
     for token in [*found, None]:
@@ -215,22 +213,23 @@ def test_forced_tokens_are_those_that_all_answers_have(
     assert len(may) > 1 or may == {EOS} or len(front) == room - 1
 
 
-def test_sets_are_forgotten_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left of memory changes no answer."""
+def test_cleared_sets_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory limit changes no answer."""
     monkeypatch.setattr(reach, "MEMORY", 200)
     for case in canvases(20, seed=4):
-        test_the_tokens_that_a_hole_may_take(*case)
+        test_allowed_tokens_of_a_hole(*case)
         test_greedy_holes_take_the_most_probable_completion(*case)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Watching(Regular):
-    """Compares each of its choices with enumeration."""
+    """Compares each choice with enumeration."""
 
     pattern: str
     checked: list[int] = field(default_factory=list)
 
     def __call__(self, logits: Tensor, slots: Any, text: Any) -> None:
+        """Compare the allowed tokens of each row, then ban the others."""
         Regular.__call__(self, logits, slots, text)
         canvas = [*text[self.begin : self.limit]]
         canvas += [HOLE] * (self.limit - self.begin - len(canvas))
@@ -242,12 +241,13 @@ class Watching(Regular):
 
     @staticmethod
     def together(asked: Sequence[Fit], logits: Tensor, tokens: Tensor) -> None:
+        """Compare the joint choice, then make it."""
         Regular.together(asked, logits, tokens)
         for own, rows, slots, one in asked:
             own.compare(slots, logits[list(rows)], tokens[list(rows)].tolist(), one)
 
     def compare(self, slots: Any, logits: Tensor, chosen: list[int], one: Sample) -> None:
-        """One choice with all that fit."""
+        """Compare one choice with all completions."""
         assert one.joint is not None
         canvas = [*one.joint.text[self.begin : self.limit]]
         canvas += [HOLE] * (self.limit - self.begin - len(canvas))
@@ -284,7 +284,7 @@ METHODS: list[Method] = [
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_every_choice_of_a_method(method: Method, temperature: float) -> None:
-    """Is of what is allowed, and greedy the best; and all of its answers are whole."""
+    """Choices are allowed, greedy ones the best, and all answers complete."""
     make = {WeDLM: masked_model, BlockDiffusion: block_model}.get(type(method), diffusion_model)
     engine = engine_of(("target", make(seed=3, vocab_size=SIZE, mask_token_id=HOLE)))
     pairing = Pairing.of({"target": runner(engine, "target")})

@@ -1,4 +1,4 @@
-"""Public test suites: a hundred schemas and a hundred expressions with every method."""
+"""Run public test suites: a hundred schemas and a hundred expressions with every method."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from outpace.methods import (
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 SCHEMAS = json.loads((Path(__file__).parent / "schemas.json").read_text())["schemas"]
 ROOM, TURNS = 48, 10
-"""Most tokens of an answer; every so many cases have all rules between them."""
+"""Maximum tokens of an answer; this many cases cover all rules."""
 
 
 def expressions() -> list[str]:
-    """The first hundred of CPython's own that automata follow, by the alphabet."""
+    """Return the first hundred supported expressions of CPython's tests, alphabetically."""
     tests = pytest.importorskip("test.re_tests").tests
     found = []
     for pattern in sorted({test[0] for test in tests}):
@@ -62,10 +62,10 @@ CASES: list[tuple[str, Method]] = [
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda case: str(CASES[case]))
-def test_all_of_a_suite_is_fulfilled(case: int, temperature: float) -> None:
-    """Every answer is whole and right; nearly all are known to fit into half of the room.
+def test_answers_of_suites_are_valid(case: int, temperature: float) -> None:
+    """Every answer is complete and valid; nearly all fit into half of the length.
 
-    A case has each tenth rule, another tenth than the next one and at the other temperature.
+    Each case has every tenth rule, shifted by one and at the other temperature in the next case.
     """
     name, method = CASES[case]
     llm = LLM(name, method)

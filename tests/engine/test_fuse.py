@@ -120,8 +120,8 @@ def test_compiled_model_is_the_same() -> None:
 @pytest.mark.parametrize(
     ("wanted", "device", "processes", "message"),
     [
-        (True, CPU, 1, "compile is for a CUDA device, not for cpu"),
-        (True, torch.device("cuda"), 2, "for a model in one process"),
+        (True, CPU, 1, "compile requires a CUDA device, got cpu"),
+        (True, torch.device("cuda"), 2, "requires a model in one process"),
         (1, CPU, 1, "compile must be True or False, not 1"),
         ("yes", CPU, 1, "compile must be True or False, not 'yes'"),
     ],
@@ -139,7 +139,7 @@ def test_layers_that_wait_for_the_host_are_refused() -> None:
     config = replace(SMALL, experts=4, experts_per_row=2)
     with pytest.raises(ValueError, match="mixture-of-experts models, which wait for the host"):
         fuse(Transformer(config))
-    with pytest.raises(ValueError, match="compile is for a CUDA device"):
+    with pytest.raises(ValueError, match="compile requires a CUDA device"):
         LLM("tiny-ar", compile=True)
 
 

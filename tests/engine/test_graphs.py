@@ -150,8 +150,8 @@ def test_passes_with_features_are_not_recorded() -> None:
 @pytest.mark.parametrize(
     ("graphs", "device", "processes", "message"),
     [
-        (True, CPU, 1, "graphs are for a CUDA device, not for cpu"),
-        (True, torch.device("cuda"), 2, "for a model in one process"),
+        (True, CPU, 1, "graphs requires a CUDA device, got cpu"),
+        (True, torch.device("cuda"), 2, "requires a model in one process"),
         (1, CPU, 1, "graphs must be True or False, not 1"),
         ("yes", CPU, 1, "graphs must be True or False, not 'yes'"),
     ],
@@ -167,7 +167,7 @@ def test_unavailable_graphs_are_refused(
 def test_without_the_kernel_there_are_no_graphs() -> None:
     """With another back end, or where the kernel is not available."""
     for attention in ("dense", "auto", "compiled"):
-        with pytest.raises(ValueError, match="graphs want attention='triton'"):
+        with pytest.raises(ValueError, match="graphs requires attention='triton'"):
             Runner("a", MODELS["causal"], slots=PAGE, attention=attention, record=Again())
     with pytest.raises(ValueError, match="CUDA device"):
         LLM("tiny-ar", graphs=True)

@@ -78,7 +78,7 @@ def test_mask_is_the_named_token_or_that_of_the_published_models(tmp_path: Path)
     folder = FOLDER / "qwen3"
     assert load_model(folder).config.mask_id == 319
     assert load_model(folder, mask_id=7).config.mask_id == 7
-    with pytest.raises(ValueError, match="mask token 400 lies outside the vocabulary of 320"):
+    with pytest.raises(ValueError, match="mask_id 400 is outside the vocabulary of 320"):
         load_model(folder, mask_id=400)
 
 

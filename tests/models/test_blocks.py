@@ -1,7 +1,7 @@
-"""Block diffusion families against transformers, whose models are shown a mask in blocks.
+"""Compare block diffusion families with transformers models under a block mask.
 
-SDAR is Qwen3, Fast-dLLM v2 Qwen2.5 and LLaDA2 Glm4-MoE under other names. SDAR (dense) is compared
-with its authors' code as well, in `tests/golden`.
+SDAR is Qwen3, Fast-dLLM v2 is Qwen2.5 and LLaDA2 is Glm4-MoE under other names. SDAR (dense) is
+also compared with its authors' code, in `tests/golden`.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ OTHER = {
     "self_attn.k_norm": "attention.key_layernorm",
     "gate.e_score_correction_bias": "gate.expert_bias",
 }
-"""LLaDA2's names of what Glm4-MoE calls otherwise."""
+"""LLaDA2's names of tensors that Glm4-MoE names differently."""
 
 
 def written(name: str, folder: Path) -> PreTrainedModel:
-    """A model of transformers of random weights, and its checkpoint under the family's names."""
+    """Save a transformers model with random weights under the names of the family."""
     kind, config, own = MODELS[name]
     torch.manual_seed(0)
     model = kind(config).eval().requires_grad_(False)
@@ -127,7 +127,7 @@ def written(name: str, folder: Path) -> PreTrainedModel:
 
 
 def renamed(path: Path) -> None:
-    """Write a checkpoint of Glm4-MoE as one of LLaDA2."""
+    """Rewrite a Glm4-MoE checkpoint as an LLaDA2 checkpoint."""
     theirs, ours = load_file(path), {}
     for name, tensor in theirs.items():
         for old, new in OTHER.items():
@@ -147,7 +147,7 @@ def renamed(path: Path) -> None:
 
 @torch.inference_mode()
 def reference(model: PreTrainedModel, ids: list[int], ends: list[int]) -> Tensor:
-    """Logits of transformers where a row sees to the end of its block."""
+    """Return logits of transformers in which a row sees up to the end of its block."""
     stops = torch.tensor([next(end for end in ends if end > slot) for slot in range(len(ids))])
     hidden = torch.arange(len(ids)) >= stops[:, None]
     mask = torch.zeros(1, 1, *hidden.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
@@ -156,7 +156,7 @@ def reference(model: PreTrainedModel, ids: list[int], ends: list[int]) -> Tensor
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """All rows of a text in blocks, the last one shorter; shards, tied and untied heads."""
+    """Texts end with a shorter block; checkpoints have shards and tied or separate heads."""
     theirs = written(name, tmp_path)
     ours, config = load_model(tmp_path), load_config(tmp_path)
     assert config.family == name.partition("-")[0] and config.kind is Kind.BLOCK
@@ -176,7 +176,7 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
 def test_greedy_text_equals_that_of_transformers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Block after block through the cache, beside another request."""
+    """Decode block by block through the cache, together with another request."""
     theirs = written(name, tmp_path)
     llm = LLM(tmp_path, cache_gib=0.01)
     prompts = [IDS[:37], IDS[:5]]
@@ -194,8 +194,8 @@ def test_greedy_text_equals_that_of_transformers(
         assert list(output.ids) == expected
 
 
-def test_what_is_not_exactly_supported_is_refused(tmp_path: Path) -> None:
-    """By name and value."""
+def test_unsupported_fields_are_refused(tmp_path: Path) -> None:
+    """The message contains name and value."""
     written("llada2", tmp_path)
 
     def changed(**fields: Any) -> None:
@@ -213,7 +213,7 @@ def test_what_is_not_exactly_supported_is_refused(tmp_path: Path) -> None:
         ({"n_group": 5}, "3 of 12 experts in 2 of 5 groups"),
         ({"topk_group": 9}, "3 of 12 experts in 9 of 4 groups"),
         ({"n_group": 12, "topk_group": 3}, "3 of 12 experts in 3 of 12 groups"),
-        ({"mask_token_id": None}, "must name its mask_token_id"),
+        ({"mask_token_id": None}, "must contain mask_token_id"),
         ({"num_experts": None}, "num_experts"),
     ]:
         changed(**fields)
@@ -225,8 +225,8 @@ def test_what_is_not_exactly_supported_is_refused(tmp_path: Path) -> None:
             load_model(tmp_path)
 
 
-def test_fields_that_change_no_number(tmp_path: Path) -> None:
-    """Half of each head rotates, the router is in float32, and any kernel runs the experts."""
+def test_equivalent_fields_are_accepted(tmp_path: Path) -> None:
+    """Half of each head rotates, the router is in float32; any kernel may run the experts."""
     written("llada2", tmp_path)
     plain = load_config(tmp_path)
     later = {"rotary_dim": 8, "router_dtype": "fp32", "_moe_implementation": "fused"}
@@ -237,7 +237,7 @@ def test_fields_that_change_no_number(tmp_path: Path) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_the_router_is_in_float32(quantize: str | None, tmp_path: Path) -> None:
-    """In bfloat16 too, in any layout, and not in 8 bits; sums of experts are rounded once."""
+    """It is float32 in any layout, never int8; sums of experts are rounded once."""
     written("llada2", tmp_path)
     model = load_model(tmp_path, dtype=torch.bfloat16, quantize=quantize)
     experts = next(part for part in model.modules() if isinstance(part, Experts))
@@ -271,8 +271,8 @@ def test_the_router_is_in_float32(quantize: str | None, tmp_path: Path) -> None:
     assert torch.equal(experts(rows), total.bfloat16() + experts.shared(rows))
 
 
-def test_a_length_of_blocks_that_nobody_says_is_asked_for(tmp_path: Path) -> None:
-    """The published config.json of SDAR has none; its models differ in it."""
+def test_a_missing_block_length_is_required(tmp_path: Path) -> None:
+    """The published config.json of SDAR omits it, and its models differ in it."""
     written("sdar", tmp_path)
     published = json.loads((tmp_path / "config.json").read_text())
     del published["block_size"]
@@ -285,5 +285,5 @@ def test_a_length_of_blocks_that_nobody_says_is_asked_for(tmp_path: Path) -> Non
     assert len(output.ids) <= 4
     del published["mask_token_id"]
     (tmp_path / "config.json").write_text(json.dumps(published))
-    with pytest.raises(ValueError, match="must name its mask_token_id"):
+    with pytest.raises(ValueError, match="must contain mask_token_id"):
         load_config(tmp_path)

@@ -1,4 +1,4 @@
-"""The feature draft beside its authors' code, and what does not load."""
+"""Compare the DFlash draft with its authors' code, and test what does not load."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PAIRS = ["pair_a", "pair_b"]
 
 
 def close(ours: Tensor, official: Tensor) -> None:
-    """Equal to the tolerance of the golden vectors."""
+    """Assert equality within the tolerance of the golden vectors."""
     torch.testing.assert_close(ours, official, atol=1e-4, rtol=0)
 
 
 def seeing(mask: Tensor | None) -> Attend:
-    """Attention of rows over `bool[T, C + T]`, or over everything."""
+    """Return attention with a mask `bool[T, C + T]`, or without one."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
@@ -42,25 +42,25 @@ def seeing(mask: Tensor | None) -> Attend:
 
 @pytest.fixture(scope="module", params=PAIRS)
 def pair(request: pytest.FixtureRequest) -> Path:
-    """Folder of a target and its draft."""
+    """Return the folder of a target and its draft."""
     return GOLDEN / request.param
 
 
 @pytest.fixture(scope="module")
 def draft(pair: Path) -> FeatureDraft:
-    """The draft with its target."""
+    """Return the draft with its target."""
     return load_draft(pair / "draft", load_model(pair / "target"))
 
 
 def case(pair: Path, name: str) -> dict[str, Any]:
-    """A decode of the authors' loop."""
+    """Return a recorded decode of the authors' loop."""
     cases = json.loads((pair / "cases.json").read_text())["cases"]
     return next(case for case in cases if case["name"] == name)
 
 
 @torch.inference_mode()
 def test_features_of_the_target(pair: Path, draft: FeatureDraft) -> None:
-    """Hidden states of the prompt, as the draft reads them, and as they are fused."""
+    """Compare hidden states of the prompt and their fusion."""
     trace, prompt = load_file(pair / "trace.safetensors"), case(pair, "len12")["prompt"]
     (target,) = draft.lender
     causal = torch.ones(len(prompt), len(prompt), dtype=torch.bool).tril()
@@ -77,7 +77,7 @@ def test_features_of_the_target(pair: Path, draft: FeatureDraft) -> None:
 
 @torch.inference_mode()
 def test_logits_of_a_block(pair: Path, draft: FeatureDraft) -> None:
-    """All rows of the first block behind the prompt, and the keys that its context leaves."""
+    """Compare all rows of the first block, and the keys of its context."""
     trace, decode = load_file(pair / "trace.safetensors"), case(pair, "len12")
     features = trace["block0.features"]
     positions = trace["block0.position_ids"].flatten()
@@ -100,7 +100,7 @@ def test_logits_of_a_block(pair: Path, draft: FeatureDraft) -> None:
 
 @torch.inference_mode()
 def test_logits_of_training_rows(pair: Path, draft: FeatureDraft) -> None:
-    """Many blocks side by side, each with a view of its own of one sequence's features."""
+    """Many blocks each see their own part of one sequence's features."""
     golden = load_file(pair / "training.safetensors")
     width, row = golden["features"].shape[1], 0
     positions = golden["position_ids"][row]
@@ -114,8 +114,8 @@ def test_logits_of_training_rows(pair: Path, draft: FeatureDraft) -> None:
     close(draft.head(hidden[: len(expected)]), expected)
 
 
-def test_saved_draft_loads_as_it_was(pair: Path, draft: FeatureDraft, tmp_path: Path) -> None:
-    """Under the published names, without embedding and head."""
+def test_saved_draft_loads_unchanged(pair: Path, draft: FeatureDraft, tmp_path: Path) -> None:
+    """The file has published names and neither embedding nor head."""
     save_model(draft, tmp_path, dtype=torch.float32)
     theirs, ours = (load_file(f / "model.safetensors") for f in (pair / "draft", tmp_path))
     assert theirs.keys() == ours.keys() and len(ours) == 11 * draft.config.layers + 3
@@ -128,7 +128,7 @@ NESTED = {"mask_token_id": 23, "target_layer_ids": [1, 5]}
 
 
 def config(**changes: Any) -> dict[str, Any]:
-    """A small published draft configuration."""
+    """Return a small published draft configuration."""
     fields = {
         **published("DFlashDraftModel"),
         "head_dim": 8,
@@ -157,7 +157,7 @@ def config(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
-    """Nested or not, old or new, by number or by formula."""
+    """Fields may be nested or not, old or new, a number or a formula."""
     assert translate(config(**changes)) == translate(config())
 
 
@@ -171,10 +171,8 @@ def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
         (8, 1, (4,)),
     ],
 )
-def test_layers_are_spread_where_none_are_listed(
-    depth: int, layers: int, expected: tuple[int, ...]
-) -> None:
-    """From the second to the third-to-last."""
+def test_default_layers_are_spread(depth: int, layers: int, expected: tuple[int, ...]) -> None:
+    """They range from the second to the third-to-last."""
     fields = {"num_target_layers": depth, "num_hidden_layers": layers}
     found = translate(config(**fields, dflash_config={"mask_token_id": 23}))
     assert isinstance(found, ModelConfig) and found.feature_layers == expected
@@ -189,10 +187,10 @@ def test_layers_are_spread_where_none_are_listed(
         ({"dflash_config": {**NESTED, "causal": False}}, (Sight(window=6), Sight())),
     ],
 )
-def test_sliding_layers_are_causal_unless_told(
+def test_sliding_layers_are_causal_by_default(
     changes: dict[str, Any], expected: tuple[Sight, ...]
 ) -> None:
-    """As they are trained and served."""
+    """This is how they are trained and served."""
     kinds = ["sliding_attention", "full_attention"]
     found = translate(config(layer_types=kinds, sliding_window=6, **changes))
     assert isinstance(found, ModelConfig) and found.sights == expected
@@ -231,12 +229,12 @@ def test_sliding_layers_are_causal_unless_told(
         ({"output_multiplier": 0.5}, "output_multiplier is 0.5"),
         ({"layer_types": ["full_attention", "linear"]}, "layer_types has 'linear'"),
         ({"dflash_config": {"target_layer_ids": [1, 5]}}, "'mask_token_id' is missing"),
-        ({"dflash_config": {"mask_token_id": 24}}, "mask token 24 .* vocabulary of 24"),
+        ({"dflash_config": {"mask_token_id": 24}}, "mask_id 24 .* vocabulary of 24"),
         ({"num_target_layers": None, "dflash_config": {"mask_token_id": 2}}, "num_target_layers"),
     ],
 )
 def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], message: str) -> None:
-    """By the name of what makes them another kind."""
+    """The message names the field that makes them another kind."""
     with pytest.raises(ValueError, match=message):
         translate(config(**changes))
 
@@ -250,7 +248,7 @@ def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], message: str
     ],
 )
 def test_draft_of_another_target_is_refused(changes: dict[str, int], message: str) -> None:
-    """Naming the two values that disagree."""
+    """The message contains both values."""
     found = translate(config())
     assert isinstance(found, ModelConfig)
     with pytest.raises(ValueError, match=message):
@@ -258,7 +256,7 @@ def test_draft_of_another_target_is_refused(changes: dict[str, int], message: st
 
 
 def test_layers_beyond_the_target_are_refused() -> None:
-    """Where the draft does not say how deep its target was."""
+    """The configuration does not contain the depth of the target."""
     found = translate(config(num_target_layers=None))
     assert isinstance(found, ModelConfig)
     FeatureDraft(found, causal_model(**TARGET))
@@ -268,16 +266,16 @@ def test_layers_beyond_the_target_are_refused() -> None:
         FeatureDraft(replace(found, feature_layers=(-1, 5)), causal_model(**TARGET))
 
 
-def test_draft_and_model_do_not_stand_for_each_other(pair: Path, draft: FeatureDraft) -> None:
-    """Each is told what it is."""
+def test_draft_and_model_are_not_interchangeable(pair: Path, draft: FeatureDraft) -> None:
+    """Each error names the actual kind."""
     with pytest.raises(ValueError, match="is a draft that reads the features of a target"):
         load_model(pair / "draft")
     with pytest.raises(ValueError, match="is no draft that reads features.* Qwen3ForCausalLM"):
         load_draft(pair / "target", *draft.lender)
 
 
-def test_a_draft_that_adds_features_says_so(draft: FeatureDraft) -> None:
-    """In one field, from which its kind and what it takes in follow."""
+def test_a_fused_draft_is_recognised(draft: FeatureDraft) -> None:
+    """One field determines its kind and its features."""
     found = translate(config(dflash_config={**NESTED, "input_fusion": True}))
     plain = translate(config())
     assert (plain.kind, plain.widths) == (Kind.DRAFT, ())
@@ -288,7 +286,7 @@ def test_a_draft_that_adds_features_says_so(draft: FeatureDraft) -> None:
 
 @torch.inference_mode()
 def test_features_of_zeros_add_nothing(draft: FeatureDraft) -> None:
-    """So a row without them is its token's embedding, whatever the weights."""
+    """A row without features is its token's embedding, whatever the weights."""
     adding = adding_draft(draft)
     adding.feature_norm.weight.add_(3)
     ids = torch.tensor([3, 1, 4])
@@ -300,10 +298,8 @@ def test_features_of_zeros_add_nothing(draft: FeatureDraft) -> None:
     assert (rows[:2] - adding.embed(ids[:2])).abs().min() > 0
 
 
-def test_saved_draft_that_adds_features_loads_as_it_was(
-    draft: FeatureDraft, tmp_path: Path
-) -> None:
-    """With the field and a name of its own for the norm of its features."""
+def test_saved_fused_draft_loads_unchanged(draft: FeatureDraft, tmp_path: Path) -> None:
+    """The file has the field and the distinct name of its feature norm."""
     adding = adding_draft(draft)
     save_model(adding, tmp_path, dtype=torch.float32)
     published_ = json.loads((tmp_path / "config.json").read_text())
@@ -317,10 +313,10 @@ def test_saved_draft_that_adds_features_loads_as_it_was(
 
 
 @pytest.mark.parametrize("adds", [True, False])
-def test_weights_of_one_draft_are_not_those_of_the_other(
+def test_weights_of_another_draft_are_refused(
     draft: FeatureDraft, tmp_path: Path, *, adds: bool
 ) -> None:
-    """Where the field of a configuration says otherwise than its weights; nor with a norm more."""
+    """The configuration disagrees with the weights, or there is one norm too many."""
     save_model(adding_draft(draft) if adds else draft, tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     content["dflash_config"]["input_fusion"] = not adds

@@ -1,4 +1,4 @@
-"""The draft that extends features: its configuration, its tables, and what does not load."""
+"""Test the configuration and tables of the EAGLE draft, and what does not load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LISTED = "eagle_aux_hidden_state_layer_ids"
     ],
 )
 def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
-    """Nested or not, counted by outputs or by inputs, under either architecture."""
+    """Fields may be nested or not, and layers counted by outputs or by inputs."""
     ours, theirs = translate(published_eagle(**changes)), translate(published_eagle())
     assert ours.feature_layers == theirs.feature_layers == (0, 1)
     assert ours.family == "eagle" and ours.kind is Kind.EXTENDING and ours.shift == 2
@@ -39,7 +39,7 @@ def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
 
 
 def test_published_fields() -> None:
-    """As a draft for Qwen3-8B has them; layers follow from the target's depth."""
+    """The fields are those of a draft for Qwen3-8B; the target's depth determines the layers."""
     published = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "attention_bias": False,
@@ -100,13 +100,13 @@ def test_published_fields() -> None:
     ],
 )
 def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], message: str) -> None:
-    """By the name of what makes them another kind."""
+    """The message names the field that makes them another kind."""
     with pytest.raises(ValueError, match=message):
         translate(published_eagle(**changes))
 
 
-def test_a_model_without_a_draft_vocabulary_is_what_it_was() -> None:
-    """The same architecture is Llama's own."""
+def test_a_model_without_a_draft_vocabulary_is_llama() -> None:
+    """The architecture is that of Llama."""
     fields = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": None}
     assert translate(published_eagle(**fields, eagle_config=None)).family == "llama"
 
@@ -128,14 +128,14 @@ def test_a_model_without_a_draft_vocabulary_is_what_it_was() -> None:
 def test_draft_of_another_target_is_refused(
     changes: dict[str, Any], target: dict[str, int], message: str
 ) -> None:
-    """Naming the two values that disagree."""
+    """The message contains both values."""
     config = translate(published_eagle(**changes))
     with pytest.raises(ValueError, match=message):
         ExtendingDraft(config, causal_model(**target))
 
 
 def swapped(tensors: dict[str, Tensor]) -> None:
-    """The first two tokens of `d2t` are the same."""
+    """Make the first two tokens of `d2t` equal."""
     tensors["d2t"][1] = tensors["d2t"][0] - 1
 
 
@@ -144,10 +144,10 @@ def swapped(tensors: dict[str, Tensor]) -> None:
     [
         (lambda t: t.pop("d2t"), "no tensor 'd2t'"),
         (lambda t: t.pop("t2d"), "no tensor 't2d'"),
-        (lambda t: t["d2t"].add_(400), "d2t names tokens outside the vocabulary of 320"),
-        (lambda t: t["d2t"].sub_(400), "d2t names tokens outside the vocabulary of 320"),
-        (swapped, "d2t names 159 tokens, but draft_vocab_size 160"),
-        (lambda t: t["t2d"].logical_not_(), "t2d names other tokens than d2t"),
+        (lambda t: t["d2t"].add_(400), "d2t contains tokens outside the vocabulary of 320"),
+        (lambda t: t["d2t"].sub_(400), "d2t contains tokens outside the vocabulary of 320"),
+        (swapped, r"d2t must list 160 tokens \(draft_vocab_size\), got 159"),
+        (lambda t: t["t2d"].logical_not_(), "t2d must list the same tokens as d2t"),
         (lambda t: t.update(t2d=t["t2d"].long()), "'t2d' holds I64"),
         (lambda t: t.update(d2t=t["d2t"].float()), "'d2t' holds F32"),
         (lambda t: t.update(d2t=t["d2t"][:9].clone()), r"'d2t' has shape \(9,\)"),
@@ -159,8 +159,8 @@ def swapped(tensors: dict[str, Tensor]) -> None:
         (lambda t: t["fc.weight"].fill_(torch.nan), "'fc.weight' has NaN"),
     ],
 )
-def test_weights_that_are_none_of_it_are_refused(change: Any, message: str, tmp_path: Path) -> None:
-    """By the name of the tensor."""
+def test_invalid_weights_are_refused(change: Any, message: str, tmp_path: Path) -> None:
+    """The message names the tensor."""
     tensors = load_file(PAIR / "draft" / "model.safetensors")
     change(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -170,7 +170,7 @@ def test_weights_that_are_none_of_it_are_refused(change: Any, message: str, tmp_
 
 
 def test_a_draft_of_all_tokens_has_no_tables(tmp_path: Path) -> None:
-    """Neither in memory nor in its file."""
+    """Neither memory nor file contains them."""
     target = causal_model()
     draft = extending_draft(target)
     assert draft.says is None and draft.head(torch.ones(1, 32)).shape == (1, VOCAB)
@@ -179,7 +179,7 @@ def test_a_draft_of_all_tokens_has_no_tables(tmp_path: Path) -> None:
     assert load_draft(tmp_path, target).config == draft.config
 
 
-def test_draft_and_model_do_not_stand_for_each_other() -> None:
-    """Each is told what it is."""
+def test_draft_and_model_are_not_interchangeable() -> None:
+    """Each error names the actual kind."""
     with pytest.raises(ValueError, match="is a draft that reads the features of a target"):
         load_model(PAIR / "draft")

@@ -1,4 +1,4 @@
-"""Matrices of 8 bits: what they hold, what becomes of a row, and where they cannot be."""
+"""Test int8 matrices: their codes, the result of a row, and where they are unavailable."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FILE = "model.safetensors"
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """What the machine can do is found out anew, before and after."""
+    """Clear the detected capabilities of the machine before and after a test."""
     for found in (exact, has):
         found.cache_clear()
     yield
@@ -40,13 +40,13 @@ def fresh() -> Iterator[None]:
 
 
 def linear(*, width: int = 96, out: int = 80, bias: bool = False, seed: int = 0) -> nn.Linear:
-    """A layer of random weights."""
+    """Create a layer with random weights."""
     torch.manual_seed(seed)
     return nn.Linear(width, out, bias=bias).requires_grad_(False)
 
 
 def quantised(layer: nn.Linear) -> Int8Linear:
-    """A copy of 8 bits."""
+    """Return an int8 copy."""
     own = copy.deepcopy(layer)
     quantise(own, torch.float32)
     assert isinstance(own, Int8Linear)
@@ -54,7 +54,7 @@ def quantised(layer: nn.Linear) -> Int8Linear:
 
 
 def literal(x: Tensor, layer: nn.Linear) -> Tensor:
-    """The product in whole numbers, row by row and output by output."""
+    """Compute the integer product row by row and output by output."""
     outputs = []
     for row in x.float():
         scale = row.abs().max() / LEVELS
@@ -68,7 +68,7 @@ def literal(x: Tensor, layer: nn.Linear) -> Tensor:
 
 @pytest.fixture(params=["tiles", "blocks"])
 def each(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """One layout of matrices, where this machine has it."""
+    """Use one layout of matrices, if this machine has it."""
     if not has(request.param, torch.int8):
         pytest.skip(f"this machine has no {request.param} of 8 bits")
     monkeypatch.setattr(autotune, "layouts", lambda codes: (request.param,))
@@ -79,7 +79,7 @@ def each(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.mark.parametrize("rows", [1, 2, 5, 16, 17, 40, 300])
 @pytest.mark.parametrize("shape", [(16, 8), (48, 36), (1152, 896), (64, 4864)])
 def test_layouts_give_the_same_bits(each: str, shape: tuple[int, int], rows: int) -> None:
-    """Those of whole numbers, with a bias and without, for any codes and number of rows."""
+    """Compare integer layouts with and without a bias, for any codes and number of rows."""
     torch.manual_seed(rows)
     codes = torch.randint(-128, 128, shape, dtype=torch.int8)
     scale, bias = torch.rand(shape[0]), torch.randn(shape[0])
@@ -94,8 +94,8 @@ def test_layouts_give_the_same_bits(each: str, shape: tuple[int, int], rows: int
     assert torch.equal(codes, before)
 
 
-def test_the_longest_sums_are_right(each: str) -> None:
-    """Of the largest codes of either sign; one more unit of inputs is refused by name."""
+def test_the_longest_sums_do_not_overflow(each: str) -> None:
+    """Codes are the largest of either sign; one more unit of inputs is refused."""
     longest = tiles.LONGEST // 4 * 4
     codes = torch.full((16, longest), -128, dtype=torch.int8)
     codes[1::2] = 127
@@ -106,17 +106,17 @@ def test_the_longest_sums_are_right(each: str) -> None:
     assert exact.abs().max() < 2**31 <= exact.abs().max() + 4 * 128 * LEVELS
     longer = torch.ones(16, longest + 4, dtype=torch.int8)
     layer = Int8Linear(longest + 4, 16, bias=False, device="meta")
-    with pytest.raises(ValueError, match=f"quantize: .* {longest + 4} inputs.*{tiles.LONGEST}"):
+    with pytest.raises(ValueError, match=f"quantize=.* {tiles.LONGEST} inputs.*got {longest + 4}"):
         layer.hold(longer, torch.ones(16))
     with pytest.raises(ValueError, match=f"weight: sums of 8 bits hold {tiles.LONGEST} inputs"):
         tiles.laid(longer)
 
 
 @pytest.mark.skipif(not has("tiles", torch.int8), reason="this machine has no tiles of 8 bits")
-def test_sizes_that_no_quick_layout_takes_are_multiplied_all_the_same(
+def test_sizes_without_a_fast_layout_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where oneDNN cuts sums of 8 bits, 37 outputs fill no tiles."""
+    """Here oneDNN saturates int8 sums, and 37 outputs do not fill tiles."""
     monkeypatch.setattr(matmul, "has", lambda name, dtype: name == "tiles")
     layer, x = linear(out=37, bias=True), torch.randn(3, 96)
     own = quantised(layer)
@@ -127,8 +127,8 @@ def test_sizes_that_no_quick_layout_takes_are_multiplied_all_the_same(
 
 @needs_products
 @pytest.mark.parametrize("width", [32, 48, 96, 97])
-def test_a_product_is_that_of_whole_numbers(width: int) -> None:
-    """With a scale for each row and one for each output, whatever the sizes."""
+def test_a_product_equals_integer_arithmetic(width: int) -> None:
+    """There is a scale per row and per output, whatever the sizes."""
     layer = linear(width=width, out=37)
     x = torch.randn(5, width) * torch.tensor([1, 1e-6, 1e6, 3, 0.1])[:, None]
     torch.testing.assert_close(quantised(layer)(x), literal(x, layer), rtol=1e-6, atol=0)
@@ -136,8 +136,8 @@ def test_a_product_is_that_of_whole_numbers(width: int) -> None:
 
 @needs_products
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_is_near_that_of_the_weights(dtype: torch.dtype) -> None:
-    """Within the error of 8 bits on either side, in the dtype of the rows."""
+def test_a_product_is_close_to_that_of_the_weights(dtype: torch.dtype) -> None:
+    """The error is that of int8 on both sides, in the dtype of the rows."""
     layer, x = linear(width=896, out=640, bias=True), torch.randn(33, 896)
     found = quantised(layer)(x.to(dtype))
     assert found.dtype == dtype
@@ -147,8 +147,8 @@ def test_a_product_is_near_that_of_the_weights(dtype: torch.dtype) -> None:
 
 @needs_products
 @pytest.mark.parametrize("shape", [(32, 48), (192, 1024), (4864, 896)])
-def test_a_row_does_not_change_with_its_company(each: str, shape: tuple[int, int]) -> None:
-    """Bit by bit, whatever rows are beside it, however large, and however many."""
+def test_a_row_is_batch_invariant(each: str, shape: tuple[int, int]) -> None:
+    """Results are bit-identical whatever the other rows, their size and number."""
     layer = quantised(linear(width=shape[0], out=shape[1]))
     x = torch.randn(65, shape[0])
     whole = layer(x)
@@ -160,8 +160,8 @@ def test_a_row_does_not_change_with_its_company(each: str, shape: tuple[int, int
 
 @needs_products
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_no_number_stays_in_its_row(each: str, value: float) -> None:
-    """And is not hidden there."""
+def test_nan_stays_in_its_row(each: str, value: float) -> None:
+    """The NaN is also not hidden in its row."""
     layer, x = quantised(linear(bias=True)), torch.randn(3, 96)
     alone = layer(x[:1])
     x[1, 5] = value
@@ -171,8 +171,8 @@ def test_what_is_no_number_stays_in_its_row(each: str, value: float) -> None:
 
 
 @needs_products
-def test_small_rows_none_and_nothing(each: str) -> None:
-    """Rows of zeros give the bias; there may be no rows at all."""
+def test_zero_rows_and_empty_input(each: str) -> None:
+    """Zero rows give the bias; there may be no rows at all."""
     layer = linear(bias=True)
     own = quantised(layer)
     found = own(torch.stack((torch.zeros(96), torch.full((96,), 1e-40))))
@@ -180,8 +180,8 @@ def test_small_rows_none_and_nothing(each: str) -> None:
     assert own(torch.empty(0, 96)).shape == (0, 80)
 
 
-def test_codes_of_rows_and_weights_are_whole_and_bounded() -> None:
-    """Their scales give the numbers back to half a step."""
+def test_codes_are_bounded_integers() -> None:
+    """Their scales reproduce the numbers to half a step."""
     torch.manual_seed(0)
     for x in (torch.randn(9, 64), torch.zeros(2, 64), torch.full((1, 64), -3.0)):
         codes, scale = of_rows(x)
@@ -194,7 +194,7 @@ def test_codes_of_rows_and_weights_are_whole_and_bounded() -> None:
 
 @needs_products
 def test_an_embedding_and_its_head_are_one_matrix() -> None:
-    """Looked up row by row, and multiplied by."""
+    """It is looked up row by row, and used as a factor."""
     table = Embedding(50, 32).requires_grad_(False)
     own = copy.deepcopy(table)
     quantise(own, torch.bfloat16)
@@ -207,8 +207,8 @@ def test_an_embedding_and_its_head_are_one_matrix() -> None:
 
 
 @pytest.mark.skipif(not has("tiles", torch.int8), reason="this machine has no tiles of 8 bits")
-def test_a_large_embedding_lies_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are looked up in the tiles of its head, and are the same."""
+def test_a_large_embedding_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are looked up in the tiles of its head and are equal."""
     monkeypatch.setattr(tiles, "LARGE", 64 * 32)
     monkeypatch.setattr(autotune, "layouts", lambda codes: ("tiles",))
     for tokens in (64, 48):
@@ -226,10 +226,8 @@ def test_a_large_embedding_lies_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_products
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_is_loaded_quantised_and_can_be_saved(
-    tied: bool, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    """All of its matrices; saved is what it multiplies by, which quantises to the same."""
+def test_a_quantized_model_can_be_saved(tied: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    """All matrices are quantized; the saved ones are dequantized and quantize to the same codes."""
     plain = random_model(published(tie_word_embeddings=tied))
     save_model(plain, tmp_path / "plain", dtype=torch.float32)
     small = load_model(tmp_path / "plain", quantize="int8", dtype=dtype)
@@ -254,14 +252,14 @@ def test_a_model_is_loaded_quantised_and_can_be_saved(
     "fault",
     [AttributeError("no such operator"), RuntimeError("not built with oneDNN"), None],
 )
-def test_where_there_are_no_products_models_keep_their_numbers(
+def test_without_products_models_keep_their_dtype(
     fault: Exception | None,
     fresh: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """No operator, or one that cuts sums, as without VNNI; the log says so once."""
+    """The operator is missing, or it saturates sums, as without VNNI; the log reports it once."""
 
     def other(codes: Tensor, *_: Tensor) -> Tensor:
         if fault is not None:
@@ -277,13 +275,13 @@ def test_where_there_are_no_products_models_keep_their_numbers(
     assert not any(is_quantised(model) for model in loaded)
     assert torch.equal(whole(loaded[1], [1, 2], causal=True), whole(plain, [1, 2], causal=True))
     why, line = [record.message for record in caplog.records]
-    assert "quantize is left out" in line
+    assert "quantize is ignored" in line
     assert str(fault or "products are wrong") in why
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e300])
-def test_weights_that_are_no_numbers_are_refused(value: float, tmp_path: Path) -> None:
-    """Before they become codes."""
+def test_non_finite_weights_are_refused(value: float, tmp_path: Path) -> None:
+    """The error is raised before quantization."""
     save_model(random_model(published()), tmp_path)
     tensors = {name: each.double() for name, each in load_file(tmp_path / FILE).items()}
     tensors["model.layers.1.mlp.down_proj.weight"][2, 3] = value

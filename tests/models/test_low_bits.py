@@ -1,6 +1,6 @@
-"""What matrices can be quantised to on which device, and what torchao makes of a model's.
+"""Test which quantization each device supports, and how torchao applies it to a model.
 
-There is no GPU here: what decides runs as if there were one, and weights come to the CPU.
+No GPU is needed: the decisions run as if there were one, and weights stay on the CPU.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ MIXTURE = {
 
 @pytest.fixture
 def capable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU of compute capability 9.0, as far as is asked."""
+    """Pretend that there is a GPU of compute capability 9.0."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
 
 
 @pytest.fixture
 def gpu(capable: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models are loaded as for a GPU, by torchao, and lie on the CPU as they would there."""
+    """Load models as for a GPU, through torchao, but on the CPU."""
     api = pytest.importorskip("torchao.quantization.quant_api", reason="needs the extra quantize")
     monkeypatch.setattr(api, "_check_hardware_support", lambda granularity: None)
     filled, here = load.filled, fill.fill
@@ -72,12 +72,12 @@ def gpu(capable: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def published_mixture() -> dict[str, Any]:
-    """A tiny `config.json` of a mixture of experts."""
+    """Return a tiny `config.json` of a mixture of experts."""
     return published("Qwen3MoeForCausalLM", **MIXTURE)
 
 
 def reduced(model: nn.Module) -> set[str]:
-    """Names of the modules whose weight is no plain one."""
+    """Return the names of the modules whose weight is quantized."""
     return {
         name
         for name, module in model.named_modules()
@@ -87,10 +87,10 @@ def reduced(model: nn.Module) -> set[str]:
 
 
 @pytest.mark.parametrize("value", ["int3", "INT8", "", 8, ["int8"]])
-def test_unknown_ways_are_refused(value: object, tmp_path: Path) -> None:
-    """With those that are known."""
+def test_unknown_formats_are_refused(value: object, tmp_path: Path) -> None:
+    """The message lists the supported ones."""
     save_model(random_model(published()), tmp_path)
-    with pytest.raises(ValueError, match="unknown quantize .*; known are native, fp8, int8, int4"):
+    with pytest.raises(ValueError, match="quantize must be one of native, fp8, int8, int4, got .*"):
         load_model(tmp_path, quantize=value)  # type: ignore[arg-type]
 
 
@@ -98,25 +98,25 @@ def test_unknown_ways_are_refused(value: object, tmp_path: Path) -> None:
     ("quantize", "device"), [("fp8", "cpu"), ("int4", "cpu"), ("int8", "meta"), ("fp8", "meta")]
 )
 def test_other_devices_are_refused(quantize: str, device: str, tmp_path: Path) -> None:
-    """With what fits where."""
+    """The message lists the formats of each device."""
     save_model(random_model(published()), tmp_path)
-    fit = "leave it out, or native or int8 on cpu, fp8 or int8 or int4 on cuda"
-    with pytest.raises(ValueError, match=f"{quantize}' is not for {device}: {fit}"):
+    fit = "omit it, or use native or int8 on cpu, fp8 or int8 or int4 on cuda"
+    with pytest.raises(ValueError, match=f"{quantize}' is not supported on {device}; {fit}"):
         load_model(tmp_path, quantize=quantize, device=device, dtype=BF16)
 
 
-def test_an_llm_refuses_before_it_looks_for_the_model() -> None:
-    """Which need not be there."""
-    with pytest.raises(ValueError, match="quantize='fp8' is not for cpu"):
+def test_an_llm_refuses_before_it_loads_the_model() -> None:
+    """The model need not exist."""
+    with pytest.raises(ValueError, match="quantize='fp8' is not supported on cpu"):
         LLM("nowhere", device="cpu", quantize="fp8")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("quantize", ["fp8", "int8", "int4"])
 def test_other_dtypes_are_refused(quantize: str, dtype: torch.dtype) -> None:
-    """On a GPU; a CPU has any."""
+    """This holds on a GPU; a CPU supports any dtype."""
     check("int8", "cpu", dtype)
-    with pytest.raises(ValueError, match="is for bfloat16, not for float(32|16): leave dtype out"):
+    with pytest.raises(ValueError, match="requires bfloat16, got float(32|16); omit dtype"):
         check(quantize, GPU, dtype)
 
 
@@ -126,7 +126,7 @@ def test_other_dtypes_are_refused(quantize: str, dtype: torch.dtype) -> None:
 def test_older_gpus_are_refused(
     quantize: str, found: tuple[int, int], needed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the device that is meant, whichever is the current one."""
+    """The requested device counts, not the current one."""
     asked: list[torch.device] = []
 
     def capability(device: torch.device) -> tuple[int, int]:
@@ -135,15 +135,15 @@ def test_older_gpus_are_refused(
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
     one = "{}.{}".format(*found)
-    with pytest.raises(ValueError, match=f"capability {needed}, and cuda:1 has {one}: .*'int8'"):
+    with pytest.raises(ValueError, match=f"capability {needed}, but cuda:1 has {one}; .*'int8'"):
         check(quantize, "cuda:1", BF16)
     assert asked == [torch.device("cuda:1")]
 
 
 def test_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It calls itself CUDA."""
+    """Its device type is cuda."""
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    with pytest.raises(ValueError, match="not for ROCm: leave it out"):
+    with pytest.raises(ValueError, match="not supported on ROCm; omit it"):
         check("int8", GPU, BF16)
 
 
@@ -151,16 +151,16 @@ def test_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_torchao_the_extra_is_named(
     quantize: str, capable: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A CPU needs none."""
+    """A CPU does not need it."""
     for name in ("torchao", "torchao.quantization"):
         monkeypatch.setitem(sys.modules, name, None)
     check("int8", "cpu", BF16)
-    with pytest.raises(ValueError, match=r"on a GPU needs: pip install 'outpace\[quantize\]'"):
+    with pytest.raises(ValueError, match=r"on a GPU requires: pip install 'outpace\[quantize\]'"):
         check(quantize, GPU, BF16)
 
 
-def test_projections_of_layers_are_meant() -> None:
-    """Of drafts too; no embedding, head, fusion or router."""
+def test_projections_of_layers_are_selected() -> None:
+    """This includes drafts, but no embedding, head, fusion or router."""
     target, names = causal_model(), {f"blocks.{n}.{each}" for n in (0, 1) for each in PROJECTIONS}
     assert set(projections(target).values()) == names
     assert set(projections(feature_draft(target)).values()) == names
@@ -191,18 +191,18 @@ def test_projections_of_layers_are_meant() -> None:
         (
             "int4",
             {},
-            "of 1 and of 64, .*qkv has 64 outputs of 32 inputs: .*int8",
+            "of 1 and of 64, but .*qkv has 64 outputs of 32 inputs; .*int8",
         ),
     ],
 )
-def test_what_torchao_would_pass_over_is_refused(
+def test_shapes_that_torchao_skips_are_refused(
     quantize: str,
     changes: dict[str, int],
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before any weight is read."""
+    """The error is raised before any weight is read."""
     monkeypatch.setattr(low_bits, "config", lambda quantize: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(load, "fill", lambda *_, **__: pytest.fail("weights are read"))
@@ -211,14 +211,14 @@ def test_what_torchao_would_pass_over_is_refused(
         load_model(tmp_path, quantize=quantize, device="cuda", dtype=BF16)
 
 
-def test_nothing_is_narrowed_on_a_cpu() -> None:
-    """There `int8` has products of its own."""
+def test_torchao_is_not_used_on_a_cpu() -> None:
+    """There `int8` has separate products."""
     assert narrowing(causal_model(), "int8", "cpu") is None
     assert narrowing(causal_model(), None, "cuda") is None
 
 
-def test_torchao_is_told_all(capable: None) -> None:
-    """What is left to its defaults has changed with its versions."""
+def test_torchao_settings_are_explicit(capable: None) -> None:
+    """Its defaults have changed between versions."""
     quantization = pytest.importorskip("torchao.quantization", reason="needs the extra quantize")
     rows = quantization.PerRow()
     fp8, int8, int4 = map(config, ("fp8", "int8", "int4"))
@@ -236,10 +236,10 @@ def test_torchao_is_told_all(capable: None) -> None:
 
 @pytest.mark.parametrize("quantize", ["int8", "fp8"])
 @pytest.mark.parametrize("mixture", [False, True])
-def test_projections_are_narrowed_and_nothing_else(
+def test_only_projections_are_quantized(
     quantize: str, mixture: bool, gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One by one as they are read, so that no two are there in full; what comes out is near."""
+    """They are quantized one by one while loading, so that at most one is unquantized."""
     plain = random_model(published_mixture() if mixture else published(), std=0.1)
     save_model(plain, tmp_path)
     models: list[Stack] = []
@@ -252,7 +252,7 @@ def test_projections_are_narrowed_and_nothing_else(
     def watched(*args: Any) -> Tensor:
         weights = [module.weight for module in chosen(models[0])]
         full = [each for each in weights if type(each) is nn.Parameter and not each.is_meta]
-        assert len(full) <= 1  # that whose bias is next
+        assert len(full) <= 1  # the one whose bias is read next
         return part(*args)
 
     monkeypatch.setattr(low_bits, "projections", noted)
@@ -269,7 +269,7 @@ def test_projections_are_narrowed_and_nothing_else(
 
 
 def codes(values: Tensor, quantize: str) -> Tensor:
-    """Numbers `[n, m]` rounded with a scale for each row: what they are multiplied as."""
+    """Round numbers `[n, m]` with a scale per row and return the dequantized values."""
     if quantize == "int8":
         scale = values.abs().amax(-1, keepdim=True) / 127.5
         return (values / scale).round().clamp(-128, 127) * scale
@@ -283,7 +283,7 @@ def codes(values: Tensor, quantize: str) -> Tensor:
 def test_products_are_those_of_rounded_matrices(
     quantize: str, biased: bool, rows: int, gpu: None
 ) -> None:
-    """Within the rounding of bfloat16; `fp8` rounds the rows as well, each by its own scale."""
+    """The tolerance is that of bfloat16; `fp8` also rounds the rows, each by a scale of the row."""
     model = causal_model()
     narrow = narrowing(model, quantize, GPU)
     assert narrow is not None
@@ -308,8 +308,8 @@ def test_products_are_those_of_rounded_matrices(
 
 
 @pytest.mark.parametrize("quantize", ["int8", "fp8"])
-def test_products_wait_for_nothing(quantize: str, gpu: None) -> None:
-    """They need no number on the host, as they run without memory; so graphs can record them."""
+def test_products_need_no_synchronisation(quantize: str, gpu: None) -> None:
+    """They run on the meta device, so CUDA graphs can record them."""
     with torch.device("meta"):
         model, rows = causal_model().to(BF16), torch.empty(3, 32, dtype=BF16)
     narrow = narrowing(model, quantize, GPU)
@@ -320,8 +320,11 @@ def test_products_wait_for_nothing(quantize: str, gpu: None) -> None:
         assert layer(rows).shape == (3, layer.out_features)
 
 
-def test_four_bits_are_packed(gpu: None) -> None:
-    """Without memory, as packing and products need a GPU; torchao pads inputs to 1024."""
+def test_int4_is_packed(gpu: None) -> None:
+    """It runs on the meta device, because packing and products need a GPU.
+
+    torchao pads inputs to 1024.
+    """
     with torch.device("meta"):
         model = random_model(published(hidden_size=128, intermediate_size=192)).to(BF16)
     narrow = narrowing(model, "int4", GPU)
@@ -337,15 +340,13 @@ def test_four_bits_are_packed(gpu: None) -> None:
         assert module.weight.scale_and_zero.shape == (1024 // GROUP, out, 2)
 
 
-def test_a_matrix_that_is_passed_over_all_the_same_is_refused(
-    gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever torchao's reason."""
+def test_a_matrix_that_torchao_skips_is_refused(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason does not matter."""
     monkeypatch.setitem(low_bits.STEPS, "fp8", (1, 1))
     model = causal_model(intermediate_size=40).to(BF16)
     narrow = narrowing(model, "fp8", GPU)
     assert narrow is not None
-    with pytest.raises(ValueError, match="torchao passed over blocks.1.mlp.down for .*'fp8'"):
+    with pytest.raises(ValueError, match="torchao skipped blocks.1.mlp.down for .*'fp8'"):
         narrow(model.blocks[1].mlp.down)
 
 
@@ -360,8 +361,10 @@ def test_a_matrix_that_is_passed_over_all_the_same_is_refused(
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 @pytest.mark.parametrize("quantize", ["int8", "fp8"])
-def test_models_of_a_method_answer(quantize: str, model: str, method: Method, gpu: None) -> None:
-    """All of them are narrowed, drafts and verifiers too, and still know what they were taught."""
+def test_quantized_models_of_a_method_answer(
+    quantize: str, model: str, method: Method, gpu: None
+) -> None:
+    """Drafts and verifiers are quantized too, and all still give the trained answers."""
     own = LLM(model, method, device="cpu", dtype="bfloat16", quantize=quantize, cache_gib=0.1)
     assert len(own.runners) == (1 if isinstance(method, Autoregressive) else 2)
     for each in own.runners.values():

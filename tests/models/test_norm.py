@@ -1,4 +1,4 @@
-"""Models without a gradient have a norm of their own on a CPU."""
+"""Test the direct norms of models without a gradient on a CPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from outpace.checkpoints.load import translate
 from outpace.models.norm import DirectNorm, DirectOffsetNorm, OffsetNorm, freeze, norm
 
 
-def test_a_frozen_model_norms_as_one_that_decodes() -> None:
-    """All of its norms, and no parameter asks for a gradient."""
+def test_a_frozen_model_uses_direct_norms() -> None:
+    """All norms are replaced, and no parameter requires a gradient."""
     torch.manual_seed(0)
     model = causal_model().requires_grad_(True)
     before = whole(model, list(range(9)), causal=True)
@@ -23,8 +23,8 @@ def test_a_frozen_model_norms_as_one_that_decodes() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_norm_whose_weights_are_added_to_one(dtype: torch.dtype) -> None:
-    """Trained, frozen and laid out, in float32 until its last rounding."""
+def test_the_offset_norm(dtype: torch.dtype) -> None:
+    """It is trained, frozen and packed, in float32 until its last rounding."""
     torch.manual_seed(0)
     config = translate(
         published(
@@ -52,8 +52,8 @@ def test_a_norm_whose_weights_are_added_to_one(dtype: torch.dtype) -> None:
     assert own(x).dtype == dtype
 
 
-def test_its_formula_is_kept_to_the_last_bit() -> None:
-    """Losses that a teacher or a target has part in depend on it."""
+def test_its_formula_is_bit_identical() -> None:
+    """Losses with a teacher or a target depend on it."""
     norm, x = torch.nn.RMSNorm(192, 1e-6), torch.randn(50, 192) * 3
     torch.nn.init.normal_(norm.weight)
     size = torch.linalg.vector_norm(x, 2, -1, True).hypot_(torch.tensor([(1e-6 * 192) ** 0.5]))

@@ -1,4 +1,4 @@
-"""The transformer: what comes back where only some rows are wanted."""
+"""Test which rows the transformer returns."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from outpace import LLM
 
 @pytest.mark.parametrize("wanted", [[], [4], [0, 2, 2]])
 def test_wanted_rows_are_those_of_the_whole(wanted: list[int]) -> None:
+    """Wanted rows equal those of a full forward."""
     model = LLM("tiny-ar").engine.runners[-1].model
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -103,10 +103,10 @@ def said(*messages: tuple[str, str]) -> dict[str, Any]:
 
 MANY = "".join(f"{{{{1:{letter}}}}}" for letter in "abcdefghi")
 BAD: list[tuple[str, dict[str, Any], str]] = [
-    ("prompt", filling("Tom has."), "a cloze without a hole"),
+    ("prompt", filling("Tom has."), "cloze must contain a hole"),
     ("prompt", filling("Tom has {{x}}"), "'{{x}}' is no hole: write {{8}}"),
     ("prompt", filling("{{8}} is his"), "nothing stands in front of the first hole"),
-    ("prompt", filling("a{{0}}"), "from 1 on, not 0"),
+    ("prompt", filling("a{{0}}"), "must be a positive integer, got 0"),
     ("prompt", filling("a{{2:[}}"), "holes[0]: it is malformed"),
     ("prompt", filling("a{{2}}{{9:(a|b)*a(a|b){30}}}"), "holes[1]: it is too large: its automaton"),
     ("prompt", filling("a{{2:x{300}}}"), "holes[0]: its shortest text has 300 characters"),
@@ -117,12 +117,12 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("prompt", filling("a" + "{{1}}" * 257), "257 holes, and at most 256"),
     ("prompt", filling("a" + MANY), "9 different regular expressions, and at most 8"),
     ("prompt", filling([5, 6, 7]), "needs text, not token ids"),
-    ("prompt", filling(["a{{2}}", "b"]), "a cloze without a hole"),
+    ("prompt", filling(["a{{2}}", "b"]), "cloze must contain a hole"),
     ("prompt", filling("{{1:" * 1500), "is no hole"),
     ("prompt", filling("a{{1:" + "{" * 3000), "is no hole"),
     ("messages", chat(TEXT, model="tiny-dream", outpace=FILL), "the last one is the assistant's"),
     ("messages", said(("assistant", TEXT)), "others stand in front"),
-    ("messages", said(("user", QUESTION), ("assistant", "Tom")), "a cloze without a hole"),
+    ("messages", said(("user", QUESTION), ("assistant", "Tom")), "cloze must contain a hole"),
     ("max_tokens", filling(max_tokens=5), "would break the cloze"),
     ("stop", filling(stop=["x"]), "would break the cloze"),
     ("stop_token_ids", filling(stop_token_ids=[3]), "would break the cloze"),

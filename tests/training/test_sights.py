@@ -185,7 +185,7 @@ def test_a_row_that_does_not_see_itself_is_refused() -> None:
     ranges = torch.tensor([[[0, 1], [0, 0]], [[0, 1], [0, 0]]])
     own = torch.arange(2)
     assert narrowed(ranges, own, window=None, causal=False) is ranges
-    with pytest.raises(ValueError, match="row 1 does not see itself"):
+    with pytest.raises(ValueError, match="row 1 must see itself"):
         narrowed(ranges, own, window=3, causal=False)
 
 

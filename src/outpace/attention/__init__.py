@@ -1,0 +1,1 @@
+"""Attention back ends of inference and training."""

@@ -1,4 +1,4 @@
-"""What a pass feeds, as attention needs it: rows of many sequences, and what they see."""
+"""Rows of one forward pass as an attention back end receives them."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ from outpace.models.transformer import Attend
 
 
 class Pages(Protocol):
-    """Where the slots of one sequence lie in memory."""
+    """Physical memory of the slots of one sequence."""
 
     pages: list[int]
-    """Physical pages, in the order of the slots that they hold."""
+    """Physical pages, in the order of their slots."""
 
     first: int | None
-    """Physical slot of slot 0, where they lie side by side."""
+    """Physical slot of slot 0 if the sequence is contiguous, else None."""
 
     stride: int
-    """Slots by whose multiples contiguous sequences of this size begin; 0 where pages scatter."""
+    """Alignment of contiguous sequences of this size, in slots; 0 if the pages are scattered."""
 
     def window(self, end: int) -> slice | NDArray[np.int64]:
-        """Physical slots below slot `end`; a slice where they lie side by side."""
+        """Return the physical slots below slot `end`, as a slice if they are contiguous."""
         ...
 
 
 @dataclass(slots=True)
 class Span:
-    """The rows of one sequence in a pass.
+    """Rows of one sequence in a pass.
 
     Attributes:
-        rows: their place among all rows.
-        start: slot of the first of them.
-        seen: number of slots that the last of them sees.
-        stops: first slot that each of them does not see; None where that is one behind its own
-            (causal rows).
-        pages: the sequence's memory.
-        tree: what some of them see besides, each its own slot among it; None for most.
+        rows: range of these rows among all rows of the pass.
+        start: slot of the first row.
+        num_visible: number of slots visible to the last row.
+        visible_ends: end of the visible slots of each row, exclusive; None for causal rows,
+            which see the slots up to their own.
+        pages: memory of the sequence.
+        tree: ancestor masks of draft rows; each of these rows also sees its own slot. None
+            without a tree.
     """
 
     rows: slice
@@ -57,7 +58,7 @@ class Span:
 
     @property
     def stop_of_rows(self) -> Sequence[int]:
-        """First slot that each row does not see."""
+        """End of the visible slots of each row, exclusive."""
         return (
             range(self.start + 1, self.start + len(self) + 1) if self.stops is None else self.stops
         )
@@ -65,16 +66,16 @@ class Span:
 
 @dataclass(slots=True)
 class Batch:
-    """T rows of many sequences, one behind the other, and the C rows of their context.
+    """T concatenated rows of many sequences, and the C rows of their context.
 
     Attributes:
-        ids: `i64[T]` token ids.
-        positions: `i64[T]` rotary positions.
-        write: `i64[C + T]` physical slots, those of the context first.
-        context: `[C, f]` features and their positions `i64[C]`; None where there are none.
-        spans: what each sequence feeds and sees.
-        features: `[n, f]` of each span, where its rows take them in; their widths may differ.
-        numbers: what the back end wants on the device besides, each `i64[…]`.
+        ids: token ids, `i64[T]`.
+        positions: rotary positions, `i64[T]`.
+        write_slots: physical slots to write, `i64[C + T]`, context first.
+        context: features `[C, f]` and their positions `i64[C]`; None without context.
+        spans: the rows of each sequence and their visible slots.
+        features: `[n, f]` for each span whose rows take features as input; widths may differ.
+        plan_arrays: arrays that the back end needs on the device, each `i64[…]`.
     """
 
     ids: Tensor
@@ -88,12 +89,12 @@ class Batch:
 
 
 class Backend(Protocol):
-    """Attention over the cache of one model, on some device."""
+    """Attention over the cache of one model on one device."""
 
     def numbers(self, spans: Sequence[Span]) -> Sequence[NDArray[np.int64]]:
-        """Flat numbers that shall go to the device with a batch of these spans."""
+        """Return the flat arrays to copy to the device together with a batch of these spans."""
         ...
 
     def plan(self, batch: Batch) -> Attend:
-        """What is the same in every layer is done here, once per pass."""
+        """Do the work that all layers of a pass share; return the `attend` of its layers."""
         ...

@@ -1,4 +1,4 @@
-"""Which back end attends, by device and dtype or as a user says."""
+"""Choice of the attention back end by device and dtype, or by name."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from outpace.models.config import Sight
 LOG = logging.getLogger(__name__)
 
 KNOWN = ("auto", "dense", "compiled", "triton")
-"""Names of back ends; `auto` is `triton` on a GPU and `compiled` elsewhere, where they can be."""
+"""Names of back ends; `auto` selects `triton` on a GPU and `compiled` on a CPU where available,
+else `dense`."""
 
 
 def check(attention: str, device: torch.device) -> None:
-    """Raise `ValueError` for a name that is none, and for what nothing here can run."""
+    """Raise `OptionError` for an unknown back end or one that this device cannot run."""
     if attention not in KNOWN:
-        message = f"attention: unknown attention {attention!r}; known are {', '.join(KNOWN)}"
+        message = f"attention must be one of {', '.join(KNOWN)}, got {attention!r}"
         raise OptionError("attention", attention, message)
     lacks = {"compiled": compiled.missing, "triton": missing}
     if attention in lacks and (reason := lacks[attention](device)):
@@ -32,20 +33,20 @@ def check(attention: str, device: torch.device) -> None:
 
 
 def unavailable(attention: str, reason: str) -> OptionError:
-    """The refusal of a back end that cannot run here."""
-    message = f"attention={attention!r} cannot be: {reason}; choose 'dense' or 'auto'"
+    """Return the error for a back end that cannot run here."""
+    message = f"attention={attention!r} is not available here: {reason}; use 'dense' or 'auto'"
     return OptionError("attention", attention, message)
 
 
 def missing(device: torch.device) -> str | None:
-    """What a device lacks to run Triton's kernels; None where it lacks nothing."""
+    """Return why this device cannot run Triton kernels, or None if it can."""
     if find_spec("triton") is None:
-        return "the package triton is not installed, which PyTorch for a GPU brings along"
+        return "the package triton is not installed; it comes with PyTorch for GPUs"
     if device.type == "cuda":
         return None
-    from outpace.attention.paged import interpreted  # only now, since it loads Triton
+    from outpace.attention.paged import interpreted  # here, because it loads Triton
 
-    return None if interpreted else f"it runs on a GPU, not on {device.type}"
+    return None if interpreted else f"it requires a GPU, got {device.type}"
 
 
 def backend(
@@ -59,11 +60,21 @@ def backend(
     double: bool,
     filled: bool = False,
 ) -> Backend:
-    """The back end of a cache; a line of the log says which, and why it is not the usual one.
+    """Create the attention back end of a cache and log which one was selected, and why.
 
-    Work of the kernel is `filled` up where passes are to look alike.
+    Args:
+        attention: name of a back end, or `auto`.
+        keys: `[S, K, D]` per layer.
+        values: `[S, K, D]` per layer.
+        heads: number of query heads, H.
+        attention_windows: what each layer shows of the visible slots.
+        page: slots per page.
+        double: whether to attend in float64.
+        pad_work: whether to pad the work of the Triton kernel, so that passes have equal shapes
+            (needed for CUDA graphs).
 
-    Raises `ValueError` where one is asked for that cannot be.
+    Raises:
+        OptionError: if the requested back end is unavailable.
     """
     like = keys[0]
     check(attention, like.device)
@@ -72,7 +83,7 @@ def backend(
     usual = "triton" if like.device.type == "cuda" else "compiled"
     wanted = usual if attention == "auto" else attention
     if filled and wanted != "triton":
-        message = f"graphs want attention='triton', not {wanted!r}: leave them out"
+        message = f"graphs requires attention='triton', got {wanted!r}; omit graphs"
         raise OptionError("graphs", True, message)
     if wanted == "dense":
         LOG.info("%s: dense", where)
@@ -90,14 +101,14 @@ def backend(
         raise unavailable(wanted, str(reason))
     LOG.log(
         logging.WARNING if like.device.type == "cuda" else logging.INFO,
-        "%s: dense and not %s, since %s",
+        "%s: dense instead of %s because %s",
         *(where, wanted, reason),
     )
     return dense
 
 
 def made(name: str, dense: Dense, page: int, filled: bool) -> Backend:
-    """A back end over a cache."""
+    """Create a back end over the cache of `dense`."""
     if name == "compiled":
         return compiled.Compiled(dense)
     from outpace.attention.paged import Paged
@@ -107,7 +118,7 @@ def made(name: str, dense: Dense, page: int, filled: bool) -> Backend:
 
 
 def processors(device: torch.device) -> int:
-    """Multiprocessors of a device; a few where Triton's interpreter stands in for one."""
+    """Return the number of multiprocessors; 4 under Triton's interpreter."""
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,7 +1,7 @@
-"""Attention over cached slots by a compiled loop, for all rows of a pass in one call (attend.c).
+"""Attention over cached slots by a compiled CPU loop (attend.c), one call per layer for all rows.
 
-All is added in float32 and for each row in an order of its own. So what becomes of a row is the
-same, to the last bit, whatever else a call attends for.
+Sums are accumulated in float32, in an order that is fixed for each row. The result of a row is
+therefore bit-identical whatever else a call contains.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from outpace.models.config import Sight
 from outpace.models.transformer import Attend
 
 ROWS = 16
-"""Rows of a sequence that look at a page together."""
+"""Rows of a sequence that read a page together."""
 
 LANES, WIDEST, PAGE = 16, 256, 16
-"""What the size of a head is a multiple of, the largest, and the slots of a page."""
+"""Required divisor of the head size, its maximum, and the slots per page."""
 
 
 class Pass(Structure):
-    """What the loop is told of a layer; see attend.c."""
+    """Arguments of the loop for one layer; see attend.c."""
 
     _fields_ = [
         ("half", c_int),
@@ -46,29 +46,29 @@ class Pass(Structure):
 
 
 def missing(device: torch.device) -> str | None:
-    """Why the loop cannot run on a device; None where it can."""
+    """Return why the loop cannot run on a device, or None if it can."""
     if device.type != "cpu":
-        return f"it runs on a CPU, not on {device.type}"
+        return f"it requires a CPU, got {device.type}"
     if (loaded := library()) is None:
-        return "it was not compiled when outpace was installed"
+        return "it was not compiled during the installation of outpace"
     return None if loaded.outpace_can_attend() else "this processor has no AVX512"
 
 
 def unfit(keys: Tensor, sights: Sequence[Sight], page: int) -> str | None:
-    """Why the loop cannot attend over a cache of `keys [S, K, D]`; None where it can."""
+    """Return why the loop cannot attend over a cache of `keys [S, K, D]`, or None if it can."""
     if reason := missing(keys.device):
         return reason
     if keys.dtype not in (torch.float32, torch.bfloat16):
-        return f"it knows float32 and bfloat16, not {keys.dtype}"
+        return f"it supports float32 and bfloat16, got {keys.dtype}"
     if (size := keys.shape[-1]) % LANES or size > WIDEST:
-        return f"heads of {size} are no multiple of {LANES} up to {WIDEST}"
-    if news := unknown(Sight, sights, {"window", "causal"}):
-        return f"it does not know the {news} of a layer's sight"
-    return None if page == PAGE else f"pages have {page} slots, not {PAGE}"
+        return f"the head size must be a multiple of {LANES} up to {WIDEST}, got {size}"
+    if field := unknown(Sight, sights, {"window", "causal"}):
+        return f"it does not support the {field} of a layer's attention window"
+    return None if page == PAGE else f"pages must have {PAGE} slots, got {page}"
 
 
 class Compiled:
-    """Plans a pass as numbers, and runs it layer by layer over the cache of `dense`."""
+    """Plan a pass as arrays and run it layer by layer over the cache of `dense`."""
 
     def __init__(self, dense: Dense) -> None:
         self.keys, self.values, self.sights = dense.keys, dense.values, dense.sights
@@ -76,23 +76,23 @@ class Compiled:
         if len({(t.shape, t.stride(), t.dtype) for t in (*self.keys, *self.values)}) > 1:
             raise ValueError("keys and values of all layers must have one shape, layout and dtype")
         if self.keys[0].stride(-1) != 1:
-            raise ValueError("numbers of a key must lie side by side")
+            raise ValueError("the elements of a key must be contiguous")
         self.heads = self.kv_heads * dense.sharing
         self.kinds = list(dict.fromkeys(self.sights))
 
     def numbers(self, spans: Sequence[Span]) -> list[Numbers]:
-        """Page tables; where that of each chunk of rows begins; the first row of each, and the end.
+        """Return pages, table start per chunk, chunk starts with the total, and visible bounds.
 
-        Then for each kind of layer what rows see.
+        The bounds of all rows follow once per distinct attention window.
         """
         pages, begins = tables(spans, PAGE)
         chunks = [np.arange(span.rows.start, span.rows.stop, ROWS) for span in spans]
         of_chunks = np.repeat(begins, list(map(len, chunks)))
         wanted = [pages, of_chunks, np.concatenate([*chunks, [spans[-1].rows.stop]])]
-        return wanted + [seen_by(spans, sight).ravel() for sight in self.kinds]
+        return wanted + [seen_by(spans, layer_window).ravel() for layer_window in self.kinds]
 
     def plan(self, batch: Batch) -> Attend:
-        """What is the same in every layer is done here, once per pass."""
+        """Do the work that all layers of a pass share; return the `attend` of its layers."""
         pages, of_chunks, chunks, *seen = batch.numbers
         rows = int(chunks[-1])
         total = sum(len(span) * span.seen for span in batch.spans)
@@ -112,12 +112,12 @@ class Compiled:
             "threads": threads(2 * total * self.heads * self.size),
         }
         passes: dict[Sight, Pass] = {}
-        for sight, numbers in zip(self.kinds, seen, strict=True):
+        for layer_window, numbers in zip(self.kinds, seen, strict=True):
             names = ("low", "stop", "trunk", "bits", "own")
             parts = {
                 n: part.data_ptr() for n, part in zip(names, numbers.split(rows), strict=False)
             }
-            passes[sight] = Pass(**common, **parts)
+            passes[layer_window] = Pass(**common, **parts)
         loaded, wanted = library(), (rows, self.heads, self.size)
         assert loaded is not None
 
@@ -126,7 +126,7 @@ class Compiled:
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
             if q.shape != wanted or q.dtype != keys.dtype or not q.is_cpu:
-                raise ValueError(f"q: {wanted} of {keys.dtype} are needed, not {describe(q)}")
+                raise ValueError(f"q must be {wanted} of {keys.dtype}, got {describe(q)}")
             keys.index_copy_(0, batch.write, k)
             values.index_copy_(0, batch.write, v)
             q = q if q.stride(-1) == 1 else q.contiguous()

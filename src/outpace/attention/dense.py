@@ -1,6 +1,6 @@
-"""Attention over cached slots by PyTorch's own kernels, on any device: the reference back end.
+"""Attention over cached slots by PyTorch kernels, on any device: the reference back end.
 
-Shapes: T rows of all sequences, H heads, K key/value heads, D head size, S slots of the cache.
+Shapes: T rows of all sequences, H heads, K key/value heads, D head size, S cache slots.
 """
 
 from __future__ import annotations
@@ -20,18 +20,25 @@ from outpace.models.config import Sight
 from outpace.models.transformer import Attend
 
 FEW = 32
-"""Rows of a sequence up to which neighbours share a call; more keep a call of their own busy."""
+"""Maximum rows per sequence to share a call with neighbours; longer sequences fill a call alone."""
 
 NEAR = 2**21
-"""Bytes of keys and values in double precision, made for a call, that stay near a processor."""
+"""Maximum size of the float64 copy of keys and values for one call, so that it stays in a CPU
+cache."""
 
 
 class Dense:
-    """Plans the calls of a pass: one for sequences that lie alike in memory, or one for each.
+    """Plan the calls of a pass: one per group of equally spaced sequences, or one per sequence.
 
-    `keys` and `values` have `[S, K, D]` per layer, `heads` is H, and `sights` say what layers
-    see, where they differ. In `double` precision what becomes of a row is the same, to the last bit
-    of float32, whatever else a call attends for.
+    With `double`, the result of a row is identical to the last bit of float32 whatever else a call
+    contains.
+
+    Args:
+        keys: `[S, K, D]` per layer.
+        values: `[S, K, D]` per layer.
+        heads: number of query heads, H.
+        attention_windows: window of each layer; empty if no layer has one.
+        double: whether to attend in float64.
     """
 
     def __init__(
@@ -51,12 +58,14 @@ class Dense:
         self.together = keys[0].device.type == "cpu"
 
     def numbers(self, spans: Sequence[Span]) -> tuple[()]:
-        """None: what its calls need is made where it is needed."""
+        """Return no arrays: calls create theirs on the device."""
         return ()
 
     def plan(self, batch: Batch) -> Attend:
-        """What is the same in every layer is done here, once per pass."""
-        calls = {sight: self.calls(batch.spans, sight) for sight in set(self.sights)}
+        """Do the work that all layers of a pass share; return the `attend` of its layers."""
+        calls = {
+            layer_window: self.calls(batch.spans, layer_window) for layer_window in set(self.sights)
+        }
 
         def attend(
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
@@ -76,30 +85,30 @@ class Dense:
             return attend
         return lambda layer, q, k, v, sinks=None: attend(layer, q.double(), k, v, sinks).to(v.dtype)
 
-    def calls(self, spans: Sequence[Span], sight: Sight) -> list[Alone | Together]:
-        """Few calls that attend with all rows."""
-        alone: list[Span] = []
-        alike: dict[tuple[int, int], list[Span]] = {}
+    def calls(self, spans: Sequence[Span], layer_window: Sight) -> list[Alone | Together]:
+        """Plan few calls that cover all rows."""
+        singles: list[Span] = []
+        by_shape: dict[tuple[int, int], list[Span]] = {}
         for span in spans:
-            stride = span.pages.stride  # of which all is looked at, as far as another one sees
-            whole = stride and base(span) + stride <= len(self.keys[0])
-            if self.together and whole and len(span) <= FEW:
-                alike.setdefault((len(span), stride), []).append(span)
+            stride = span.pages.stride  # all of it is read, up to the longest visible length
+            fits = stride and base(span) + stride <= len(self.keys[0])
+            if self.together and fits and len(span) <= FEW:
+                by_shape.setdefault((len(span), stride), []).append(span)
             else:
-                alone.append(span)
+                singles.append(span)
         calls: list[Alone | Together] = []
-        for (_, stride), group in alike.items():
-            near, far = neighbours(group, stride)
-            alone += far
+        for (_, stride), group in by_shape.items():
+            neighbour_groups, isolated = neighbours(group, stride)
+            singles += isolated
             calls += [
-                Together.of(part, stride, sight, self.like, self.sharing)
-                for some in near
-                for part in self.parts(some)
+                Together.of(part, stride, layer_window, self.like, self.sharing)
+                for members in neighbour_groups
+                for part in self.parts(members)
             ]
-        return calls + [Alone.of(span, sight, self.like) for span in alone]
+        return calls + [Alone.of(span, layer_window, self.like) for span in singles]
 
     def parts(self, run: list[Span]) -> list[list[Span]]:
-        """Parts of a run of neighbours, so small that what is copied for each stays near."""
+        """Split a group so that the copies for each part take at most `MAX_COPY_BYTES`."""
         if not self.double:
             return [run]
         slot = 2 * self.keys[0][0].numel() * self.like.element_size()
@@ -110,7 +119,7 @@ class Dense:
 
 
 def neighbours(group: list[Span], stride: int) -> tuple[list[list[Span]], list[Span]]:
-    """Runs of sequences that lie close to each other in memory, and those without company."""
+    """Return groups of sequences that are close in memory, and the remaining sequences."""
     group = sorted(group, key=base)
     runs: list[list[Span]] = []
     for span in group:
@@ -122,20 +131,21 @@ def neighbours(group: list[Span], stride: int) -> tuple[list[list[Span]], list[S
 
 
 def base(span: Span) -> int:
-    """First physical slot of a sequence that lies in one piece."""
+    """Return the first physical slot of a contiguous sequence."""
     assert span.pages.first is not None
     return span.pages.first
 
 
 @dataclass(slots=True)
 class Alone:
-    """A call for the rows of one sequence.
+    """Attention call for the rows of one sequence.
 
     Attributes:
-        rows: their place in the batch.
-        slots: physical slots of the sequence, up to the last that any row sees.
-        bias: `[n, slots]`, added to scores; None where all rows see all, or are causal.
-        causal: the rows are the sequence's first and see themselves and what is before them.
+        rows: range of the rows in the batch.
+        slots: physical slots of the sequence, up to the last visible one.
+        bias: `[n, slots]`, added to the scores; None if all rows see all slots, or are causal.
+        causal: whether the rows are the first of the sequence and see themselves and the rows
+            before them.
     """
 
     rows: slice
@@ -144,27 +154,30 @@ class Alone:
     causal: bool = False
 
     @classmethod
-    def of(cls, span: Span, sight: Sight, like: Tensor) -> Alone:
-        """No bias is made where none is needed."""
+    def of(cls, span: Span, layer_window: Sight, like: Tensor) -> Alone:
+        """Create the call of a span, with a bias only where one is needed."""
         window = span.pages.window(span.seen)
         slots = window if isinstance(window, slice) else torch.from_numpy(window).to(like.device)
         stops = span.stop_of_rows
-        if sight == Sight() and span.tree is None:
+        if layer_window == Sight() and span.tree is None:
             if stops[0] == span.seen:
                 return cls(span.rows, slots)
             if span.stops is None and span.start == 0:
                 return cls(span.rows, slots, causal=True)
-        return cls(span.rows, slots, bias(visible(span, span.seen, sight), like))
+        return cls(span.rows, slots, bias(visible(span, span.seen, layer_window), like))
 
     @property
     def in_order(self) -> bool:
-        """Whether its rows, if they are all that there are, stand in their order."""
+        """Whether the output rows are in batch order."""
         return True
 
     def __call__(
         self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """Attend; a single row lets the heads that share a key head be rows of one product."""
+        """Attend with all rows.
+
+        For a single row, the query heads of a key/value head become rows of one product.
+        """
         k, v = alike(q, keys[None, self.slots], values[None, self.slots])
         rows = q[self.rows]
         n, heads, size = rows.shape
@@ -173,25 +186,26 @@ class Alone:
             own = of_groups(sinks, k.shape[1], 1)
             return attention(grouped, k, v, self.bias, sinks=own).view(1, heads, size)
         own = None if sinks is None else sinks.view(1, -1, 1, 1)
-        together = rows[None].transpose(1, 2)
-        got = attention(together, k, v, self.bias, causal=self.causal, sinks=own)
-        return got.transpose(1, 2)[0]
+        queries = rows[None].transpose(1, 2)
+        output = attention(queries, k, v, self.bias, causal=self.causal, sinks=own)
+        return output.transpose(1, 2)[0]
 
 
 @dataclass(slots=True)
 class Together:
-    """One call for sequences of n rows each that lie a whole number of strides apart.
+    """One attention call for sequences of n rows each, stored whole strides apart.
 
-    Their keys are then one strided view of the cache, without a copy. Places of the view between
-    them are attended for nothing.
+    Their keys form one strided view of the cache, without a copy. The view may cover places without
+    a sequence; their results are discarded.
 
     Attributes:
-        rows: `i64[B * n]` their rows in the batch, sequence by sequence; a slice where it is one.
-        places: `i64[B]` which of the J places of the view each sequence has; None for all.
-        shape: J, n, and the slots that are seen of each place.
+        rows: rows in the batch, sequence by sequence, `i64[B * n]`; a slice if contiguous.
+        places: place of each sequence among the J places of the view, `i64[B]`; None if all are
+            used.
+        shape: J, n, and the visible slots per place.
         first: physical slot at which the view begins.
-        stride: slots from a place to the next.
-        bias: `[J, 1, n * H / K, slots]` or so that it spreads to this; None where all see all.
+        stride: slots between places.
+        bias: `[J, 1, n * H / K, slots]` or broadcastable to it; None if all rows see all slots.
     """
 
     rows: slice | Tensor
@@ -206,11 +220,11 @@ class Together:
         cls,
         spans: list[Span],
         stride: int,
-        sight: Sight,
+        layer_window: Sight,
         like: Tensor,
         sharing: int,
     ) -> Together:
-        """Sequences in the order of their memory; `sharing` heads share a key head."""
+        """Create the call of sequences in memory order; `sharing` heads share a key/value head."""
         first, rows = base(spans[0]), len(spans[0])
         places = [(base(span) - first) // stride for span in spans]
         count, seen = places[-1] + 1, max(span.seen for span in spans)
@@ -222,18 +236,18 @@ class Together:
             shape=(count, rows, seen),
             first=first,
             stride=stride,
-            bias=together(spans, places, (count, rows, seen), sight, like, sharing),
+            bias=together(spans, places, (count, rows, seen), layer_window, like, sharing),
         )
 
     @property
     def in_order(self) -> bool:
-        """Whether its rows, if they are all that there are, stand in their order."""
+        """Whether the output rows are in batch order."""
         return isinstance(self.rows, slice)
 
     def __call__(
         self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """Attend with all their rows at once."""
+        """Attend with the rows of all sequences at once."""
         count, n, seen = self.shape
         size, kv_heads = q.shape[-1], keys.shape[1]
         own = q[self.rows].view(-1, n, kv_heads, q.shape[1] // kv_heads, size)
@@ -241,12 +255,12 @@ class Together:
             own = own.new_zeros(count, *own.shape[1:]).index_copy_(0, self.places, own)
         k, v = alike(q, self.view(keys), self.view(values))
         grouped = own.transpose(1, 2).reshape(count, kv_heads, -1, size)
-        got = attention(grouped, k, v, self.bias, sinks=of_groups(sinks, kv_heads, n))
-        got = got.view(count, kv_heads, n, -1, size).transpose(1, 2)
-        return (got if self.places is None else got[self.places]).reshape(-1, *q.shape[1:])
+        output = attention(grouped, k, v, self.bias, sinks=of_groups(sinks, kv_heads, n))
+        output = output.view(count, kv_heads, n, -1, size).transpose(1, 2)
+        return (output if self.places is None else output[self.places]).reshape(-1, *q.shape[1:])
 
     def view(self, x: Tensor) -> Tensor:
-        """Keys or values of all places, `[J, seen, K, D]`."""
+        """Return keys or values of all places, `[J, visible, K, D]`."""
         count, _, seen = self.shape
         strides = (self.stride * x.stride(0), *x.stride())
         begin = x.storage_offset() + self.first * x.stride(0)
@@ -254,14 +268,14 @@ class Together:
 
 
 def of_groups(sinks: Tensor | None, kv_heads: int, rows: int) -> Tensor | None:
-    """Sinks `[H]` of rows whose heads lie side by side behind each key head, `[1, K, n, 1]`."""
+    """Expand sinks `[H]` to `[1, K, n, 1]`, for rows whose heads are grouped by key/value head."""
     if sinks is None:
         return None
     return sinks.view(kv_heads, 1, -1).repeat(1, rows, 1).view(1, kv_heads, -1, 1)
 
 
 def alike(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values `[B, slots, K, D]` as `[B, K, slots, D]`, in the dtype of the queries."""
+    """Return keys and values `[B, slots, K, D]` as `[B, K, slots, D]`, in the dtype of `q`."""
     if q.dtype != keys.dtype:
         keys, values = keys.to(q.dtype), values.to(q.dtype)
     return keys.transpose(1, 2), values.transpose(1, 2)
@@ -271,13 +285,13 @@ def together(
     spans: Sequence[Span],
     places: Sequence[int],
     shape: tuple[int, int, int],
-    sight: Sight,
+    layer_window: Sight,
     like: Tensor,
     sharing: int,
 ) -> Tensor | None:
-    """The bias of sequences at some of J places."""
+    """Return the bias of sequences at some of J places, or None if all rows see all slots."""
     count, rows, seen = shape
-    if rows == 1 and sight == Sight() and not any(span.tree for span in spans):
+    if rows == 1 and layer_window == Sight() and not any(span.tree for span in spans):
         if all(span.seen == seen for span in spans):
             return None
         ends = np.full(count, seen)
@@ -285,41 +299,42 @@ def together(
         return bias((np.arange(seen) < ends[:, None])[:, None, None], like)
     mask = np.ones((count, rows, seen), dtype=bool)
     for place, span in zip(places, spans, strict=True):
-        mask[place] = visible(span, seen, sight)
+        mask[place] = visible(span, seen, layer_window)
     return bias(mask.repeat(sharing, 1)[:, None], like)
 
 
 def bias(mask: np.ndarray, like: Tensor) -> Tensor:
-    """What is added to scores where a mask is True (nothing) and False (minus infinity)."""
+    """Return 0 where a mask is True and minus infinity where it is False."""
     hidden = torch.from_numpy(~mask).to(like.device)
     return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill_(
         hidden, -torch.inf
     )
 
 
-def visible(span: Span, seen: int, sight: Sight) -> np.ndarray:
-    """Which of the first slots each row sees in one kind of layer, `bool[n, seen]`."""
+def visible(span: Span, seen: int, layer_window: Sight) -> np.ndarray:
+    """Return which of the first slots each row sees in layers of one window, `bool[n, seen]`."""
     slots = np.arange(seen)
     mask = slots < np.asarray(span.stop_of_rows)[:, None]
     own = np.arange(span.start, span.start + len(span))[:, None]
     if span.tree is not None:
-        return in_tree(mask, own, span.tree, sight)
-    if sight.causal:
+        return in_tree(mask, own, span.tree, layer_window)
+    if layer_window.causal:
         mask &= slots <= own
-    if sight.window is not None:
-        mask &= slots > own - sight.window
+    if layer_window.window is not None:
+        mask &= slots > own - layer_window.window
     return mask
 
 
-def in_tree(mask: np.ndarray, own: np.ndarray, tree: Tree, sight: Sight) -> np.ndarray:
-    """What rows of a tree see, `bool[n, seen]`; `mask` has it up to their stops.
+def in_tree(mask: np.ndarray, own: np.ndarray, tree: Tree, layer_window: Sight) -> np.ndarray:
+    """Add the ancestors of tree rows to `mask [n, seen]`, which holds the committed prefix.
 
-    None sees what is behind it. A window is counted along what a row sees, which is its text.
+    No row sees slots after its own. An attention window is counted along the slots a row sees,
+    because these are its text.
     """
     mask |= np.arange(mask.shape[1]) == own
     bits = np.array(tree.bits, dtype=np.int64)[:, None]
     pointed = np.arange(min(BITS, mask.shape[1] - tree.trunk))
     mask[-len(bits) :, tree.trunk :][:, : len(pointed)] |= (bits >> pointed & 1).astype(bool)
-    if sight.window is not None:
-        mask &= mask[:, ::-1].cumsum(1)[:, ::-1] <= sight.window
+    if layer_window.window is not None:
+        mask &= mask[:, ::-1].cumsum(1)[:, ::-1] <= layer_window.window
     return mask

@@ -1,6 +1,6 @@
-"""Attention over cached slots by a Triton kernel, for all rows of a pass in one launch per layer.
+"""Attention over cached slots by a Triton kernel, one launch per layer for all rows of a pass.
 
-Shapes: T rows of all sequences, H heads, K key/value heads, D head size, S slots of the cache.
+Shapes: T rows of all sequences, H heads, K key/value heads, D head size, S cache slots.
 """
 
 from __future__ import annotations
@@ -33,46 +33,50 @@ from outpace.models.config import Sight
 from outpace.models.transformer import Attend
 
 LANES = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}
-"""Rows times heads of the largest tile, by dtype."""
+"""Maximum rows times heads of a tile, by dtype."""
 
 STEP = {torch.float32: 32, torch.float16: 64, torch.bfloat16: 64}
-"""Slots that an item looks at in one go."""
+"""Slots that a work item reads per step, by dtype."""
 
 WIDEST = 256
-"""Largest head size whose sums fit beside a tile."""
+"""Maximum head size whose sums fit into registers next to a tile."""
 
 WAVES = 2
-"""Items times key heads for each multiprocessor."""
+"""Target number of items times key/value heads per multiprocessor."""
 
 MERGED = 16
-"""Parts that are added up at a time."""
+"""Partial results merged per step."""
 
 interpreted = not isinstance(attend.attend, triton.JITFunction)
 """Whether Triton's interpreter runs the kernels, on a CPU."""
 
 
 def unfit(keys: Tensor, sights: Sequence[Sight], page: int, double: bool) -> str | None:
-    """Why the kernel cannot attend over a cache of `keys [S, K, D]`; None where it can."""
+    """Return why the kernel cannot attend over a cache of `keys [S, K, D]`, or None if it can."""
     dtype, size = keys.dtype, keys.shape[-1]
     if dtype not in LANES:
-        return f"it knows float32, float16 and bfloat16, not {dtype}"
+        return f"it supports float32, float16 and bfloat16, got {dtype}"
     if double:
-        return "matrices of 8 bits want attention in double precision"
+        return "int8 matrices require attention in double precision"
     if size > WIDEST:
-        return f"heads of {size} are larger than {WIDEST}"
+        return f"the head size must be at most {WIDEST}, got {size}"
     if STEP[dtype] % page:
-        return f"steps of {STEP[dtype]} slots are no whole number of pages of {page}"
-    if news := unknown(Sight, sights, {"window", "causal"}):
-        return f"it does not know the {news} of a layer's sight"
+        return f"steps of {STEP[dtype]} slots must be a whole number of pages, got pages of {page}"
+    if field := unknown(Sight, sights, {"window", "causal"}):
+        return f"it does not support the {field} of a layer's attention window"
     return None
 
 
 class Paged:
-    """Plans the work of a pass as numbers on the device, and runs it layer by layer.
+    """Plan the work of a pass as arrays on the device and run it layer by layer.
 
-    `dense` has the cache, and attends where a forward says what the kernel does not know; `page` is
-    the number of slots that lie side by side, and `processors` how many multiprocessors there are.
-    `filled` work is a power of two, so that passes which are about as large look alike.
+    Args:
+        dense: holds the cache, and attends where a forward uses what the kernel does not
+            support.
+        page: slots per page.
+        processors: number of multiprocessors.
+        pad_work: whether to pad work to a power of two, so that passes of similar size have
+            equal shapes.
     """
 
     def __init__(self, dense: Dense, *, page: int, processors: int, filled: bool = False) -> None:
@@ -84,7 +88,7 @@ class Paged:
         self.told: set[str] = set()
 
     def grid(self, spans: Sequence[Span]) -> Grid:
-        """Tiles as large as the longest forward wants them."""
+        """Return the grid for tiles as large as the longest forward needs."""
         group, dtype = self.heads // self.kv_heads, self.keys[0].dtype
         wanted = triton.next_power_of_2(max(map(len, spans)) * group)
         lanes = max(16, triton.next_power_of_2(group), min(wanted, LANES[dtype]))
@@ -92,19 +96,19 @@ class Paged:
         return Grid(lanes // group, STEP[dtype], self.page, programs, self.kv_heads)
 
     def numbers(self, spans: Sequence[Span]) -> list[Numbers]:
-        """Page tables; then for each kind of layer what rows see, the items, the merges.
+        """Return page tables; then for each window the visible bounds, items and merges.
 
-        Nothing where a span says what the kernel does not know, so that `dense` attends; a line of
-        the log tells it once.
+        Empty if a span uses a field that the kernel does not support; `dense` then attends, and the
+        log reports it once.
         """
-        news = unknown(Span, spans, {"rows", "start", "seen", "stops", "pages", "tree"})
-        if tells(news, self.told):
+        field = unknown(Span, spans, {"rows", "start", "seen", "stops", "pages", "tree"})
+        if tells(field, self.told):
             return []
         grid = self.grid(spans)
         pages, begins = tables(spans, self.page)
         wanted = [filled_pages(pages) if self.filled else pages]
-        for sight in self.kinds:
-            seen = seen_by(spans, sight)
+        for layer_window in self.kinds:
+            seen = seen_by(spans, layer_window)
             items, merges = Tiles.of(spans, begins, seen, grid).items(grid)
             if self.filled:
                 items, merges = filled(items, NO_ITEM), filled(merges, NO_MERGE)
@@ -112,14 +116,14 @@ class Paged:
         return [each.ravel() for each in wanted]
 
     def plan(self, batch: Batch) -> Attend:
-        """What is the same in every layer is done here, once per pass."""
+        """Do the work that all layers of a pass share; return the `attend` of its layers."""
         if not batch.numbers:
             return self.dense.plan(batch)
         grid = self.grid(batch.spans)
         pages, *rest = batch.numbers
         launches = {
-            sight: Launch.of(self, grid, pages, *rest[3 * n : 3 * n + 3])
-            for n, sight in enumerate(self.kinds)
+            layer_window: Launch.of(self, grid, pages, *rest[3 * n : 3 * n + 3])
+            for n, layer_window in enumerate(self.kinds)
         }
 
         def attend(
@@ -135,14 +139,17 @@ class Paged:
 
 @dataclass(slots=True)
 class Launch:
-    """The work of all layers of one kind.
+    """Kernel launches of all layers with the same attention window.
 
     Attributes:
-        grid: how it is cut.
-        pages: page tables, one behind the other.
-        bounds: `i64[2 * T]` lowest slot and stop of each row; `i64[5 * T]` with trees.
-        items, merges: `i64[8 * n]` and `i64[4 * m]`, see `plan.Tiles`.
-        sums, tops: parts of what is split, and the logarithms of their weights.
+        grid: how the work is divided.
+        pages: concatenated page tables.
+        bounds: first visible slot and visible end of each row, `i64[2 * T]`; `i64[5 * T]` with
+            trees.
+        items: `i64[8 * n]`, see `plan.RowTiles`.
+        merges: `i64[4 * m]`, see `plan.RowTiles`.
+        sums: partial results of split rows.
+        tops: logarithms of the weights of these partial results.
     """
 
     grid: Grid
@@ -157,14 +164,14 @@ class Launch:
     def of(
         cls, of: Paged, grid: Grid, pages: Tensor, bounds: Tensor, items: Tensor, merges: Tensor
     ) -> Launch:
-        """Room for parts is made once, for all layers."""
+        """Allocate the partial results once, for all layers."""
         parts = len(items) // 8 * grid.rows if len(merges) else 0
         tops = torch.empty(parts, of.heads, dtype=torch.float32, device=pages.device)
         sums = tops.new_empty(parts, of.heads, of.size)
         return cls(grid, pages, bounds, items, merges, sums, tops)
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
-        """Attend with all rows `q [T, H, D]`, beside `sinks [H]` if there are any."""
+        """Attend with all rows `q [T, H, D]` and optional `sinks [H]`."""
         heads, size = q.shape[1:]
         group = heads // self.grid.kv_heads
         lanes = triton.next_power_of_2(self.grid.rows * group)
@@ -192,7 +199,10 @@ class Launch:
         return out
 
     def merge(self, out: Tensor, sinks: Tensor | None, width: int) -> None:
-        """Add up the parts of rows; a program of the interpreter is dear, so it has few."""
+        """Add up the partial results of rows.
+
+        Interpreted programs are slow, so the interpreter merges all heads in one.
+        """
         heads, size = out.shape[1:]
         block = triton.next_power_of_2(heads) if interpreted else 1
         attend.merge[len(self.merges) // 4, triton.cdiv(heads, block)](

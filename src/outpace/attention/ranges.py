@@ -1,6 +1,6 @@
-"""Attention for training: each row sees at most two ranges of keys on one flat axis of packed rows.
+"""Attention for training: each row sees at most two ranges of keys on one axis of packed rows.
 
-Shapes: T rows, H query heads, K key heads, D head size. `ranges` is `i32[T, 2, 2]`: half-open.
+Shapes: T rows, H query heads, K key heads, D head size. `ranges` is `i32[T, 2, 2]`, half-open.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ HOST = torch.device("cpu")
 
 
 def causal(length: int) -> Tensor:
-    """Ranges of one document whose row i sees the rows up to itself."""
+    """Return the ranges of one document in which a row sees itself and the rows before it."""
     ranges = torch.zeros(length, 2, 2, dtype=torch.int32)
     ranges[:, 0, 1] = torch.arange(1, length + 1)
     return ranges
 
 
 def full(length: int) -> Tensor:
-    """Ranges of one document whose rows all see one another."""
+    """Return the ranges of one document in which all rows see one another."""
     ranges = torch.zeros(length, 2, 2, dtype=torch.int32)
     ranges[:, 0, 1] = length
     return ranges
 
 
 def groups(lengths: Sequence[int]) -> Tensor:
-    """Ranges of one document in groups; a row sees its own group and what lies before it."""
+    """Return the ranges of one document in which a row sees its own group and all earlier rows."""
     sizes = torch.tensor(lengths)
     ranges = full(int(sizes.sum()))
     ranges[:, 0, 1] = sizes.cumsum(0).repeat_interleave(sizes)
@@ -43,25 +43,25 @@ def groups(lengths: Sequence[int]) -> Tensor:
 
 
 def whole(ranges: Tensor) -> Tensor:
-    """Ranges of the same documents whose rows see all of their document."""
+    """Return ranges of the same documents in which a row sees all of its document."""
     spans = torch.tensor(documents(ranges), dtype=torch.int32)
     unseen = torch.zeros_like(spans)
     return torch.stack((spans, unseen), 1).repeat_interleave(spans[:, 1] - spans[:, 0], 0)
 
 
 def dense(ranges: Tensor, keys: int) -> Tensor:
-    """The mask `bool[T, keys]` that the ranges mean; True where a row sees a key."""
+    """Return the mask `bool[T, keys]` of the ranges; True where a row sees a key."""
     return seen(ranges, torch.arange(keys, device=ranges.device))
 
 
 def seen(ranges: Tensor, keys: Tensor) -> Tensor:
-    """The mask `bool[T, n]` over some `keys i64[n]`; True where a row sees one."""
+    """Return the mask `bool[T, n]` over some `keys i64[n]`; True where a row sees a key."""
     inside = (keys >= ranges[:, :, :1]) & (keys < ranges[:, :, 1:])
     return inside.any(dim=1)
 
 
 def documents(ranges: Tensor) -> list[Span]:
-    """The independent pieces of the rows: cut wherever no row sees across."""
+    """Split the rows into independent documents: wherever no row sees across."""
     table = ranges.cpu().numpy()
     rows = np.arange(len(table))
     filled = table[:, :, 1] > table[:, :, 0]
@@ -75,10 +75,19 @@ def documents(ranges: Tensor) -> list[Span]:
 
 
 def narrowed(ranges: Tensor, own: Tensor, *, window: int | None, causal: bool) -> Tensor:
-    """Ranges in a layer that shows a row the last `window` keys up to its own, or none behind it.
+    """Return the ranges of a layer with an attention window.
 
-    Keys are counted along a row's two ranges laid end to end, as a cache would hold them;
-    `own i64[T]` are the keys of the rows themselves.
+    A row sees the last `window` keys up to its own; if `causal`, no key after its own. Keys are
+    counted along both ranges of a row, as a cache would hold them.
+
+    Args:
+        ranges: ranges without the window.
+        own_keys: key of each row itself, `i64[T]`.
+        window: number of visible keys; None for all.
+        causal: whether to hide the keys after a row's own.
+
+    Raises:
+        ValueError: if a row does not see itself.
     """
     if window is None and not causal:
         return ranges
@@ -88,8 +97,8 @@ def narrowed(ranges: Tensor, own: Tensor, *, window: int | None, causal: bool) -
     inside = (offsets >= 0) & (offsets < sizes)
     if len(blind := torch.nonzero(~inside.any(1))):
         raise ValueError(
-            f"row {int(blind[0])} does not see itself, so a layer with a window cannot count from "
-            "it; give ranges that hold their own row, or a model whose layers see all"
+            f"row {int(blind[0])} must see itself, because an attention window is counted from "
+            "it; use ranges that include their own row, or a model without attention windows"
         )
     places = (offsets + before).where(inside, 0).sum(1, keepdim=True)
     stops = (places + 1 - before).clamp(min=0).minimum(sizes) if causal else sizes
@@ -101,10 +110,13 @@ def narrowed(ranges: Tensor, own: Tensor, *, window: int | None, causal: bool) -
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Neighbouring documents of one length and kind, attended in one call.
+    """Neighbouring documents of equal length and mask, attended in one call.
 
     Attributes:
-        mask: `bool[length, length]`; None where full or causal.
+        count: number of documents.
+        length: rows per document.
+        causal: whether the mask is causal.
+        mask: `bool[length, length]`; None if full or causal.
     """
 
     count: int
@@ -113,7 +125,7 @@ class Piece:
     mask: Tensor | None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Attend the documents' rows `q [n, H, D]` over their keys."""
+        """Attend with the rows `q [n, H, D]` of all documents over their keys."""
         heads, shared = q.shape[1], q.shape[1] // k.shape[1]
         if shared > 1:
             k, v = (tensor.repeat_interleave(shared, dim=1) for tensor in (k, v))
@@ -127,47 +139,47 @@ class Piece:
 
 
 class TrainingAttention:
-    """Attention in the precision that suits the device."""
+    """Attention in the precision that is fastest on the device."""
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """Attend `q [T, H, D]` over `k, v [keys, K, D]`, beside `sinks [H]`."""
+        """Attend with `q [T, H, D]` over `k, v [keys, K, D]` and optional `sinks [H]`."""
         kind = q.device.type
         if kind == "cpu" and torch.is_autocast_enabled(kind):
-            # The CPU's attention is several times slower in bfloat16 than in float32.
+            # On a CPU, attention in bfloat16 is several times slower than in float32.
             with torch.autocast(kind, enabled=False):
                 return self.attend(q.float(), k.float(), v.float(), sinks)
         return self.attend(q, k, v, sinks)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-        """The same for every layer."""
+        """Attend; the call is the same in every layer."""
         raise NotImplementedError
 
 
 class RangesAttention(TrainingAttention):
-    """The `attend` of a packed batch: one scaled-dot-product call per piece, without padding."""
+    """The `attend` of packed rows: one scaled dot-product call per batch of documents."""
 
     def __init__(self, ranges: Tensor, device: torch.device = HOST) -> None:
-        """Cut the rows into pieces once; nothing is planned or moved in a layer."""
+        """Split the rows into documents once; layers plan and move nothing."""
         self.pieces = [merge(list(run), device) for _, run in groupby(pieces(ranges), key=kind)]
         self.rows = [piece.count * piece.length for piece in self.pieces]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-        """Attend `q [T, H, D]` over `k, v [T, K, D]` of the same rows."""
+        """Attend with `q [T, H, D]` over `k, v [T, K, D]` of the same rows."""
         cut = (tensor.split(self.rows) for tensor in (q, k, v))
         return torch.cat([p.attend(*qkv, sinks) for p, *qkv in zip(self.pieces, *cut, strict=True)])
 
 
 class HullAttention(TrainingAttention):
-    """The `attend` of rows over keys on an axis of their own: one call for each run of rows.
+    """The `attend` of rows over keys on a separate axis: one call per run of rows.
 
-    A run is given the keys from the first to the last that one of its rows sees, of either range,
-    and no others: with runs of neighbouring blocks that is little more than what they see.
+    Each run receives the keys from the first to the last that any of its rows sees, per range. For
+    runs of neighbouring blocks that is little more than what they see.
     """
 
     def __init__(self, ranges: Tensor, runs: Sequence[int], device: torch.device = HOST) -> None:
-        """Plan the calls once; every layer uses them. `runs` are the rows of each."""
+        """Plan the calls once for all layers; `runs` are the row counts of the calls."""
         self.runs = list(runs)
         self.hulls: list[tuple[slice, ...]] = []
         self.pieces: list[Piece] = []
@@ -179,29 +191,29 @@ class HullAttention(TrainingAttention):
             self.pieces.append(Piece(count=1, length=len(part), causal=False, mask=mask))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-        """Attend `q [T, H, D]` over `k, v [keys, K, D]`."""
-        turns = zip(q.split(self.runs), self.hulls, self.pieces, strict=True)
+        """Attend with `q [T, H, D]` over `k, v [keys, K, D]`."""
+        calls = zip(q.split(self.runs), self.hulls, self.pieces, strict=True)
         return torch.cat(
             [
                 piece.attend(rows, beside(k, hulls), beside(v, hulls), sinks)
-                for rows, hulls, piece in turns
+                for rows, hulls, piece in calls
             ]
         )
 
 
 def beside(x: Tensor, parts: Sequence[slice]) -> Tensor:
-    """Some rows of `x`, one after the other."""
+    """Concatenate some slices of `x`."""
     return torch.cat([x[part] for part in parts])
 
 
 def pieces(ranges: Tensor) -> list[Piece]:
-    """The documents of packed rows, each a piece, on the host."""
+    """Return the documents of packed rows on the host, each as a batch of one."""
     table = ranges.cpu()
     return [document(table[start:stop] - start) for start, stop in documents(table)]
 
 
 def document(ranges: Tensor) -> Piece:
-    """One document, with a mask only where it needs one."""
+    """Create the batch of one document, with a mask only where it needs one."""
     length, mask = len(ranges), dense(ranges, len(ranges))
     if bool(mask.all()):
         return Piece(1, length, causal=False, mask=None)
@@ -211,11 +223,11 @@ def document(ranges: Tensor) -> Piece:
 
 
 def kind(piece: Piece) -> tuple[int, bool, int]:
-    """What neighbours must have in common to share a call."""
+    """Return the key by which neighbouring documents share a call."""
     return piece.length, piece.causal, 0 if piece.mask is None else id(piece)
 
 
 def merge(run: Sequence[Piece], device: torch.device) -> Piece:
-    """Neighbours of one kind as one piece, on the device that attends."""
+    """Merge neighbouring documents of equal key and move the mask to the device."""
     mask = run[0].mask
     return replace(run[0], count=len(run), mask=None if mask is None else mask.to(device))

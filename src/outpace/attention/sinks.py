@@ -1,4 +1,4 @@
-"""Attention of heads that may each have a sink: a score with no value behind it (gpt-oss)."""
+"""Attention of heads with optional sinks: scores that take weight but have no value (gpt-oss)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 MOST = 2**26
-"""Scores that are in memory at a time, as far as a row has no more."""
+"""Maximum number of scores in memory at a time; at least one row is processed."""
 
 
 def attention(
@@ -19,10 +19,19 @@ def attention(
     causal: bool = False,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend with `q [B, H, n, D]` over `k, v [B, K, S, D]`: `[B, H, n, D]`.
+    """Attend with `q [B, H, n, D]` over `k, v [B, K, S, D]`, with optional sinks.
 
-    `mask [..., n, S]` is added to the scores, or says which count. `sinks [1, H, n or 1, 1]` are
-    scores of the same softmax, whose weight goes nowhere; PyTorch has no kernel for them.
+    Args:
+        q: queries, `[B, H, n, D]`.
+        k: keys, `[B, K, S, D]`.
+        v: values, `[B, K, S, D]`.
+        mask: `[..., n, S]`, added to the scores, or boolean: True where a key is visible.
+        causal: whether to apply a causal mask.
+        sinks: additional scores of the softmax, `[1, H, n or 1, 1]`. PyTorch has no kernel for
+            them.
+
+    Returns:
+        `[B, H, n, D]`.
     """
     shared = q.shape[1] // k.shape[1]
     if sinks is None:
@@ -36,17 +45,17 @@ def attention(
     if shared > 1:
         k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
     sinks = sinks.expand(*q.shape[:3], 1)
-    few = max(MOST // (q.shape[0] * q.shape[1] * k.shape[2]), 1)
+    block = max(MOST // (q.shape[0] * q.shape[1] * k.shape[2]), 1)
     parts = []
-    for first in range(0, q.shape[2], few):
-        rows = slice(first, first + few)
+    for first in range(0, q.shape[2], block):
+        rows = slice(first, first + block)
         own = mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
         parts.append(weights(q[:, :, rows], k, own, sinks[:, :, rows]) @ v)
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
 def weights(q: Tensor, k: Tensor, mask: Tensor | None, sinks: Tensor) -> Tensor:
-    """The weight `[B, H, n, S]` of each key, those of the sinks left out."""
+    """Return the weight of each key, `[B, H, n, S]`, without those of the sinks."""
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if mask is not None:
         scores = scores + mask

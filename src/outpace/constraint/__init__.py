@@ -1,0 +1,1 @@
+"""Constraints on answers: regular expressions, JSON schemas, grammars and infill templates."""

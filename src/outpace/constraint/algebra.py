@@ -1,4 +1,4 @@
-"""What deterministic automata have in common, and what one has without another."""
+"""Operations on deterministic automata."""
 
 from __future__ import annotations
 
@@ -13,27 +13,31 @@ from outpace.constraint.dfa import MANY, Dfa, Ids, Table, trimmed
 from outpace.constraint.pattern import Net, TooLarge
 
 MOST_PAIRS = 20_000
-"""States of a product: a fraction of a second."""
+"""Maximum number of states of a product; takes a fraction of a second."""
 
 
 Edges = list[list[tuple[Span, int]]]
 
 ROUNDS = 64
-"""Rounds in which an automaton is made smaller: about the length of its texts."""
+"""Maximum rounds of minimization; about the length of the automaton's texts is needed."""
 
 
 def intersection(one: Dfa, other: Dfa) -> Dfa:
-    """The automaton of texts that both accept; without states where there are none."""
+    """Return the automaton of texts that both accept, possibly without states."""
     return product(one, other, minus=False)
 
 
 def difference(one: Dfa, other: Dfa) -> Dfa:
-    """The automaton of texts that the first accepts and the second does not."""
+    """Return the automaton of texts that the first accepts and the second does not."""
     return product(one, other, minus=True)
 
 
 def product(one: Dfa, other: Dfa, *, minus: bool) -> Dfa:
-    """The automaton over pairs of states. Raises `TooLarge` where there are too many."""
+    """Return the automaton over pairs of states.
+
+    Raises:
+        TooLargeError: if there are too many.
+    """
     if not (len(one.table) and len(other.table)):
         return one if minus else Dfa(one.table[:0], one.accepts[:0])
     (left, right), kinds = columns(one.table, other.table)
@@ -41,35 +45,35 @@ def product(one: Dfa, other: Dfa, *, minus: bool) -> Dfa:
     number = {(0, 0): 0}
     rows: list[list[int]] = []
     before: list[list[int]] = [[]]
-    for a, b in (waiting := [(0, 0)]):
+    for a, b in (pairs := [(0, 0)]):
         row = []
         for target in zip(lefts[a], rights[b] if b >= 0 else [-1] * len(lefts[a]), strict=True):
             if target[0] < 0 or (target[1] < 0 and not minus):
                 row.append(-1)
                 continue
             if target not in number:
-                number[target] = len(waiting)
-                waiting.append(target)
+                number[target] = len(pairs)
+                pairs.append(target)
                 before.append([])
             row.append(number[target])
             before[number[target]].append(len(rows))
         rows.append(row)
-        if len(waiting) > MOST_PAIRS:
+        if len(pairs) > MOST_PAIRS:
             raise TooLarge(MANY)
-    firsts, seconds = np.array(waiting).T
-    inside = np.append(other.accepts, False)[seconds]  # -1 is the last one: no state
+    firsts, seconds = np.array(pairs).T
+    inside = np.append(other.accepts, False)[seconds]  # index -1, no state, is the last entry
     accepts = one.accepts[firsts] & (~inside if minus else inside)
     return trimmed(np.array(rows, dtype=np.int32)[:, kinds], accepts, before)
 
 
 def columns(*tables: Table) -> tuple[list[Table], Ids]:
-    """Tables with one column for bytes that do the same in each, and the column of each byte."""
+    """Return tables with one column per group of equal bytes, and the column of each byte."""
     _, first, kinds = np.unique(np.vstack(tables), axis=1, return_index=True, return_inverse=True)
     return [table[:, first] for table in tables], kinds.reshape(-1)
 
 
 def minimal(dfa: Dfa) -> Dfa:
-    """The automaton of the same texts with fewest states, or itself if it is large (Moore)."""
+    """Minimize an automaton (Moore); return large ones unchanged."""
     if not len(dfa.table):
         return dfa
     (table,), kinds = columns(dfa.table)
@@ -83,7 +87,7 @@ def minimal(dfa: Dfa) -> Dfa:
         count = len(example)
     else:
         return dfa
-    order = np.argsort(np.arange(count) != labels[0], kind="stable")  # that of state 0 is first
+    order = np.argsort(np.arange(count) != labels[0], kind="stable")  # keeps state 0 first
     number = np.argsort(order)
     states = example[order]
     targets = np.append(number[labels], -1)[table[states]]
@@ -91,7 +95,7 @@ def minimal(dfa: Dfa) -> Dfa:
 
 
 def accepted(dfa: Dfa, text: bytes) -> bool:
-    """Whether an automaton accepts a text."""
+    """Return whether an automaton accepts a text."""
     state = 0 if len(dfa.table) else -1
     for byte in text:
         if state < 0:
@@ -101,9 +105,16 @@ def accepted(dfa: Dfa, text: bytes) -> bool:
 
 
 def embed(edges: Edges, accepts: Sequence[bool], net: Net, at: int) -> int:
-    """Add an automaton to a net, from state `at` on; where its whole texts lead.
+    """Add an automaton to an NFA after state `at`.
 
-    `edges` are those of its states.
+    Args:
+        edges: edges of each state of the automaton.
+        accepts: whether each state accepts.
+        net: NFA to extend.
+        at: state after which the texts begin.
+
+    Returns:
+        State that whole texts lead to.
     """
     first = len(net.edges)
     for own in edges:
@@ -118,7 +129,7 @@ def embed(edges: Edges, accepts: Sequence[bool], net: Net, at: int) -> int:
 
 
 def edges_of(dfa: Dfa) -> Edges:
-    """The spans of bytes that lead from each state to others."""
+    """Return the byte ranges that lead from each state to others."""
     edges: Edges = []
     for row in dfa.table:
         cuts = [0, *(np.flatnonzero(np.diff(row)) + 1).tolist(), 256]
@@ -129,7 +140,7 @@ def edges_of(dfa: Dfa) -> Edges:
 
 
 def shortest(dfa: Dfa) -> float:
-    """Bytes of the shortest text that an automaton accepts; infinite where there is none."""
+    """Return the bytes of the shortest accepted text, or infinity without one."""
     reached, count = np.zeros(1, dtype=np.int32), 0
     seen = np.zeros(len(dfa.table), dtype=bool)
     while len(dfa.table) and len(reached):

@@ -1,4 +1,4 @@
-"""Automata over tokens: which answers there are, and how short they may be."""
+"""Automata over tokens."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from outpace.constraint.vocabulary import Spans, Vocabulary
 from outpace.decoding.noise import mix
 
 HOLE = -1
-"""Stands for the class of a token that is not known."""
+"""Class of an unknown token."""
 
 NEVER = 2**30
-"""Tokens to an end that is never reached."""
+"""Distance of states from which no end can be reached."""
 
 MOST_ENTRIES = 20_000_000
-"""Size of the table of an automaton."""
+"""Maximum size of the table of an automaton."""
 
 
 class Automaton:
     """A deterministic automaton over the tokens of a vocabulary.
 
-    Texts begin in state 0. In the last state, to which a token of `ends` leads where a text may
-    end, everything is padding. Tokens that lead from each state to the same ones share a class: 0
-    leads nowhere, the last class is that of `ends`.
+    Texts begin in state 0. Where a text may end, a token of `ends` leads to the last state, in
+    which everything is padding. Tokens with equal transitions share a class: class 0 leads nowhere,
+    the last class is that of `ends`. Classes that lead from one state to another form a bundle.
 
     Attributes:
-        classes: `[V]`, the class of each token.
-        table: `[S, C]`, where a class leads from a state; -1 where no answer goes on so.
-        accepts: `[S]`, whether an answer may end there.
-        left: `[S]`, fewest tokens to a state where it may.
-        order: `[V]`, tokens by class.
-        same: where those of a class lie in that order.
-        some: the classes that have tokens.
-        pairs: `[2, P]`, states of which some token leads from one to the other, in order.
-        own: where those lie that lead from a state.
-        bundles: `[P]`, which classes lead from the one to the other, by the number of the bundle.
-        members: the classes of the bundles, where `inside` says.
+        classes: class of each token, `[V]`.
+        table: target state per state and class, `[S, C]`; -1 where no answer continues.
+        accepts: whether an answer may end in a state, `[S]`.
+        tokens_to_end: minimum number of tokens to an accepting state, `[S]`.
+        token_order: tokens sorted by class, `[V]`.
+        class_spans: range of each class in that order.
+        used_classes: classes with tokens.
+        pairs: pairs of states connected by a token, sorted, `[2, P]`.
+        pair_spans: range of the pairs of each source state.
+        pair_bundles: bundle of each pair, `[P]`.
+        bundle_classes: concatenated classes of the bundles.
+        bundle_spans: range of each bundle in `bundle_classes`.
     """
 
     def __init__(self, dfa: Dfa, vocabulary: Vocabulary, ends: frozenset[int]) -> None:
@@ -50,12 +51,12 @@ class Automaton:
         self.classes, examples = classified(moves, vocabulary.size, end)
         last = int(self.classes.max()) + 1
         if (end + 1) * (last + 1) > MOST_ENTRIES:
-            raise TooLarge(f"it is too large: {end} states and {last} classes of tokens")
+            raise TooLarge(f"it is too large: {end} states and {last} token classes")
         self.classes[list(ends)] = last
         self.accepts = np.r_[dfa.accepts, True]
         numbers = [froms * (end + 1) + tos for _, froms, tos in moves]
-        every = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *numbers]))
-        self.left = distances(*np.divmod(every, end + 1), self.accepts)
+        pair_numbers = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *numbers]))
+        self.left = distances(*np.divmod(pair_numbers, end + 1), self.accepts)
         self.table = np.full((end + 1, last + 1), -1, dtype=np.int32)
         for tokens, froms, tos in moves:
             self.table[froms[:, None], self.classes[tokens[examples[tokens]]]] = tos[:, None]
@@ -68,31 +69,31 @@ class Automaton:
         self.own = Spans(self.pairs[0], end + 1)
 
     def pad(self) -> None:
-        """Let end-of-sequence follow whole texts, and anything follow that."""
+        """Let end-of-sequence follow whole texts, and any token follow that."""
         self.table[self.accepts, -1] = self.end
         self.table[self.end] = self.end
 
     @property
     def end(self) -> int:
-        """The state behind an end-of-sequence."""
+        """State after an end-of-sequence."""
         return len(self.accepts) - 1
 
     @property
     def shortest(self) -> int:
-        """Tokens of the shortest answer."""
+        """Number of tokens of the shortest answer."""
         return int(self.left[0])
 
     @property
     def far(self) -> int:
-        """More places than these to an end make no difference."""
+        """Remaining places above which the states that can finish do not change."""
         return int(self.left[self.left < NEVER].max())
 
     def finishes(self, room: int) -> Flags:
-        """From which states `[S]` an answer can be finished in so many places."""
+        """Return the states `[S]` from which an answer can be finished in `room` places."""
         return self.left <= room
 
     def walk(self, tokens: Sequence[int], state: int = 0) -> list[int]:
-        """The states behind each token; as many as are part of an answer."""
+        """Return the state after each token, up to the first that is not part of an answer."""
         states = []
         for token in tokens:
             state = int(self.table[state, self.classes[token]])
@@ -102,9 +103,11 @@ class Automaton:
         return states
 
     def leading(self, states: Ids, kind: int) -> tuple[Ids, Ids, Ids]:
-        """What a class, or for `HOLE` any, leads to from some states.
+        """Return the transitions of a class, or any with `HOLE_CLASS`, from some states.
 
-        The place of each among `states`, where it leads, and its place among the pairs.
+        Returns:
+            For each transition its index among `states`, its target state, and its index among
+            the pairs.
         """
         if kind == HOLE:
             which, places = self.own.of(states)
@@ -114,7 +117,7 @@ class Automaton:
         return which, targets[which], which
 
     def follows(self, states: Flags, kind: int) -> Flags:
-        """Which states a class leads to from `states [S]`, or for `HOLE` any."""
+        """Return the states reached from `states [S]` by a class, or any with `HOLE_CLASS`."""
         reached = np.zeros_like(states)
         if kind == HOLE:
             reached[self.pairs[1][states[self.pairs[0]]]] = True
@@ -124,7 +127,7 @@ class Automaton:
         return reached
 
     def precedes(self, states: Flags, kind: int) -> Flags:
-        """From which states a class leads to one of `states [S]`, or for `HOLE` any."""
+        """Return the states from which a class, or any with `HOLE_CLASS`, leads to `states [S]`."""
         if kind != HOLE:
             targets = self.table[:, kind]
             return (targets >= 0) & states[targets]
@@ -136,9 +139,9 @@ class Automaton:
 def classified(
     moves: Sequence[tuple[Ids, Ids, Ids]], size: int, states: int
 ) -> tuple[Table, Flags]:
-    """The class of each of `size` tokens, and whether it is an example of its class.
+    """Return the class of each of `size` tokens, and whether it is the example of its class.
 
-    Tokens are of one class if they have the same moves, which is seen by a hash of 64 bits.
+    Tokens with equal transitions share a class; these are compared by a 64-bit hash.
     """
     marks = np.zeros(size, dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -153,7 +156,7 @@ def classified(
 
 
 def bundled(table: Table) -> tuple[Ids, Ids, Ids, Spans]:
-    """Pairs of states of a table, by bundles of the classes that lead from one to the other."""
+    """Return pairs of states, the bundle of each, and concatenated classes with bundle ranges."""
     states, kinds = np.nonzero(table >= 0)
     numbers = states * len(table) + table[states, kinds]
     order = numbers.argsort(kind="stable")
@@ -169,18 +172,18 @@ def bundled(table: Table) -> tuple[Ids, Ids, Ids, Spans]:
 
 
 def hashed(numbers: Ids) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Numbers as words that do not add up by chance (splitmix64's finalizer)."""
+    """Return hashes whose sums do not collide by chance (splitmix64's finalizer)."""
     return mix(numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
 
 
 def distances(froms: Ids, tos: Ids, accepts: Flags) -> Ids:
-    """Fewest steps from each state to one that accepts."""
+    """Return the minimum number of steps from each state to an accepting one."""
     order = tos.argsort(kind="stable")
     before, froms = Spans(tos[order], len(accepts)), froms[order]
-    left, steps, found = np.where(accepts, 0, NEVER), 0, np.flatnonzero(accepts)
+    distance, steps, found = np.where(accepts, 0, NEVER), 0, np.flatnonzero(accepts)
     while len(found):
         steps += 1
         near = froms[before.of(found)[1]]
-        found = np.unique(near[left[near] == NEVER])
-        left[found] = steps
-    return left
+        found = np.unique(near[distance[near] == NEVER])
+        distance[found] = steps
+    return distance

@@ -1,4 +1,4 @@
-"""Sets of characters as the bytes of their UTF-8."""
+"""Sets of characters as the bytes of their UTF-8 encoding."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from re import _compiler, _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
 Span = tuple[int, int]
-"""First and last of some neighbours: of characters, or of bytes."""
+"""First and last of a range of characters, or of bytes."""
 
 Way = tuple[Span, ...]
-"""Spans of bytes, one after the other."""
+"""Consecutive byte ranges."""
 
 LENGTHS = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
-"""Last character of one byte, of two, of three and of four."""
+"""Last character with one, two, three and four bytes."""
 
 SURROGATES = (0xD800, 0xDFFF)
 
 
 @cache
 def everything() -> str:
-    """All characters, in order."""
+    """Return all characters in order."""
     return "".join(map(chr, range(0x110000)))
 
 
 def matched(node: Any, flags: int) -> list[Span]:
-    """Characters that have UTF-8 and that a node of a parsed pattern matches.
+    """Return the encodable characters that a node of a parsed pattern matches.
 
-    `re` itself is asked, so that classes, flags and Unicode mean what they mean there.
+    `re` itself matches them, so that classes, flags and Unicode have its meaning.
     """
     if alone(node, flags):
         spans = [(node[1], node[1])]
@@ -45,22 +45,22 @@ def matched(node: Any, flags: int) -> list[Span]:
 
 
 def alone(node: Any, flags: int) -> bool:
-    """Whether a node matches one character, whatever its case."""
+    """Return whether a node matches one literal character, case-sensitively."""
     return node[0] is _constants.LITERAL and not flags & _constants.SRE_FLAG_IGNORECASE
 
 
 def ranged(node: Any, flags: int) -> bool:
-    """Whether a node matches what it names by character and range, whatever their case."""
-    named = (_constants.LITERAL, _constants.RANGE)
+    """Return whether a node lists literal characters and ranges only, case-sensitively."""
+    allowed = (_constants.LITERAL, _constants.RANGE)
     return (
         node[0] is _constants.IN
-        and all(kind in named for kind, _ in node[1])
+        and all(kind in allowed for kind, _ in node[1])
         and not flags & _constants.SRE_FLAG_IGNORECASE
     )
 
 
 def without(spans: Iterable[Span], hole: Span) -> Iterator[Span]:
-    """What is left of spans outside of another."""
+    """Yield the parts of ranges outside another range."""
     for low, high in spans:
         if low < hole[0]:
             yield low, min(high, hole[0] - 1)
@@ -69,7 +69,7 @@ def without(spans: Iterable[Span], hole: Span) -> Iterator[Span]:
 
 
 def common(one: Iterable[Span], other: Iterable[Span]) -> list[Span]:
-    """Characters that lie in spans of both."""
+    """Return the characters in both sets of ranges."""
     rest = list(other)
     return [
         (max(low, first), min(high, last))
@@ -80,13 +80,13 @@ def common(one: Iterable[Span], other: Iterable[Span]) -> list[Span]:
 
 
 def utf8(low: int, high: int) -> Iterator[Way]:
-    """Characters `low` to `high` as sequences of spans of bytes."""
+    """Yield the characters `low` to `high` as sequences of byte ranges."""
     for last in LENGTHS:
         if low <= last < high:
             yield from utf8(low, last)
             low = last + 1
     for places in range(len(chr(high).encode()) - 1, 0, -1):
-        each = 64**places  # characters that share all but their last bytes
+        each = 64**places  # characters that share all bytes except these last ones
         if low // each != high // each:
             if low % each:
                 edge = low - low % each + each

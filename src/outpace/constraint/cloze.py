@@ -1,4 +1,4 @@
-"""Text with holes: what may stand in each hole, and nothing else anywhere."""
+"""Infill templates: text with holes, and the constraint on each hole."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ ANYTHING = r"[\s\S]*"
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A place in a text that is filled by exactly `tokens` tokens, or by `up_to` so many.
+    """A gap in a text that is filled by exactly `tokens` tokens, or by `up_to` tokens.
 
-    `regex` is what its text must be as a whole. Raises `ValueError` for values that mean nothing.
+    Attributes:
+        tokens: exact number of tokens.
+        up_to: maximum number of tokens; exactly one of both is given.
+        regex: regular expression that the text of the hole must match as a whole.
+
+    Raises:
+        OptionError: if a value is invalid.
     """
 
     tokens: int | None = None
@@ -34,33 +40,34 @@ class Hole:
 
     def __post_init__(self) -> None:
         if (self.tokens is None) == (self.up_to is None):
-            message = f"hole.tokens: a hole has either tokens or up_to, and one of them, not {self}"
+            message = f"hole.tokens: give exactly one of tokens and up_to, got {self}"
             raise OptionError("hole.tokens", self.tokens, message)
         for name in ("tokens", "up_to"):
             value = getattr(self, name)
             if value is not None and not (is_whole(value) and value >= 1):
                 param = f"hole.{name}"
-                message = f"{param} must be a whole number from 1 on, not {value!r}"
+                message = f"{param} must be a positive integer, got {value!r}"
                 raise OptionError(param, value, message)
         if self.regex is not None and not isinstance(self.regex, str):
-            message = f"hole.regex must be a string, not {self.regex!r}"
+            message = f"hole.regex must be a string, got {self.regex!r}"
             raise OptionError("hole.regex", self.regex, message)
 
     @property
     def size(self) -> int:
-        """Slots that it takes."""
+        """Number of slots."""
         return int(self.tokens or self.up_to or 0)
 
     @property
     def rule(self) -> Rule:
-        """What its text must be, for a compiler."""
+        """The constraint on its text, for a compiler."""
         kind = "padded hole" if self.tokens is None else "hole"
         return kind, ANYTHING if self.regex is None else self.regex
 
     def language(self, compiler: Compiler, size: int, ends: frozenset[int]) -> Language:
-        """What may stand in it, of tokens below `size`; `ends` pad what is shorter.
+        """Compile its constraint over tokens below `size`; `ends` pad shorter texts.
 
-        Raises `ValueError` where nothing does.
+        Raises:
+            ValueError: if nothing can fill it.
         """
         read = compiler.read(self.rule, False, size, ends, self.size)
         assert isinstance(read, Language)
@@ -70,11 +77,11 @@ class Hole:
 
 
 Parts = Sequence[str | Hole]
-"""A cloze as it is given: text with holes in it."""
+"""Text and holes of an infill template as given."""
 
 
 def lengths(automaton: Automaton, room: int) -> str:
-    """In words, how many tokens the texts have of which none takes as many as `room`."""
+    """Return a message about token counts of texts, of which none takes `room` tokens."""
     if automaton.shortest > room:
         return f"the shortest text of its regex takes {automaton.shortest}"
     longest = max(count for count in range(room) if automaton.finishes(count)[0])
@@ -82,26 +89,30 @@ def lengths(automaton: Automaton, room: int) -> str:
 
 
 def checked_cloze(cloze: Any) -> list[str | Hole]:
-    """Text and holes; `ValueError` for what is neither, and where there is no hole."""
+    """Return the non-empty parts of a template.
+
+    Raises:
+        OptionError: if a part is neither text nor a hole, or there is no hole.
+    """
     if isinstance(cloze, str | bytes) or not isinstance(cloze, Sequence):
-        message = f"cloze: a cloze is a list of text and holes, not {brief(cloze)}"
+        message = f"cloze must be a list of text and holes, got {brief(cloze)}"
         raise OptionError("cloze", cloze, message)
     for number, part in enumerate(cloze):
         if not isinstance(part, str | Hole):
             param = f"cloze[{number}]"
-            message = f"{param}: a cloze is a list of text and holes; {brief(part)} is neither"
+            message = f"{param} must be text or a hole, got {brief(part)}"
             raise OptionError(param, part, message)
     if not any(isinstance(part, Hole) for part in cloze):
-        message = "cloze: a cloze without a hole has nothing to fill: give Hole(8) or {{8}}"
+        message = "cloze must contain a hole, such as Hole(8) or {{8}}"
         raise OptionError("cloze", cloze, message)
     return [part for part in cloze if part != ""]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cloze:
-    """Holds an answer to tokens that are given and to what may stand in the holes between them.
+    """Constrain an answer to fixed tokens and to the constraints of the holes between them.
 
-    Each of `holes` is bound by what is filled in itself: no text outside can break it.
+    Each constraint depends only on the tokens in its hole; text outside cannot violate it.
     """
 
     holes: Sequence[Regular]
@@ -119,32 +130,42 @@ class Cloze:
         sequential: bool,
         wait: bool = True,
     ) -> Cloze:
-        """Of `holes` by their first slots, and tokens `given` by their slots.
+        """Create the constraint of holes by their first slots, and fixed tokens by their slots.
 
-        Raises `ValueError` that names the hole where nothing can fill it, and unless it shall
-        `wait`, `Unread` where a regular expression was not read yet.
+        Args:
+            compiler: compiles the regular expressions.
+            holes: holes by first slot.
+            fixed_tokens: tokens by slot.
+            size: number of tokens of the vocabulary.
+            ends: tokens that end an answer.
+            sequential: whether the method commits from left to right.
+            wait: whether to wait for the compilation of regular expressions.
+
+        Raises:
+            OptionError: if nothing can fill a hole, with its name.
+            NotCompiledError: without `wait`, if a regular expression has not been compiled yet.
         """
         mask_id = -1 if compiler.mask_id is None else compiler.mask_id
         if not wait and not all(
             compiler.knows(hole.rule, False, size, ends) for hole in holes.values()
         ):
             raise Unread
-        made = []
+        constraints = []
         for number, (begin, hole) in enumerate(holes.items()):
             try:
                 language = hole.language(compiler, size, ends)
             except ValueError as error:
                 param = f"holes[{number}]"
                 raise OptionError(param, hole, f"{param}: {error}") from error
-            made.append(
+            constraints.append(
                 language.constraint(
                     begin=begin, limit=begin + hole.size, mask_id=mask_id, both=not sequential
                 )
             )
-        return cls(made, given)
+        return cls(constraints, given)
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
-        """Ban tokens in `logits f32[r, V]`: all but one where it is given."""
+        """Ban tokens in `logits f32[r, V]`; only the fixed token remains where there is one."""
         for hole in self.holes:
             if rows := rows_of(hole, slots):
                 own = logits[rows]
@@ -167,12 +188,12 @@ class Cloze:
         Regular.together(holes, logits, tokens)
 
     def forced(self, ids: Sequence[int]) -> list[int]:
-        """Tokens that must come next, as far as the end of the hole that a text ends in."""
+        """Return the tokens that must follow, up to the end of the hole in which the text ends."""
         inside = (hole for hole in self.holes if hole.begin <= len(ids) < hole.limit)
         return next((hole.forced(ids) for hole in inside), [])
 
     def check(self, request: Request) -> None:
-        """Raise `ValueError` where what was committed is not the text, or does not fit a hole."""
+        """Raise `ValueError` if committed tokens differ from the text or do not fit a hole."""
         end = len(request)
         wrong = [s for s, token in self.given.items() if s < end and request.ids[s] != token]
         for hole in self.holes:
@@ -185,11 +206,13 @@ class Cloze:
                 wrong.append(hole.begin + min(len(states), len(tokens) - 1))
         if wrong:
             slot = min(wrong)
-            raise ValueError(f"token {request.ids[slot]} at slot {slot} is no part of the cloze")
+            raise ValueError(
+                f"token {request.ids[slot]} at slot {slot} violates the infill template"
+            )
         if request.finish_reason == "length":
             request.finish_reason = "stop"
 
 
 def rows_of(hole: Regular, slots: Sequence[int]) -> list[int]:
-    """Rows of the slots that lie in a hole."""
+    """Return the rows of slots inside a hole."""
     return [row for row, slot in enumerate(slots) if hole.begin <= slot < hole.limit]

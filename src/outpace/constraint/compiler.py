@@ -1,4 +1,4 @@
-"""Constraints of requests, read once and looked up from then on."""
+"""Compilation of constraints, with a cache."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from outpace.decoding import Constraint
 from outpace.errors import OptionError
 
 Rule = tuple[str, str]
-"""Which option it is (`schema`, `regex`, `choices`, `grammar`), and its text; JSON of the first
-and the third."""
+"""Option name (`schema`, `regex`, `choices`, `grammar`) and its text, which is JSON for `schema`
+and `choices`."""
 
 DIGITS = 40
-"""Of the numbers in a schema."""
+"""Maximum digits of a number in a schema."""
 
 DEEPEST = 100
-"""Lists and mappings of a schema within one another."""
+"""Maximum nesting of lists and mappings in a schema."""
 
 WHOLE = {"hole": Whole, "padded hole": Padded}
-"""Rules that are not of an answer but of a hole in it, and their automata."""
+"""Automata of rules for a hole instead of an answer."""
 
 MEMORY = 60_000_000
-"""Entries of the tables of all automata that are kept."""
+"""Maximum table entries of all cached automata."""
 
 
 Read = Language | Grammar | Counted
-"""A rule that was read: what makes the constraint of each request."""
+"""A compiled rule, from which each request creates its constraint."""
 
 
 class Unread(Exception):
-    """A constraint that was not read yet, or a model; ask again, and wait."""
+    """A constraint that has not been compiled, or a model not loaded, yet; retry with `wait`."""
 
 
 class Compiler:
-    """Reads constraints over the tokens of one tokenizer, each once; the latest are kept."""
+    """Compile constraints over the tokens of one tokenizer, and cache the most recent ones."""
 
     def __init__(self, tokenizer: Tokenizer | None, mask_id: int | None) -> None:
         self.tokenizer = tokenizer
@@ -69,12 +69,22 @@ class Compiler:
         mask_id: int | None = None,
         wait: bool = True,
     ) -> Constraint:
-        """What holds one answer to a rule, whose tokens are below `size` and which `ends` so.
+        """Create the constraint of one answer.
 
-        It fills slots from `begin` to `limit`; `mask_id` stands for a hole where another model than
-        that of the compiler is fed holes. Raises `ValueError` that names the rule for one that
-        is malformed, not supported, too large or fulfilled by nothing, and where the shortest
-        answer is too long; and unless it shall `wait`, `Unread` for one that takes time to read.
+        Args:
+            rule: option name and text.
+            sequential: whether the method commits from left to right.
+            begin: first slot of the answer.
+            limit: end of its slots.
+            size: number of tokens of the vocabulary.
+            ends: tokens that end an answer.
+            mask_id: mask token, if the model that receives masks is not that of the compiler.
+            wait: whether to wait for the compilation.
+
+        Raises:
+            OptionError: if the rule is malformed, unsupported, too large or unsatisfiable, or
+                if the shortest answer exceeds the limit.
+            NotCompiledError: without `wait`, if the rule has not been compiled yet.
         """
         name, _ = rule
         if not wait and not self.knows(rule, sequential, size, ends):
@@ -94,10 +104,9 @@ class Compiler:
     def read(
         self, rule: Rule, sequential: bool, size: int, ends: frozenset[int], room: int
     ) -> Read:
-        """A rule for any request; what is known is not read again, nor does it wait for others.
+        """Return a compiled rule from the cache, or compile it under a lock.
 
-        It may not be read, but refused at once, where `room` for so many tokens is plainly too
-        little.
+        It may be refused early if it clearly cannot be satisfied in `room` tokens.
         """
         key = rule, sequential, size, ends
         if (found := self.found(key)) is not None:
@@ -107,7 +116,7 @@ class Compiler:
                 found = self.found(key) or self.compiled(rule, sequential, size, ends, room)
             except ValueError as error:
                 if rule[0] in WHOLE:
-                    raise  # its cloze says which hole it is
+                    raise  # `InfillConstraint` adds the name of the hole
                 raise OptionError(*rule, f"{rule[0]}: {error}") from error
             with self.lock:
                 self.known[key] = found
@@ -117,11 +126,11 @@ class Compiler:
         return found
 
     def knows(self, rule: Rule, sequential: bool, size: int, ends: frozenset[int]) -> bool:
-        """Whether a rule was read already."""
+        """Return whether a rule is cached."""
         return (rule, sequential, size, ends) in self.known
 
     def found(self, key: object) -> Read | None:
-        """What is known, which now is the latest."""
+        """Return a cached rule and mark it as most recently used."""
         with self.lock:
             if key in self.known:
                 self.known.move_to_end(key)
@@ -130,15 +139,15 @@ class Compiler:
     def compiled(
         self, rule: Rule, sequential: bool, size: int, ends: frozenset[int], room: int
     ) -> Read:
-        """An automaton where there is one; else what methods that go from left to right follow."""
+        """Compile an automaton, or for sequential methods a grammar or counted schema."""
         if not ends:
-            raise ValueError("an answer needs an end-of-sequence to end with")
+            raise ValueError("a constraint requires an end-of-sequence token")
         if self.tokenizer is None:
-            raise ValueError("the model has no tokenizer, so that nobody knows what its tokens are")
+            raise ValueError("the model has no tokenizer, so the text of its tokens is unknown")
         name, source = rule
         if len(source) > LONGEST:
             raise TooLarge(
-                f"it is too large: {len(source)} characters, and at most {LONGEST} are read"
+                f"it is too large: {len(source)} characters, but at most {LONGEST} are allowed"
             )
         if name == "grammar" and not sequential:
             raise Unsupported(f"a grammar is not supported {HERE}")
@@ -155,9 +164,9 @@ class Compiler:
             return self.counted(source, size, ends, error)
 
     def counted(self, source: str, size: int, ends: frozenset[int], why: TooLarge) -> Counted:
-        """A schema whose upper counts are too large for an automaton.
+        """Compile a schema whose upper counts are too large for an automaton.
 
-        Raises `why` again where its other parts are too large, too.
+        Raises `why` again if its other parts are too large as well.
         """
         assert self.tokenizer is not None
         schema = json.loads(source)
@@ -170,7 +179,7 @@ class Compiler:
         return Counted.of(rest, schema, self.tokenizer, size, ends)
 
     def vocabulary(self, size: int) -> Vocabulary:
-        """The first `size` tokens as bytes; the mask is none."""
+        """Return the bytes of the first `size` tokens; the mask token has none."""
         if size not in self.vocabularies:
             assert self.tokenizer is not None
             texts = bytes_of(self.tokenizer, size)
@@ -180,21 +189,25 @@ class Compiler:
         return self.vocabularies[size]
 
 
-HERE = "by methods that fill holes in any order; one that commits from left to right may follow it"
+HERE = "by methods that fill holes in any order; use a method that commits from left to right"
 
 
 def language(
     make: type[Automaton], dfa: Dfa, vocabulary: Vocabulary, ends: frozenset[int]
 ) -> Language:
-    """An automaton over tokens. Raises `ValueError` where no tokens are text that it accepts."""
+    """Create an automaton over tokens.
+
+    Raises:
+        ValueError: if no token sequence is an accepted text.
+    """
     automaton = make(dfa, vocabulary, ends)
     if automaton.shortest == NEVER:
-        raise ValueError("no text of its tokens fulfils it")
+        raise ValueError("no text of the model's tokens matches it")
     return Language(automaton)
 
 
 def bytewise(name: str, source: str, room: Room) -> Dfa:
-    """A rule as an automaton over bytes."""
+    """Return the automaton over bytes of a rule."""
     match name:
         case "regex" | "hole" | "padded hole":
             return Dfa.of(source, room=room)
@@ -209,7 +222,7 @@ def bytewise(name: str, source: str, room: Room) -> Dfa:
 
 
 def check(value: Any, at: str = "#", depth: int = 0) -> None:
-    """Raise `ValueError` for numbers that are none or have many digits, and for what lies deep."""
+    """Raise `ValueError` for numbers with too many digits and for deep nesting."""
     if depth > DEEPEST:
         raise ValueError(f"it is too large: it is nested more than {DEEPEST} deep")
     listed = enumerate(value) if isinstance(value, list) else ()
@@ -222,32 +235,38 @@ def check(value: Any, at: str = "#", depth: int = 0) -> None:
 def rule_of(
     *, schema: Any = None, regex: Any = None, choices: Any = None, grammar: Any = None
 ) -> Rule | None:
-    """The rule of a request, which has one at most.
+    """Return the rule of a request, which has at most one.
 
-    `schema` is a JSON schema as a mapping, or a pydantic model. Raises `ValueError` for what is
-    none, and for two at once.
+    Args:
+        schema: JSON schema as a mapping, or a pydantic model.
+        regex: regular expression.
+        choices: list of texts.
+        grammar: Lark grammar.
+
+    Raises:
+        OptionError: if the value is invalid or there are two constraints.
     """
-    given = {"schema": schema, "regex": regex, "choices": choices, "grammar": grammar}
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) > 1:
-        message = f"{named[1]} and {named[0]} are two constraints; give one"
-        raise OptionError(named[1], given[named[1]], message)
+    values = {"schema": schema, "regex": regex, "choices": choices, "grammar": grammar}
+    given = [name for name, value in values.items() if value is not None]
+    if len(given) > 1:
+        message = f"{given[1]} and {given[0]} are two constraints; give one"
+        raise OptionError(given[1], values[given[1]], message)
     if schema is not None:
         return "schema", schema_text(schema)
     if choices is not None:
         return "choices", json.dumps(checked_choices(choices))
     for name, value in (("regex", regex), ("grammar", grammar)):
         if value is not None and not isinstance(value, str):
-            raise OptionError(name, value, f"{name} must be a string, not {value!r}")
-    return None if not named else (named[0], given[named[0]])
+            raise OptionError(name, value, f"{name} must be a string, got {value!r}")
+    return None if not given else (given[0], values[given[0]])
 
 
 def schema_text(schema: Any) -> str:
-    """A JSON schema as text."""
+    """Return a JSON schema as text."""
     model = getattr(schema, "model_json_schema", None)
     found = model() if isinstance(schema, type) and callable(model) else schema
     if not isinstance(found, dict):
-        message = f"schema must be a JSON schema (a dict) or a pydantic model, not {schema!r}"
+        message = f"schema must be a JSON schema (a dict) or a pydantic model, got {schema!r}"
         raise OptionError("schema", schema, message)
     try:
         return json.dumps(found)
@@ -255,16 +274,16 @@ def schema_text(schema: Any) -> str:
         message = "schema is too large: it is nested too deeply"
         raise OptionError("schema", schema, message) from error
     except (TypeError, ValueError) as error:
-        raise OptionError("schema", schema, f"schema is no JSON: {error}") from error
+        raise OptionError("schema", schema, f"schema must be JSON: {error}") from error
 
 
 def checked_choices(choices: Any) -> Sequence[str]:
-    """The texts of which one is the answer."""
+    """Return the texts of which one is the answer."""
     if not isinstance(choices, list | tuple) or not choices:
-        message = f"choices must be a list of strings, and not empty, not {choices!r}"
+        message = f"choices must be a non-empty list of strings, got {choices!r}"
         raise OptionError("choices", choices, message)
     for number, choice in enumerate(choices):
         if not isinstance(choice, str):
-            message = f"choices[{number}] must be a string, not {choice!r}"
+            message = f"choices[{number}] must be a string, got {choice!r}"
             raise OptionError(f"choices[{number}]", choice, message)
     return list(choices)

@@ -1,7 +1,7 @@
-"""Schemas with upper counts that are too large for an automaton, from left to right.
+"""Schemas whose upper counts are too large for an automaton, for left-to-right decoding.
 
-The automaton of a schema without these counts holds all else, the room that there is included; a
-grammar of llguidance counts beside it.
+The automaton of the schema without these counts covers everything else, including the available
+room. A grammar of llguidance counts in addition.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from outpace.constraint.schema import LOOSE
 from outpace.decoding import Request
 
 NAMED = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords that matter for upper counts, by the form of their values."""
 LISTED = ("anyOf", "allOf", "oneOf", "prefixItems")
 INNER = ("items", "additionalProperties")
 COUNTS = ("type", "$ref", "maxLength", "maxItems")
@@ -28,7 +29,7 @@ COUNTS = ("type", "$ref", "maxLength", "maxItems")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counted:
-    """A schema that was read once: its automaton without large counts, and its counts."""
+    """A compiled schema: its automaton without large counts, and its counts."""
 
     language: Language
     counts: Grammar
@@ -37,9 +38,10 @@ class Counted:
     def of(
         cls, language: Language, schema: Any, tokenizer: Tokenizer, size: int, ends: frozenset[int]
     ) -> Counted:
-        """Of the automaton of a schema without its large upper counts.
+        """Add the counts of a schema to its automaton without large upper counts.
 
-        Raises `ValueError` where llguidance cannot count.
+        Raises:
+            ValueError: if llguidance cannot count.
         """
         source = json.dumps(counting(schema))
         return cls(
@@ -49,16 +51,16 @@ class Counted:
 
     @property
     def size(self) -> int:
-        """What it counts for in a cache."""
+        """Size in the cache."""
         return self.language.size
 
     @property
     def shortest(self) -> int:
-        """Tokens of the shortest answer: no upper count makes it longer."""
+        """Number of tokens of the shortest answer; upper counts do not change it."""
         return self.language.shortest
 
     def constraint(self, *, begin: int, limit: int, mask_id: int, both: bool) -> Bounded:
-        """What holds one answer to it, which fills slots from `begin` to `limit`."""
+        """Create the constraint of one answer in slots `begin` to `limit`."""
         counts = self.counts
         return Bounded(
             grammar=counts,
@@ -71,25 +73,25 @@ class Counted:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Bounded(Derived):
-    """Holds one answer to an automaton and to counts, for methods that go from left to right."""
+    """Constrain one answer to an automaton and to counts, for left-to-right methods."""
 
     regular: Regular
 
     def ban(self, row: Tensor, front: Sequence[int]) -> bool:
-        """Ban what cannot follow; False where that is no matter, as no answer begins so."""
+        """Ban tokens that cannot follow; return False if no answer begins like this."""
         if not Derived.ban(self, row, front):
             return False
         self.regular(row[None], [self.begin + len(front)], [*[-1] * self.begin, *front])
         return True
 
     def check(self, request: Request) -> None:
-        """Raise `ValueError` where what was committed is no beginning of an answer."""
+        """Raise `ValueError` if the committed tokens do not begin an answer."""
         Derived.check(self, request)
         self.regular.check(request)
 
 
 def counting(schema: Any) -> Any:
-    """What a schema says of upper counts, which accepts all that the schema accepts."""
+    """Return the part of a schema with upper counts, which accepts all that the schema accepts."""
     if not isinstance(schema, dict):
         return schema
     found: dict[str, Any] = {}
@@ -106,7 +108,7 @@ def counting(schema: Any) -> Any:
 
 
 def has_large_counts(schema: Any) -> bool:
-    """Whether a part of a schema has an upper count that its automaton may leave out."""
+    """Return whether a part of a schema has an upper count that its automaton may omit."""
     if isinstance(schema, list):
         return any(map(has_large_counts, schema))
     return isinstance(schema, dict) and any(

@@ -1,4 +1,4 @@
-"""Numbers of JSON within bounds, as automata over how they are written."""
+"""JSON numbers within bounds, as automata over their text."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Bound = tuple[Decimal, bool]
 """A number, and whether it is excluded itself."""
 
 PRECISION = 15
-"""Digits of a number with a fraction: as many as a double tells apart, so that a reader who rounds
-finds it on the same side of a bound."""
+"""Maximum digits of a number with a fraction: those a double distinguishes, so that rounding keeps
+it on the same side of a bound."""
 
 NATURAL = "(?:0|[1-9][0-9]*)"
 NONZERO = "[0-9]*[1-9][0-9]*"
 FRACTION = r"(?:\.[0-9]+)?"
 EXPONENT = "(?:[eE][+-]?[0-9]{1,2})?"
-"""Written where there is no bound."""
+"""Allowed where there is no bound."""
 
 
 @lru_cache(256)
 def whole(low: int | None, high: int | None, steps: tuple[Decimal, ...] = ()) -> Dfa:
-    """The automaton of whole numbers from `low` to `high` that are multiples of all `steps`."""
-    if not steps:  # remainders and a count of digits are too many states together
+    """Return the automaton of integers from `low` to `high` that are multiples of all `steps`."""
+    if not steps:  # remainders and digit counts together need too many states
         most = 10 ** digits_of(low, high) - 1
         low, high = -most if low is None else low, most if high is None else high
     return stepped(read(integers(low, high)), steps)
@@ -39,7 +39,7 @@ def whole(low: int | None, high: int | None, steps: tuple[Decimal, ...] = ()) ->
 
 @lru_cache(256)
 def decimals(low: Bound | None, high: Bound | None, steps: tuple[Decimal, ...] = ()) -> Dfa:
-    """The automaton of decimal numbers between two bounds that are multiples of all `steps`."""
+    """Return the automaton of decimals between two bounds that are multiples of all `steps`."""
     bounds = [bound[0] for bound in (low, high) if bound is not None]
     dfa = minimal(read(form(bounds) + ("" if bounds or steps else EXPONENT)))
     if low is not None:
@@ -50,7 +50,7 @@ def decimals(low: Bound | None, high: Bound | None, steps: tuple[Decimal, ...] =
 
 
 def equal_to(number: Decimal) -> Dfa:
-    """The automaton of all ways to write one number, without an exponent."""
+    """Return the automaton of all spellings of one number without an exponent."""
     if not number:
         return read(r"-?0(?:\.0+)?")
     return intersection(read(at_least(number, False)), read(at_most(number, False)))
@@ -58,17 +58,17 @@ def equal_to(number: Decimal) -> Dfa:
 
 @lru_cache(256)
 def read(pattern: str) -> Dfa:
-    """The automaton of a regular expression; it may have no states."""
+    """Return the automaton of a regular expression; it may have no states."""
     return determined(net_of(pattern))
 
 
 def stepped(dfa: Dfa, steps: tuple[Decimal, ...]) -> Dfa:
-    """What an automaton of numbers accepts of the multiples of all `steps`."""
+    """Restrict an automaton of numbers to multiples of all `steps`."""
     return minimal(intersection(dfa, multiples(steps)) if steps else dfa)
 
 
 def form(bounds: list[Decimal]) -> str:
-    """How numbers are written that may lie between some bounds."""
+    """Return the spelling of numbers that may be between some bounds."""
     digits = digits_of(*map(int, bounds))
     zeros = max([0, *(-bound.adjusted() for bound in bounds if bound)])
     parts = [f"(?:0|[1-9][0-9]{{0,{digits - 1}}})", rf"0\.0{{0,{zeros}}}[0-9]{{1,{PRECISION}}}"]
@@ -78,14 +78,14 @@ def form(bounds: list[Decimal]) -> str:
 
 
 def at_least(bound: Decimal, strict: bool) -> str:
-    """Numbers from a bound on, or if `strict` above it; none of them is a zero with a sign."""
+    """Return the pattern of numbers from a bound, or if `strict` above it; -0 is excluded."""
     if bound < 0:
         return f"{NATURAL}{FRACTION}|-(?:{under(-bound, strict)})"
     return over(bound, strict)
 
 
 def at_most(bound: Decimal, strict: bool) -> str:
-    """Numbers up to a bound, or if `strict` below it."""
+    """Return the pattern of numbers up to a bound, or if `strict` below it."""
     if bound <= 0:
         more = "" if strict or bound else r"|-?0(?:\.0+)?"
         return f"-(?:{over(-bound, strict)}){more}"
@@ -93,7 +93,7 @@ def at_most(bound: Decimal, strict: bool) -> str:
 
 
 def over(bound: Decimal, strict: bool) -> str:
-    """Numbers without a sign from a bound on, or if `strict` above it."""
+    """Return the pattern of unsigned numbers from a bound, or if `strict` above it."""
     front, rest = split(bound)
     equal = rf"\.{NONZERO}" if strict else FRACTION
     same = rf"\.{more(rest, strict)}" if rest else equal
@@ -101,7 +101,7 @@ def over(bound: Decimal, strict: bool) -> str:
 
 
 def under(bound: Decimal, strict: bool) -> str:
-    """Numbers without a sign up to a bound, or if `strict` below it."""
+    """Return the pattern of unsigned numbers up to a bound, or if `strict` below it."""
     front, rest = split(bound)
     parts = [f"(?:{'|'.join(naturals(0, front - 1))}){FRACTION}"] if front else []
     if rest:
@@ -112,13 +112,13 @@ def under(bound: Decimal, strict: bool) -> str:
 
 
 def split(number: Decimal) -> tuple[int, str]:
-    """The whole part of a number, and the digits of its fraction without zeros at its end."""
+    """Return the integer part of a number, and its fraction digits without trailing zeros."""
     front, _, rest = f"{number:f}".partition(".")
     return int(front), rest.rstrip("0")
 
 
 def more(rest: str, strict: bool) -> str:
-    """Digits of a fraction that are as much as those of another, or if `strict` more."""
+    """Return the pattern of fraction digits that are at least others, or if `strict` above."""
     if not rest:
         return NONZERO if strict else "[0-9]*"
     digit = int(rest[0])
@@ -127,7 +127,7 @@ def more(rest: str, strict: bool) -> str:
 
 
 def less(rest: str, strict: bool) -> str:
-    """Digits of a fraction, at least one, that are as much as those of another, or less."""
+    """Return the pattern of one or more fraction digits up to others, or if `strict` below them."""
     digit = int(rest[0])
     below = f"[0-{digit - 1}][0-9]*|" if digit else ""
     if len(rest) > 1:
@@ -136,15 +136,15 @@ def less(rest: str, strict: bool) -> str:
 
 
 def remainders_of(steps: tuple[Decimal, ...]) -> tuple[int, int]:
-    """Digits after the point that multiples of all `steps` need, and their common multiple."""
+    """Return the fraction digits that multiples of all `steps` need, and their common multiple."""
     places = max(max(0, -int(step.as_tuple().exponent)) for step in steps)
     return places, lcm(*(int(step.scaleb(places)) for step in steps))
 
 
 def multiples(steps: tuple[Decimal, ...]) -> Dfa:
-    """The automaton of decimal numbers that are multiples of all `steps`, by their remainders.
+    """Return the automaton of decimals that are multiples of all `steps`, by remainder.
 
-    A fraction has as many digits as those of the steps at most.
+    A fraction has at most as many digits as those of the steps.
     """
     places, size = remainders_of(steps)
     table = np.full((2 + size * (places + 2), 256), -1, dtype=np.int32)

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from outpace.constraint.pattern import Net, Room, TooLarge, net_of
 
 WORK = 1_000_000
-"""States of a net that may be looked at to make an automaton: half a second or so."""
+"""Maximum NFA states visited to determinize it; takes about half a second."""
 
 MOST_CHOSEN = 20_000
-"""States of the tree of some choices."""
+"""Maximum states of the prefix tree of choices."""
 
 MANY = "it is too large: its automaton has too many states; simplify it or shorten its repeats"
 
@@ -26,11 +26,11 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dfa:
-    """A deterministic automaton; state 0 is where texts begin.
+    """A deterministic automaton; texts begin in state 0.
 
     Attributes:
-        table: `[S, 256]`, where a byte leads from a state, -1 where no whole text goes on so.
-        accepts: `[S]`, whether a text may end there.
+        table: target state per state and byte, `[S, 256]`; -1 where no text continues.
+        accepts: whether a text may end in a state, `[S]`.
     """
 
     table: Table
@@ -38,15 +38,23 @@ class Dfa:
 
     @classmethod
     def of(cls, pattern: str, *, room: Room = None) -> Dfa:
-        """That of a regular expression. Raises `ValueError` as `net_of`, and where it is empty."""
+        """Return the automaton of a regular expression.
+
+        Raises:
+            ValueError: as `pattern_nfa`, or if no text matches.
+        """
         dfa = determined(net_of(pattern, room=room))
         if not len(dfa.table):
-            raise ValueError("no text at all fulfils it")
+            raise ValueError("no text matches it")
         return dfa
 
     @classmethod
     def among(cls, texts: Iterable[str]) -> Dfa:
-        """That of some texts, as a tree. Raises `TooLarge` where they are too many or too long."""
+        """Return the automaton of some texts, as a prefix tree.
+
+        Raises:
+            TooLargeError: if they are too many or too long.
+        """
         rows: list[dict[int, int]] = [{}]
         whole = set()
         for text in texts:
@@ -58,7 +66,7 @@ class Dfa:
                 state = rows[state][byte]
             whole.add(state)
             if len(rows) > MOST_CHOSEN:
-                raise TooLarge(f"it is too large: texts that differ in {MOST_CHOSEN} places")
+                raise TooLarge(f"it is too large: texts that differ in {MOST_CHOSEN} bytes")
         table = np.full((len(rows), 256), -1, dtype=np.int32)
         for state, row in enumerate(rows):
             table[state, list(row)] = list(row.values())
@@ -66,9 +74,10 @@ class Dfa:
 
 
 def determined(net: Net) -> Dfa:
-    """The automaton of a net, without states from which no text can be finished.
+    """Return the automaton of an NFA, without states from which no text can be finished.
 
-    Raises `TooLarge` where it has too many states (Rabin and Scott, 1959: up to 2^n).
+    Raises:
+        TooLargeError: if it has too many states (Rabin and Scott, 1959: up to 2^n).
     """
     cuts = sorted({0, 256, *(e for each in net.edges for (a, b), _ in each for e in (a, b + 1))})
     place = {cut: index for index, cut in enumerate(cuts)}
@@ -79,7 +88,7 @@ def determined(net: Net) -> Dfa:
     ]
     number = {closed[0]: 0}
     waiting = deque(number)
-    before: list[list[int]] = [[]]  # states that lead to each
+    before: list[list[int]] = [[]]  # predecessors of each state
     rows: list[list[int]] = []
     work = 0
     while waiting:
@@ -101,11 +110,11 @@ def determined(net: Net) -> Dfa:
 
 
 Moves = list[tuple[range, frozenset[int]]]
-"""Of a state: classes of bytes, and the states to which they lead."""
+"""Transitions of an NFA state: ranges of byte classes, and their target states."""
 
 
 def step(moves: list[Moves], members: frozenset[int], classes: int) -> tuple[list[set[int]], int]:
-    """Where each class of bytes leads from several states at once, and what it cost to find out."""
+    """Return the targets of each byte class from several states at once, and the work it took."""
     reached: list[set[int]] = [set() for _ in range(classes)]
     cost = classes
     for member in members:
@@ -117,7 +126,10 @@ def step(moves: list[Moves], members: frozenset[int], classes: int) -> tuple[lis
 
 
 def closures(net: Net) -> list[frozenset[int]]:
-    """What each state of a net reaches with nothing, as far as bytes lead on or texts end there."""
+    """Return the useful states that each NFA state reaches without a byte.
+
+    Useful states have byte transitions or end texts.
+    """
     result, work = [], 0
     for state in range(len(net.free)):
         seen, stack = {state}, [state]
@@ -133,7 +145,7 @@ def closures(net: Net) -> list[frozenset[int]]:
 
 
 def trimmed(table: Table, accepts: Flags, before: list[list[int]]) -> Dfa:
-    """An automaton without states from which no text can be finished."""
+    """Return an automaton without states from which no text can be finished."""
     alive = accepts.copy()
     stack = np.flatnonzero(accepts).tolist()
     while stack:

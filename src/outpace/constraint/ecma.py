@@ -1,4 +1,4 @@
-"""Patterns of JSON schemas: ECMA 262's, found anywhere in a string, as the string is written."""
+"""Patterns of JSON schemas: searches of ECMA 262 in strings as JSON writes them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from outpace.constraint.dfa import Dfa, determined
 from outpace.constraint.pattern import BEGINNINGS, ENDINGS, Unsupported, Weaver, parsed
 
 ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
-"""Characters that are written with a backslash, and the letter after it."""
+"""Characters written with a backslash, and the letter after it."""
 
 CONTROLS: tuple[Span, ...] = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F))
-"""Characters that are not written as they are: the other ones of these are not written at all."""
+"""Characters that are never written unescaped; those without a short escape are excluded."""
 
 LETTER = r'(?:[^"\\\x00-\x1f\x7f]|\\["\\bfnrt])'
-"""A character of a string. Each is written in one way, so that equal strings are equal texts."""
+"""A character of a string. Each has one spelling, so that equal strings have equal texts."""
 
 LINES: tuple[Span, ...] = ((0x0D, 0x0D), (0x2028, 0x2029))
-"""Ends of lines that `.` matches in Python and not in ECMA 262."""
+"""Line ends that `.` matches in Python and not in ECMA 262."""
 
 MARK = (0xFEFF, 0xFEFF)
-"""White space in ECMA 262 and not in Python."""
+"""White space in ECMA 262 but not in Python."""
 
 GROUPS = ("BRANCH", "SUBPATTERN")
 
@@ -35,19 +35,24 @@ FOREIGN = {
     "{,n}": re.compile(r"(?<!\\)(?:\\\\)*\{,\d*\}"),
     "a comment": re.compile(r"\(\?#"),
 }
-"""What Python reads otherwise than ECMA 262."""
+"""Syntax that Python interprets differently from ECMA 262."""
 
 
 @lru_cache(128)
 def searched(pattern: str, *, loose: bool = False) -> Dfa:
-    """The automaton of strings, as they are written, in which a pattern is found.
+    """Return the automaton of JSON-encoded strings that contain a match of a pattern.
 
-    A string is accepted where both Python and ECMA 262 find the pattern, or if `loose` where one
-    of them may. Raises `Unsupported` or `TooLarge`, and `ValueError` for one that is malformed.
+    A string is accepted if both Python and ECMA 262 find the pattern, or with `loose` if one of
+    them may.
+
+    Raises:
+        UnsupportedError: if the pattern uses an unsupported construct.
+        TooLargeError: if the automaton is too large.
+        ValueError: if the pattern is malformed.
     """
     for what, sign in FOREIGN.items():
         if sign.search(pattern):
-            raise Unsupported(f"{what} is not one of ECMA 262's expressions")
+            raise Unsupported(f"{what} is not part of ECMA 262")
     try:
         tree = parsed(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -64,12 +69,12 @@ NO_FLAGS = "a flag such as (?i) is not supported"
 
 @dataclass(slots=True)
 class Search(Weaver):
-    """Turns a parsed pattern into a net of the strings in which it is found."""
+    """Build the NFA of the strings that contain a match of a parsed pattern."""
 
     loose: bool = False
 
     def sequence(self, nodes: Any, at: int, *, first: bool, last: bool) -> int:
-        """Nodes one after the other, with anything around them where nothing anchors them."""
+        """Add consecutive nodes, with any text before and after unless anchored."""
         if first and not (nodes and anchored(nodes[0], BEGINNINGS)):
             at = self.anything(at)
         at = Weaver.sequence(self, nodes, at, first=first, last=last)
@@ -78,24 +83,24 @@ class Search(Weaver):
         return at
 
     def node(self, node: Any, at: int, *, first: bool, last: bool) -> int:
-        """One node."""
+        """Add one node; flags inside a group are refused."""
         kind, value = node
         if str(kind) == "SUBPATTERN" and (value[1] or value[2]):
             raise Unsupported(NO_FLAGS)
         end = Weaver.node(self, node, at, first=first, last=last)
-        if self.loose and value is _constants.AT_END:  # Python lets a line end there
+        if self.loose and value is _constants.AT_END:  # in Python, $ also matches before a newline
             after = self.characters((_constants.LITERAL, 0x0A), end)
             self.net.free[end].append(after)
             return after
         return end
 
     def anything(self, at: int) -> int:
-        """Any characters."""
+        """Add any characters."""
         every = (_constants.IN, [(_constants.RANGE, (0, 0x10FFFF))])
         return self.repeat(0, _constants.MAXREPEAT, [every], at)
 
     def ways(self, node: Any) -> list[Way]:
-        """How the characters are written that a node matches."""
+        """Return the JSON-encoded bytes of the characters that a node matches."""
         spans = self.spans(node)
         escaped = [ord(char) for char in ESCAPES if any(a <= ord(char) <= b for a, b in spans)]
         for control in CONTROLS:
@@ -105,7 +110,7 @@ class Search(Weaver):
         return plain + [((0x5C, 0x5C), (letter, letter)) for letter in letters]
 
     def spans(self, node: Any) -> list[Span]:
-        """Characters that a node matches, in both readings or in one of them."""
+        """Return the characters that a node matches in both dialects, or if `loose` in either."""
         found = matched(node, self.flags)
         if node[0] is _constants.ANY and not self.loose:
             for line in LINES:
@@ -119,10 +124,10 @@ class Search(Weaver):
 
 
 def anchored(node: Any, anchors: tuple[Any, ...]) -> bool:
-    """Whether a node at an edge is an anchor there, or a group that looks after its own edge."""
+    """Return whether a node at an edge is an anchor, or a group that handles its own edge."""
     return str(node[0]) in GROUPS or (str(node[0]) == "AT" and node[1] in anchors)
 
 
 def categories(node: Any) -> bool:
-    """Whether a node names a class such as digits."""
+    """Return whether a node uses a class such as digits."""
     return node[0] is _constants.IN and any(each[0] is _constants.CATEGORY for each in node[1])

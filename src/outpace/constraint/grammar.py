@@ -1,4 +1,4 @@
-"""Answers that a grammar derives, from left to right, by llguidance."""
+"""Constraints by a grammar, decoded from left to right by llguidance."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from outpace.decoding.processor import NEVER
 from outpace.decoding.sampling import chooser
 
 SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""White space of JSON as answers by a schema have it: a blank at most after commas and colons."""
+"""White space in JSON answers: at most one space after commas and colons."""
 
-INSTALL = "it needs llguidance: pip install 'outpace[constrain]'"
+INSTALL = "it requires llguidance: pip install 'outpace[constrain]'"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grammar:
-    """A grammar that was read once; `matcher` is at the beginning of an answer."""
+    """A compiled grammar; `matcher` is in its initial state."""
 
     matcher: Any
     ends: frozenset[int]
@@ -42,17 +42,25 @@ class Grammar:
         ends: frozenset[int],
         **options: Any,
     ) -> Grammar:
-        """A Lark `grammar` or a JSON `schema` over the first `size` tokens.
+        """Compile a Lark `grammar` or a JSON `schema` over the first `size` tokens.
 
-        `options` are those of llguidance's compiler of schemas. Raises `ValueError` with what
-        llguidance says where it cannot follow it.
+        Args:
+            kind: `grammar` or `schema`.
+            source: its text.
+            tokenizer: tokenizer of the model.
+            size: number of tokens.
+            ends: tokens that end an answer.
+            options: options of llguidance's schema compiler.
+
+        Raises:
+            ValueError: with the message of llguidance if it cannot compile the source.
         """
         try:
             from llguidance import LLMatcher
             from llguidance.hf import from_tokenizer
         except ImportError as error:
             raise ValueError(INSTALL) from error
-        read: dict[str, Callable[[str], str]] = {
+        parse: dict[str, Callable[[str], str]] = {
             "grammar": lambda text: LLMatcher.grammar_from_lark(spaced(text)),
             "schema": lambda text: LLMatcher.grammar_from_json_schema(
                 text,
@@ -60,36 +68,36 @@ class Grammar:
             ),
         }
         tokens = from_tokenizer(tokenizer, n_vocab=size, eos_token=min(ends))  # type: ignore[arg-type]
-        matcher = LLMatcher(tokens, read[kind](source), log_level=0)
+        matcher = LLMatcher(tokens, parse[kind](source), log_level=0)
         if matcher.is_error():
             raise ValueError(first_line(matcher.get_error()))
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-        if not bits.any() or matcher.is_error():  # as it now may be, with a mask all the same
-            raise ValueError("no text at all fulfils it")
+        if not bits.any() or matcher.is_error():  # computing the mask may set the error
+            raise ValueError("no text matches it")
         return cls(matcher, ends)
 
     @property
     def size(self) -> int:
-        """What it counts for in a cache: next to nothing."""
+        """Size in the cache; negligible."""
         return 1
 
     @property
     def shortest(self) -> int:
-        """Tokens of the shortest answer at least: how many it takes is not known."""
+        """Lower bound on the tokens of the shortest answer, which is unknown."""
         return 0
 
     def constraint(self, *, begin: int, limit: int, mask_id: int, both: bool) -> Derived:
-        """What holds one answer to it, which fills slots from `begin` on, without holes."""
+        """Create the constraint of one answer in slots from `begin` on, without holes."""
         return Derived(grammar=self, matcher=self.matcher.deep_copy(), begin=begin, mask_id=mask_id)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Derived:
-    """Holds one answer to a grammar, for methods that commit from left to right.
+    """Constrain one answer to a grammar, for methods that commit from left to right.
 
-    Each row is bound by what is known in front of it. Holes that are filled together are chosen
-    from left to right, each bound by those in front: no choice leads nowhere, but they are not the
-    most probable ones of all that fit, nor is the answer sure to end in front of the limit.
+    Each row depends on the tokens before it. Holes that are filled together are sampled from left
+    to right, each given those before it. The choice never reaches a dead end, but it is not the
+    most probable one of all that fit, and the answer may not end before the limit.
     """
 
     grammar: Grammar
@@ -97,16 +105,16 @@ class Derived:
     begin: int
     mask_id: int
     tokens: list[int] = field(default_factory=list)
-    """What the matcher has seen."""
+    """Tokens that the matcher has consumed."""
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
-        """Ban tokens in `logits f32[r, V]`, each row by what is known of `text` in front."""
+        """Ban tokens in `logits f32[r, V]`, each row according to the tokens before it."""
         for row, slot in zip(logits, slots, strict=True):
             self.ban(row, text[self.begin : slot])
 
-    def ban(self, row: Tensor, front: Sequence[int]) -> bool:
-        """Ban what cannot follow; False where that is no matter, as no answer begins so."""
-        if self.mask_id in front or not self.walk(front):
+    def ban(self, row: Tensor, prefix: Sequence[int]) -> bool:
+        """Ban tokens that cannot follow; return False if no answer begins like this."""
+        if self.mask_id in prefix or not self.walk(prefix):
             return False
         bits = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, bitorder="little")[: len(row)].astype(bool)
@@ -116,11 +124,11 @@ class Derived:
         return True
 
     def forced(self, ids: Sequence[int]) -> list[int]:
-        """None are looked for."""
+        """Return no tokens; forced ones are not searched for."""
         return []
 
     def walk(self, tokens: Sequence[int]) -> bool:
-        """Let the matcher see tokens, and no others; whether they are part of an answer."""
+        """Make exactly these tokens the matcher's state; return whether they begin an answer."""
         pairs = enumerate(zip(tokens, self.tokens, strict=False))
         same = next((n for n, (a, b) in pairs if a != b), min(len(tokens), len(self.tokens)))
         if same < len(self.tokens):
@@ -137,30 +145,30 @@ class Derived:
 
     @staticmethod
     def together(asked: Sequence[Fit], logits: Tensor, tokens: Tensor) -> None:
-        """Choose the tokens of holes from left to right; each is bound by those in front."""
+        """Sample the tokens of holes from left to right, each given those before it."""
         for own, rows, slots, read in asked:
             assert read.joint is not None
-            front = list(read.joint.text[own.begin : slots[0]])
+            prefix = list(read.joint.text[own.begin : slots[0]])
             for row, slot in zip(rows, slots, strict=True):
-                if len(front) == slot - own.begin and own.ban(logits[row], front):
+                if len(prefix) == slot - own.begin and own.ban(logits[row], prefix):
                     choose = chooser([read.sampling], [read.step], [[slot]], logits.device)
                     tokens[row] = choose(logits[row : row + 1], slice(0, 1))[0]
-                front.append(int(tokens[row]))
+                prefix.append(int(tokens[row]))
 
     def check(self, request: Request) -> None:
-        """Raise `ValueError` where what was committed is no beginning of an answer."""
+        """Raise `ValueError` if the committed tokens do not begin an answer."""
         if not self.walk(request.tokens):
             slot = self.begin + len(self.tokens)
-            raise ValueError(f"token {request.ids[slot]} at slot {slot} breaks the constraint")
+            raise ValueError(f"token {request.ids[slot]} at slot {slot} violates the constraint")
         whole = self.matcher.is_accepting()
         if request.finish_reason == "stop" and not whole:
-            raise ValueError(f"the answer ends at slot {len(request)} before it is whole")
+            raise ValueError(f"the answer ends at slot {len(request)} before it is complete")
         if request.finish_reason == "length" and whole:
             request.finish_reason = "stop"
 
 
 def spaced(lark: str) -> str:
-    """A grammar whose schemas (`%json {…}`) bound white space, unless they say otherwise."""
+    """Add bounds on white space to the schemas of a grammar (`%json {…}`) by default."""
     options = json.dumps({"x-guidance": SPACES})[:-1]
     return re.sub(
         r"%json\s*\{(\s*\})?", lambda found: f"%json {options}{'}' if found[1] else ', '}", lark
@@ -168,5 +176,5 @@ def spaced(lark: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line of a message that says something."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason is given")
+    """Return the first line of a message that is not blank."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")

@@ -1,20 +1,20 @@
-"""Whole numbers between two bounds, as regular expressions."""
+"""Integers between two bounds, as regular expressions."""
 
 from __future__ import annotations
 
 NOTHING = r"[^\s\S]"
 
 DIGITS = 20
-"""Most digits where no bound has as many: those of 64 bits."""
+"""Maximum digits unless a bound has more: those of 64 bits."""
 
 
 def digits_of(*bounds: int | None) -> int:
-    """How many digits numbers within some bounds may have; one more than the bounds have."""
+    """Return the maximum digits of numbers within some bounds: one more than the bounds have."""
     return max(DIGITS, *(len(str(abs(bound))) + 1 for bound in bounds if bound is not None), 0)
 
 
 def integers(low: int | None, high: int | None) -> str:
-    """Decimal numbers from `low` to `high`, both included; None is no bound."""
+    """Return the pattern of integers from `low` to `high`, inclusive; None is unbounded."""
     parts = []
     if low is None or low < 0:
         least = 1 if high is None or high >= 0 else -high
@@ -25,7 +25,7 @@ def integers(low: int | None, high: int | None) -> str:
 
 
 def naturals(low: int, high: int | None) -> list[str]:
-    """Those of no sign, length by length; empty where `high` is less."""
+    """Return patterns of unsigned integers by length; none if `high` is less than `low`."""
     if high is None:
         digits = len(str(low))
         return [*naturals(low, 10**digits - 1), f"[1-9][0-9]{{{digits},}}"]
@@ -38,7 +38,7 @@ def naturals(low: int, high: int | None) -> list[str]:
 
 
 def between(low: str, high: str) -> str:
-    """Digits from `low` to `high`, which are equally many."""
+    """Return the pattern of digits from `low` to `high`, which have equal length."""
     rest = len(low) - 1
     if set(low) == {"0"} and set(high) == {"9"}:
         return f"[0-9]{{{len(low)}}}"

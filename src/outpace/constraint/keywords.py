@@ -1,4 +1,4 @@
-"""The keywords of JSON schemas: which are followed, which are not, and what to write instead."""
+"""Keywords of JSON schemas: supported, ignored and unsupported ones, and alternatives to these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOTES = {
     *("default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
     *("contentEncoding", "contentMediaType", "contentSchema"),
 }
-"""Keywords that do not restrict which values are valid."""
+"""Keywords that do not restrict values."""
 
 JOINS = ("$ref", "allOf", "anyOf", "oneOf")
 """Keywords that apply other schemas to the same value."""
@@ -28,7 +28,7 @@ KEYWORDS: dict[str, set[str]] = {
         *("minProperties", "maxProperties", "dependentRequired", "propertyNames"),
     },
 }
-"""Keywords that are followed, by the type of the value."""
+"""Supported keywords, by the type of the value."""
 
 SUPPORTED = {"type", "enum", "const", "not", *JOINS}.union(*KEYWORDS.values())
 
@@ -67,16 +67,20 @@ INSTEAD = {
     "minProperties that takes two names without properties": "use properties and required",
     "patternProperties with more than 4 patterns": "join them with |",
 }
-"""What is not supported, and what to write instead."""
+"""Unsupported constructs, and what to write instead."""
 
 
 def refuse(what: str, at: str, kind: str | None = None) -> NoReturn:
-    """Raise `Unsupported` for something at a place, of a `kind` in the table."""
+    """Raise `UnsupportedError` for a construct at a place; `kind` is its key in the table."""
     raise Unsupported(f"{what} at {at} is not supported: {INSTEAD[kind or what]}")
 
 
 def need(value: Any, kind: Any, what: str) -> Any:
-    """A value of a type; `ValueError` that names what should be one."""
+    """Return a value of a type.
+
+    Raises:
+        ValueError: if it has another type, with the name of the keyword.
+    """
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise ValueError(f"{what} must not be {value!r}")
+        raise ValueError(f"{what} is invalid: {value!r}")
     return value

@@ -1,4 +1,4 @@
-"""Objects, and arrays of different values, as parts of a text that remember what was written."""
+"""Objects, and arrays of distinct values, as pieces whose states remember what was written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outpace.constraint.pieces import NEXT, Piece, Text
 
 
 class Member(NamedTuple):
-    """A property that an object may have: its name, and the part for both name and value."""
+    """A property of an object: its name, and the piece for both name and value."""
 
     name: str
     part: Piece
@@ -20,13 +20,13 @@ class Member(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far an object is written.
+    """State of a partially written object.
 
     Attributes:
-        place: how many of its named members were written or left out.
-        written: members that were written, as far as that matters.
-        sure: different names among them, as far as that matters.
-        names: names that were written, of those that others depend on.
+        place: number of named members that were written or skipped.
+        written: members written, up to the count that matters.
+        sure: distinct names among them, up to the count that matters.
+        names: written names that others depend on.
         other: whether a member without a given name was written.
     """
 
@@ -39,12 +39,15 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Members:
-    """An object: named members in their order, then any number of `others`.
+    """An object: named members in order, then any number of `others`.
 
     Attributes:
-        least, most: how many members there are. Two of the others may have the same name, so that
-            one of them counts for `least`, and all of them for `most`.
-        needs: names that must be there where a name is.
+        members: named members.
+        others: piece of other members.
+        least: minimum number of members. Two of the others may have the same name, so all of
+            them together count as one here, and each of them for `most`.
+        most: maximum number of members.
+        needs: names that each name requires.
     """
 
     members: Sequence[Member]
@@ -55,44 +58,44 @@ class Members:
 
     @cached_property
     def width(self) -> float:
-        """That of braces and required members."""
+        """Width of the braces and required members."""
         return 2 + sum(member.part.width for member in self.members if member.required)
 
     @cached_property
     def watched(self) -> frozenset[str]:
-        """Names that others depend on, or that depend on others."""
+        """Names that others require, or that require others."""
         return frozenset(self.needs).union(*self.needs.values())
 
     def weave(self, net: Net, at: int) -> int:
-        """A state for each progress, one where its next member is picked, and one where it begins.
+        """Add three states per progress: before a separator, before a choice, and at a member.
 
-        Members are left out after a comma, so that a member is followed by two ways and not by one
-        to each later member.
+        Members are skipped after a comma, so that each member has two successors instead of one per
+        later member.
         """
-        end, known = net.state(), {Progress(): Text("{").weave(net, at)}
-        picks, begins = dict[Progress, int](), dict[Progress, int]()
-        written, waiting = [*known], list[Progress]()
-        for now in written:
+        end, states = net.state(), {Progress(): Text("{").weave(net, at)}
+        choices, begins = dict[Progress, int](), dict[Progress, int]()
+        progresses, waiting = [*states], list[Progress]()
+        for now in progresses:
             if self.may_end(now):
-                net.free[Text("}").weave(net, known[now])].append(end)
-            pick = NEXT.weave(net, known[now]) if now.written else known[now]
-            net.free[pick].append(reached(now, picks, waiting, net))
+                net.free[Text("}").weave(net, states[now])].append(end)
+            pick = NEXT.weave(net, states[now]) if now.written else states[now]
+            net.free[pick].append(reached(now, choices, waiting, net))
             while waiting:
                 place = waiting.pop()
                 for after, part in self.steps(place):
                     if part is None:
-                        target = reached(after, picks, waiting, net)
+                        target = reached(after, choices, waiting, net)
                     else:
                         if after not in begins:
                             begins[after] = net.state()
                             done = part.weave(net, begins[after])
-                            net.free[done].append(reached(after, known, written, net))
+                            net.free[done].append(reached(after, states, progresses, net))
                         target = begins[after]
-                    net.free[picks[place]].append(target)
+                    net.free[choices[place]].append(target)
         return end
 
     def steps(self, now: Progress) -> Iterator[tuple[Progress, Piece | None]]:
-        """What may come next, and its part; None where a member is left out."""
+        """Yield the possible next progress and its piece, or None if a member is skipped."""
         if now.place < len(self.members):
             name, part, required = self.members[now.place]
             now = now._replace(place=now.place + 1)
@@ -105,12 +108,12 @@ class Members:
             yield self.counted(now._replace(other=True), not now.other), self.others
 
     def counted(self, now: Progress, sure: int) -> Progress:
-        """A progress with one member more, as far as that matters."""
+        """Return the progress after one more member."""
         written = now.written + 1 if self.most is not None else 1
         return now._replace(written=written, sure=min(now.sure + sure, self.least))
 
     def may_end(self, now: Progress) -> bool:
-        """Whether an object may end there, without what it may leave out."""
+        """Return whether the object may end here, skipping optional members."""
         return (
             not any(member.required for member in self.members[now.place :])
             and now.sure >= self.least
@@ -119,18 +122,18 @@ class Members:
 
 
 def reached(
-    progress: Progress, states: dict[Progress, int], waiting: list[Progress], net: Net
+    progress: Progress, states: dict[Progress, int], queue: list[Progress], net: Net
 ) -> int:
-    """The state of a progress; it is waited for where it is new."""
+    """Return the state of a progress, and queue it if it is new."""
     if progress not in states:
         states[progress] = net.state()
-        waiting.append(progress)
+        queue.append(progress)
     return states[progress]
 
 
 @dataclass(frozen=True)
 class Distinct:
-    """An array of `least` to `most` of some values, each of them once."""
+    """An array of `least` to `most` of some values, each at most once."""
 
     values: Sequence[Piece]
     least: int
@@ -138,23 +141,23 @@ class Distinct:
 
     @cached_property
     def width(self) -> float:
-        """That of the brackets, and of as many values as it must have."""
+        """Width of the brackets and of the minimum number of values."""
         widths = sorted(value.width for value in self.values)
         return 2 + sum(widths[: self.least])
 
     def weave(self, net: Net, at: int) -> int:
-        """A state for each set of values that were written."""
-        end, known = net.state(), {frozenset[int](): Text("[").weave(net, at)}
-        waiting = [*known]
+        """Add a state for each set of written values."""
+        end, states = net.state(), {frozenset[int](): Text("[").weave(net, at)}
+        waiting = [*states]
         for used in waiting:
             for number in range(len(self.values) if len(used) != self.most else 0):
                 if (after := used | {number}) == used:
                     continue
-                if after not in known:
-                    known[after] = net.state()
+                if after not in states:
+                    states[after] = net.state()
                     waiting.append(after)
-                begin = NEXT.weave(net, known[used]) if used else known[used]
-                net.free[self.values[number].weave(net, begin)].append(known[after])
+                begin = NEXT.weave(net, states[used]) if used else states[used]
+                net.free[self.values[number].weave(net, begin)].append(states[after])
             if len(used) >= self.least:
-                net.free[Text("]").weave(net, known[used])].append(end)
+                net.free[Text("]").weave(net, states[used])].append(end)
         return end

@@ -1,4 +1,4 @@
-"""Numbers of JSON schemas, as parts of a text."""
+"""Numbers of JSON schemas, as pieces of a text."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from outpace.constraint.pieces import Leaf, Piece
 from outpace.constraint.rules import Case, Schema, excluded
 
 DECIMALS = 20
-"""Most zeros between the point and the first digit of a bound."""
+"""Maximum zeros between the point and the first digit of a bound."""
 
 MOST_REMAINDERS = 5_000
-"""Of a step, times the digits after its point: states of an automaton."""
+"""Maximum remainders of a step times its fraction digits: states of an automaton."""
 
 FINEST = 1024
-"""Largest denominator of a step, a power of two: a reader divides by such a step exactly."""
+"""Maximum denominator of a step, a power of two: division by such a step is exact."""
 
 
 def number(case: Case, *, is_whole: bool) -> Piece:
-    """A number for which all keywords of a case hold."""
+    """Return the piece of a number for which all keywords of a case hold."""
     low, high, steps = lowest(case), highest(case), multiples_of(case)
     if is_whole:
         least = None if low is None else floor(low[0]) + 1 if low[1] else ceil(low[0])
@@ -39,7 +39,7 @@ def number(case: Case, *, is_whole: bool) -> Piece:
 
 
 def number_fits(value: float, case: Case) -> bool:
-    """Whether a listed number is as the keywords of a case want it."""
+    """Return whether a listed number satisfies the keywords of a case."""
     low, high, found = lowest(case), highest(case), exact(value)
     return (
         (low is None or (found > low[0] if low[1] else found >= low[0]))
@@ -49,17 +49,17 @@ def number_fits(value: float, case: Case) -> bool:
 
 
 def lowest(case: Case) -> Bound | None:
-    """The largest of the lower bounds."""
+    """Return the largest of the lower bounds."""
     return max(bounds(case, "inimum"), default=None)
 
 
 def highest(case: Case) -> Bound | None:
-    """The least of the upper bounds."""
+    """Return the smallest of the upper bounds."""
     return min(bounds(case, "aximum"), key=lambda bound: (bound[0], not bound[1]), default=None)
 
 
 def bounds(case: Case, side: str) -> list[Bound]:
-    """All bounds of one side."""
+    """Return all bounds of one side."""
     found = []
     for schema in case:
         for name, strict in ((f"m{side}", False), (f"exclusiveM{side}", True)):
@@ -69,7 +69,11 @@ def bounds(case: Case, side: str) -> list[Bound]:
 
 
 def bound(schema: Schema, name: str) -> Decimal:
-    """A bound as a reader compares it. Raises `Unsupported` for one that is too close to zero."""
+    """Return a bound.
+
+    Raises:
+        UnsupportedError: if it is too close to zero.
+    """
     found = exact(need(schema.value[name], int | float, f"{name} at {schema.at}"))
     if found and found.adjusted() < -DECIMALS:
         refuse(
@@ -81,20 +85,24 @@ def bound(schema: Schema, name: str) -> Decimal:
 
 
 def exact(value: float) -> Decimal:
-    """A number of JSON: as it is written, or where that is whole, as a double holds it."""
+    """Return a JSON number as written, or an integer as a double stores it."""
     return Decimal(int(value)) if value == int(value) else Decimal(repr(value))
 
 
 def multiples_of(case: Case) -> tuple[Decimal, ...]:
-    """The steps of which a number is a multiple. Raises `Unsupported` for a fraction that a double
-    does not hold, as a reader that divides by it finds that 0.07 is no multiple of 0.01."""
+    """Return the steps of which a number must be a multiple.
+
+    Raises:
+        UnsupportedError: for a fraction that a double cannot store, because validators that
+            divide by it find that 0.07 is no multiple of 0.01.
+    """
     found = set[Decimal]()
     for schema in case:
         if "multipleOf" not in schema.value:
             continue
         step = need(schema.value["multipleOf"], int | float, f"multipleOf at {schema.at}")
         if step <= 0:
-            raise ValueError(f"multipleOf at {schema.at} must be above 0, not {step!r}")
+            raise ValueError(f"multipleOf at {schema.at} must be above 0, got {step!r}")
         if Fraction(step).denominator > FINEST:
             refuse(
                 f"multipleOf {step}",

@@ -1,4 +1,4 @@
-"""Objects of JSON schemas, as parts of a text."""
+"""Objects of JSON schemas, as pieces of a text."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from outpace.constraint.rules import Case, Schema, counts, required
 from outpace.constraint.strings import found_in, quoted, string
 
 MOST_PATTERNS = 4
-"""Patterns of names that are held apart, as a name may match each or not."""
+"""Maximum patterns of names; each combination of matches is a separate case."""
 
 Value = Callable[[Sequence[Schema], int], Piece]
-"""Writes a value for which some schemas hold; how deep it is where they leave it open."""
+"""Writes a value for which some schemas hold, with this maximum depth where they leave it open."""
 
 
 def object_of(case: Case, value: Value, depth: int) -> Piece:
-    """An object: its named properties in their order, then others.
+    """Return the piece of an object: its named properties in order, then others.
 
-    Others are there only where the schema has patterns for them, where it names none, or where it
-    wants more than it names.
+    Other properties are written only if the schema has patterns for them, has no named properties,
+    or requires more than it names.
     """
     least, most = counts(case, "Properties")
     needs, must = dependent(case), required(case)
@@ -50,7 +50,7 @@ def object_of(case: Case, value: Value, depth: int) -> Piece:
 
 
 def named(schema: Schema) -> dict[str, Any]:
-    """The properties that a schema names."""
+    """Return the properties that a schema names."""
     found: dict[str, Any] = need(
         schema.value.get("properties", {}), dict, f"properties at {schema.at}"
     )
@@ -58,12 +58,12 @@ def named(schema: Schema) -> dict[str, Any]:
 
 
 def written(name: str) -> str:
-    """A name as it is written, in quotes."""
+    """Return a name as JSON writes it."""
     return json.dumps(name, ensure_ascii=False)
 
 
 def dependent(case: Case) -> dict[str, frozenset[str]]:
-    """The names that must be there where another is."""
+    """Return the names that each name requires."""
     found: dict[str, frozenset[str]] = {}
     for schema in case:
         at = f"dependentRequired at {schema.at}"
@@ -74,7 +74,7 @@ def dependent(case: Case) -> dict[str, frozenset[str]]:
 
 
 def allowed(case: Case, value: Value) -> Dfa | None:
-    """The automaton of names, in quotes, that `propertyNames` allows; None without it."""
+    """Return the automaton of quoted names that `propertyNames` allows, or None without it."""
     parts = [schema.part("propertyNames") for schema in case if "propertyNames" in schema.value]
     if not parts:
         return None
@@ -82,7 +82,7 @@ def allowed(case: Case, value: Value) -> Dfa | None:
 
 
 def patterns(schema: Schema) -> list[str]:
-    """The patterns of names in a schema."""
+    """Return the patterns of names in a schema."""
     found = need(
         schema.value.get("patternProperties", {}), dict, f"patternProperties at {schema.at}"
     )
@@ -90,25 +90,25 @@ def patterns(schema: Schema) -> list[str]:
 
 
 def names_like(pattern: str, at: str, *, loose: bool) -> Dfa:
-    """The automaton of names, in quotes, in which a pattern is found, or if `loose` may be."""
+    """Return the automaton of quoted names that match a pattern, or if `loose` may match."""
     return dfa_of(quoted(Leaf(found_in(pattern, f"{at}/patternProperties", loose))))
 
 
 def holding(case: Case, name: str) -> list[Schema]:
-    """The schemas of a property by its name, and by each pattern that may match it."""
+    """Return the schemas of a property by name and by each pattern that may match."""
     found, text = [], written(name).encode()
     for schema in case:
-        known = name in named(schema)
-        if known:
+        is_named = name in named(schema)
+        if is_named:
             found.append(schema.part("properties", name))
         for pattern in patterns(schema):
             if accepted(names_like(pattern, schema.at, loose=True), text):
                 found.append(schema.part("patternProperties", pattern))
-            # The validator jsonschema takes an empty pattern for none.
-            known = known or (
+            # The validator jsonschema ignores an empty pattern.
+            is_named = is_named or (
                 pattern != "" and accepted(names_like(pattern, schema.at, loose=False), text)
             )
-        if not known and "additionalProperties" in schema.value:
+        if not is_named and "additionalProperties" in schema.value:
             found.append(schema.part("additionalProperties"))
     return found
 
@@ -116,10 +116,16 @@ def holding(case: Case, name: str) -> list[Schema]:
 def rest(
     case: Case, value: Value, depth: int, keys: Dfa | None, names: Sequence[str], more: bool
 ) -> Piece | None:
-    """A member with another name; None where there is none.
+    """Return the piece of a member with another name, or None if there can be no such member.
 
-    `keys` are the names that are allowed, but for `names`. Names without a pattern are there where
-    nothing else is, or where it takes `more` members.
+    Args:
+        case: keywords of the object.
+        value: writes a value.
+        depth: maximum depth of open values.
+        keys: allowed names, or None for all.
+        names: names that other members must not have.
+        more: whether more members are required than the schema names; only then, or without
+            anything else, are names without a pattern written.
     """
     every = [(schema, pattern) for schema in case for pattern in patterns(schema)]
     if len(every) > MOST_PATTERNS:
@@ -144,7 +150,7 @@ def rest(
 
 
 def others(case: Case, matched: Sequence[tuple[Schema, str]]) -> Iterator[Schema]:
-    """The schemas of a property that has no name of its own, by the patterns that it matches."""
+    """Yield the schemas of a property without a given name, by the patterns that it matches."""
     for schema in case:
         own = [pattern for one, pattern in matched if one is schema]
         for pattern in own:

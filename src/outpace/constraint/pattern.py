@@ -1,4 +1,4 @@
-"""Regular expressions as nets: states, of which bytes lead from one to others."""
+"""Regular expressions as nondeterministic automata (NFA) over bytes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from outpace.constraint.charset import Span, Way, alone, matched, utf8
 
 LONGEST = 100_000
-"""Characters of an expression."""
+"""Maximum characters of a constraint."""
 
 MOST_STATES = 60_000
-"""States of a net."""
+"""Maximum states of an NFA."""
 
 MOST_SETS = 50
-"""Different sets of characters, each of which takes a look at all that there are."""
+"""Maximum different sets of characters; each is matched against all characters."""
 
 UNSUPPORTED = {
     "ASSERT": "look-around",
@@ -33,7 +33,7 @@ UNSUPPORTED = {
     "GROUPREF_EXISTS": "a condition on a group",
     "POSSESSIVE_REPEAT": "a possessive repeat",
 }
-"""What no automaton of finitely many states follows, or what is rare."""
+"""Constructs that no finite automaton can follow, or that are rare."""
 
 BEGINNINGS = (_constants.AT_BEGINNING, _constants.AT_BEGINNING_STRING)
 ENDINGS = (_constants.AT_END, _constants.AT_END_STRING)
@@ -48,17 +48,17 @@ class TooLarge(ValueError):
 
 
 Room = tuple[int, int] | None
-"""How many tokens a text may take, and the bytes of the longest; None where it does not matter."""
+"""Maximum tokens of a text, and bytes of the longest token; None if unlimited."""
 
 
 @dataclass(slots=True)
 class Net:
-    """A nondeterministic automaton over bytes; state 0 is where texts begin.
+    """A nondeterministic automaton over bytes; texts begin in state 0.
 
     Attributes:
-        edges: of each state, spans of bytes and where they lead.
-        free: of each state, where nothing leads.
-        end: the state of whole texts.
+        edges: byte ranges and target states of each state.
+        epsilon_edges: target states of each state without a byte.
+        end: accepting state.
     """
 
     edges: list[list[tuple[Span, int]]] = field(default_factory=lambda: [[]])
@@ -66,7 +66,7 @@ class Net:
     end: int = 0
 
     def state(self) -> int:
-        """A new one."""
+        """Add a state."""
         if len(self.edges) == MOST_STATES:
             raise TooLarge(f"it is too large: more than {MOST_STATES} states; shorten its repeats")
         self.edges.append([])
@@ -75,14 +75,16 @@ class Net:
 
 
 def net_of(pattern: str, *, room: Room = None) -> Net:
-    """The net of what `re.fullmatch` of a pattern finds.
+    """Return the NFA of what `re.fullmatch` of a pattern matches.
 
-    Raises `Unsupported` that names a construct, `TooLarge`, or `ValueError` where it is malformed
-    or plainly takes more `room` than there is.
+    Raises:
+        UnsupportedError: if the pattern uses an unsupported construct.
+        TooLargeError: if the NFA is too large.
+        ValueError: if the pattern is malformed or clearly exceeds `room`.
     """
     if len(pattern) > LONGEST:
         raise TooLarge(
-            f"it is too large: {len(pattern)} characters, and at most {LONGEST} are read"
+            f"it is too large: {len(pattern)} characters, but at most {LONGEST} are allowed"
         )
     try:
         tree = parsed(pattern)
@@ -97,28 +99,28 @@ def net_of(pattern: str, *, room: Room = None) -> Net:
 
 
 def check_room(least: int, room: Room) -> None:
-    """Raise `ValueError` where so many characters have more bytes than there is room for."""
+    """Raise `ValueError` if a text of `least` characters cannot fit."""
     if room is not None and least > room[0] * room[1]:
         raise ValueError(
-            f"its shortest text has {least} characters, but there is room for {room[0]} tokens, "
+            f"its shortest text has {least} characters, but there is room for {room[0]} tokens "
             f"of {room[1]} bytes at most"
         )
 
 
 def parsed(pattern: str) -> Any:
-    """The tree of a pattern, as `re` reads it.
+    """Return the syntax tree of a pattern from `re`.
 
-    That a later release may read a set in another way is nothing that who gave it could mend.
+    A FutureWarning about sets is suppressed, because the caller cannot act on it.
     """
     with warnings.catch_warnings():
-        # No more than this, as another thread may see it.
+        # Only this warning: the filter also affects other threads.
         warnings.filterwarnings("ignore", "Possible (nested )?set", FutureWarning)
         return _parser.parse(pattern)
 
 
 @dataclass(slots=True)
 class Weaver:
-    """Turns a parsed pattern into a net; `first` and `last` say what may stand at an edge of it."""
+    """Turns a parsed pattern into an NFA; `first` and `last` allow anchors at either edge."""
 
     flags: int
     net: Net = field(default_factory=Net)
@@ -126,14 +128,14 @@ class Weaver:
     looks: int = 0
 
     def sequence(self, nodes: Any, at: int, *, first: bool, last: bool) -> int:
-        """Nodes one behind the other, from state `at` on; where they lead."""
+        """Add consecutive nodes after state `at`; return the state that they lead to."""
         count = len(nodes)
         for place, node in enumerate(nodes):
             at = self.node(node, at, first=first and place == 0, last=last and place == count - 1)
         return at
 
     def node(self, node: Any, at: int, *, first: bool, last: bool) -> int:
-        """One node."""
+        """Add one node after state `at`; return the state that it leads to."""
         kind, value = node
         match str(kind):
             case "LITERAL" | "NOT_LITERAL" | "IN" | "ANY":
@@ -157,7 +159,7 @@ class Weaver:
                 raise Unsupported(f"{what} is not supported")
 
     def branch(self, parts: Any, at: int, *, first: bool, last: bool) -> int:
-        """One of several."""
+        """Add alternatives."""
         end = self.net.state()
         for part in parts:
             begin = self.net.state()
@@ -166,11 +168,11 @@ class Weaver:
         return end
 
     def repeat(self, least: int, most: int, inner: Any, at: int) -> int:
-        """Something `least` to `most` times."""
+        """Add `inner` repeated `least` to `most` times."""
         for _ in range(least):
             before, at = at, self.sequence(inner, at, first=False, last=False)
             if at == before:
-                return at  # nothing, however often
+                return at  # an empty text, whatever the count
         end = self.net.state()
         if most == _constants.MAXREPEAT:
             self.net.free[at].append(loop := self.net.state())
@@ -187,7 +189,7 @@ class Weaver:
         return end
 
     def characters(self, node: Any, at: int) -> int:
-        """One character of those that a node matches."""
+        """Add one character of those that a node matches."""
         name = f"{self.flags} {node!r}"
         if name not in self.known:
             self.looks += not alone(node, self.flags)
@@ -201,11 +203,11 @@ class Weaver:
         return end
 
     def ways(self, node: Any) -> list[Way]:
-        """The bytes of the characters that a node matches."""
+        """Return the bytes of the characters that a node matches."""
         return [way for span in matched(node, self.flags) for way in utf8(*span)]
 
     def tail(self, spans: Way, tails: dict[Way, int]) -> int:
-        """A state from which these bytes lead to the end; the same for the same."""
+        """Return a state from which these bytes lead to the end; equal tails share it."""
         if spans not in tails:
             target = self.tail(spans[1:], tails)
             tails[spans] = self.net.state()

@@ -1,4 +1,4 @@
-"""Parts of a text, from which the net of a JSON value is put together."""
+"""Pieces from which the NFA of a JSON value is built."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Piece(Protocol):
 
     @property
     def width(self) -> float:
-        """Fewest characters that it takes, or less; infinite where there is no such text."""
+        """Lower bound on its characters; infinite if there is no such text."""
 
     def weave(self, net: Net, at: int) -> int:
-        """Add it to a net, from state `at` on; returns the state that it leads to."""
+        """Add it to an NFA after state `at`; return the state that it leads to."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Text:
 
     @property
     def width(self) -> float:
-        """Its characters."""
+        """Number of characters."""
         return len(self.text)
 
     def weave(self, net: Net, at: int) -> int:
-        """A state for each byte."""
+        """Add a state for each byte."""
         for byte in self.text.encode():
             after = net.state()
             net.edges[at].append(((byte, byte), after))
@@ -52,32 +52,32 @@ class Leaf:
 
     @cached_property
     def width(self) -> float:
-        """Bytes of the shortest text; characters are as many, where they are ASCII."""
+        """Bytes of the shortest text; equal to its characters if these are ASCII."""
         return shortest(self.dfa)
 
     def weave(self, net: Net, at: int) -> int:
-        """The states of the automaton."""
+        """Add the states of the automaton."""
         return embed(self.edges, self.dfa.accepts.tolist(), net, at)
 
     @cached_property
     def edges(self) -> Edges:
-        """Those of its states."""
+        """Edges of its states."""
         return edges_of(self.dfa)
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Parts one after the other."""
+    """Consecutive pieces."""
 
     parts: Sequence[Piece]
 
     @cached_property
     def width(self) -> float:
-        """That of all parts."""
+        """Sum over the pieces."""
         return sum(part.width for part in self.parts)
 
     def weave(self, net: Net, at: int) -> int:
-        """Each from the end of the one before."""
+        """Add each piece after the previous one."""
         for part in self.parts:
             at = part.weave(net, at)
         return at
@@ -85,17 +85,17 @@ class Chain:
 
 @dataclass(frozen=True)
 class Either:
-    """One of several parts; of none, no text at all."""
+    """One of several pieces; without pieces, no text at all."""
 
     parts: Sequence[Piece] = ()
 
     @cached_property
     def width(self) -> float:
-        """That of the shortest."""
+        """Minimum over the pieces."""
         return min((part.width for part in self.parts), default=inf)
 
     def weave(self, net: Net, at: int) -> int:
-        """All from one state to another."""
+        """Add all pieces between two states."""
         end = net.state()
         for part in self.parts:
             net.free[at].append(begin := net.state())
@@ -105,7 +105,7 @@ class Either:
 
 @dataclass(frozen=True)
 class Times:
-    """A part `least` to `most` times; None is no bound. The part has a character at least."""
+    """A nonempty piece repeated `least` to `most` times; None is unbounded."""
 
     part: Piece
     least: int
@@ -113,13 +113,13 @@ class Times:
 
     @cached_property
     def width(self) -> float:
-        """That of the fewest; none where it need not be there."""
+        """Width of `least` repeats; infinite if `most` is less."""
         if self.most is not None and self.most < self.least:
             return inf
         return self.least * self.part.width if self.least else 0
 
     def weave(self, net: Net, at: int) -> int:
-        """A copy of the part for each time that counts."""
+        """Add a copy of the piece for each counted repeat."""
         end = net.state()
         if self.most is not None and self.most < self.least:
             return end
@@ -140,13 +140,14 @@ class Times:
 NOTHING = Either()
 
 NEXT, IS = (Chain((Text(sign), Times(Text(" "), 0, 1))) for sign in ",:")
-"""A comma and a colon. A blank may follow each, and white space stands nowhere else."""
+"""A comma and a colon, each optionally followed by a space; there is no other white space."""
 
 
 def dfa_of(piece: Piece) -> Dfa:
-    """The automaton of a part alone; without states where there is no such text.
+    """Return the automaton of one piece; it has no states if there is no such text.
 
-    Raises `TooLarge`.
+    Raises:
+        TooLargeError: if it is too large.
     """
     net = Net()
     net.end = piece.weave(net, 0)
@@ -154,12 +155,12 @@ def dfa_of(piece: Piece) -> Dfa:
 
 
 def separated(items: Sequence[Piece]) -> Piece:
-    """Items with commas between them."""
+    """Return items separated by commas."""
     return Chain([part for item in items for part in (NEXT, item)][1:])
 
 
 def several(item: Piece, least: int, most: int | None) -> Piece:
-    """An item `least` to `most` times, with commas between."""
+    """Return an item repeated `least` to `most` times, separated by commas."""
     if most == 0 or (most is not None and most < least):
         return NOTHING if least else Chain(())
     more = Times(Chain((NEXT, item)), max(least - 1, 0), None if most is None else most - 1)

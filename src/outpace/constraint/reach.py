@@ -1,4 +1,4 @@
-"""What an automaton can still do with a text that has holes."""
+"""States that an automaton can be in at each place of a text with holes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from outpace.constraint.automaton import HOLE, Automaton
 from outpace.constraint.dfa import Flags, Ids
 
 MEMORY = 64 * 2**20
-"""Bytes of sets and moves that are kept for each automaton."""
+"""Maximum bytes of cached sets and moves per automaton."""
 
 
 class Moves:
-    """What leads from one set of states to another: any token, or one of a class.
+    """Transitions from one set of states to another, by any token or one class.
 
     Attributes:
-        bundles: `[n]`, the classes that lead from a state to another; none where one is given.
-        tos: `[n]`, where they lead, as a place among all the states that any of them leads to.
-        begins, ends: `[s]`, the own ones of each state that has any; all are in order.
-        owners: `[n]`, the place of its state among these.
-        alone: whether each state has one.
-        single: the state, where there is one; else -1.
-        count: how many states they lead to.
+        bundles: bundle of classes of each move, `[n]`; empty if a class is given.
+        tos: index of each target among all target states, `[n]`.
+        begins, ends: range of the moves of each source state, `[s]`.
+        owners: index of the source state of each move, `[n]`.
+        is_deterministic: whether each source state has one move.
+        single: the only source state, or -1.
+        count: number of target states.
     """
 
     def __init__(self, automaton: Automaton, heads: Flags, tails: Flags, kind: int) -> None:
@@ -49,12 +49,12 @@ class Moves:
 
     @property
     def kinds(self) -> Ids:
-        """The classes of all their tokens, some of them more than once."""
+        """Classes of all their tokens, possibly repeated."""
         return self.automaton.members[self.automaton.inside.of(np.unique(self.bundles))[1]]
 
     @property
     def banned(self) -> Tensor:
-        """`bool[V]`, the tokens that none of them takes."""
+        """Tokens that no move takes, `bool[V]`."""
         if self.mask is None:
             allowed = np.zeros(self.automaton.table.shape[1], dtype=bool)
             allowed[self.kinds] = True
@@ -63,7 +63,7 @@ class Moves:
 
     @property
     def only(self) -> int | None:
-        """The token that alone is left, where that is so."""
+        """The only possible token, or None."""
         if len(self.tos) != 1 or len(self.kinds) != 1:
             return None
         same, kind = self.automaton.same, self.kinds[0]
@@ -72,7 +72,7 @@ class Moves:
 
 @dataclass(slots=True, eq=False)
 class States:
-    """A set of states, and what was found out about it: by class what follows and precedes it."""
+    """A set of states, with its cached successors and predecessors by class."""
 
     flags: Flags
     after: dict[int, States] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class States:
 
 
 class Sets:
-    """Sets of states of an automaton, each once; all are forgotten when they take much memory."""
+    """Distinct sets of states of an automaton, dropped together when they take too much memory."""
 
     def __init__(self, automaton: Automaton) -> None:
         self.automaton = automaton
@@ -89,14 +89,14 @@ class Sets:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew; what is in use stays as it is."""
+        """Drop all sets; those in use remain valid."""
         self.known: dict[bytes, States] = {}
         self.singles: dict[int, States] = {}
         self.near: dict[int, States] = {}
         self.used = 0
 
     def of(self, flags: Flags) -> States:
-        """The set of states `flags [S]`."""
+        """Return the set of states `flags [S]`."""
         key = flags.tobytes()
         if key not in self.known:
             self.charge(len(flags))
@@ -104,38 +104,38 @@ class Sets:
         return self.known[key]
 
     def charge(self, size: int) -> None:
-        """Count bytes that are kept from now on."""
+        """Count bytes that are cached from now on."""
         if self.used > MEMORY:
             self.forget()
         self.used += size
 
     def single(self, state: int) -> States:
-        """One state."""
+        """Return the set of one state."""
         if state not in self.singles:
             self.singles[state] = self.of(np.arange(len(self.automaton.left)) == state)
         return self.singles[state]
 
     def within(self, left: int) -> States:
-        """States from which an answer can be finished with so many tokens."""
+        """Return the states from which an answer can be finished with `left` tokens."""
         left = min(left, self.far)
         if left not in self.near:
             self.near[left] = self.of(self.automaton.finishes(left))
         return self.near[left]
 
     def after(self, states: States, kind: int) -> States:
-        """States to which a class leads from these, or for `HOLE` any."""
+        """Return the states that a class, or any with `HOLE_CLASS`, leads to."""
         if kind not in states.after:
             states.after[kind] = self.of(self.automaton.follows(states.flags, kind))
         return states.after[kind]
 
     def before(self, states: States, kind: int) -> States:
-        """States from which a class leads to these, or for `HOLE` any."""
+        """Return the states from which a class, or any with `HOLE_CLASS`, leads to these."""
         if kind not in states.before:
             states.before[kind] = self.of(self.automaton.precedes(states.flags, kind))
         return states.before[kind]
 
     def moves(self, heads: States, tails: States, kind: int = HOLE) -> Moves:
-        """What leads from some states to others by a class, or for `HOLE` by any."""
+        """Return the moves between two sets by a class, or any with `HOLE_CLASS`."""
         key = tails, kind
         if key not in heads.moves:
             found = heads.moves[key] = Moves(self.automaton, heads.flags, tails.flags, kind)
@@ -144,11 +144,15 @@ class Sets:
 
 
 class Reach:
-    """States that can stand in front of each place of an answer.
+    """Possible states before each place of an answer.
 
-    `states` are those in front of its places up to `first`, the first hole, or the first token that
-    is part of no answer. `kinds` are the classes from there on, or `HOLE`; behind them are holes up
-    to `room`, the places that there are. `both` says whether tokens behind a hole bind it.
+    Args:
+        sets: cached sets of the automaton.
+        states: states before the places up to `first`: the first hole, or the first token that
+            is part of no answer.
+        kinds: classes from there on, or `HOLE_CLASS`; all later places are holes.
+        room: number of places.
+        both: whether tokens after a hole constrain it.
     """
 
     def __init__(
@@ -160,17 +164,17 @@ class Reach:
         self.kinds = kinds
         self.room = room
         self.heads = [sets.single(states[-1])]
-        self.tails: list[States] = []  # of the last places, in falling order
-        known = [place for place, kind in enumerate(kinds, self.first) if kind != HOLE]
-        self.bound = known[-1] + 1 if both and known else 0  # first place behind the last token
+        self.tails: list[States] = []  # of the last places, in descending order
+        filled = [place for place, kind in enumerate(kinds, self.first) if kind != HOLE]
+        self.bound = filled[-1] + 1 if both and filled else 0  # first place after the last token
 
     def kind(self, place: int) -> int:
-        """The class of the token at a place, or `HOLE`."""
-        behind = place - self.first
-        return self.kinds[behind] if 0 <= behind < len(self.kinds) else HOLE
+        """Return the class of the token at a place, or `HOLE_CLASS`."""
+        offset = place - self.first
+        return self.kinds[offset] if 0 <= offset < len(self.kinds) else HOLE
 
     def head(self, place: int) -> States:
-        """States to which what is known in front of a place may lead."""
+        """Return the states that the tokens before a place can lead to."""
         if place < self.first:
             return self.sets.single(self.states[place])
         while len(self.heads) <= place - self.first:
@@ -179,21 +183,21 @@ class Reach:
         return self.heads[place - self.first]
 
     def tail(self, place: int) -> States:
-        """States from which an answer can be finished, given what is known from there on."""
+        """Return the states from which the tokens from a place on can be finished."""
         if place >= self.bound or place <= self.first:
             return self.sets.within(self.room - place)
         while len(self.tails) < self.bound - place:
             at = self.bound - len(self.tails) - 1
-            behind = self.tails[-1] if self.tails else self.tail(self.bound)
-            self.tails.append(self.sets.before(behind, self.kind(at)))
+            following = self.tails[-1] if self.tails else self.tail(self.bound)
+            self.tails.append(self.sets.before(following, self.kind(at)))
         return self.tails[self.bound - place - 1]
 
     def banned(self, place: int) -> Tensor:
-        """Tokens `bool[V]` that no answer has at a place."""
+        """Return the tokens that no answer has at a place, `bool[V]`."""
         return self.sets.moves(self.head(place), self.tail(place + 1)).banned
 
     def steps(self, end: int) -> list[Moves]:
-        """What leads from place to place, from the first hole to `end`, and on to an answer."""
+        """Return the moves from place to place, from the first hole to `end`."""
         tails = [self.tail(end)]
         for place in range(end - 1, self.first, -1):
             tails.append(self.sets.before(tails[-1], self.kind(place)))

@@ -1,4 +1,4 @@
-"""Answers that an automaton accepts."""
+"""Constraints by an automaton over tokens, for any order of decoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outpace.decoding.processor import NEVER
 
 
 class Language:
-    """What an automaton accepts, with what was found out about its states."""
+    """Texts that an automaton accepts, with cached sets of its states."""
 
     def __init__(self, automaton: Automaton) -> None:
         self.automaton = automaton
@@ -26,30 +26,30 @@ class Language:
 
     @property
     def size(self) -> int:
-        """What it counts for in a cache: entries of its tables."""
+        """Size in the cache, in table entries."""
         return self.automaton.table.size + 8 * len(self.automaton.bundles)
 
     @property
     def shortest(self) -> int:
-        """Tokens of the shortest answer."""
+        """Number of tokens of the shortest answer."""
         return self.automaton.shortest
 
     def constraint(self, *, begin: int, limit: int, mask_id: int, both: bool) -> Regular:
-        """What holds one answer to it, which fills slots from `begin` to `limit`."""
+        """Create the constraint of one answer in slots `begin` to `limit`."""
         if 0 <= mask_id < len(self.free) and self.automaton.classes[mask_id]:
-            mask_id = -1  # a token that an answer may have is none
+            mask_id = -1  # a token that answers may contain cannot mark holes
         return Regular(language=self, begin=begin, limit=limit, mask_id=mask_id, both=both)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Regular:
-    """Holds one answer to an automaton: exactly, whatever its method fills first.
+    """Constrain one answer to an automaton exactly, for any order of filling.
 
-    The answer begins at slot `begin` and has to be whole before slot `limit`. In a row, tokens
-    are banned that no answer has there, given all that is known, or where `both` is false what is
-    known in front. Holes that are filled together get the most probable tokens of all that fit,
-    or above temperature 0 an exact draw of the product of what is predicted for each, given that
-    they fit.
+    The answer begins at slot `begin` and must be complete before slot `limit`. In each row, tokens
+    are banned that no answer has there, given all tokens so far, or without `both` only those
+    before the row. Holes that are filled together receive the most probable tokens that fit. Above
+    temperature 0 they are an exact sample of the product of the predictions, given that the tokens
+    fit.
     """
 
     language: Language
@@ -59,22 +59,22 @@ class Regular:
     both: bool
     tokens: list[int] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
-    """Tokens of the answer that were walked last, and the states behind them."""
+    """Tokens of the last walked answer, and the state after each."""
     known: tuple[Sequence[int], Reach] | None = None
-    """What was looked at last, without holes at its end: a row and its read ask for the same."""
+    """The last answer, without trailing holes, and its states; a ban and its read use the same."""
 
     @property
     def automaton(self) -> Automaton:
-        """What accepts its answers."""
+        """Automaton that accepts the answers."""
         return self.language.automaton
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
-        """Ban tokens in `logits f32[r, V]`, each row by what is known of `text`."""
+        """Ban tokens in `logits f32[r, V]`, each row according to the tokens of `text`."""
         answer = text[self.begin : self.limit]
         reach = self.reach(answer)
         broken = reach.first < self.hole(answer)
         banned = [
-            # Behind what is part of no answer nothing is taken, nor is it behind the limit.
+            # Nothing is constrained after an invalid token or the limit.
             self.language.free
             if slot >= self.limit or (broken and slot - self.begin > reach.first)
             else reach.banned(slot - self.begin)
@@ -84,7 +84,7 @@ class Regular:
         logits[:, : mask.shape[1]].masked_fill_(mask, NEVER)
 
     def forced(self, ids: Sequence[int]) -> list[int]:
-        """Tokens that alone can stand behind a text, one behind the other, without an end."""
+        """Return the tokens that must follow a text, without an end-of-sequence."""
         reach, found = self.reach(ids[self.begin :]), list[int]()
         sets, state = reach.sets, reach.states[-1]
         for left in range(self.limit - len(ids) - 1, 0, -1):
@@ -98,37 +98,37 @@ class Regular:
         return found
 
     def hole(self, answer: Sequence[int]) -> int:
-        """The first place that is not filled."""
+        """Return the first place that is not filled."""
         return answer.index(self.mask_id) if self.mask_id in answer else len(answer)
 
     def walk(self, tokens: Sequence[int]) -> list[int]:
-        """The states behind tokens, as many as are part of an answer; the last walk is kept."""
-        known = len(self.tokens)
-        if tokens[:known] != self.tokens:
+        """Return the state after each token that is part of an answer; reuse the last walk."""
+        same = len(self.tokens)
+        if tokens[:same] != self.tokens:
             pairs = enumerate(zip(tokens, self.tokens, strict=False))
-            known = next((n for n, (a, b) in pairs if a != b), min(known, len(tokens)))
-        if known <= len(self.states):
-            del self.states[known:]
+            same = next((n for n, (a, b) in pairs if a != b), min(same, len(tokens)))
+        if same <= len(self.states):
+            del self.states[same:]
             last = self.states[-1] if self.states else 0
-            self.states += self.automaton.walk(tokens[known:], last)
+            self.states += self.automaton.walk(tokens[same:], last)
         self.tokens = list(tokens)
         return self.states
 
     def reach(self, answer: Sequence[int]) -> Reach:
-        """What can still become of an answer."""
+        """Return the possible states of an answer, cached for the last one."""
         first = self.hole(answer)
-        behind = answer[first:]
-        if behind.count(self.mask_id) == len(behind):
+        rest = answer[first:]
+        if rest.count(self.mask_id) == len(rest):
             answer = answer[:first]
         if self.known is None or self.known[0] != answer:
             self.known = answer, self.reached(answer, first)
         return self.known[1]
 
     def reached(self, answer: Sequence[int], first: int) -> Reach:
-        """The same, of an answer whose first hole is at place `first`."""
-        behind = answer[first:]
-        classes = self.automaton.classes  # of which the mask may be none
-        holes = [HOLE if token == self.mask_id else int(classes[token]) for token in behind]
+        """Return the possible states of an answer whose first hole is at place `first`."""
+        rest = answer[first:]
+        classes = self.automaton.classes  # the mask may be outside the vocabulary
+        holes = [HOLE if token == self.mask_id else int(classes[token]) for token in rest]
         return Reach(
             self.language.sets,
             [0, *self.walk(answer[:first])],
@@ -139,10 +139,10 @@ class Regular:
 
     @staticmethod
     def together(asked: Sequence[Fit], logits: Tensor, tokens: Tensor) -> None:
-        """Change tokens so that they fit together; those chosen apart stay where they do.
+        """Change tokens so that they fit together; keep segments that already fit.
 
-        A draw that is kept if it fits, and else replaced by an independent one given that it
-        fits, has the law of the latter. So has one that is kept or replaced stretch by stretch.
+        A sample that is kept if it fits, and otherwise replaced by an independent one given that it
+        fits, has the distribution of the latter. The same holds segment by segment.
         """
         chosen = tokens.tolist()
         complete(
@@ -150,9 +150,9 @@ class Regular:
         )
 
     def broken(self, fit: Fit, tokens: Sequence[int]) -> Iterator[Stretch]:
-        """Stretches of holes in which the `tokens` of all rows are no part of an answer.
+        """Yield the segments of holes in which the `tokens` of all rows fit no answer.
 
-        In front of each a single state is live, so that none binds another one.
+        A single state is possible before each segment, so that segments are independent.
         """
         assert fit.read.joint is not None
         reach = self.reach(fit.read.joint.text[self.begin : self.limit])
@@ -182,7 +182,7 @@ class Regular:
         rows: Mapping[int, int],
         tokens: Sequence[int],
     ) -> Iterator[tuple[int, int]]:
-        """Where such stretches begin and end among steps; `rows` are those of places."""
+        """Yield the ranges of these segments among steps; `rows` are those of places."""
         automaton, begin, state = self.automaton, 0, reach.states[-1]
         for number, step in enumerate(steps):
             if step.single >= 0 and number > begin:
@@ -190,22 +190,26 @@ class Regular:
                     yield begin, number
                 begin, state = number, step.single
             place = reach.first + number
-            known = automaton.classes[tokens[rows[place]]] if place in rows else reach.kind(place)
-            state = -1 if state < 0 or known == HOLE else int(automaton.table[state, known])
+            token_class = (
+                automaton.classes[tokens[rows[place]]] if place in rows else reach.kind(place)
+            )
+            state = (
+                -1 if state < 0 or token_class == HOLE else int(automaton.table[state, token_class])
+            )
         if state < 0 or not reach.tail(reach.first + len(steps)).flags[state]:
             yield begin, len(steps)
 
     def check(self, request: Request) -> None:
-        """Raise `ValueError` where what was committed is no beginning of an answer."""
+        """Raise `ValueError` if the committed tokens do not begin an answer."""
         tokens = request.tokens
         states = self.walk(tokens)
         if len(states) < len(tokens):
             raise ValueError(
                 f"token {tokens[len(states)]} at slot {self.begin + len(states)} "
-                "breaks the constraint"
+                "violates the constraint"
             )
         whole = bool(self.automaton.accepts[states[-1] if states else 0])
         if request.finish_reason == "stop" and not whole:
-            raise ValueError(f"the answer ends at slot {len(request)} before it is whole")
+            raise ValueError(f"the answer ends at slot {len(request)} before it is complete")
         if request.finish_reason == "length" and whole:
             request.finish_reason = "stop"

@@ -1,4 +1,4 @@
-"""The keywords of a JSON schema, and which of them hold together for one value."""
+"""Keywords of a JSON schema, combined into cases that hold for one value."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from outpace.constraint.keywords import INSTEAD, JOINS, KEYWORDS, NOTES, SUPPORT
 from outpace.constraint.pattern import TooLarge
 
 MOST_VALUES = 20_000
-"""Values of which a schema says something, those of a definition each time that it is used."""
+"""Maximum values that a schema describes; those of a definition count for each use."""
 
 RECURSION = 3
-"""How often a definition may lie within itself."""
+"""Maximum nesting of a definition in itself."""
 
 
 class Schema(NamedTuple):
-    """A part of a schema, the place where it stands, and the references that lead to it."""
+    """A part of a schema, its place, and the references that lead to it."""
 
     value: Any
     at: str
     refs: tuple[str, ...] = ()
 
     def part(self, *steps: str | int) -> Schema:
-        """A part of it."""
+        """Return a part of it."""
         value = self.value
         for step in steps:
             value = value[step]
@@ -35,7 +35,7 @@ class Schema(NamedTuple):
 
 
 Case = tuple[Schema, ...]
-"""Mappings of keywords that all hold for a value, without those that join others."""
+"""Keywords of one or more schemas that all hold for a value, without applicators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,20 @@ class Rules:
     turns: Iterator[int] = field(default_factory=count)
 
     def count(self) -> None:
-        """Count a value. Raises `TooLarge` where there are too many."""
+        """Count a value.
+
+        Raises:
+            TooLargeError: if there are too many.
+        """
         if next(self.turns) == MOST_VALUES:
             raise TooLarge(f"it is too large: it has more than {MOST_VALUES} values")
 
     def cases(self, schemas: Iterable[Schema]) -> list[Case]:
-        """The cases of a value for which all schemas hold: it is valid if one case holds.
+        """Return the cases of a value for which all schemas hold; it is valid if one case holds.
 
-        Raises `ValueError` for what is no schema, and `Unsupported` for a keyword.
+        Raises:
+            ValueError: if a schema is invalid.
+            UnsupportedError: if a keyword is not supported.
         """
         found: list[Case] = [()]
         for schema in schemas:
@@ -61,7 +67,7 @@ class Rules:
         return found
 
     def crossed(self, one: list[Case], other: list[Case]) -> list[Case]:
-        """Cases of both, except those that no value has as their types differ."""
+        """Return all combinations of two lists of cases with a common type."""
         pairs = []
         for left, right in product(one, other):
             self.count()
@@ -70,12 +76,12 @@ class Rules:
         return pairs
 
     def own(self, schema: Schema) -> list[Case]:
-        """The cases of one schema."""
+        """Return the cases of one schema."""
         self.count()
         if isinstance(schema.value, bool):
             return [()] if schema.value else []
         if not isinstance(schema.value, Mapping):
-            raise ValueError(f"{schema.value!r} at {schema.at} is no schema")
+            raise ValueError(f"{schema.value!r} at {schema.at} is not a schema")
         for name in schema.value:
             if name in INSTEAD:
                 refuse(name, schema.at)
@@ -88,7 +94,7 @@ class Rules:
         }
         place = "properties" if "properties" in words else next(iter(words), None)
         found: list[Case] = [()]
-        for name in schema.value:  # in this order, as properties are written in it
+        for name in schema.value:  # in this order, in which properties are written
             if name == place:
                 found = self.crossed(found, [(schema._replace(value=words),)])
             elif name in JOINS:
@@ -96,7 +102,7 @@ class Rules:
         return found
 
     def joined(self, name: str, schema: Schema) -> list[Case]:
-        """The cases of schemas that a keyword applies."""
+        """Return the cases of the schemas that a keyword applies."""
         rule, at, refs = schema.value[name], schema.at, schema.refs
         if name == "$ref":
             if refs.count(rule) == RECURSION:
@@ -112,7 +118,7 @@ class Rules:
         return [case for cases in each for case in cases]
 
     def disjoint(self, each: list[list[Case]]) -> bool:
-        """Whether no value has cases of two schemas, as seen from types and constants."""
+        """Return whether types and constants show that no value has cases of two schemas."""
         return all(
             self.apart(left, right)
             for one, other in combinations(each, 2)
@@ -120,7 +126,7 @@ class Rules:
         )
 
     def apart(self, one: Case, other: Case) -> bool:
-        """Whether no value has two cases: by type, by constant, or by that of a property."""
+        """Return whether no value has both cases: by type, constant, or that of a property."""
         self.count()
         both = one + other
         if not declared(both) or listed(both) == []:
@@ -138,7 +144,7 @@ class Rules:
 
 
 def declared(case: Case) -> set[str]:
-    """The types that a value may have by `type` and `not`; a whole number is of one of its own."""
+    """Return the types that `type` and `not` allow; an integer has a separate type."""
     found = set(KEYWORDS)
     for schema in case:
         if "type" in schema.value:
@@ -148,9 +154,9 @@ def declared(case: Case) -> set[str]:
 
 
 def kinds(case: Case) -> list[str]:
-    """The types of values that are written.
+    """Return the types of values to write.
 
-    Those that are declared, or where none are, the first that has keywords.
+    These are the declared ones, or by default the first that has keywords.
     """
     found = declared(case)
     if not any("type" in schema.value for schema in case):
@@ -161,17 +167,17 @@ def kinds(case: Case) -> list[str]:
 
 
 def types(schema: Schema) -> set[str]:
-    """The types that a schema names, in which numbers include whole ones."""
-    named = schema.value["type"]
-    names = [named] if isinstance(named, str) else need(named, list, f"type at {schema.at}")
+    """Return the types that a schema names; `number` includes integers."""
+    value = schema.value["type"]
+    names = [value] if isinstance(value, str) else need(value, list, f"type at {schema.at}")
     for name in names:
         if not isinstance(name, str) or name not in KEYWORDS:
-            raise ValueError(f"{name!r} at {schema.at} is no type")
+            raise ValueError(f"{name!r} at {schema.at} is not a type")
     return {*names, *(["integer"] if "number" in names else [])}
 
 
 def excluded(schema: Schema) -> tuple[set[str], list[Any]]:
-    """The types and values that `not` excludes."""
+    """Return the types and values that `not` excludes."""
     rule, at = schema.value.get("not", False), f"{schema.at}/not"
     if isinstance(rule, bool):
         return (set(KEYWORDS) if rule else set()), []
@@ -192,7 +198,7 @@ def excluded(schema: Schema) -> tuple[set[str], list[Any]]:
 
 
 def listed(case: Case) -> list[Any] | None:
-    """Values that a case lists, and has by type and `not`; None where it lists none."""
+    """Return the values that a case lists and allows; None if it lists none."""
     found: list[Any] | None = None
     for schema in case:
         own = []
@@ -201,8 +207,8 @@ def listed(case: Case) -> list[Any] | None:
         if "const" in schema.value:
             own.append([schema.value["const"]])
         for values in own:
-            known = {same(value) for value in values}
-            found = [v for v in (values if found is None else found) if same(v) in known]
+            keys = {same(value) for value in values}
+            found = [v for v in (values if found is None else found) if same(v) in keys]
     if found is None:
         return None
     allowed = declared(case)
@@ -211,12 +217,12 @@ def listed(case: Case) -> list[Any] | None:
 
 
 def same(value: Any) -> str:
-    """A text that is the same for equal values: 1 and 1.0, and keys in any order."""
+    """Return a text that is equal for equal values: 1 and 1.0, and keys in any order."""
     return json.dumps(plain(value), sort_keys=True)
 
 
 def plain(value: Any) -> Any:
-    """A value with whole numbers as such."""
+    """Return a value in which integral floats are integers."""
     match value:
         case float() if value == int(value):
             return int(value)
@@ -228,7 +234,7 @@ def plain(value: Any) -> Any:
 
 
 def kind_of(value: Any) -> str:
-    """The type of a value; a whole number has one of its own."""
+    """Return the type of a value; an integer has a separate type."""
     match value:
         case None:
             return "null"
@@ -242,7 +248,7 @@ def kind_of(value: Any) -> str:
 
 
 def required(case: Case) -> list[str]:
-    """The names that an object must have, each once."""
+    """Return the names that an object must have, each once."""
     rules = [(each.value.get("required", []), f"required at {each.at}") for each in case]
     return list(
         dict.fromkeys(need(name, str, at) for rule, at in rules for name in need(rule, list, at))
@@ -250,11 +256,11 @@ def required(case: Case) -> list[str]:
 
 
 def properties(case: Case, name: str) -> list[Schema]:
-    """The schemas of a property by its name; without those of patterns."""
+    """Return the schemas of a property by name, without those of patterns."""
     found = []
     for schema in case:
-        known = need(schema.value.get("properties", {}), dict, f"properties at {schema.at}")
-        if name in known:
+        named = need(schema.value.get("properties", {}), dict, f"properties at {schema.at}")
+        if name in named:
             found.append(schema.part("properties", name))
         elif "additionalProperties" in schema.value:
             found.append(schema.part("additionalProperties"))
@@ -262,20 +268,20 @@ def properties(case: Case, name: str) -> list[Schema]:
 
 
 def counts(case: Case, what: str) -> tuple[int, int | None]:
-    """The largest `min` and the least `max` of something that is counted; None for no `max`."""
+    """Return the largest `min` and the smallest `max` of a count; None without a `max`."""
     found: dict[str, list[int]] = {"min": [0], "max": []}
     for schema in case:
-        for side, known in found.items():
+        for side, bounds in found.items():
             if (name := side + what) in schema.value:
                 number = need(schema.value[name], int | float, f"{name} at {schema.at}")
                 if number != int(number):
-                    raise ValueError(f"{name} at {schema.at} must not be {number!r}")
-                known.append(int(number))
+                    raise ValueError(f"{name} at {schema.at} must be an integer, got {number!r}")
+                bounds.append(int(number))
     return max(found["min"]), min(found["max"], default=None)
 
 
 def resolved(root: Any, reference: Any, at: str) -> Any:
-    """The part of a schema that a reference names."""
+    """Return the part of a schema that a reference names."""
     if not (isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))):
         refuse(f"$ref to {reference!r}", at, "$ref to another document")
     found = root
@@ -284,5 +290,5 @@ def resolved(root: Any, reference: Any, at: str) -> Any:
         try:
             found = found[int(name)] if isinstance(found, list) else found[name]
         except (KeyError, IndexError, ValueError, TypeError):
-            raise ValueError(f"$ref at {at} names {reference!r}, which is not there") from None
+            raise ValueError(f"$ref at {at} names {reference!r}, which does not exist") from None
     return found

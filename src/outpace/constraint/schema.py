@@ -43,23 +43,26 @@ from outpace.constraint.rules import (
 from outpace.constraint.strings import string, string_fits
 
 DEPTH = 2
-"""Arrays and objects within one another where a schema leaves open what a value is."""
+"""Maximum nesting of arrays and objects where a schema allows any value."""
 
 MOST_DIFFERENT = 6
-"""Values of which an array may have each once."""
+"""Maximum values of an array of distinct values."""
 
 
 LOOSE = 64
-"""Upper counts above this are left out where they are held in another way."""
+"""Upper counts above this are omitted if they are enforced separately."""
 
 
 def schema_dfa(schema: Any, room: Room = None, *, loose: bool = False) -> Dfa:
-    """The automaton of the JSON texts that a schema accepts.
+    """Return the automaton of the JSON texts that a schema accepts.
 
-    Properties stand in their order, with a blank at most after commas and colons. If `loose`,
-    strings and arrays with a large upper count may be longer than that. Raises `Unsupported` with
-    the keyword and its place, `TooLarge`, or `ValueError` for what is no schema, what no text
-    fulfils, or what plainly takes more `room` than there is.
+    Properties are in order, with at most one space after commas and colons. With `loose`, strings
+    and arrays may exceed a large upper count.
+
+    Raises:
+        UnsupportedError: with the keyword and its place.
+        TooLargeError: if the automaton is too large.
+        ValueError: if the schema is invalid, unsatisfiable or clearly exceeds `room`.
     """
     piece = Writer(Rules(schema), loose).value([Schema(schema, "#")])
     if piece.width < inf:
@@ -67,7 +70,7 @@ def schema_dfa(schema: Any, room: Room = None, *, loose: bool = False) -> Dfa:
         dfa = dfa_of(piece)
         if len(dfa.table):
             return dfa
-    raise ValueError("no text at all fulfils it")
+    raise ValueError("no text matches it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +81,20 @@ class Writer:
     loose: bool = False
 
     def value(self, schemas: Iterable[Schema], depth: int = DEPTH) -> Piece:
-        """A value for which all schemas hold; `depth` is that of what they leave open."""
+        """Return the piece of a value for which all schemas hold; `depth` limits open values."""
         cases = self.rules.cases(schemas)
         parts = [self.case(case) if case else anything(depth) for case in cases]
         return parts[0] if len(parts) == 1 else Either(parts)
 
     def case(self, case: Case) -> Piece:
-        """A value of one case."""
+        """Return the piece of a value of one case."""
         values = listed(case)
         if values is not None:
             return one_of([value for value in values if self.fits(value, case)])
         return Either([self.typed(kind, case) for kind in kinds(case)])
 
     def typed(self, kind: str, case: Case) -> Piece:
-        """A value of one type."""
+        """Return the piece of a value of one type."""
         out = [value for schema in case for value in excluded(schema)[1]]
         match kind:
             case "string":
@@ -110,7 +113,7 @@ class Writer:
         return self.array(case) if kind == "array" else object_of(case, self.value, DEPTH - 1)
 
     def fits(self, value: Any, case: Case) -> bool:
-        """Whether a listed value, which is of the right type, is as other keywords want it."""
+        """Return whether a listed value of the right type satisfies the other keywords."""
         match value:
             case None | bool():
                 return True
@@ -122,14 +125,14 @@ class Writer:
         for schema in case:
             for word in sorted(KEYWORDS[kind] & set(schema.value)):
                 refuse(
-                    f"{word} beside a listed {kind}",
+                    f"{word} next to a listed {kind}",
                     schema.at,
                     "enum or const of arrays or objects beside their keywords",
                 )
         return True
 
     def array(self, case: Case) -> Piece:
-        """An array: items by their place, all of which are there, and then any number of others."""
+        """Return the piece of an array: all items with a place, then any number of others."""
         least, most = counts(case, "Items")
         if most is not None and most < least:
             return NOTHING
@@ -151,14 +154,14 @@ class Writer:
         )
 
     def distinct(self, case: Case, size: int, least: int, most: int | None) -> Piece:
-        """An array of different values, where these are few."""
+        """Return the piece of an array of distinct values, if these are few."""
         found = {} if size else self.finite(items(case, 0))
         if size or found is None or len(found) > MOST_DIFFERENT:
             refuse("uniqueItems", case[0].at, "uniqueItems of more than 6 values")
         return NOTHING if len(found) < least else Distinct([*found.values()], least, most)
 
     def finite(self, schemas: Iterable[Schema]) -> dict[str, Piece] | None:
-        """Values for which all schemas hold, each once; None where these are not listed."""
+        """Return the distinct values for which all schemas hold, or None if they are not listed."""
         found: list[Any] = []
         for case in self.rules.cases(schemas):
             values = listed(case)
@@ -173,7 +176,7 @@ class Writer:
 
 
 def prefix(schema: Schema) -> list[Any]:
-    """The schemas of the first items."""
+    """Return the schemas of the first items."""
     found: list[Any] = need(
         schema.value.get("prefixItems", []), list, f"prefixItems at {schema.at}"
     )
@@ -181,7 +184,7 @@ def prefix(schema: Schema) -> list[Any]:
 
 
 def items(case: Case, place: int) -> list[Schema]:
-    """The schemas of the item at a place."""
+    """Return the schemas of the item at a place."""
     found = []
     for schema in case:
         if place < len(prefix(schema)):
@@ -192,7 +195,7 @@ def items(case: Case, place: int) -> list[Schema]:
 
 
 def unique(case: Case) -> bool:
-    """Whether all items must differ."""
+    """Return whether all items must differ."""
     for schema in case:
         if not isinstance(schema.value.get("uniqueItems", False), bool):
             raise ValueError(f"uniqueItems at {schema.at} must be true or false")
@@ -200,14 +203,14 @@ def unique(case: Case) -> bool:
 
 
 def one_of(values: Sequence[Any]) -> Piece:
-    """One of given values."""
+    """Return the piece of one of given values."""
     if any(isinstance(value, list | dict) for value in values):
         return Either([constant(value) for value in values])
     return Leaf(Dfa.among(json.dumps(value, ensure_ascii=False) for value in values))
 
 
 def constant(value: Any) -> Piece:
-    """A given value, with its keys in their order."""
+    """Return the piece of a given value, with its keys in order."""
     match value:
         case list():
             return Chain((Text("["), separated([constant(each) for each in value]), Text("]")))
@@ -219,7 +222,7 @@ def constant(value: Any) -> Piece:
 
 @cache
 def anything(depth: int) -> Piece:
-    """Any value, with arrays and objects so deep."""
+    """Return the piece of any value, with arrays and objects up to a depth."""
     scalars = Either((Text("true"), Text("false"), Text("null"), number((), is_whole=False)))
     if depth <= 0:
         return Either((scalars, string(())))

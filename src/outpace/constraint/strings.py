@@ -1,4 +1,4 @@
-"""Strings of JSON schemas, as automata over how they are written."""
+"""Strings of JSON schemas, as automata over their text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outpace.constraint.rules import Case, Schema, counts, excluded
 HEX = "[0-9a-f]"
 DATE = "[1-9][0-9]{3}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
 TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-]0[0-9]:[0-5][0-9])"
-"""No day of a date lies after the 28th, which every month has."""
+"""Dates end at the 28th, which every month has."""
 LABEL = "[a-z0-9]{1,15}(?:-[a-z0-9]{1,15})?"
 HOST = rf"{LABEL}(?:\.{LABEL}){{0,2}}\.[a-z]{{2,10}}"
 BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -37,16 +37,16 @@ FORMATS = {
     "uri": rf"(?:https?|ftp)://{HOST}(?::[1-9][0-9]{{0,3}})?(?:/[a-zA-Z0-9._~-]*)*"
     r"(?:\?[a-zA-Z0-9._~=&-]*)?(?:#[a-zA-Z0-9._~-]*)?",
 }
-"""What strings of a format are written of; each is valid, though not every valid one is."""
+"""Patterns of formats; each match is valid, but not every valid string matches."""
 
 
 PATTERN = "pattern with look-around, back-references, \\b, flags"
 
 
 def string(case: Case, counted: int | None = None) -> Piece:
-    """A string for which all keywords of a case hold.
+    """Return the piece of a string for which all keywords of a case hold.
 
-    Upper lengths above `counted` are left out, if it is given and only lengths bound the string.
+    Upper lengths above `counted` are omitted if it is given and only lengths constrain the string.
     """
     least, most = counts(case, "Length")
     if most is not None and most < least:
@@ -64,7 +64,7 @@ def string(case: Case, counted: int | None = None) -> Piece:
 
 
 def forms(case: Case) -> list[Dfa]:
-    """The automata of the formats and patterns of a case."""
+    """Return the automata of the formats and patterns of a case."""
     return [
         *(read(FORMATS[name]) for schema in case for name in formats(schema)),
         *(pattern(schema) for schema in case if "pattern" in schema.value),
@@ -72,7 +72,7 @@ def forms(case: Case) -> list[Dfa]:
 
 
 def string_fits(value: str, case: Case) -> bool:
-    """Whether a listed string is as the keywords of a case want it."""
+    """Return whether a listed string satisfies the keywords of a case."""
     least, most = counts(case, "Length")
     return least <= len(value) <= (len(value) if most is None else most) and all(
         accepted(dfa, written(value).encode()) for dfa in forms(case)
@@ -80,17 +80,17 @@ def string_fits(value: str, case: Case) -> bool:
 
 
 def quoted(part: Piece) -> Piece:
-    """A part within quotes."""
+    """Return a piece within quotes."""
     return Chain((Text('"'), part, Text('"')))
 
 
 def written(value: str) -> str:
-    """The characters of a string as they are written between the quotes."""
+    """Return the characters of a string as JSON writes them between the quotes."""
     return json.dumps(value, ensure_ascii=False)[1:-1]
 
 
 def formats(schema: Schema) -> list[str]:
-    """The format of a schema, where it names one that is known."""
+    """Return the format of a schema as a list of at most one."""
     if "format" not in schema.value:
         return []
     name = need(schema.value["format"], str, f"format at {schema.at}")
@@ -100,14 +100,15 @@ def formats(schema: Schema) -> list[str]:
 
 
 def pattern(schema: Schema, *, loose: bool = False) -> Dfa:
-    """The automaton of strings in which the pattern of a schema is found."""
+    """Return the automaton of strings that contain a match of the schema's pattern."""
     return found_in(need(schema.value["pattern"], str, f"pattern at {schema.at}"), schema.at, loose)
 
 
 def found_in(text: str, at: str, loose: bool) -> Dfa:
-    """The automaton of strings in which a pattern is found, which stands at a place of a schema.
+    """Return the automaton of strings that contain a match of the pattern at a place.
 
-    Raises `ValueError` as `searched`, with the pattern and the place.
+    Raises:
+        ValueError: as `search_dfa`, with the pattern and the place.
     """
     try:
         return searched(text, loose=loose)

@@ -1,4 +1,4 @@
-"""What the tokens of a vocabulary add to a text, as bytes."""
+"""Bytes that the tokens of a vocabulary add to a text."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from outpace.constraint.dfa import Dfa, Ids, Table
 from outpace.constraint.pattern import TooLarge
 
 MOST_MOVES = 50_000_000
-"""Beginnings of tokens and states that are looked at: a second or so."""
+"""Maximum pairs of token prefixes and states to visit; takes about a second."""
 
 COST = 2_000
-"""What it takes to look at any."""
+"""Fixed cost of a visit."""
 
 Parts = dict[bytes, tuple[Ids, list[Ids], list[Ids]]]
-"""Beginnings of tokens that do the same: which, the states that they may follow, and where they
-lead from each."""
+"""Token prefixes with equal transitions: their nodes, source states and target states."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """Beginnings of one length that tokens have, as a level of a tree.
+    """Token prefixes of one length: a level of the prefix tree.
 
     Attributes:
-        letters: `[n]`, last byte of each.
-        longer: of each, where the beginnings that go on from it lie in the next level.
-        whole: of each, where the tokens that it is lie among `tokens`.
+        letters: last byte of each prefix, `[n]`.
+        longer: range of the extensions of each prefix in the next level.
+        whole: range of the tokens equal to each prefix among `tokens`.
+        tokens: tokens that end in this level.
     """
 
     letters: Ids
@@ -44,14 +44,14 @@ class Level:
 
 
 class Spans:
-    """Neighbours of a list by their owners, who come in order."""
+    """Ranges of consecutive entries that are sorted by owner."""
 
     def __init__(self, owners: NDArray[np.signedinteger[Any]], count: int) -> None:
         self.counts = np.bincount(owners, minlength=count)
         self.firsts = self.counts.cumsum() - self.counts
 
     def of(self, owners: Ids) -> tuple[Ids, Ids]:
-        """All pairs of an owner, as its place among `owners`, and one of its own."""
+        """Return all pairs of an index among `owners` and the index of one of its entries."""
         counts = self.counts[owners]
         which = np.repeat(np.arange(len(owners)), counts)
         ahead = np.repeat(counts.cumsum() - counts, counts)
@@ -59,20 +59,20 @@ class Spans:
 
 
 class Vocabulary:
-    """A tree of all tokens that have bytes; `texts` has None for those that have none."""
+    """A prefix tree of all tokens with bytes; `texts` has None for the others."""
 
     def __init__(self, texts: Sequence[bytes | None]) -> None:
         self.size = len(texts)
-        known = sorted((text, token) for token, text in enumerate(texts) if text)
-        if not known:
+        named = sorted((text, token) for token, text in enumerate(texts) if text)
+        if not named:
             raise ValueError("no token has text")
-        tokens = np.array([token for _, token in known])
-        lengths = np.array([len(text) for text, _ in known])
+        tokens = np.array([token for _, token in named])
+        lengths = np.array([len(text) for text, _ in named])
         width = int(lengths.max())
-        packed = b"".join(text.ljust(width, b"\0") for text, _ in known)
+        packed = b"".join(text.ljust(width, b"\0") for text, _ in named)
         table = np.frombuffer(packed, dtype=np.uint8).reshape(-1, width)
         self.levels: list[Level] = []
-        nodes, letters = np.zeros(len(known), dtype=np.int64), np.zeros(1, dtype=np.int64)
+        nodes, letters = np.zeros(len(named), dtype=np.int64), np.zeros(1, dtype=np.int64)
         for length in range(width + 1):
             ends = lengths == length
             whole, ended = Spans(nodes[ends], len(letters)), tokens[ends]
@@ -89,11 +89,13 @@ class Vocabulary:
         return len(self.levels) - 1
 
     def moves(self, dfa: Dfa) -> Iterator[tuple[Ids, Ids, Ids]]:
-        """Tokens that do the same, states that they may follow, and where each of these leads.
+        """Yield tokens with equal transitions, their source states and their target states.
 
-        Beginnings of tokens are walked together for as long as they lead from state to state alike,
-        and so are states of which the same bytes lead to one place. Raises `TooLarge` where that
-        leaves too much to look at.
+        Prefixes are walked together while they lead from state to state alike, and so are states
+        with equal transitions.
+
+        Raises:
+            TooLargeError: if too much work remains.
         """
         labels, kinds = alike(dfa.table)
         states = np.arange(len(dfa.table))
@@ -121,14 +123,14 @@ class Vocabulary:
 
 
 def add(parts: Parts, nodes: Ids, froms: Ids, tos: Table) -> None:
-    """States and where they lead to those of the same beginnings."""
+    """Add states and their targets to a group of prefixes."""
     part = parts.setdefault(nodes.tobytes(), (nodes, [], []))
     part[1].append(froms)
     part[2].append(tos.astype(np.int64))
 
 
 def grouped(values: Ids) -> Iterator[tuple[int, Ids]]:
-    """Each value, and where it stands."""
+    """Yield each value and its indices."""
     order = values.argsort(kind="stable")
     begins = np.flatnonzero(np.diff(values[order], prepend=values.min() - 1))
     for begin, end in pairwise([*begins.tolist(), len(order)]):
@@ -136,11 +138,11 @@ def grouped(values: Ids) -> Iterator[tuple[int, Ids]]:
 
 
 def alike(table: Table) -> tuple[Ids, Ids]:
-    """The first byte that leads where each byte does, `[K, 256]` by kinds of states; these, `[S]`.
+    """Return the first byte equal to each byte, `[K, 256]` by state kind, and kinds `[S]`.
 
     It is -1 for bytes that lead nowhere.
     """
-    # Most bytes do in every state what the one before them does.
+    # Most bytes have the same transitions as the previous byte in every state.
     firsts = np.flatnonzero((np.diff(table, axis=1, prepend=-2) != 0).any(0))
     some = table[:, firsts]
     order = some.argsort(axis=1, kind="stable")
@@ -157,7 +159,10 @@ def alike(table: Table) -> tuple[Ids, Ids]:
 
 @cache
 def alphabet() -> dict[str, int]:
-    """The characters that stand for bytes in byte-level vocabularies (Radford et al., 2019)."""
+    """Return the characters that stand for bytes in byte-level vocabularies.
+
+    See Radford et al., 2019.
+    """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     other = [byte for byte in range(256) if byte not in plain]
     shown = {chr(byte): byte for byte in plain}
@@ -165,34 +170,35 @@ def alphabet() -> dict[str, int]:
 
 
 def bytes_of(tokenizer: Tokenizer, size: int) -> list[bytes | None]:
-    """Bytes of the first `size` tokens; None for special tokens and for what is none.
+    """Return the bytes of the first `size` tokens; None for special and missing tokens.
 
-    Raises `ValueError` for a tokenizer whose tokens are no bytes.
+    Raises:
+        ValueError: if the tokens of the tokenizer do not represent bytes.
     """
     decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]
     kinds = {part["type"]: part for part in parts(decoder)}
     added = tokenizer.added_tokens_decoder
     names = tokenizer.convert_ids_to_tokens(list(range(min(size, len(tokenizer)))))
     if "ByteLevel" in kinds:
-        read = byte_level
+        decode = byte_level
     elif "ByteFallback" in kinds:
-        read = byte_fallback
+        decode = byte_fallback
     else:
         raise ValueError(
-            "its tokenizer is neither byte-level nor falls back to bytes, so that nobody can say "
-            f"what text its tokens are (decoder {', '.join(kinds) or 'none'})"
+            "its tokenizer is neither byte-level nor falls back to bytes, so the text of its "
+            f"tokens is unknown (decoder {', '.join(kinds) or 'none'})"
         )
     texts: list[bytes | None] = [None] * size
     for token, name in enumerate(names):
         if token in added:
             texts[token] = None if added[token].special else str(added[token]).encode()
         elif name is not None:
-            texts[token] = read(name)
+            texts[token] = decode(name)
     return texts
 
 
 def parts(decoder: Any) -> list[dict[str, Any]]:
-    """The steps of a decoder."""
+    """Return the steps of a decoder."""
     if decoder is None:
         return []
     inner = decoder.get("decoders", [])
@@ -200,13 +206,17 @@ def parts(decoder: Any) -> list[dict[str, Any]]:
 
 
 def byte_level(name: str) -> bytes | None:
-    """A token whose characters stand for bytes."""
-    known = alphabet()
-    return bytes(known[each] for each in name) if all(each in known for each in name) else None
+    """Decode a token whose characters represent bytes."""
+    alphabet_bytes = alphabet()
+    return (
+        bytes(alphabet_bytes[each] for each in name)
+        if all(each in alphabet_bytes for each in name)
+        else None
+    )
 
 
 def byte_fallback(name: str) -> bytes:
-    """A token that is text with marks for spaces, or one byte by its number."""
+    """Decode a token that is text with marks for spaces, or the number of a byte."""
     if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
         return bytes.fromhex(name[3:5])
     return name.replace("\u2581", " ").encode()

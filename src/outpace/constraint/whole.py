@@ -10,12 +10,12 @@ from outpace.constraint.pattern import TooLarge
 from outpace.constraint.vocabulary import Vocabulary
 
 MOST_STEPS = 50_000_000
-"""Pairs of states that are looked at for all places of a hole, and some for each place: a second
-or less."""
+"""Maximum pairs of states visited for all places of a hole, plus a cost per place; takes at most
+about a second."""
 
 
 class Whole(Automaton):
-    """An automaton whose texts take all places that there are; there is no end-of-sequence."""
+    """An automaton whose texts fill all places, without an end-of-sequence."""
 
     padded = False
 
@@ -24,26 +24,27 @@ class Whole(Automaton):
         self.rooms: list[Flags] = [self.accepts]
 
     def pad(self) -> None:
-        """Let end-of-sequence alone follow whole texts, or nothing."""
+        """Let only end-of-sequence, or nothing, follow whole texts."""
         self.accepts[self.end] = self.padded
         self.table[self.accepts, -1] = self.end if self.padded else -1
 
     @property
     def far(self) -> int:
-        """Every place makes a difference."""
+        """No bound: each number of places differs."""
         return NEVER
 
     def finishes(self, room: int) -> Flags:
-        """From which states `[S]` exactly so many places can be filled.
+        """Return the states `[S]` from which exactly `room` places can be filled.
 
-        Raises `TooLarge` where that is too much to look at.
+        Raises:
+            TooLargeError: if this takes too long.
         """
         if room < 0:
             return np.zeros_like(self.accepts)
         if room >= len(self.rooms):
             if room * (self.pairs.shape[1] + 500) > MOST_STEPS:
                 raise TooLarge(f"it is too large for {room} tokens: shorten one of them")
-            rooms = list(self.rooms)  # a copy, as other threads may do the same
+            rooms = list(self.rooms)  # a copy, because other threads may extend it too
             while len(rooms) <= room:
                 rooms.append(self.precedes(rooms[-1], HOLE))
             self.rooms = rooms
@@ -51,6 +52,6 @@ class Whole(Automaton):
 
 
 class Padded(Whole):
-    """The same, where end-of-sequence takes the places that a text leaves over."""
+    """A hole automaton in which end-of-sequence fills the remaining places."""
 
     padded = True

@@ -1,0 +1,1 @@
+"""Transformers, drafts and their layers."""

@@ -1,4 +1,4 @@
-"""What a model is, whatever its family calls it."""
+"""Configuration of a model, independent of the names in its family's `config.json`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from outpace.decoding.target import Kind, Order
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotary embedding: base frequency and how it is scaled beyond the trained length.
+    """Rotary embedding: base frequency, and its scaling beyond the trained length.
 
-    `scaling` has the published fields of its `rope_type`, all of them.
-    `float32` says that queries and keys are rotated in float32, whatever the model's dtype; `share`
-    is the part of a head that is rotated, its first dimensions.
+    Attributes:
+        theta: base frequency.
+        scaling: all published fields of its `rope_type`.
+        float32: whether queries and keys are rotated in float32, whatever the dtype of the
+            model.
+        share: rotated fraction of a head, its first dimensions.
     """
 
     theta: float = 10_000.0
@@ -27,9 +30,11 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class Sight:
-    """What of the slots that a forward lets a row see one layer shows it.
+    """What one layer shows of the slots that a forward makes visible to a row.
 
-    Those fewer than `window` slots before it (None for all) and, where `causal`, none behind it.
+    Attributes:
+        window: maximum distance to visible slots, exclusive; None for all slots.
+        causal: whether slots after the row are hidden.
     """
 
     window: int | None = None
@@ -38,9 +43,14 @@ class Sight:
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """Experts in groups, of which a row goes to a few; what they say is scaled.
+    """Groups of experts, of which each row uses a few.
 
-    The router scores each expert by itself, and has a preference that counts in the choice alone.
+    The router scores each expert and has a separate preference that counts only in the selection.
+
+    Attributes:
+        count: number of groups.
+        chosen: groups used per row.
+        scale: factor on the weights of the experts.
     """
 
     count: int
@@ -53,37 +63,39 @@ class ModelConfig:
     """Sizes and choices of one decoder, translated by its family from `config.json`.
 
     Attributes:
-        kind: what the model is.
-        shift: 1 where row *p - 1* predicts slot *p* (every causal model, Dream), 0 where row *p*
+        kind: type of the model.
+        shift: 1 if row *p - 1* predicts slot *p* (every causal model, Dream), 0 if row *p*
             does.
-        mask_id: the token that stands for a hole.
-        sights: what each layer sees, where they differ.
-        block, order, eps, drawn, null_prompt: how its authors decode it, see `Target`; the `block`
-            of a draft is its trained length, its first token included.
-        wide_qk_norm: whether queries, and keys, are normed over all heads at once.
-        norms: whether attention and MLP are normed in front, behind, or both ("around").
-        norm_offset: whether the weights of norms are what they add to one.
-        local_rope: rotary embedding of the layers with a window, where it is another than `rope`.
+        mask_id: token that marks a hole.
+        sights: attention window of each layer; empty if no layer has one.
+        block, order, eps, drawn, null_prompt: how its authors decode it, see `Target`; the
+            `block` of a draft is its trained length, first token included.
+        wide_qk_norm: whether queries, and keys, are normalised over all heads at once.
+        norms: whether attention and MLP are normalised before, after, or both ("around").
+        norm_offset: whether 1 is added to the weights of norms.
+        local_rope: rotary embedding of the layers with a window, if it differs from `rope`.
         unrotated: layers without rotary embedding.
-        query_factor: what queries are multiplied by besides 1 / sqrt(head_dim).
-        sinks: whether each head has a score that takes part of the weight and has no value.
-        activation: how gate and up projection meet, by its name in `models/activation.py`.
-        embedding_scale: what the rows of tokens are multiplied by.
-        experts, experts_per_row, norm_experts: MLPs of a layer where there are several, how many
-            of them a row goes through, and whether their weights add up to one.
-        expert_groups: groups of experts, where a router knows such.
-        shared_mlp: width of an MLP that all rows go through beside the experts.
-        dense_layers, dense_mlp: how many of the first layers have an MLP in place of experts, and
-            its width.
-        feature_layers: layers of a target whose outputs a draft reads, side by side in this order;
-            it borrows the target's embedding and head.
-        draft_vocab: tokens that a draft with a head of its own may say; 0 for the target's head.
-        own_embedding: whether a draft has an embedding of its own.
-        norm_features: whether the features that a draft extends are normed before they are fused.
-        norm_residual: whether a draft that extends features adds its attention to the normed state.
-        precise_router: whether experts are chosen and summed in float32, whatever the dtype.
-        target_layers: depth of the target that a draft was made for, where it says so.
-        source: the published configuration itself.
+        query_factor: factor on queries in addition to 1 / sqrt(head_dim).
+        sinks: whether each head has an attention sink: a score that takes weight but has no
+            value.
+        activation: activation of the MLP, by its name in `models/activation.py`.
+        embedding_scale: factor on token embeddings.
+        experts: number of experts per layer; 0 for a plain MLP.
+        experts_per_row: number of experts that a row uses.
+        norm_experts: whether the weights of a row's experts are normalised to sum to 1.
+        expert_groups: groups of experts, if the router has them.
+        shared_mlp: width of an MLP that all rows use in addition to the experts.
+        dense_layers: number of first layers with an MLP in place of experts.
+        dense_mlp: width of that MLP.
+        feature_layers: layers of a target whose outputs a draft reads, concatenated in this
+            order; it borrows the target's embedding and head.
+        draft_vocab: vocabulary size of a draft with a separate head; 0 for the target's head.
+        own_embedding: whether a draft has a separate embedding.
+        norm_features: whether an EAGLE draft normalises target features before fusing them.
+        norm_residual: whether an EAGLE draft adds its attention to the normalised state.
+        precise_router: whether experts are selected and summed in float32, whatever the dtype.
+        target_layers: depth of the target that a draft was trained for, if published.
+        source: the published configuration.
     """
 
     family: str
@@ -141,51 +153,47 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(
-                f"{self.heads} attention heads cannot share {self.kv_heads} key/value heads: "
-                "the first must be a multiple of the second"
+                f"the number of attention heads must be a multiple of {self.kv_heads} key/value "
+                f"heads, got {self.heads}"
             )
         if self.head_dim % 2:
-            raise ValueError(f"a head size of {self.head_dim} is odd: rotary embedding turns pairs")
+            raise ValueError(f"the head size must be even, got {self.head_dim}")
         if self.draft_vocab > self.vocab:
             raise ValueError(
                 f"draft_vocab_size {self.draft_vocab} exceeds the vocabulary of {self.vocab}"
             )
         if self.experts_per_row > self.experts:
-            raise ValueError(
-                f"a row cannot go through {self.experts_per_row} of {self.experts} experts"
-            )
+            raise ValueError(f"a row cannot use {self.experts_per_row} of {self.experts} experts")
         if (groups := self.expert_groups) is not None:
             self.check_groups(groups)
         if self.mask_id is not None and not 0 <= self.mask_id < self.vocab:
-            raise ValueError(
-                f"mask token {self.mask_id} lies outside the vocabulary of {self.vocab}"
-            )
+            raise ValueError(f"mask_id {self.mask_id} is outside the vocabulary of {self.vocab}")
         if self.mask_id is None and self.kind not in (Kind.CAUSAL, Kind.EXTENDING):
-            raise ValueError(f"config.json of a {self.kind.value} must name its mask_token_id")
+            raise ValueError(f"config.json of a {self.kind.value} must contain mask_token_id")
 
     def check_groups(self, groups: Groups) -> None:
-        """Raise `ValueError` for groups that a row cannot choose its experts from."""
+        """Raise `ValueError` unless each row can select its experts from the groups."""
         size, rest = divmod(self.experts, groups.count)
         if rest or size < 2 or not self.experts_per_row <= groups.chosen * size <= self.experts:
             raise ValueError(
-                f"a row cannot go through {self.experts_per_row} of {self.experts} experts in "
+                f"a row cannot use {self.experts_per_row} of {self.experts} experts in "
                 f"{groups.chosen} of {groups.count} groups"
             )
 
     @property
     def parameters(self) -> int:
-        """Elements of all matrices."""
-        width, shared = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        layer = self.dim * (2 * width + 2 * shared + 3 * self.mlp)
+        """Number of elements of all matrices."""
+        width, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer = self.dim * (2 * width + 2 * narrow + 3 * self.mlp)
         return self.layers * layer + self.vocab * self.dim * (1 if self.tied else 2)
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """Rotary embedding of all layers, or of those that see all and of those with a window."""
+        """The rotary embedding of all layers, or those of layers without and with a window."""
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
 
     def angles_of(self, layer: int) -> slice | None:
-        """Columns of the rotary tables that belong to a layer; None where all of them do."""
+        """Return the columns of the rotary tables for a layer, or None for all."""
         if self.local_rope is None:
             return None
         first = self.head_dim if self.sights and self.sights[layer].window is not None else 0
@@ -198,12 +206,12 @@ class ModelConfig:
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """Widths of what a draft takes in with its rows: a target's features, its own states."""
+        """Widths of the features that a draft takes with its rows: target features, its states."""
         if self.kind is Kind.EXTENDING:
             return self.feature_size, self.dim
         return (self.feature_size,) if self.kind is Kind.ADDING else ()
 
     def with_mask(self, mask_id: int) -> ModelConfig:
-        """The same model under another mask token."""
+        """Return the same model with another mask token."""
         kind = Kind.FILLING if self.kind is Kind.CAUSAL else self.kind
         return replace(self, mask_id=mask_id, kind=kind)

@@ -1,4 +1,4 @@
-"""A mixture of experts in place of an MLP (Shazeer et al., 2017; Mixtral, Jiang et al., 2024)."""
+"""Mixture of experts in place of an MLP (Shazeer et al., 2017; Mixtral, Jiang et al., 2024)."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from torch.nn import functional as F
 from outpace.models.config import ModelConfig
 
 Make = Callable[[ModelConfig], nn.Module]
-"""An MLP of the width of a configuration."""
+"""Creates an MLP of the width of a configuration."""
 
 
 def feed_forward(config: ModelConfig, layer: int, make: Make) -> nn.Module:
-    """What stands behind the attention of a layer: an MLP, or a mixture of experts."""
+    """Create the MLP or the mixture of experts of a layer."""
     if layer < config.dense_layers:
         return make(replace(config, mlp=config.dense_mlp))
     return Experts(config, make) if config.experts else make(config)
 
 
 class PreciseRouter(nn.Linear):
-    """A router whose scores are float32, whatever the dtype of the model."""
+    """A router with float32 scores, whatever the dtype of the model."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores `f32[T, E]` of rows `x [T, dim]`."""
+        """Return scores `f32[T, E]` of rows `x [T, dim]`."""
         bias = None if self.bias is None else self.bias.float()
         return F.linear(x.float(), self.weight.float(), bias)
 
 
 class Experts(nn.Module):
-    """Several MLPs; each row goes through the few that its router prefers, and is their mean.
+    """Several MLPs, of which each row uses the few with the highest router scores.
 
-    The weights of that mean are the router's probabilities, of the chosen ones alone where
-    `norm_experts` says so. What is `shared` all rows go through besides. With `precise_router`,
-    scores and sums are float32, and rounded to the dtype of the rows once.
+    The output is their mean weighted by the router's probabilities, normalised over the selected
+    experts with `norm_experts`. All rows also use the `shared` MLP. With `precise_router`, scores
+    and sums are float32 and rounded once.
     """
 
     def __init__(self, config: ModelConfig, make: Make) -> None:
@@ -53,30 +53,32 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map rows `x [T, dim]`."""
-        shares, numbers = self.route(self.router(x))
-        wide = torch.float32 if self.precise else x.dtype
-        shares, mapped = shares.to(wide), torch.zeros_like(x, dtype=wide)
-        # In the order of the experts, so that a row has the same sum in any company.
-        for number in numbers.unique().tolist():
-            rows, places = (numbers == number).nonzero(as_tuple=True)
-            part = self.experts[number](x[rows]) * shares[rows, places, None]
+        weights, indices = self.route(self.router(x))
+        sum_dtype = torch.float32 if self.precise else x.dtype
+        weights, mapped = weights.to(sum_dtype), torch.zeros_like(x, dtype=sum_dtype)
+        # In the order of the experts, so that the sum of a row is batch-invariant.
+        for index in indices.unique().tolist():
+            rows, places = (indices == index).nonzero(as_tuple=True)
+            part = self.experts[index](x[rows]) * weights[rows, places, None]
             mapped.index_add_(0, rows, part)
         mapped = mapped.to(x.dtype)
         return mapped if self.shared is None else mapped + self.shared(x)
 
     def route(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights and numbers `[T, chosen]` of the experts of rows, by their scores `[T, E]`."""
+        """Return weights and indices `[T, chosen]` of the selected experts for scores `[T, E]`."""
         if self.groups is None:
-            shares, numbers = scores.softmax(-1, dtype=torch.float32).topk(self.chosen)
+            weights, indices = scores.softmax(-1, dtype=torch.float32).topk(self.chosen)
         else:
             # DeepSeek-V3 (2024): groups are ranked by their two best experts.
             scores = scores.float().sigmoid()
             grouped = (scores + self.preference.float()).unflatten(-1, (self.groups.count, -1))
             best = grouped.topk(2).values.sum(-1).topk(self.groups.chosen).indices
-            closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, False)
-            numbers = grouped.masked_fill(closed[..., None], -torch.inf).flatten(1)
-            numbers = numbers.topk(self.chosen).indices
-            shares = scores.gather(-1, numbers)
+            unselected = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(
+                -1, best, False
+            )
+            indices = grouped.masked_fill(unselected[..., None], -torch.inf).flatten(1)
+            indices = indices.topk(self.chosen).indices
+            weights = scores.gather(-1, indices)
         if self.norms:
-            shares = shares / shares.sum(-1, keepdim=True)
-        return (shares if self.groups is None else shares * self.groups.scale), numbers
+            weights = weights / weights.sum(-1, keepdim=True)
+        return (weights if self.groups is None else weights * self.groups.scale), indices

@@ -1,4 +1,4 @@
-"""A draft that extends its target's hidden states by its own (EAGLE-3, Li et al., 2025).
+"""The EAGLE draft, which extends hidden states of its target by its own (EAGLE-3, Li et al., 2025).
 
 Shapes: T rows.
 """
@@ -18,7 +18,7 @@ from outpace.models.transformer import Attend, Block, Context, Transformer
 
 
 class WideBlock(Block):
-    """A layer that attends with a token's embedding beside a hidden state, each normed."""
+    """A layer whose attention reads a token embedding concatenated with a hidden state."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -36,7 +36,7 @@ class WideBlock(Block):
         wanted: Tensor | None = None,
         context: Tensor | None = None,
     ) -> Tensor:
-        """Map hidden states `x [T, dim]`, beside embeddings `context [T, dim]` of the same rows."""
+        """Map hidden states `x [T, dim]`, given embeddings `context [T, dim]` of the same rows."""
         assert context is not None and self.attention_norm is not None
         normed = self.hidden_norm(x)
         y = torch.cat((self.attention_norm(context), normed), -1)
@@ -46,10 +46,10 @@ class WideBlock(Block):
 
 
 class ExtendingDraft(Draft):
-    """One layer that goes on from hidden states: those of a target, fused, and then its own.
+    """One layer that continues from hidden states: fused ones of a target, then its own.
 
-    The row of slot i takes in the hidden state of token i and the token i + 1, and predicts token
-    i + 2.
+    The row of slot i receives the hidden state of token i and the token i + 1, and predicts token i
+    + 2.
     """
 
     def __init__(self, config: ModelConfig, target: Transformer) -> None:
@@ -62,13 +62,13 @@ class ExtendingDraft(Draft):
         self.initialise()
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Rows `[T, dim]` of hidden states `[T, f]` of the target."""
+        """Return rows `[T, dim]` for hidden states `[T, f]` of the target."""
         normed = features if self.feature_norm is None else self.feature_norm(features)
         rows: Tensor = self.fusion(normed)
         return rows
 
     def taken_in(self, features: Sequence[Tensor]) -> Tensor:
-        """Rows `[T, dim]` of features of the target, which are fused, and of its own, as is."""
+        """Return rows `[T, dim]`: target features are fused, those of the draft unchanged."""
         wide = [part for part in features if part.shape[1] != self.config.dim]
         if not wide:
             return torch.cat([*features])
@@ -87,10 +87,10 @@ class ExtendingDraft(Draft):
         context: Context | None = None,
         features: Sequence[Tensor] = (),
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Hidden states after the norm, of all rows or the `wanted` ones; those before it.
+        """Return hidden states after the norm, of all or the `wanted` rows, and those before it.
 
-        `features` are those of the rows, one part behind the other; what it goes on from is what
-        it puts out before the norm, the hidden states of layer 0.
+        The concatenated `features` belong to the rows. The states before the norm, captured as
+        layer 0, are the input of the next step.
         """
         hidden, (block,) = self.taken_in(features), self.blocks
         cos, sin = self.angles(positions, hidden.dtype)
@@ -103,17 +103,17 @@ class ExtendingDraft(Draft):
 
 
 def usual_layers(depth: int) -> tuple[int, ...]:
-    """Layers whose outputs a draft reads where none are listed: inputs of 2, n // 2 and n - 3."""
+    """Return the layers whose outputs a draft reads by default: inputs of 2, n // 2 and n - 3."""
     if depth < 7:
         raise ValueError(
-            f"config.json must list eagle_aux_hidden_state_layer_ids in eagle_config for a target "
-            f"of {depth} layers: the usual three differ from 7 layers on"
+            f"eagle_config in config.json must list eagle_aux_hidden_state_layer_ids for a target "
+            f"of {depth} layers: the three default layers require at least 7"
         )
     return 1, depth // 2 - 1, depth - 4
 
 
 def fitted(draft: ModelConfig, target: ModelConfig) -> ModelConfig:
-    """The configuration of a draft for a target; `ValueError` where the two do not fit together."""
+    """Complete the configuration of a draft for a target; raise `ValueError` on a mismatch."""
     if draft.kind is Kind.EXTENDING and not draft.feature_layers:
         draft = replace(draft, feature_layers=usual_layers(target.layers))
     check_pair(draft, target)
@@ -121,7 +121,7 @@ def fitted(draft: ModelConfig, target: ModelConfig) -> ModelConfig:
 
 
 def draft_of(config: ModelConfig, target: Transformer) -> Draft:
-    """A draft of its kind for a target; `ValueError` where the two do not fit together."""
+    """Create a draft of its kind for a target; raise `ValueError` on a mismatch."""
     kinds: dict[Kind, type[Draft]] = {
         Kind.DRAFT: FeatureDraft,
         Kind.ADDING: AddingDraft,

@@ -1,8 +1,8 @@
-"""What the matrices of a model can be quantised to, by device, and how that is done on a GPU.
+"""Quantization of a model's matrices, by device, and its implementation on a GPU.
 
-On a CPU it is the business of `int8`. On a GPU the products are those of torchao, and only the
-projections of layers lose bits: those of attention, of MLPs and of experts. The embedding, the
-head, routers, and what takes in the features that a draft reads stay in bfloat16.
+`int8` implements it on a CPU. On a GPU, torchao provides the products, and only projections of
+layers are quantized: those of attention, MLPs and experts. The embedding, the head, routers and the
+fusion of draft features stay in bfloat16.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from outpace.errors import OptionError
 from outpace.models.transformer import Stack
 
 NATIVE = "native"
-"""Each matrix in the bits that its file has."""
+"""Keep each matrix in the format of its file."""
 
 KINDS: dict[str, tuple[str, ...]] = {"cpu": (NATIVE, "int8"), "cuda": ("fp8", "int8", "int4")}
-"""What matrices can be quantised to on a device."""
+"""Supported values of `quantize`, by device."""
 
 CAPABILITY = {"fp8": (8, 9), "int4": (8, 0)}
-"""Least compute capability of a GPU."""
+"""Minimum compute capability of a GPU."""
 
 GROUP = 64
-"""Numbers of a row of a matrix of 4 bits that share a scale."""
+"""Elements of an int4 row that share a scale."""
 
 STEPS = {"fp8": (16, 16), "int8": (1, 1), "int4": (1, GROUP)}
-"""What outputs and inputs must be multiples of: torchao passes over any other matrix."""
+"""Required divisors of outputs and inputs; torchao skips other matrices."""
 
 
 def check(quantize: str | None, device: torch.device | str, dtype: torch.dtype) -> None:
-    """Raise `ValueError` for what matrices cannot be quantised to, and where they cannot be."""
+    """Raise `OptionError` for an unknown `quantize`, or an unsupported device or dtype."""
     if quantize is None:
         return
-    if quantize not in (known := (NATIVE, *KINDS["cuda"])):
-        message = f"quantize: unknown quantize {quantize!r}; known are {', '.join(known)}"
+    if quantize not in (allowed := (NATIVE, *KINDS["cuda"])):
+        message = f"quantize must be one of {', '.join(allowed)}, got {quantize!r}"
         raise OptionError("quantize", quantize, message)
     device = torch.device(device)
     if quantize not in KINDS.get(device.type, ()):
         fit = ", ".join(f"{' or '.join(kinds)} on {name}" for name, kinds in KINDS.items())
-        message = f"quantize={quantize!r} is not for {device.type}: leave it out, or {fit}"
+        message = f"quantize={quantize!r} is not supported on {device.type}; omit it, or use {fit}"
         raise OptionError("quantize", quantize, message)
     if device.type == "cuda":
         check_gpu(quantize, device, dtype)
@@ -51,36 +51,41 @@ def check(quantize: str | None, device: torch.device | str, dtype: torch.dtype) 
 def default_bits(
     quantize: str | None, dtype: object, device: torch.device, processes: int
 ) -> str | None:
-    """What matrices are quantised to: their own bits unless something else is given.
+    """Return the effective `quantize`: the format of the file by default on a CPU.
 
-    A given `dtype` asks for plain numbers. Only a CPU in one process multiplies stored bits.
+    A given `dtype` requests unquantized matrices. Only a CPU in one process multiplies stored
+    formats.
     """
     fits = device.type == "cpu" and processes == 1
     return NATIVE if quantize is None and dtype is None and fits else quantize
 
 
 def check_gpu(quantize: str, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise `ValueError` where a GPU, a dtype or what is installed does not do."""
+    """Raise `OptionError` if the GPU, the dtype or the installed packages do not support it."""
     if torch.version.hip is not None:
-        message = f"quantize={quantize!r} is not for ROCm: leave it out"
+        message = f"quantize={quantize!r} is not supported on ROCm; omit it"
         raise OptionError("quantize", quantize, message)
     if dtype != torch.bfloat16:
         name = str(dtype).removeprefix("torch.")
-        message = f"quantize={quantize!r} on a GPU is for bfloat16, not for {name}: leave dtype out"
+        message = f"quantize={quantize!r} on a GPU requires bfloat16, got {name}; omit dtype"
         raise OptionError("quantize", quantize, message)
     least, found = CAPABILITY.get(quantize, (0, 0)), torch.cuda.get_device_capability(device)
     if found < least:
         raise OptionError(
             "quantize",
             quantize,
-            f"quantize={quantize!r} needs compute capability {'{}.{}'.format(*least)}, and "
-            f"{device} has {'{}.{}'.format(*found)}: choose quantize='int8', or leave it out",
+            f"quantize={quantize!r} requires compute capability {'{}.{}'.format(*least)}, but "
+            f"{device} has {'{}.{}'.format(*found)}; use quantize='int8', or omit it",
         )
     config(quantize)
 
 
 def config(quantize: str) -> Any:
-    """What torchao is told; `ValueError` where it is not installed."""
+    """Return the configuration for torchao.
+
+    Raises:
+        OptionError: if torchao is not installed.
+    """
     try:
         from torchao.quantization import (
             Float8DynamicActivationFloat8WeightConfig,
@@ -89,25 +94,27 @@ def config(quantize: str) -> Any:
             PerRow,
         )
     except ImportError as error:
-        message = f"quantize={quantize!r} on a GPU needs: pip install 'outpace[quantize]' ({error})"
+        message = (
+            f"quantize={quantize!r} on a GPU requires: pip install 'outpace[quantize]' ({error})"
+        )
         raise OptionError("quantize", quantize, message) from error
-    # What torchao would set for torch.compile is set for the whole process.
+    # torchao's inductor settings would apply to the whole process.
     match quantize:
         case "fp8":
-            # Rows of a pass have scales of their own as well, so none depends on its company.
+            # Activations have a scale per row, so that results are batch-invariant.
             return Float8DynamicActivationFloat8WeightConfig(
                 granularity=PerRow(), set_inductor_config=False
             )
         case "int8":
             return Int8WeightOnlyConfig(granularity=PerRow(), set_inductor_config=False, version=2)
-    # The one format whose products are PyTorch's own; the default needs another package.
+    # PyTorch includes the products of this format; the default needs another package.
     return Int4WeightOnlyConfig(
         group_size=GROUP, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
     )
 
 
 def projections(model: Stack) -> dict[nn.Module, str]:
-    """The matrices of layers that lose bits on a GPU, and their names."""
+    """Return the matrices of layers that a GPU quantizes, with their names."""
     return {
         module: name
         for name, module in model.blocks.named_modules(prefix="blocks")
@@ -118,10 +125,13 @@ def projections(model: Stack) -> dict[nn.Module, str]:
 def narrowing(
     model: Stack, quantize: str | None, device: torch.device | str
 ) -> Callable[[nn.Module], None] | None:
-    """What takes bits from a projection of a model on a GPU, and leaves other modules alone.
+    """Return a function that quantizes a projection on a GPU and leaves other modules unchanged.
 
-    It is called once a module has its weight. Raises `ValueError` for a matrix of another shape
-    than fits, for which no weight is needed.
+    It is called once a module has its weight. None if nothing is quantized.
+
+    Raises:
+        OptionError: if the shape of a matrix is not supported, which is checked without
+            weights.
     """
     if quantize is None or torch.device(device).type != "cuda":
         return None
@@ -132,9 +142,9 @@ def narrowing(
             raise OptionError(
                 "quantize",
                 quantize,
-                f"quantize={quantize!r} needs multiples of "
-                f"{' and of '.join(map(str, STEPS[quantize]))}, and {name} has {out} outputs of "
-                f"{width} inputs: choose quantize='int8'",
+                f"quantize={quantize!r} requires multiples of "
+                f"{' and of '.join(map(str, STEPS[quantize]))}, but {name} has {out} outputs of "
+                f"{width} inputs; use quantize='int8'",
             )
     from torchao.quantization import quantize_
 
@@ -142,9 +152,7 @@ def narrowing(
         if module in chosen:
             quantize_(module, options)
             if type(module.weight) is nn.Parameter:
-                message = (
-                    f"torchao passed over {chosen[module]} for {quantize!r}: leave quantize out"
-                )
+                message = f"torchao skipped {chosen[module]} for {quantize!r}; omit quantize"
                 raise OptionError("quantize", quantize, f"quantize: {message}")
 
     return narrow

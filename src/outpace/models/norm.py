@@ -1,4 +1,4 @@
-"""Norms, and what they are in models that run without a gradient on a CPU."""
+"""RMS norms, and their variants for inference on a CPU."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from outpace.models.config import ModelConfig
 
 
 class OffsetNorm(nn.RMSNorm):
-    """A norm whose weights are what they add to one, in float32."""
+    """A norm in float32 that adds 1 to its weights."""
 
     def reset_parameters(self) -> None:
-        """Add nothing."""
+        """Set the weights to zero."""
         nn.init.zeros_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Norm rows `x [..., dim]`."""
+        """Normalise rows `x [..., dim]`."""
         factor = 1.0 + self.weight.float()
         return F.rms_norm(x.float(), self.normalized_shape, factor, self.eps).to(x.dtype)
 
 
 def norm(config: ModelConfig, size: int | None = None) -> nn.RMSNorm:
-    """The norm of a model, of its hidden states or of so many numbers."""
+    """Create a norm of a model, of hidden size or of `size`."""
     kind = OffsetNorm if config.norm_offset else nn.RMSNorm
     return kind(size or config.dim, config.norm_eps)
 
 
 class DirectNorm(nn.RMSNorm):
-    """A norm with statistics in float32; PyTorch has no fused kernel for the CPU.
+    """A norm with float32 statistics, without a fused kernel: PyTorch has none for the CPU.
 
     It takes half the time of PyTorch's operations on few rows, and less on many.
     """
@@ -39,7 +39,7 @@ class DirectNorm(nn.RMSNorm):
     root: Tensor
 
     def lay_out(self) -> None:
-        """Make constants: a number that is a tensor is cheaper to add."""
+        """Create constants as tensors, which are cheaper to add than Python numbers."""
         size = self.weight.numel()
         assert self.eps is not None
         self.factor = self.scale()
@@ -48,15 +48,15 @@ class DirectNorm(nn.RMSNorm):
         self.root = torch.tensor([size**0.5])
 
     def scale(self) -> Tensor:
-        """What normed rows are multiplied by, `[dim]`."""
+        """Return the factor on normalised rows, `[dim]`."""
         return self.weight.detach()
 
     def undo(self) -> None:
-        """Forget the constants."""
+        """Delete the constants."""
         del self.factor, self.small, self.root
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Norm rows `x [..., dim]`."""
+        """Normalise rows `x [..., dim]`."""
         if x.dtype == torch.float32:
             size = torch.linalg.vector_norm(x, 2, -1, True)
             size.hypot_(self.small)
@@ -67,14 +67,14 @@ class DirectNorm(nn.RMSNorm):
 
 
 class DirectOffsetNorm(OffsetNorm, DirectNorm):
-    """The same of a norm whose weights are what they add to one."""
+    """A direct norm in float32 that adds 1 to its weights."""
 
     def scale(self) -> Tensor:
-        """What normed rows are multiplied by, `f32[dim]`."""
+        """Return the factor on normalised rows, `f32[dim]`."""
         return 1.0 + self.weight.detach().float()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Norm rows `x [..., dim]` in float32."""
+        """Normalise rows `x [..., dim]` in float32."""
         return DirectNorm.__call__(self, x.float()).to(x.dtype)
 
 
@@ -82,11 +82,11 @@ DIRECT: dict[type[nn.Module], type[DirectNorm]] = {
     nn.RMSNorm: DirectNorm,
     OffsetNorm: DirectOffsetNorm,
 }
-"""What a norm becomes where nothing is trained."""
+"""Replacement of each norm for inference."""
 
 
 def freeze(model: nn.Module) -> None:
-    """Let a model run without a gradient from now on."""
+    """Disable gradients of a model, and use direct norms on a CPU."""
     model.requires_grad_(False)
     for module in model.modules():
         kind = DIRECT.get(type(module))

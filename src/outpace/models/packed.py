@@ -1,7 +1,7 @@
 """Matrices that stay in the block format of a GGUF file, for inference on a CPU.
 
-Products round each row to 8 bits, block by block, and sum whole numbers (`kernels/packed.py`). A
-row's result does not depend on the rows beside it.
+Products round each row to 8 bits, block by block, and sum integers (`kernels/packed.py`). The
+result of a row does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ LOG = logging.getLogger(__name__)
 
 @cache
 def has_packed_products() -> bool:
-    """Whether this machine multiplies packed matrices; if not, the log has one line about it."""
+    """Return whether this machine multiplies packed matrices; if not, log it once."""
     if level():
         return True
     LOG.warning(
-        "this machine has no products in the block formats of GGUF (they need AVX2, and a C "
-        "compiler at installation): matrices are dequantized to the dtype of the model"
+        "this machine cannot multiply in the block formats of GGUF (this needs AVX2, and a C "
+        "compiler during installation): matrices are dequantized to the dtype of the model"
     )
     return False
 
 
 class DenseState(nn.Module, ABC):
-    """A module whose weight is stored in another form, and which saves it row by row."""
+    """A module whose weight is stored in another form and saved row by row."""
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """The matrix `[out, in]` that the stored form stands for."""
+        """Return the matrix `[out, in]` that the stored form represents."""
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -60,10 +60,10 @@ class PackedLinear(nn.Linear, DenseState):
     multiply: Product
 
     def hold(self, matrix: Packed) -> None:
-        """Take a packed matrix; its bytes become the parameter `weight`."""
+        """Store a packed matrix; its bytes become the parameter `weight`."""
         self.matrix = matrix
-        added = None if self.bias is None else self.bias.detach().float()
-        self.multiply = bind_product(matrix, added)
+        bias = None if self.bias is None else self.bias.detach().float()
+        self.multiply = bind_product(matrix, bias)
         self.weight = nn.Parameter(matrix.tiles, requires_grad=False)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -71,32 +71,32 @@ class PackedLinear(nn.Linear, DenseState):
         return self.multiply(x.float()).to(x.dtype)
 
     def dense(self) -> Tensor:
-        """The matrix `f32[out, in]` that rows are multiplied by."""
+        """Return the matrix `f32[out, in]` by which rows are multiplied."""
         return dequantize(self.matrix)
 
 
 class PackedEmbedding(Embedding, DenseState):
-    """An embedding for inference in its block format, whose bytes serve a tied head as well."""
+    """An embedding for inference in its block format, whose bytes also serve a tied head."""
 
     matrix: Packed
     multiply: Product
     dtype: torch.dtype
 
     def hold(self, matrix: Packed) -> None:
-        """Take a packed table; its bytes become the parameter `weight`."""
+        """Store a packed table; its bytes become the parameter `weight`."""
         self.matrix, self.multiply = matrix, bind_product(matrix)
         self.weight = nn.Parameter(matrix.tiles, requires_grad=False)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Rows `[T, dim]` of tokens `ids i64[T]`."""
+        """Return embeddings `[T, dim]` of tokens `ids i64[T]`."""
         return unpack_rows(self.matrix, ids).to(self.dtype)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits `f32[..., vocab]` of hidden states `[..., dim]`."""
+        """Return logits `f32[..., vocab]` of hidden states `[..., dim]`."""
         return self.multiply(hidden.float())
 
     def dense(self) -> Tensor:
-        """The table `f32[vocab, dim]`."""
+        """Return the table `f32[vocab, dim]`."""
         return dequantize(self.matrix)
 
 
@@ -112,11 +112,11 @@ def report_packed(name: object, model: nn.Module) -> None:
     packed = [each.weight.nbytes for each in matrices if type(each) in PACKED.values()]
     megabytes = sum(packed) / 1e6
     counts = (name, len(packed), len(matrices), megabytes)
-    LOG.info("%s: %d of %d matrices stay in their own bits, %.0f MB", *counts)
+    LOG.info("%s: %d of %d matrices stay in their block formats, %.0f MB", *counts)
 
 
 def hold_packed(module: nn.Module, matrix: Packed, dtype: torch.dtype) -> None:
-    """Give a module a packed matrix; what it puts out is of a dtype."""
+    """Convert a module to a packed matrix with outputs of `dtype`."""
     module.__class__ = PACKED[type(module)]
     assert isinstance(module, PackedLinear | PackedEmbedding)
     if isinstance(module, PackedEmbedding):

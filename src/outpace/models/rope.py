@@ -13,7 +13,7 @@ from outpace.models.config import Rope
 
 
 def frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
-    """Angle per position of each pair `f64[head_dim / 2]`, and the factor on cosine and sine."""
+    """Return angles per position of each pair, `f64[head_dim / 2]`, and a factor on cos, sin."""
     inverse = rope.theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     scaling = rope.scaling
     if scaling is None:
@@ -29,17 +29,17 @@ def frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
 
 
 def llama3(inverse: Tensor, scaling: Mapping[str, Any]) -> Tensor:
-    """Llama 3.1's rule: long waves are stretched, short ones kept, a ramp between."""
+    """Scale as Llama 3.1: stretch long waves, leave short ones, with a ramp between."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return kept * inverse + (1 - kept) * inverse / scaling["factor"]
+    unscaled = ((turns - low) / (high - low)).clamp(0, 1)
+    return unscaled * inverse + (1 - unscaled) * inverse / scaling["factor"]
 
 
 def yarn(
     inverse: Tensor, scaling: Mapping[str, Any], theta: float, head_dim: int
 ) -> tuple[Tensor, float]:
-    """YaRN (Peng et al., 2023): a ramp over the pairs between kept and stretched waves."""
+    """Scale as YaRN (Peng et al., 2023), with a ramp between unscaled and stretched waves."""
     factor = scaling["factor"]
     length = scaling["original_max_position_embeddings"]
 
@@ -57,14 +57,14 @@ def yarn(
 
 
 def width(rope: Rope, head_dim: int) -> int:
-    """Columns of each of the tables of a rope."""
+    """Return the number of columns of the tables of a rope."""
     return -(-int(head_dim * rope.share) // 2) * 2
 
 
 def tables(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine `f32[length, head_dim]` such that `rotate` is three operations.
+    """Return cosine and signed sine `f32[length, head_dim]`, as `rotate_heads` needs them.
 
-    Where a rope turns a share of a head only, they are as narrow as that.
+    Tables of a rope that rotates only a share of a head have only that width.
     """
     inverse, factor = frequencies(rope, int(head_dim * rope.share))
     # Angles are rounded to float32 before the cosine, as published checkpoints were trained.
@@ -74,9 +74,9 @@ def tables(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate heads `x [T, heads, head_dim]` by tables of their rows `[T, 1, head_dim]`.
+    """Rotate heads `x [T, heads, head_dim]` by tables of their positions `[T, 1, head_dim]`.
 
-    Dimensions beyond those of the tables stay as they are.
+    Dimensions beyond the width of the tables are unchanged.
     """
     if (size := cos.shape[-1]) < x.shape[-1]:
         return torch.cat((rotate(x[..., :size], cos, sin), x[..., size:]), -1)

@@ -1,7 +1,7 @@
-"""One slice of a model that several processes hold (tensor parallelism, Shoeybi et al., 2019).
+"""One shard of a model in several processes (tensor parallelism, Shoeybi et al., 2019).
 
-Heads of attention and columns of MLPs are shared out, so that each process computes a part of every
-sum; the parts are added up twice a layer. Rows of embedding and head are shared out as well.
+Heads of attention and columns of MLPs are sharded: each process computes a part of every sum, and
+the parts are added twice per layer. Rows of embedding and head are sharded too.
 """
 
 from __future__ import annotations
@@ -19,27 +19,31 @@ from outpace.models.experts import Experts
 from outpace.models.transformer import MLP, Attention, Embedding, Stack, Transformer
 
 Index = tuple[slice, ...]
-"""What of a tensor a process holds."""
+"""Part of a tensor that a process holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The slice of one process: number `rank` of `size`."""
+    """The shard of one process: number `rank` of `size`."""
 
     rank: int
     size: int
 
     def config(self, whole: ModelConfig) -> ModelConfig:
-        """The sizes of a slice; `ValueError` where those of the model do not divide."""
+        """Return the configuration of a shard.
+
+        Raises:
+            ValueError: if the model cannot be sharded, or its sizes are no multiples of `size`.
+        """
         if whole.sinks or whole.expert_groups or whole.dense_layers or whole.shared_mlp:
             raise ValueError(
-                f"tensor_parallel: {whole.architecture} has sinks of attention, or experts in "
-                "groups, which are not split; run it in one process"
+                f"tensor_parallel: {whole.architecture} has attention sinks or expert groups, "
+                "which cannot be sharded; run it in one process"
             )
         if whole.kind in (Kind.ADDING, Kind.EXTENDING) or (whole.experts and whole.mlp_bias):
             raise ValueError(
-                f"tensor_parallel: {whole.architecture}, a {whole.kind.value}, is not split; run "
-                "it in one process"
+                f"tensor_parallel: {whole.architecture}, a {whole.kind.value}, cannot be sharded; "
+                "run it in one process"
             )
         sizes = {"heads": whole.heads, "kv_heads": whole.kv_heads, "mlp": whole.mlp}
         if any(size % self.size for size in sizes.values()):
@@ -47,21 +51,22 @@ class Share:
                 n for n in range(1, whole.kv_heads + 1) if not any(s % n for s in sizes.values())
             ]
             raise ValueError(
-                f"{self.size} processes cannot share {whole.heads} heads, {whole.kv_heads} "
-                f"key/value heads and an MLP of {whole.mlp}: tensor_parallel of "
-                f"{whole.architecture} can be {', '.join(map(str, fits))}"
+                f"tensor_parallel must be one of {', '.join(map(str, fits))} for "
+                f"{whole.architecture}, got {self.size}: it has {whole.heads} heads, "
+                f"{whole.kv_heads} key/value heads and an MLP of {whole.mlp}"
             )
         heads, kv_heads, mlp = (size // self.size for size in sizes.values())
         return replace(whole, heads=heads, kv_heads=kv_heads, mlp=mlp)
 
     def rows(self, vocab: int) -> int:
-        """Rows of an embedding that a process holds; the last one may hold some of no token."""
+        """Return the rows of an embedding per process; the last process may have padding."""
         return -(-vocab // self.size)
 
     def index(self, whole: tuple[int, ...], own: tuple[int, ...], offset: int = 0) -> Index:
-        """What of a part that begins at row `offset` of its tensor is this process's own.
+        """Return the index of this shard in a part that begins at row `offset` of its tensor.
 
-        `whole` and `own` are the shapes of that part and of the slice; empty where nothing is cut.
+        `whole` and `own` are the shapes of that part and of the shard. The index is empty if
+        nothing is sharded.
         """
         axes = [
             axis for axis, sizes in enumerate(zip(whole, own, strict=True)) if len({*sizes}) > 1
@@ -75,15 +80,15 @@ class Share:
 
 
 class Summed(nn.Linear):
-    """A linear layer of which each process has some inputs; their outputs add up."""
+    """A linear layer whose inputs are sharded; the outputs are summed over all processes."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map rows `x [T, in / size]` to those of the whole layer."""
+        """Map rows `x [T, in / size]` to the output of the whole layer."""
         return summed(F.linear(x, self.weight, self.bias))
 
 
 class SummedExperts(Experts):
-    """Experts of which each process has some columns; what they map to adds up."""
+    """Experts whose columns are sharded; the outputs are summed over all processes."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map rows `x [T, dim]`."""
@@ -91,54 +96,54 @@ class SummedExperts(Experts):
 
 
 class WideNorm(nn.RMSNorm):
-    """A norm over all heads, of which each process has some."""
+    """A norm over all heads, which are sharded."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Norm rows `x [T, dim / size]` by the mean square of them all."""
+        """Normalise rows `x [T, dim / size]` by their mean square over all processes."""
         square = summed(x.float().square().sum(-1, keepdim=True))
         mean = square / (x.shape[-1] * dist.get_world_size())
         return (x * torch.rsqrt(mean + (self.eps or 0.0))).to(x.dtype) * self.weight
 
 
 class SlicedEmbedding(Embedding):
-    """Some rows of an embedding, and those of a head that is tied to it."""
+    """An embedding whose rows are sharded, and the head tied to it."""
 
     def __init__(self, share: Share, vocab: int, dim: int) -> None:
         super().__init__(share.rows(vocab), dim)
         self.first, self.vocab = share.rank * share.rows(vocab), vocab
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Rows `[T, dim]` of tokens `ids i64[T]`, whoever has them."""
+        """Return embeddings `[T, dim]` of tokens `ids i64[T]`."""
         places = ids - self.first
         own = (places >= 0) & (places < self.num_embeddings)
         found = F.embedding(torch.where(own, places, 0), self.weight)
         return summed(found * own[:, None])
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits `[r, vocab]` of hidden states `[r, dim]`, in the first process."""
+        """Return logits `[r, vocab]` of hidden states `[r, dim]` in process 0."""
         return gathered(F.linear(hidden, self.weight), self.vocab)
 
 
 class SlicedHead(nn.Linear):
-    """Some rows of a head."""
+    """A head whose rows are sharded."""
 
     def __init__(self, share: Share, dim: int, vocab: int) -> None:
         super().__init__(dim, share.rows(vocab), bias=False)
         self.vocab = vocab
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits `[r, vocab]` of hidden states `[r, dim]`, in the first process."""
+        """Return logits `[r, vocab]` of hidden states `[r, dim]` in process 0."""
         return gathered(F.linear(hidden, self.weight), self.vocab)
 
 
 def summed(part: Tensor) -> Tensor:
-    """The sum over all processes, in place and in each of them."""
+    """Sum a tensor over all processes in place."""
     dist.all_reduce(part)
     return part
 
 
 def gathered(logits: Tensor, vocab: int) -> Tensor:
-    """The logits of all processes side by side in the first one; in others their own."""
+    """Concatenate the logits of all processes in process 0; other processes return their own."""
     if dist.get_rank():
         dist.gather(logits)
         return logits
@@ -148,7 +153,7 @@ def gathered(logits: Tensor, vocab: int) -> Tensor:
 
 
 def divide(model: Stack, share: Share) -> None:
-    """Let a model whose configuration is that of a slice add up with the others."""
+    """Give the layers of a sharded model their parallel classes."""
     for block in model.blocks:
         attention, mlp = block.attention, block.mlp
         assert isinstance(attention, Attention)
@@ -168,7 +173,7 @@ def divide(model: Stack, share: Share) -> None:
 
 
 def once(model: Stack, share: Share) -> None:
-    """Keep what is added to a sum in one process only."""
+    """Zero the biases of summed layers in all processes except process 0."""
     for name, parameter in model.named_parameters() if share.rank else ():
         if name.endswith((".out.bias", ".down.bias")):
             parameter.zero_()

@@ -1,7 +1,7 @@
-"""The one decoder that every family is: RMSNorm, rotary, grouped attention, gated MLP.
+"""The decoder of all families: RMSNorm, rotary embedding, grouped attention and gated MLP.
 
-Shapes: T rows (tokens fed in one pass, of any number of sequences), H heads, K key/value heads,
-D head size.
+Shapes: T rows (tokens of one pass, of any number of sequences), H heads, K key/value heads, D head
+size.
 """
 
 from __future__ import annotations
@@ -22,22 +22,29 @@ from outpace.models.rope import rotate, tables, width
 
 
 class Attend(Protocol):
-    """Attention over whatever memory the caller keeps."""
+    """Attention over memory managed by the caller."""
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """Store `k, v` for this layer and attend with `q [T, H, D]`: `[T, H, D]`.
+        """Store `k, v` of this layer and attend with `q`.
 
-        `k, v` are `[T, K, D]`, or `[C + T, K, D]` where a draft has C rows of context that are
-        only seen; those come first. The softmax of each row counts one more score, `sinks [H]`,
-        which has no value.
+        Args:
+            layer: index of the layer.
+            q: queries, `[T, H, D]`.
+            k: keys `[T, K, D]`, or `[C + T, K, D]` if a draft has C context rows, which come
+                first.
+            v: values, shaped like the keys.
+            sinks: additional score per head, `[H]`, in each row's softmax, without a value.
+
+        Returns:
+            `[T, H, D]`.
         """
         ...
 
 
 class Attention(nn.Module):
-    """Projections of one layer; what a row sees is the business of `attend`."""
+    """Projections of one layer; `attend` determines which slots a row sees."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -64,9 +71,9 @@ class Attention(nn.Module):
         wanted: Tensor | None = None,
         behind: int = 0,
     ) -> Tensor:
-        """Attend with rows `x [T, dim]`; the `wanted` ones come back.
+        """Attend with rows `x [T, dim]` and return the `wanted` ones.
 
-        The first `behind` rows are only seen, and do not count among the others.
+        The first `context_rows` rows are keys only and do not count among the others.
         """
         q, k, v = self.project(x, cos, sin)
         if behind:
@@ -76,7 +83,7 @@ class Attention(nn.Module):
         return out
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries `[T, H, D]`, keys and values `[T, K, D]` of rows `x [T, dim]`."""
+        """Return queries `[T, H, D]`, keys and values `[T, K, D]` of rows `x [T, dim]`."""
         qkv = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
         qk, v = qkv.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), 1)
         if self.qk_norm:
@@ -94,9 +101,9 @@ class Attention(nn.Module):
         return q, k, v
 
     def look(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of queries `[T, H, D]` over all that they see, `[T, H * D]`."""
-        more = () if self.sinks is None else (self.sinks,)
-        return attend(self.layer, q, k, v, *more).flatten(1)
+        """Attend with queries `[T, H, D]` and return `[T, H * D]`."""
+        optional = () if self.sinks is None else (self.sinks,)
+        return attend(self.layer, q, k, v, *optional).flatten(1)
 
 
 class MLP(nn.Module):
@@ -116,7 +123,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP, each normed before, after or both, and added."""
+    """One layer: attention and MLP with residual connections, normalised before, after or both."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -137,21 +144,21 @@ class Block(nn.Module):
         wanted: Tensor | None = None,
         context: Tensor | None = None,
     ) -> Tensor:
-        """Map rows `x [T, dim]`; the `wanted` ones come back.
+        """Map rows `x [T, dim]` and return the `wanted` ones.
 
-        Rows `context [C, dim]`, which stand before them, are only seen.
+        Rows `context [C, dim]`, which come first, are keys only.
         """
-        y, behind = self.normed(x, context), 0 if context is None else context.shape[0]
-        attended: Tensor = self.attention(y, cos, sin, attend, wanted, behind)
+        y, context_rows = self.normed(x, context), 0 if context is None else context.shape[0]
+        attended: Tensor = self.attention(y, cos, sin, attend, wanted, context_rows)
         return self.rest(x if wanted is None else x[wanted], attended)
 
     def normed(self, x: Tensor, context: Tensor | None) -> Tensor:
-        """The input of attention: the context unchanged, then the normed rows."""
+        """Return the context unchanged, followed by the normalised rows."""
         y = x if self.attention_norm is None else self.attention_norm(x)
         return y if context is None else torch.cat((context, y))
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
-        """What becomes of rows `x [T, dim]` once they have attended."""
+        """Add attention and MLP to rows `x [T, dim]`."""
         if self.attention_after is not None:
             attended = self.attention_after(attended)
         x = attended + x
@@ -164,9 +171,9 @@ Context = tuple[Tensor, Tensor]
 
 
 class Stack(nn.Module, ABC):
-    """Layers, a final norm and rotary tables: what every model here is made of.
+    """Layers, a final norm and rotary tables: the common part of all models.
 
-    It knows neither cache nor mask nor method; `attend` brings them.
+    It has no cache, mask or method; `attend` provides them.
     """
 
     config: ModelConfig
@@ -177,18 +184,18 @@ class Stack(nn.Module, ABC):
 
     @abstractmethod
     def embed(self, ids: Tensor) -> Tensor:
-        """Rows `[T, dim]` of tokens `ids i64[T]`."""
+        """Return embeddings `[T, dim]` of tokens `ids i64[T]`."""
 
     @abstractmethod
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits `[..., vocab]` of hidden states `[..., dim]`."""
+        """Return logits `[..., vocab]` of hidden states `[..., dim]`."""
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Rows `[C, dim]` of the features `[C, f]` that a draft reads; other models have none."""
+        """Return rows `[C, dim]` for the features `[C, f]` that a draft reads; drafts only."""
         raise NotImplementedError
 
     def rows(self, ids: Tensor, features: Sequence[Tensor]) -> Tensor:
-        """What goes into the first layer, `[T, dim]`: the rows of tokens `ids i64[T]`."""
+        """Return the input of the first layer, `[T, dim]`, for tokens `ids i64[T]`."""
         return self.embed(ids)
 
     def forward(
@@ -199,7 +206,7 @@ class Stack(nn.Module, ABC):
         wanted: Tensor | None = None,
         context: Context | None = None,
     ) -> Tensor:
-        """Hidden states after the final norm, `[T, dim]`, or of the `wanted` rows, `[R, dim]`."""
+        """Return hidden states after the final norm: `[T, dim]`, or `[R, dim]` if `wanted`."""
         return self.capture(ids, positions, attend, (), wanted, context)[0]
 
     def capture(
@@ -212,48 +219,58 @@ class Stack(nn.Module, ABC):
         context: Context | None = None,
         features: Sequence[Tensor] = (),
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Hidden states after the final norm, `[T, dim]`, of rows `ids i64[T]`; those of `layers`.
+        """Return hidden states of rows `ids i64[T]` after the final norm, and those of `layers`.
 
-        With `wanted i64[R]` those of these rows only, `[R, dim]`: the last block computes nothing
-        but the keys of the others. The hidden states `[T, dim]` that some layers put out come by
-        layer; those of the last one are taken after the final norm, as published drafts count them.
-        A `context` becomes keys and values only, which `attend` gets before those of the rows: it
-        is called with `q [T, H, D]` and `k, v [C + T, K, D]`. Only drafts take in `features`.
+        Args:
+            ids: tokens, `i64[T]`.
+            positions: rotary positions, `i64[T]`.
+            attend: attention; it receives the keys of the context before those of the rows, as
+                `q [T, H, D]` and `k, v [C + T, K, D]`.
+            layers: layers whose outputs to return.
+            wanted: rows to return, `i64[R]`; the last block computes only keys and values of
+                the others.
+            context: features of a draft that become keys and values only, with their positions.
+            features: features that a draft takes with its rows.
+
+        Returns:
+            Hidden states `[T, dim]`, or `[R, dim]` of the `wanted` rows, and states `[T, dim]`
+            by layer. Those of the last layer are taken after the final norm, as published
+            drafts count them.
         """
-        x, behind = self.rows(ids, features), None
+        x, fused = self.rows(ids, features), None
         if context is not None:
-            behind, positions = self.fuse(context[0]), torch.cat((context[1], positions))
+            fused, positions = self.fuse(context[0]), torch.cat((context[1], positions))
         cos, sin = self.angles(positions, x.dtype)
         captured: dict[int, Tensor] = {}
         *blocks, last = self.blocks
         for layer, block in enumerate(blocks):
-            x = block(x, cos, sin, attend, context=behind)
+            x = block(x, cos, sin, attend, context=fused)
             if layer in layers:
                 captured[layer] = x
         if len(blocks) not in layers:
-            return self.norm(last(x, cos, sin, attend, wanted, behind)), captured
-        captured[len(blocks)] = x = self.norm(last(x, cos, sin, attend, context=behind))
+            return self.norm(last(x, cos, sin, attend, wanted, fused)), captured
+        captured[len(blocks)] = x = self.norm(last(x, cos, sin, attend, context=fused))
         return (x if wanted is None else x[wanted]), captured
 
     def initialise(self) -> None:
-        """Draw the matrices and make the tables, once all parts are there."""
+        """Initialise the matrices and create the rotary tables, once all parts exist."""
         for matrix in (p for p in self.parameters() if p.dim() == 2 and not p.is_meta):
             nn.init.normal_(matrix, std=0.02)
         for name, table in zip(("cos", "sin"), self.rotary(), strict=True):
             self.register_buffer(name, table, persistent=False)
 
     def rotary(self) -> tuple[Tensor, Tensor]:
-        """Rotary tables for every position that the model was made for, side by side."""
+        """Return rotary tables for all supported positions, those of all ropes concatenated."""
         size, length = self.config.head_dim, self.config.max_length
         if torch.get_default_device().type == "meta":
-            # There are no values, and to compute there PyTorch loads its compiler, in two seconds.
+            # To compute on the meta device, PyTorch loads its compiler, which takes two seconds.
             shape = length, sum(width(rope, size) for rope in self.config.ropes)
             return torch.empty(shape), torch.empty(shape)
         cos, sin = zip(*(tables(rope, size, length) for rope in self.config.ropes), strict=True)
         return torch.cat(cos, -1), torch.cat(sin, -1)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine `[T, 1, D]` of rows at `positions i64[T]`, those of all ropes in one."""
+        """Return cosine and sine `[T, 1, D]` at `positions i64[T]`, all ropes concatenated."""
         dtype = torch.float32 if self.config.rope.float32 else dtype
         return (
             self.cos.index_select(0, positions).to(dtype).unsqueeze(1),
@@ -262,15 +279,15 @@ class Stack(nn.Module, ABC):
 
 
 class Embedding(nn.Embedding):
-    """Rows of tokens, and the head of a model whose head is tied to it."""
+    """Token embeddings, and the head of a model whose head is tied to them."""
 
     def reset_parameters(self) -> None:
-        """Draw the rows, where they have memory: for those without, PyTorch loads its compiler."""
+        """Initialise the rows, except on the meta device, where PyTorch would load its compiler."""
         if not self.weight.is_meta:
             super().reset_parameters()
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits `[..., vocab]` of hidden states `[..., dim]`."""
+        """Return logits `[..., vocab]` of hidden states `[..., dim]`."""
         return F.linear(hidden, self.weight)
 
 
@@ -289,14 +306,14 @@ class Transformer(Stack):
         self.initialise()
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Rows `[T, dim]` of tokens `ids i64[T]`."""
+        """Return embeddings `[T, dim]` of tokens `ids i64[T]`."""
         rows: Tensor = self.embedding(ids)
         scale = self.config.embedding_scale
-        # Rounded to the dtype first, as its authors do.
+        # The scale is rounded to the dtype first, as in the authors' code.
         return rows if scale == 1 else rows * torch.tensor(scale, dtype=rows.dtype)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits `[..., vocab]` of hidden states `[..., dim]`."""
+        """Return logits `[..., vocab]` of hidden states `[..., dim]`."""
         if self.unembedding is None:
             return self.embedding.head(hidden)
         logits: Tensor = self.unembedding(hidden)
