@@ -54,7 +54,7 @@ def test_log_names_models_and_address(zoo: Process) -> None:
     assert re.fullmatch(rf"outpace \S+ at {zoo.url} loads {len(names)} models\n", first)
     assert lines[: len(names)] == [f"loading {name}\n" for name in names]
     assert [line.partition(":")[0] for line in lines[len(names) :]] == names
-    assert last == f"listening on {zoo.url} (the playground, in a browser)\n"
+    assert last == f"listening on {zoo.url} (open it in a browser for the playground)\n"
     assert httpx2.get(f"{zoo.url}/ready").status_code == 200
 
 

@@ -1,4 +1,4 @@
-"""The models of a server, and the methods that requests may choose on them."""
+"""Served models, and the methods that requests may select for them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from outpace.server.logs import log_loading
 from outpace.server.settings import Entry, name_in
 
 LARGEST = 1000.0
-"""Most that an option may be that is no whole number."""
+"""Default upper bound of float options."""
 
 FINEST = 16
-"""Most that an option may be that counts something, for each token of the longest text."""
+"""Default upper bound of integer options, per token of the context length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """An option of a method, and what a request may give it."""
+    """An option of a method, with its default and the values that requests may set."""
 
     option: Option
     default: Any
@@ -40,23 +40,25 @@ class Setting:
     bounds: tuple[float, float] | None = None
 
     def check(self, value: Any) -> None:
-        """Raise `Fault` for a value that the operator does not allow, whatever the method says."""
+        """Raise `RequestError` for a value that the operator does not allow."""
         match value:
             case str():
                 allowed = value in self.words
             case bool() | None:
-                allowed = True  # the method itself knows
+                allowed = True  # validated by the method
             case _:
                 allowed = self.bounds is not None and self.bounds[0] <= value <= self.bounds[1]
         if not allowed and value != self.default:
-            told = list(self.words) or ["true", "false"] * (self.option.kind is bool)
+            expected = list(self.words) or ["true", "false"] * (self.option.kind is bool)
             if self.bounds is not None:
-                told.append("a number from {:g} to {:g}".format(*self.bounds))
+                expected.append("a number from {:g} to {:g}".format(*self.bounds))
             param = f"outpace.options.{self.option.name}"
-            raise Fault(400, f"{param}: must be {' or '.join(told)}, not {value!r}", param=param)
+            raise Fault(
+                400, f"{param}: must be {' or '.join(expected)}, got {value!r}", param=param
+            )
 
     def described(self) -> dict[str, Any]:
-        """As `GET /v1/models` tells it."""
+        """Return the entry of `GET /v1/models`."""
         return {
             "name": self.option.name,
             "help": self.option.meaning,
@@ -71,9 +73,13 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A method that requests may choose on a model.
+    """A method that requests may select for a model.
 
-    `paths` says where the models are that its options name.
+    Attributes:
+        name: Name under which the method is registered.
+        kind: Class of the method.
+        settings: Its options, by name.
+        paths: Paths of further models, by the names that requests use.
     """
 
     name: str
@@ -81,28 +87,33 @@ class Choice:
     settings: Mapping[str, Setting]
     paths: Mapping[str, str]
 
-    def make(self, given: Mapping[str, Any]) -> tuple[Method, Method]:
-        """The method as a client may see it, and with the paths of its models.
+    def make(self, values: Mapping[str, Any]) -> tuple[Method, Method]:
+        """Return the method with public model names, and with model paths.
 
-        Raises `Fault` for what is no option of it, or no value of that option.
+        Raises:
+            RequestError: If an option is unknown or its value not allowed.
         """
-        for name, value in given.items():
+        for name, value in values.items():
             if name not in self.settings:
                 known = ", ".join(self.settings) or "none"
                 param = f"outpace.options.{name}"
-                message = f"{param}: {self.name} has no such option; it has {known}"
+                message = f"{param}: unknown option of {self.name}; choose from {known}"
                 raise Fault(400, message, param=param)
             self.settings[name].check(value)
-        return self.made(given) if given else self.usual
+        return self.made(values) if values else self.usual
 
     @cached_property
     def usual(self) -> tuple[Method, Method]:
-        """The method as it is where a request gives no options."""
+        """The method with its default options."""
         return self.made({})
 
-    def made(self, given: Mapping[str, Any]) -> tuple[Method, Method]:
-        """The method with options that are allowed; `Fault` where they do not fit together."""
-        values = {name: each.default for name, each in self.settings.items()} | dict(given)
+    def made(self, options: Mapping[str, Any]) -> tuple[Method, Method]:
+        """Construct the method with allowed options.
+
+        Raises:
+            RequestError: If the options are inconsistent.
+        """
+        values = {name: option.default for name, option in self.settings.items()} | dict(options)
         try:
             shown = self.kind(**values)
         except OptionError as error:
@@ -115,7 +126,7 @@ class Choice:
         return shown, self.kind(**values | paths)
 
     def described(self, default: bool) -> dict[str, Any]:
-        """As `GET /v1/models` tells it."""
+        """Return the entry of `GET /v1/models`."""
         shown, _ = self.make({})
         supported = fields_of(shown)
         return {
@@ -129,12 +140,14 @@ class Choice:
 
 @dataclass(kw_only=True)
 class Known:
-    """What a server must know of a model, wherever it is loaded.
+    """What the server must store about a model, in whichever process it is loaded.
 
     Attributes:
-        place: where it is.
-        methods: what requests may choose, by name; `method` is the one that they need not name.
-        roles: what each runner is: the target, or what the methods take it for.
+        place: Path of the model.
+        config: Its configuration.
+        methods: Methods that requests may select, by name.
+        method: Name of the default method.
+        roles: Roles of the engine's models, by model name.
     """
 
     place: str
@@ -146,7 +159,7 @@ class Known:
 
 @dataclass(kw_only=True)
 class Model(Known):
-    """A model that clients may name, and what decodes it."""
+    """A model that clients can select, and the client of its engine."""
 
     name: str
     entry: Entry
@@ -156,34 +169,39 @@ class Model(Known):
     def __post_init__(self) -> None:
         decode = self.text.decode
         self.token = cache(lambda token: decode([token]))
-        """Text of one token."""
+        """Return the text of one token."""
         tokenizer = self.text.tokenizer
         longest = None if tokenizer is None else max(map(len, tokenizer.get_vocab()))
         self.characters = longest and longest * self.config.max_length
-        """More characters than any prompt may have, since no token has so many; None if unknown."""
+        """Upper bound for the characters of a prompt that fits; None without a tokenizer."""
 
     def choice(self, name: str | None) -> Choice:
-        """A method by its name; `Fault` for one that requests may not choose here."""
+        """Return a method by name, or the default method.
+
+        Raises:
+            RequestError: If requests may not select this method.
+        """
         name = name or self.method
         if name not in self.methods:
             raise Fault(
                 400,
-                f"outpace.method: {self.name} is not decoded by {name!r} here; "
-                f"choose one of {', '.join(self.methods)}",
+                f"outpace.method: must be one of {', '.join(self.methods)} for {self.name}, "
+                f"got {name!r}",
                 param="outpace.method",
             )
         return self.methods[name]
 
     def public(self, message: str) -> str:
-        """A message with names in place of the paths of models."""
+        """Replace the paths of models in a message by their public names."""
         further = {path: name for name, path in self.entry.further.items()}
         names = further | dict.fromkeys((self.place, self.entry.path), self.name)
-        for path in sorted(names, key=len, reverse=True):  # since one may begin like another
+        # Longest first, since one path may be a prefix of another.
+        for path in sorted(names, key=len, reverse=True):
             message = message.replace(path, names[path])
         return message
 
     def described(self, created: int) -> dict[str, Any]:
-        """As `GET /v1/models` tells it."""
+        """Return the entry of `GET /v1/models`."""
         config = self.config
         return {
             "id": self.name,
@@ -205,7 +223,11 @@ class Model(Known):
 
 
 def load(name: str, entry: Entry) -> tuple[LLM, Known]:
-    """Load a model and all that its methods need; `ValueError` that names it for what is wrong."""
+    """Load a model and everything its methods need.
+
+    Raises:
+        ValueError: If the model or an option is invalid; the message names the model.
+    """
     with named(name):
         default, methods = offered(entry)
         llm = LLM(entry.path, **entry.loading())
@@ -220,7 +242,11 @@ def load(name: str, entry: Entry) -> tuple[LLM, Known]:
 
 
 def load_all(entries: Mapping[str, Entry]) -> dict[str, tuple[LLM, Known]]:
-    """Load all models; `ValueError` as `load`, before any of them is loaded where one can tell."""
+    """Load all models, after validating all of them.
+
+    Raises:
+        ValueError: If a model or an option is invalid.
+    """
     check_all(entries)
     loaded = {}
     for name, entry in entries.items():
@@ -230,7 +256,7 @@ def load_all(entries: Mapping[str, Entry]) -> dict[str, tuple[LLM, Known]]:
 
 
 def check_all(entries: Mapping[str, Entry]) -> None:
-    """Raise `ValueError` for a model whose methods do not fit; none is loaded."""
+    """Raise `ValueError` for models with unsuitable methods, without loading any."""
     for name, entry in entries.items():
         with named(name):
             offered(entry)
@@ -238,7 +264,7 @@ def check_all(entries: Mapping[str, Entry]) -> None:
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """Put the name of a model in front of an error, which keeps its own."""
+    """Put the name of a model before the message of an error."""
     try:
         yield
     except ValueError as error:
@@ -248,16 +274,16 @@ def named(name: str) -> Iterator[None]:
 
 
 def offered(entry: Entry) -> tuple[str, dict[str, Choice]]:
-    """The method that requests need not name, and all that they may; nothing is loaded."""
+    """Return the default method's name and all available methods; loads no weights."""
     config = target_config(entry.path, max_length=entry.max_length, mask_id=entry.mask_id)
     default = entry.method or name_in(METHODS, type(native(config)))
     methods = {each.name: each for each in choices(config, entry, default)}
-    known = {name for each in methods.values() for name in each.settings}
-    if unknown := sorted(set(entry.limits) - known):
-        message = f"limits: no method has an option {', '.join(unknown)}"
+    option_names = {name for each in methods.values() for name in each.settings}
+    if unknown := sorted(set(entry.limits) - option_names):
+        message = f"limits: unknown option {', '.join(unknown)}; no method has it"
         raise OptionError(f"limits.{unknown[0]}", entry.limits[unknown[0]], message)
     if default not in methods:
-        message = f"method: it is not decoded by {default}; by {', '.join(methods)}"
+        message = f"method: must be one of {', '.join(methods)}, got {default}"
         raise OptionError("method", default, message)
     for choice in methods.values():
         for _, method in variants(choice):
@@ -266,64 +292,64 @@ def offered(entry: Entry) -> tuple[str, dict[str, Choice]]:
 
 
 def variants(choice: Choice) -> Iterator[tuple[Method, Method]]:
-    """A method with each choice of further models."""
-    named = [choice.settings[role].words for role in choice.kind.roles]
-    for names in product(*named):
+    """Yield the method with each combination of further models."""
+    role_models = [choice.settings[role].words for role in choice.kind.roles]
+    for names in product(*role_models):
         yield choice.make(dict(zip(choice.kind.roles, names, strict=True)))
 
 
 def choices(config: ModelConfig, entry: Entry, default: str) -> Iterator[Choice]:
-    """The methods that fit a model and whose roles are filled."""
-    kinds = {name: load_config(path).kind for name, path in entry.further.items()}
+    """Yield the methods that suit a model and whose roles can be filled."""
+    model_kinds = {name: load_config(path).kind for name, path in entry.further.items()}
     for name in [default, *(entry.methods or ())]:
         find_method(name)
-    for name, kind in METHODS.items():
-        fits = config.kind in kind.decodes and name in (entry.methods or METHODS)
+    for name, method_type in METHODS.items():
+        fits = config.kind in method_type.decodes and name in (entry.methods or METHODS)
         roles = {
-            role: tuple(n for n in kinds if kinds[n] in wanted)
-            for role, wanted in kind.roles.items()
+            role: tuple(n for n in model_kinds if model_kinds[n] in wanted)
+            for role, wanted in method_type.roles.items()
         }
         if fits and all(roles.values()):
-            given = entry.options if name == default else {}
+            defaults = entry.options if name == default else {}
             settings = {
-                each.name: setting(each, given, roles, entry, FINEST * config.max_length)
-                for each in options_of(kind).values()
+                each.name: setting(each, defaults, roles, entry, FINEST * config.max_length)
+                for each in options_of(method_type).values()
             }
-            if unknown := sorted(set(given) - set(settings)):
-                message = f"options: {name} has no option {', '.join(unknown)}"
-                raise OptionError(f"options.{unknown[0]}", given[unknown[0]], message)
-            yield Choice(name=name, kind=kind, settings=settings, paths=entry.further)
+            if unknown := sorted(set(defaults) - set(settings)):
+                message = f"options: unknown option {', '.join(unknown)} of {name}"
+                raise OptionError(f"options.{unknown[0]}", defaults[unknown[0]], message)
+            yield Choice(name=name, kind=method_type, settings=settings, paths=entry.further)
 
 
 def setting(
     option: Option,
-    given: Mapping[str, Any],
+    defaults: Mapping[str, Any],
     roles: Mapping[str, tuple[str, ...]],
     entry: Entry,
-    most: int,
+    max_count: int,
 ) -> Setting:
-    """An option as the operator wants it."""
-    words = roles.get(option.name, option.words)
-    default = given.get(option.name, words[0] if option.needed else option.default)
-    if option.name in roles and default not in words:
+    """Return an option with the default and limits that the operator configured."""
+    choices = roles.get(option.name, option.words)
+    default = defaults.get(option.name, choices[0] if option.needed else option.default)
+    if option.name in roles and default not in choices:
         param = f"options.{option.name}"
-        message = f"{param} is {default!r}; further has {', '.join(words)}"
+        message = f"{param} must be one of the further models {', '.join(choices)}, got {default!r}"
         raise OptionError(param, default, message)
     limits = entry.limits.get(option.name)
     if option.kind in (int, float):
-        bounds: tuple[float, float] = (1, most) if option.kind is int else (0.0, LARGEST)
+        bounds: tuple[float, float] = (1, max_count) if option.kind is int else (0.0, LARGEST)
         match limits:
-            case [int() | float() as least, int() | float() as largest] if least <= largest:
-                bounds = least, largest
+            case [int() | float() as lowest, int() | float() as highest] if lowest <= highest:
+                bounds = lowest, highest
             case list():
                 param = f"limits.{option.name}"
-                message = f"{param} must be the least and the most of a number, not {limits}"
+                message = f"{param} must be a list of a minimum and a maximum, got {limits}"
                 raise OptionError(param, limits, message)
-        return Setting(option=option, default=default, words=words, bounds=bounds)
+        return Setting(option=option, default=default, words=choices, bounds=bounds)
     if limits is not None:
-        if unknown := [each for each in limits if each not in words]:
+        if unknown := [each for each in limits if each not in choices]:
             param = f"limits.{option.name}"
-            message = f"{param} has {unknown[0]!r}; known are {words}"
+            message = f"{param}: unknown value {unknown[0]!r}; choose from {choices}"
             raise OptionError(param, limits, message)
-        words = tuple(map(str, limits))
-    return Setting(option=option, default=default, words=words)
+        choices = tuple(map(str, limits))
+    return Setting(option=option, default=default, words=choices)
