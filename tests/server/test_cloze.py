@@ -47,7 +47,7 @@ def test_holes_are_filled_by_methods_that_see_ahead(
     if method not in ABLE:
         for each in (body, said):
             error = refused(client, each)
-            assert error["param"] == "outpace.fill" and "does not support it" in error["message"]
+            assert error["param"] == "outpace.fill" and "not supported by" in error["message"]
         return
     for each in (body, said):
         answer = ask(client, each)
@@ -114,14 +114,14 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("prompt", filling(r"a{{2:temperature=(.)\1}}"), "holes[0]: a back-reference"),
     ("prompt", filling("a{{999999999}}"), "holes[0]: it is too large for 999999999 tokens"),
     ("prompt", filling("a{{600}}"), "tiny-dream has"),
-    ("prompt", filling("a" + "{{1}}" * 257), "257 holes, and at most 256"),
-    ("prompt", filling("a" + MANY), "9 different regular expressions, and at most 8"),
-    ("prompt", filling([5, 6, 7]), "needs text, not token ids"),
+    ("prompt", filling("a" + "{{1}}" * 257), "at most 256 holes are allowed, got 257"),
+    ("prompt", filling("a" + MANY), "at most 8 different regular expressions are allowed, got 9"),
+    ("prompt", filling([5, 6, 7]), "must be text with outpace.fill, got token ids"),
     ("prompt", filling(["a{{2}}", "b"]), "a cloze without a hole"),
     ("prompt", filling("{{1:" * 1500), "is no hole"),
     ("prompt", filling("a{{1:" + "{" * 3000), "is no hole"),
-    ("messages", chat(TEXT, model="tiny-dream", outpace=FILL), "the last one is the assistant's"),
-    ("messages", said(("assistant", TEXT)), "others stand in front"),
+    ("messages", chat(TEXT, model="tiny-dream", outpace=FILL), "the last message must be the assistant's"),
+    ("messages", said(("assistant", TEXT)), "at least one message must precede it"),
     ("messages", said(("user", QUESTION), ("assistant", "Tom")), "a cloze without a hole"),
     ("max_tokens", filling(max_tokens=5), "would break the cloze"),
     ("stop", filling(stop=["x"]), "would break the cloze"),
@@ -129,12 +129,12 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("min_tokens", filling(min_tokens=3), "would break the cloze"),
     ("ignore_eos", filling(ignore_eos=True), "would break the cloze"),
     ("guided_regex", filling(guided_regex="a"), "would break the cloze"),
-    ("outpace.fill", filling(model="tiny-ar"), "does not support it"),
+    ("outpace.fill", filling(model="tiny-ar"), "not supported by"),
     ("outpace.fill", filling(outpace={"fill": 1}), ""),
     (
         "outpace.fill",
         filling(model="tiny-wedlm", outpace={"method": "wedlm", "options": {"verify": True}}),
-        "does not support it",
+        "not supported by",
     ),
 ]
 
@@ -158,7 +158,7 @@ def test_an_answer_has_no_more_holes_than_the_operator_lets_it() -> None:
     with TestClient(build(service), URL) as client:
         assert len(ask(client, filling("a{{..4}}{{2}}"))["outpace"]["holes"]) == 2
         error = refused(client, filling("a{{..4}}{{3}}"))
-        assert error["param"] == "prompt" and "7 tokens in all holes" in error["message"]
+        assert error["param"] == "prompt" and "tokens in all holes are allowed, got 7" in error["message"]
 
 
 def test_methods_say_whether_they_fill(client: TestClient) -> None:

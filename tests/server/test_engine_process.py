@@ -290,5 +290,5 @@ def test_model_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run([*command, str(tmp_path / "x.toml")], capture_output=True, text=True)
     assert done.returncode == 2
     told = [line for line in done.stderr.splitlines() if line.startswith("outpace: ")]
-    assert told == ["outpace: model x: limits: no method has an option none"]
+    assert told == ["outpace: model x: limits: unknown option none; no method has it"]
     assert "Traceback" not in done.stderr

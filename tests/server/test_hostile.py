@@ -103,7 +103,7 @@ def attack(client: TestClient, body: dict[str, Any]) -> int:
     assert 400 <= response.status_code < 500, (body, response.text)
     error = response.json()["error"]
     assert error["message"] and error["type"] and "Traceback" not in response.text
-    if "no JSON" not in error["message"]:
+    if "valid JSON" not in error["message"]:
         assert error["param"] is not None, (body, error)
     return response.status_code
 

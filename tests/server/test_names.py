@@ -38,7 +38,7 @@ def test_command_line_names_models(tmp_path: Path) -> None:
     assert named_models(first, [f"model={third}"]) == {"model-2": first, "model": third}
     (tmp_path / "x=y").mkdir()
     assert named_models(None, [f"{tmp_path}/x=y"]) == {"x=y": f"{tmp_path}/x=y"}
-    with pytest.raises(ValueError, match="twice: x"):
+    with pytest.raises(ValueError, match="the name x is given twice"):
         named_models(first, [f"x={second}", f"x={third}"])
     for text in ("=x", "x=", "="):
         with pytest.raises(ValueError, match="name=path"):

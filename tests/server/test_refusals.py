@@ -196,7 +196,7 @@ def test_calls_of_tools_in_messages_are_named(client: TestClient, param: str, me
     messages = [{"role": "user", "content": "x"}, message, {"role": "user", "content": "y"}]
     error = refused(client, chat() | {"messages": messages})
     assert error["param"] == param
-    assert "calling tools is not supported yet; leave" in error["message"]
+    assert "tool calls are not supported yet; leave" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_messages_of_the_assistant_come_back(client: TestClient) -> None:
 def test_limit_of_prompts_is_named(client: TestClient, prompt: Any) -> None:
     """Whatever their type."""
     message = refused(client, completion(prompt))["message"]
-    assert message == f"prompt: must have at most 64 entries, not {len(prompt)}"
+    assert message == f"prompt: must have at most 64 entries, got {len(prompt)}"
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,8 @@ def test_more_choices_than_ever_fit_are_refused(
     error = refused(client, asked)
     assert error["param"] == param
     assert error["message"] == (
-        f"{param}: {count} choices, counting n for each prompt; "
-        f"this model takes at most {count - 1}"
+        f"{param}: at most {count - 1} choices (n per prompt) are allowed for this model, "
+        f"got {count}"
     )
     monkeypatch.setattr(engine, "most", count)
     assert len(ask(client, asked)["choices"]) == count
