@@ -102,13 +102,13 @@ def test_fronts_and_areas_are_of_the_same_questions() -> None:
 @pytest.mark.parametrize(
     ("held", "says"),
     [
-        ("", "is no report"),
-        ("[]", "is no report"),
-        ('{"results": 5}', "is no report"),
-        ('{"results": [{}]}', "of schema None, and this version reads schema 1"),
-        ('{"results": [{"schema": 7}]}', "of schema 7, and this version reads schema 1"),
+        ("", "is not a report"),
+        ("[]", "is not a report"),
+        ('{"results": 5}', "is not a report"),
+        ('{"results": [{}]}', "has schema None, but this version reads schema 1"),
+        ('{"results": [{"schema": 7}]}', "has schema 7, but this version reads schema 1"),
         ('{"results": [{"schema": 1, "task": "story"}]}', "a.json has a result without questions"),
-        ("[" * 100_000, "is no report"),
+        ("[" * 100_000, "is not a report"),
     ],
 )
 def test_reports_of_another_schema_are_refused(tmp_path: Path, held: str, says: str) -> None:

@@ -108,7 +108,7 @@ def test_area_under_accuracy() -> None:
     area = 80 + 2 * (80 + 76 * weight) / 2
     assert metrics.aup([(1.0, 0.8), (3.0, 0.76)], 0.8) == pytest.approx(area)
     assert metrics.aup([(1.0, 0.0)], 0.0) == 0
-    with pytest.raises(ValueError, match="no point"):
+    with pytest.raises(ValueError, match="points must not be empty"):
         metrics.aup([], 1.0)
 
 

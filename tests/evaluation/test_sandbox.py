@@ -204,8 +204,8 @@ def test_where_the_kernel_cannot_hold_it_nothing_runs(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("limits", "says"),
     [
-        ({"seconds": 0}, "seconds must lie between"),
-        ({"seconds": float("nan")}, "seconds must lie between"),
+        ({"seconds": 0}, "seconds must be between"),
+        ({"seconds": float("nan")}, "seconds must be between"),
         ({"memory": 10}, "memory must be at least"),
     ],
 )

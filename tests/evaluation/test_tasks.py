@@ -62,7 +62,7 @@ def test_a_missing_field_is_named(tmp_path: Path, task: str) -> None:
         for wrong in (None, "", 7, []):
             bad = {**LINES[task], field: wrong}
             path = file_of(tmp_path / "data.jsonl", *[LINES[task]] * 9, bad)
-            with pytest.raises(ValueError, match=rf"data.jsonl:10 needs a (list|text).*{field}"):
+            with pytest.raises(ValueError, match=rf"data.jsonl:10: {field} must be a (list|text)"):
                 questions_of(task, 50, path)
             assert len(questions_of(task, 1, path)) == 1
 
@@ -73,7 +73,7 @@ def test_a_missing_field_is_named(tmp_path: Path, task: str) -> None:
         ("{", "data.jsonl:2 is not JSON"),
         ("5", "data.jsonl:2 must be an object, not int"),
         ("[" * 100_000, "data.jsonl:2 is not JSON"),
-        ('{"question": "?", "answer": "7"}', "data.jsonl:2 needs a result in its answer"),
+        ('{"question": "?", "answer": "7"}', "data.jsonl:2: answer must contain a result"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, says: str) -> None:
@@ -101,16 +101,18 @@ def test_a_file_may_be_compressed(tmp_path: Path) -> None:
     assert len(questions_of("gsm8k", 9, str(path))) == 1
     for broken in (b"no gzip", path.read_bytes()[:-9]):
         path.write_bytes(broken)
-        with pytest.raises(ValueError, match="data.jsonl.gz is no file of gzip"):
+        with pytest.raises(ValueError, match="data.jsonl.gz is not a gzip file"):
             questions_of("gsm8k", 9, str(path))
 
 
 def test_a_file_is_needed(tmp_path: Path) -> None:
     """It is not part of this package; what is made here is read from none."""
     for path in (None, str(tmp_path)):
-        with pytest.raises(ValueError, match="no file of the task at .*test.jsonl of GSM8K"):
+        with pytest.raises(
+            ValueError, match="no file of the task at .*set it to test.jsonl of GSM8K"
+        ):
             questions_of("gsm8k", 1, path)
-    with pytest.raises(ValueError, match="generated; they are not read from 'x'"):
+    with pytest.raises(ValueError, match="generated; omit the file 'x'"):
         questions_of("table", 1, "x")
 
 
@@ -120,7 +122,7 @@ def test_the_answer_of_a_problem_of_math_may_stand_in_its_solution(tmp_path: Pat
     path = file_of(tmp_path / "data.jsonl", solution)
     assert questions_of("math500", 1, path)[0].reference == "2"
     path = file_of(tmp_path / "data.jsonl", {**solution, "solution": "It is 2."})
-    with pytest.raises(ValueError, match="data.jsonl:1 needs a result in its solution"):
+    with pytest.raises(ValueError, match="data.jsonl:1: solution must contain a result"):
         questions_of("math500", 1, path)
 
 
@@ -153,10 +155,10 @@ def test_lines_of_ones_own_are_judged(
 @pytest.mark.parametrize(
     ("judge", "answer", "says"),
     [
-        ("exact", "  ", "mine.jsonl:2 needs a result in its answer"),
-        ("number", "seven", "mine.jsonl:2 needs a number in its answer"),
-        ("regex", "(", "mine.jsonl:2 needs a regular expression in its answer"),
-        ("regex", "a{99999999999}", "mine.jsonl:2 needs a regular expression"),
+        ("exact", "  ", "mine.jsonl:2: answer must contain a result"),
+        ("number", "seven", "mine.jsonl:2: answer must contain a number"),
+        ("regex", "(", "mine.jsonl:2: answer must contain a regular expression"),
+        ("regex", "a{99999999999}", "mine.jsonl:2: answer must contain a regular expression"),
     ],
 )
 def test_an_answer_that_cannot_judge_is_named(

@@ -120,7 +120,11 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("prompt", filling(["a{{2}}", "b"]), "a cloze without a hole"),
     ("prompt", filling("{{1:" * 1500), "is no hole"),
     ("prompt", filling("a{{1:" + "{" * 3000), "is no hole"),
-    ("messages", chat(TEXT, model="tiny-dream", outpace=FILL), "the last message must be the assistant's"),
+    (
+        "messages",
+        chat(TEXT, model="tiny-dream", outpace=FILL),
+        "the last message must be the assistant's",
+    ),
     ("messages", said(("assistant", TEXT)), "at least one message must precede it"),
     ("messages", said(("user", QUESTION), ("assistant", "Tom")), "a cloze without a hole"),
     ("max_tokens", filling(max_tokens=5), "would break the cloze"),
@@ -158,7 +162,10 @@ def test_an_answer_has_no_more_holes_than_the_operator_lets_it() -> None:
     with TestClient(build(service), URL) as client:
         assert len(ask(client, filling("a{{..4}}{{2}}"))["outpace"]["holes"]) == 2
         error = refused(client, filling("a{{..4}}{{3}}"))
-        assert error["param"] == "prompt" and "tokens in all holes are allowed, got 7" in error["message"]
+        assert (
+            error["param"] == "prompt"
+            and "tokens in all holes are allowed, got 7" in error["message"]
+        )
 
 
 def test_methods_say_whether_they_fill(client: TestClient) -> None:

@@ -152,7 +152,9 @@ def test_run_colours_the_answer_by_forward(visit):
     assert all(one != other for one, other in zip(rows, rows[1:], strict=False))
     page.locator(".piece").first.hover()
     expect(page.locator(".detail")).to_have_text(
-        re.compile(r"^Forward 1 (filled \d+ slots of the answer and )?kept \d+ tokens · target fed")
+        re.compile(
+            r"^Forward 1 (filled \d+ slots of the answer and )?committed \d+ tokens · target fed"
+        )
     )
     expect(page.locator(".piece").first).to_have_class(re.compile("chosen"))
 
@@ -353,12 +355,12 @@ EVENTS = {"content_type": "text/event-stream"}
             {"status": 429, "json": BUSY, "headers": {"Retry-After": "3"}},
             "The server is busy: the queue is full. Try again in 3 seconds.",
         ),
-        ({"status": 503, "json": DRAINING}, "The server takes no requests now: draining."),
+        ({"status": 503, "json": DRAINING}, "The server accepts no requests now: draining."),
         ({"status": 404, "json": BUSY}, "Not found: the queue is full."),
         ({"status": 502, **HTML}, "The server failed (502): Bad Gateway."),
         (
             {**EVENTS, "body": stream(chunk("Some"), BROKEN, end=False)},
-            "The server gave up in the middle: decoding failed",
+            "The server aborted the answer: decoding failed",
         ),
         (
             {**EVENTS, "body": stream(chunk("Some"), end=False)},

@@ -13,7 +13,7 @@ class Router(RequestRouter):  # type: ignore[misc]
     """Route requests with the same first argument to the same replica, unless overloaded."""
 
     def initialize_state(self, slack: int = SLACK) -> None:
-        """Store `request_router_kwargs`; see `choose_replicas`."""
+        """Store `request_router_kwargs`; see `replica_ranks`."""
         self.slack = slack
 
     async def choose_replicas(

@@ -50,8 +50,8 @@ SILENCE = 10
 CODE = """
 import sys
 sys.path[:] = {path!r}
-from outpace.server.parent import follow
-follow()
+from outpace.server.parent import exit_with_parent
+exit_with_parent()
 from outpace.server.engine_process import main
 main({number})
 """

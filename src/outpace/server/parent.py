@@ -6,12 +6,12 @@ import os
 from threading import Thread
 
 
-def follow() -> None:
+def exit_with_parent() -> None:
     """Exit when the parent does. The parent holds the other end of standard input."""
-    Thread(target=watch, daemon=True).start()
+    Thread(target=wait_for_parent, daemon=True).start()
 
 
-def watch() -> None:
+def wait_for_parent() -> None:
     """Wait until standard input closes, then exit."""
     while os.read(0, 1):
         pass

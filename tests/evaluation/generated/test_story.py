@@ -189,7 +189,7 @@ def test_a_built_vocabulary_is_saved_and_loaded(tmp_path: Path) -> None:
 
 def test_a_vocabulary_that_the_text_cannot_fill_is_refused() -> None:
     """With the size that it gives."""
-    with pytest.raises(ValueError, match="not 1024"):
+    with pytest.raises(ValueError, match="vocab=1024"):
         build_tokenizer(["too short"])
 
 
