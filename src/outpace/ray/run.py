@@ -78,7 +78,7 @@ def check(config: Config, replicas: int, most: int | None) -> None:
 
 
 def refuse_other() -> None:
-    """Raise `ValueError` if Ray Serve already runs here, at an address of its own."""
+    """Raise `ValueError` if Ray Serve already runs here at another address."""
     try:
         ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     except ValueError:

@@ -15,8 +15,9 @@ from outpace.server.exchange import Exchange
 from outpace.server.fault import Fault
 from outpace.server.guard import Guard
 from outpace.server.page import Page
+from outpace.server.parsing import parse
 from outpace.server.reply import dumps
-from outpace.server.schema import ChatRequest, CompletionRequest, parse
+from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.service import Service
 from outpace.server.settings import Settings
 from outpace.version import __version__

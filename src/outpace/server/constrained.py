@@ -34,7 +34,7 @@ Choices = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=C
 
 
 class JsonSchema(Strict):
-    """A named schema. It is always enforced, whatever `strict` is."""
+    """A named schema. It is always enforced, whatever the value of `strict`."""
 
     name: Name
     description: Text | None = None

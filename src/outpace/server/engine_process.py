@@ -71,10 +71,10 @@ class EngineProcess(EngineClient, asyncio.Protocol):
     """Client of an engine loop in another process, for one event loop.
 
     Attributes:
-        known: Descriptions of the loaded models, by name.
+        model_infos: Descriptions of the loaded models, by name.
         texts: Tokenizers of the models, by name.
-        measured: Engine statistics as of the last measurement.
-        silent: Seconds without data from the process, counted only while this loop ran.
+        latest_stats: Engine statistics as of the last measurement.
+        silent_seconds: Seconds without data from the process, counted only while this loop ran.
 
     Raises:
         ValueError: If the process cannot load the models.

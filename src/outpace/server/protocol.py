@@ -61,8 +61,8 @@ class Protocol(HttpToolsProtocol):
         size: Bytes of request line and headers parsed so far.
         pending: Bytes received since the request began while its headers were incomplete, without
             those that arrived together with its first byte.
-        halved: Whether the client has closed its sending direction.
-        open: Requests that are not answered yet.
+        is_half_closed: Whether the client has closed its sending direction.
+        open_cycles: Requests that are not answered yet.
     """
 
     def __init__(self, *, seconds: float, **options: Any) -> None:
