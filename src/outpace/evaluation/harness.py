@@ -124,8 +124,8 @@ class Harness(TemplateLM):  # type: ignore[misc]
             raise ValueError(
                 f"{', '.join(arguments)}: needs a method; choose from {', '.join(METHODS)}"
             )
-        chosen = None if method is None else method_of(str(method), arguments)
-        return cls(LLM(model, chosen, **loading), **options)
+        decoding_method = None if method is None else method_of(str(method), arguments)
+        return cls(LLM(model, decoding_method, **loading), **options)
 
     @property
     def eot_token_id(self) -> int:
@@ -173,21 +173,23 @@ class Harness(TemplateLM):  # type: ignore[misc]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return answers, each cut at a stop string of its task."""
-        asked = [self.asked(*request.args) for request in requests]
-        keys = [key("generate_until", [tokens, options]) for tokens, options in asked]
+        encoded = [self.asked(*request.args) for request in requests]
+        keys = [key("generate_until", [tokens, options]) for tokens, options in encoded]
         with self.kept() as samples:
             began = time.perf_counter()
-            for index, output in self.serve(keys, asked, samples):
+            for index, output in self.serve(keys, encoded, samples):
                 samples.add(keys[index], written(output))
             self.seconds += time.perf_counter() - began
-            found = samples.outputs(keys)
+            outputs = samples.outputs(keys)
         self.questions += [key("asked", request.args) for request in requests]
-        self.outputs += [found[each] for each in keys]
-        return [found[each].text for each in keys]
+        self.outputs += [outputs[each] for each in keys]
+        return [outputs[each].text for each in keys]
 
-    def asked(self, context: str, given: Mapping[str, Any]) -> tuple[list[int], Options]:
+    def asked(
+        self, context: str, generation_options: Mapping[str, Any]
+    ) -> tuple[list[int], Options]:
         """Return tokens and options of a request; long contexts lose their beginning."""
-        settings = normalize_gen_kwargs(dict(given), self.max_tokens)
+        settings = normalize_gen_kwargs(dict(generation_options), self.max_tokens)
         limit = int(settings["max_gen_toks"])
         room = self.max_length - self.llm.method.slots(0, limit)
         if room < 1:
@@ -207,17 +209,17 @@ class Harness(TemplateLM):  # type: ignore[misc]
         self, requests: Sequence[Request], **kwargs: Any
     ) -> list[tuple[float, bool]]:
         """Return log-likelihoods of tokens after a context, and whether they are greedy."""
-        methods, asked = [], []
+        methods, encoded = [], []
         room = self.max_length + (self.llm.config.kind in CAUSAL_KINDS)
         for _, context, text in requests:
             ids = [*context, *text][-room:]
             methods.append(self.likelihood(max(len(ids) - len(text), 1)))
-            asked.append((ids, Options(method=methods[-1], max_tokens=1, temperature=0.0)))
+            encoded.append((ids, Options(method=methods[-1], max_tokens=1, temperature=0.0)))
         keys = [key("loglikelihood", request[1:]) for request in requests]
         with self.kept() as samples:
-            for index, _ in self.serve(keys, asked, samples):
-                found = methods[index].found
-                record = {"logprob": found.logprob, "greedy": found.greedy}
+            for index, _ in self.serve(keys, encoded, samples):
+                result = methods[index].found
+                record = {"logprob": result.logprob, "greedy": result.greedy}
                 samples.add(keys[index], record)
             records = [samples.records[each] for each in keys]
         return [(float(record["logprob"]), bool(record["greedy"])) for record in records]
@@ -233,13 +235,13 @@ class Harness(TemplateLM):  # type: ignore[misc]
     def serve(
         self,
         keys: Sequence[str],
-        asked: Sequence[tuple[list[int], Options]],
+        encoded: Sequence[tuple[list[int], Options]],
         samples: Samples,
     ) -> Iterator[tuple[int, Output]]:
         """Decode requests without a stored result, duplicates once; yield each with its index."""
         first = {each: number for number, each in reversed(list(enumerate(keys)))}
         todo = [number for each, number in first.items() if each not in samples.records]
-        for index, output in self.llm.serve((asked[n] for n in todo), batch=self.batch):
+        for index, output in self.llm.serve((encoded[n] for n in todo), batch=self.batch):
             yield todo[index], output
 
     def likelihood(self, known: int) -> Likelihood | MonteCarloLikelihood:
@@ -259,13 +261,13 @@ class Harness(TemplateLM):  # type: ignore[misc]
                 self.tok_encode(text), self.prefix_token_id, self.max_length, 1
             )
             pieces = [(None, *make_disjoint_window(window)) for window in windows]
-            totals.append(sum(found for found, _ in self._loglikelihood_tokens(pieces)))
+            totals.append(sum(logprob for logprob, _ in self._loglikelihood_tokens(pieces)))
         return totals
 
 
-def key(kind: str, asked: Any) -> str:
+def key(kind: str, contents: Any) -> str:
     """Return a hash that identifies a request."""
-    return hashlib.sha256(json.dumps([kind, asked], default=str).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([kind, contents], default=str).encode()).hexdigest()[:32]
 
 
 def run_tasks(

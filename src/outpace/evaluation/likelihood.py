@@ -29,10 +29,10 @@ class Given(Read):
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Reader:
         """Return the reader of all rows of `reads`, where read i predicts the slots `slots[i]`."""
-        given = torch.tensor([token for read in reads for token in read.tokens], device=device)
+        tokens = torch.tensor([token for read in reads for token in read.tokens], device=device)
 
         def read(logits: Tensor, rows: slice) -> Readout:
-            logprobs = logits.float().log_softmax(-1).gather(-1, given[rows, None]).squeeze(-1)
+            logprobs = logits.float().log_softmax(-1).gather(-1, tokens[rows, None]).squeeze(-1)
             return Readout(likeliest(logits), {"logprob": logprobs})
 
         return read

@@ -101,9 +101,9 @@ class Setting:
         options = dict(self.method)
         return method_of(options.pop("name"), options)
 
-    def options(self, given: Options) -> Options:
+    def options(self, overrides: Options) -> Options:
         """Return options of a request: those given, or else those of the paper."""
-        chosen = {name: value for name, value in given.items() if value is not None}
+        chosen = {name: value for name, value in overrides.items() if value is not None}
         published = {name: getattr(self, name) for name in ("max_tokens", "temperature", "top_p")}
         defaults = Options(stop=tuple(self.stop), raw=self.raw, method=self.decoder())
         method = chosen.get("method", defaults["method"])
@@ -188,12 +188,12 @@ def method_of(name: str, options: Mapping[str, Any]) -> Method:
 def filled(template: str, line: Record) -> str:
     """Return a template with the fields of a line; lists are joined by newlines."""
 
-    def text(found: re.Match[str]) -> str:
-        value = line.get(found[1])
+    def text(placeholder: re.Match[str]) -> str:
+        value = line.get(placeholder[1])
         if isinstance(value, list):
-            value = "\n".join(value if found[2] is None else value[int(found[2]) :][:1])
+            value = "\n".join(value if placeholder[2] is None else value[int(placeholder[2]) :][:1])
         if not isinstance(value, str):
-            raise ValueError(f"a line has no text in field {found[1]} of the template")
+            raise ValueError(f"a line has no text in field {placeholder[1]} of the template")
         return value
 
     return NAMED.sub(text, template)

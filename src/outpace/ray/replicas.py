@@ -62,8 +62,8 @@ class Replica:
         try:
             while message := await sent.get():
                 if message["type"] == "http.response.start":
-                    own = b"x-outpace-replica", self.name.encode()
-                    message = {**message, "headers": [*message["headers"], own]}
+                    header = b"x-outpace-replica", self.name.encode()
+                    message = {**message, "headers": [*message["headers"], header]}
                 yield message
         finally:
             received.put_nowait({"type": "http.disconnect"})

@@ -28,8 +28,8 @@ STARTS = 3
 """Failed starts of a replica before deployment is aborted."""
 
 
-def run(config: Config, replicas: int, most: int | None, *, small: bool) -> int:
-    """Serve by `replicas` copies, up to `most` under load, until a signal.
+def run(config: Config, replicas: int, max_replicas: int | None, *, small: bool) -> int:
+    """Serve by `replicas` copies, up to `max_replicas` under load, until a signal.
 
     Returns:
         The exit status.
@@ -38,16 +38,16 @@ def run(config: Config, replicas: int, most: int | None, *, small: bool) -> int:
         ValueError: If the cluster has too few resources, or no replica can start.
     """
     settings = config.server
-    check(config, replicas, most)
+    check(config, replicas, max_replicas)
     stopped = Event()
     log_start(settings.host, settings.port, len(config.models))
     join()
     try:
         devices = {entry.device for entry in config.models.values()}
-        resources = share(most or replicas, devices, small=small)
+        resources = share(max_replicas or replicas, devices, small=small)
         refuse_other()
         serve.start(http_options={"host": settings.host, "port": settings.port})
-        deploy(config, resources, replicas, most)
+        deploy(config, resources, replicas, max_replicas)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopped.set())
         log_address(settings.host, settings.port)
@@ -63,12 +63,12 @@ def run(config: Config, replicas: int, most: int | None, *, small: bool) -> int:
     return 0
 
 
-def check(config: Config, replicas: int, most: int | None) -> None:
+def check(config: Config, replicas: int, max_replicas: int | None) -> None:
     """Raise `ValueError` for invalid arguments, before Ray is started."""
     check_count(replicas)
-    if most is not None and most < replicas:
-        message = f"max_replicas must be at least replicas={replicas}, got {most}"
-        raise OptionError("max_replicas", most, message)
+    if max_replicas is not None and max_replicas < replicas:
+        message = f"max_replicas must be at least replicas={replicas}, got {max_replicas}"
+        raise OptionError("max_replicas", max_replicas, message)
     if not config.server.port:
         raise OptionError(
             "port", config.server.port, "port must not be 0 with Ray Serve; choose one"
@@ -89,15 +89,15 @@ def refuse_other() -> None:
     )
 
 
-def deploy(config: Config, resources: Share, replicas: int, most: int | None) -> None:
+def deploy(config: Config, resources: Share, replicas: int, max_replicas: int | None) -> None:
     """Start the replicas.
 
     Raises:
         ValueError: If no replica can start, with the reason.
     """
     options: dict[str, Any] = {"num_replicas": replicas}
-    if most is not None:
-        scaling = {"min_replicas": replicas, "max_replicas": most}
+    if max_replicas is not None:
+        scaling = {"min_replicas": replicas, "max_replicas": max_replicas}
         options = {
             "autoscaling_config": {**scaling, "target_ongoing_requests": at_a_time(config) / 2}
         }

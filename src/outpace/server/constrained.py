@@ -68,8 +68,8 @@ class StructuredOutputs(Strict):
     @model_validator(mode="after")
     def check_any(self) -> Self:
         """Require at least one constraint."""
-        given = (self.json_object or None, self.json_, self.regex, self.choice, self.grammar)
-        if all(value is None for value in given):
+        constraints = (self.json_object or None, self.json_, self.regex, self.choice, self.grammar)
+        if all(value is None for value in constraints):
             raise ValueError("must have one of json, json_object, regex, choice, grammar")
         return self
 

@@ -226,7 +226,7 @@ def main(descriptor: int) -> None:
         except ValueError as error:
             put(connection, plain(error))
             return
-        put(connection, {name: known for name, (_, known) in models.items()})
+        put(connection, {name: info for name, (_, info) in models.items()})
         gc.collect()
         gc.freeze()  # a collection over all loaded objects would pause every stream
         loop = EngineLoop(EngineConnection(connection))

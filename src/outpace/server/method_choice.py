@@ -89,9 +89,9 @@ class Choice:
         """
         for name, value in values.items():
             if name not in self.settings:
-                known = ", ".join(self.settings) or "none"
+                names = ", ".join(self.settings) or "none"
                 param = f"outpace.options.{name}"
-                message = f"{param}: unknown option of {self.name}; choose from {known}"
+                message = f"{param}: unknown option of {self.name}; choose from {names}"
                 raise Fault(400, message, param=param)
             self.settings[name].check(value)
         return self.made(values) if values else self.usual

@@ -1,4 +1,4 @@
-"""Served models, and the methods that requests may select for them."""
+"""Served models: their methods, names and descriptions."""
 
 from __future__ import annotations
 

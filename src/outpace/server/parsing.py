@@ -43,9 +43,9 @@ def check_shape(body: bytes) -> None:
     if len(body) <= SMALL:
         return
     stripped = STRING.sub(b"", body)
-    for what, (marks, most) in COUNTS.items():
-        if sum(stripped.count(mark) for mark in marks) > most:
-            raise Fault(400, f"the body must have at most {most} {what}", code="too_many_values")
+    for what, (marks, maximum) in COUNTS.items():
+        if sum(stripped.count(mark) for mark in marks) > maximum:
+            raise Fault(400, f"the body must have at most {maximum} {what}", code="too_many_values")
 
 
 def parse(kind: type[Request], body: bytes) -> Request:

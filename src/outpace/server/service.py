@@ -51,7 +51,7 @@ class Service:
         for name, (llm, _) in loaded.items():
             client.add(name, llm)
         texts = {name: llm.text for name, (llm, _) in loaded.items()}
-        return cls.of(config, client, {name: known for name, (_, known) in loaded.items()}, texts)
+        return cls.of(config, client, {name: info for name, (_, info) in loaded.items()}, texts)
 
     @classmethod
     def apart(cls, config: Config, *, small: bool) -> Self:
@@ -75,16 +75,16 @@ class Service:
         cls,
         config: Config,
         client: EngineClient,
-        known: Mapping[str, Known],
+        model_infos: Mapping[str, Known],
         texts: Mapping[str, Text],
     ) -> Self:
         """Return a server for the models that a client has loaded."""
         models = {}
         for name, entry in config.models.items():
-            most = entry.max_sequences + config.server.max_waiting
-            engine = ModelClient(client, name, texts[name], most)
+            max_pending = entry.max_sequences + config.server.max_waiting
+            engine = ModelClient(client, name, texts[name], max_pending)
             models[name] = Model(
-                name=name, entry=entry, engine=engine, text=texts[name], **vars(known[name])
+                name=name, entry=entry, engine=engine, text=texts[name], **vars(model_infos[name])
             )
         return cls(models, client, config.server)
 
@@ -95,8 +95,8 @@ class Service:
             RequestError: If the name is unknown.
         """
         if name not in self.models:
-            known = ", ".join(self.models)
-            message = f"model: unknown model {name[:256]!r}; choose from {known}"
+            names = ", ".join(self.models)
+            message = f"model: unknown model {name[:256]!r}; choose from {names}"
             raise Fault(404, message, param="model", code="model_not_found")
         return self.models[name]
 

@@ -38,19 +38,19 @@ FAULTS = {
 }
 
 
-def value(given: object) -> object:
+def value(option: object) -> object:
     """Return a value that an option may have."""
-    if isinstance(given, str | int | float):
-        return given
+    if isinstance(option, str | int | float):
+        return option
     raise ValueError("must be a text, a number, true or false")
 
 
-def limit(given: object) -> object:
+def limit(option: object) -> object:
     """Return a limit of an option: a list of two numbers, or of words."""
-    if isinstance(given, list):
+    if isinstance(option, list):
         for kind in (str, int | float):
-            if all(isinstance(each, kind) for each in given):
-                return given
+            if all(isinstance(each, kind) for each in option):
+                return option
     raise ValueError("must be a list of a minimum and a maximum, or of words")
 
 

@@ -133,10 +133,10 @@ def quantities(template: Template, rng: Random) -> dict[str, int]:
     while True:
         values = dict(template.constants)
         for step in template.search:
-            known = values.get(step.left), values.get(step.right), values.get(step.result)
-            if not (found := equations().get((step.op, *known))):
+            constraint = values.get(step.left), values.get(step.right), values.get(step.result)
+            if not (choices := equations().get((step.op, *constraint))):
                 break
-            values[step.left], values[step.right], values[step.result] = rng.choice(found)
+            values[step.left], values[step.right], values[step.result] = rng.choice(choices)
         else:
             return values
 

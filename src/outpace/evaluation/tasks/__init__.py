@@ -12,8 +12,8 @@ from outpace.jsonl import Record
 
 def number(record: Record) -> str | None:
     """Return the number after `#### ` of a worked answer."""
-    found = STRICT.search(record["answer"])
-    return found[1].replace(",", "").removesuffix(".") if found else None
+    number_match = STRICT.search(record["answer"])
+    return number_match[1].replace(",", "").removesuffix(".") if number_match else None
 
 
 def expression(record: Record) -> str | None:
