@@ -1,4 +1,4 @@
-"""Texts with holes over HTTP: filled as the library fills them, refused by the field."""
+"""Infilling over HTTP: same results as the library, and errors that name the field."""
 
 from __future__ import annotations
 
@@ -31,15 +31,13 @@ FILL: dict[str, Any] = {"fill": True}
 
 
 def filling(prompt: Any = TEXT, *, model: str = "tiny-dream", **fields: Any) -> dict[str, Any]:
-    """A text to be filled."""
+    """Request body with an infill template."""
     return completion(prompt, model=model, outpace=FILL | fields.pop("outpace", {}), **fields)
 
 
 @pytest.mark.parametrize(("model", "method"), PAIRS)
-def test_holes_are_filled_by_methods_that_see_ahead(
-    client: TestClient, model: str, method: str
-) -> None:
-    """Whole and streamed, in completions and chats; others are refused by name."""
+def test_infilling_methods_fill_holes(client: TestClient, model: str, method: str) -> None:
+    """Whole and streamed, in completions and chats; other methods are rejected."""
     common = {"model": model, "seed": 5, "temperature": 0.7, "n": 2, "outpace": {"method": method}}
     body = filling(**common)
     said = chat(TEXT) | common | {"outpace": {"method": method, **FILL}}
@@ -66,8 +64,8 @@ def test_holes_are_filled_by_methods_that_see_ahead(
         assert answer["usage"]["completion_tokens"] == sum(f["tokens"] for f in answer["outpace"])
 
 
-def test_a_text_is_filled_as_the_library_fills_it(client: TestClient, service: Service) -> None:
-    """Alone, and as the answer to a question; each prompt by itself."""
+def test_infilling_equals_library(client: TestClient, service: Service) -> None:
+    """Alone, after a conversation, and for several prompts."""
     llm: LLM = service.client.loop.models["tiny-dream"].llm
     options: Any = {"temperature": 0.6, "top_p": 0.9, "seed": 3}
     alone = llm.fill(PARTS, **options)
@@ -85,8 +83,8 @@ def test_a_text_is_filled_as_the_library_fills_it(client: TestClient, service: S
     assert answer["usage"]["prompt_tokens"] == asked.prompt_tokens + asked.given
 
 
-def test_a_stream_tells_tokens_of_holes_alone(client: TestClient) -> None:
-    """In every event, with the canvas beside it."""
+def test_stream_counts_only_hole_tokens(client: TestClient) -> None:
+    """In every event, with the canvas."""
     body = filling(seed=2, outpace={"method": "fast_dllm", "trace": True, "provisional": True})
     told = [chunk["outpace"] for chunk in events(client, body) if "outpace" in chunk]
     counts = [each["tokens"] for each in told if "tokens" in each]
@@ -96,7 +94,7 @@ def test_a_stream_tells_tokens_of_holes_alone(client: TestClient) -> None:
 
 
 def said(*messages: tuple[str, str]) -> dict[str, Any]:
-    """A chat of some messages."""
+    """Chat request body with these messages."""
     listed = [{"role": role, "content": content} for role, content in messages]
     return {"model": "tiny-dream", "messages": listed, "outpace": FILL}
 
@@ -145,18 +143,18 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("field", "body", "says"), BAD, ids=lambda value: str(value)[:60])
-def test_what_cannot_be_filled_is_refused_in_time(
+def test_invalid_templates_are_rejected_quickly(
     client: TestClient, field: str, body: dict[str, Any], says: str, stream: bool
 ) -> None:
-    """By the name of its field; a stream does not begin."""
+    """The error names the field; no stream begins."""
     began = time.process_time()
     error = refused(client, body | {"stream": stream})
     assert time.process_time() - began < 1.5
     assert error["param"] == field and says in error["message"], error
 
 
-def test_an_answer_has_no_more_holes_than_the_operator_lets_it() -> None:
-    """As it has no more tokens."""
+def test_operator_limits_hole_tokens() -> None:
+    """The limit of tokens applies to all holes together."""
     entry = zoo()["tiny-dream"].model_copy(update={"max_tokens": 6})
     service = Service.load(Config(models={"tiny-dream": entry}))
     with TestClient(build(service), URL) as client:
@@ -168,8 +166,8 @@ def test_an_answer_has_no_more_holes_than_the_operator_lets_it() -> None:
         )
 
 
-def test_methods_say_whether_they_fill(client: TestClient) -> None:
-    """Where they list their fields."""
+def test_methods_list_the_fill_field(client: TestClient) -> None:
+    """Only methods that can infill list it."""
     for model in json.loads(client.get("/v1/models").text)["data"]:
         for name, method in model["outpace"]["methods"].items():
             assert ("outpace.fill" in method["fields"]) == (name in ABLE)

@@ -1,4 +1,4 @@
-"""What the page on the server shows: requests, the official client, settings."""
+"""The examples of docs/server.md: requests, official client, settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REQUESTS = [
 
 @pytest.mark.parametrize("words", REQUESTS, ids=lambda words: words[1].rpartition("/v1/")[2])
 def test_requests_are_answered(words: list[str], client: TestClient) -> None:
-    """By the zoo that `outpace serve` serves; with text where there is a body."""
+    """By the zoo as served by `outpace serve`."""
     _, address, *rest = words
     route = address.removeprefix("http://127.0.0.1:8000")
     if not rest:
@@ -37,10 +37,10 @@ def test_requests_are_answered(words: list[str], client: TestClient) -> None:
     assert text.strip().startswith("12 16 20 24"), text
 
 
-def test_the_official_client_answers_rightly(
+def test_official_client_example(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Word for word, but for where the server is."""
+    """Unchanged except for the address."""
     code = "".join(blocks(PAGE, "py"))
 
     def here(base_url: str, api_key: str) -> openai.OpenAI:
@@ -54,8 +54,8 @@ def test_the_official_client_answers_rightly(
     assert is_right(code, capsys.readouterr().out)
 
 
-def test_settings_are_read(tmp_path: Path) -> None:
-    """Every key of the file that is shown."""
+def test_settings_example_is_valid(tmp_path: Path) -> None:
+    """Every key of the example file."""
     (shown,) = blocks(PAGE, "toml")
     (tmp_path / "serve.toml").write_text(shown)
     config = merged(tmp_path / "serve.toml", {}, {"port": 8001})
