@@ -1,4 +1,4 @@
-"""Answers to Countdown and 4×4 Sudoku as models write them, and whether each is right."""
+"""Answers to Countdown and 4×4 Sudoku as models write them, and whether each is correct."""
 
 COUNTDOWN: dict[str, list[tuple[str, bool]]] = {
     "15,44,79,50": [
