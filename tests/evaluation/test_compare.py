@@ -100,7 +100,7 @@ def test_fronts_compare_the_same_questions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "says"),
+    ("held", "expected_message"),
     [
         ("", "is not a report"),
         ("[]", "is not a report"),
@@ -111,11 +111,11 @@ def test_fronts_compare_the_same_questions() -> None:
         ("[" * 100_000, "is not a report"),
     ],
 )
-def test_other_schemas_are_rejected(tmp_path: Path, held: str, says: str) -> None:
+def test_other_schemas_are_rejected(tmp_path: Path, held: str, expected_message: str) -> None:
     """The message names both versions."""
     path = tmp_path / "a.json"
     path.write_text(held)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         read_results([path])
 
 
@@ -126,7 +126,7 @@ def test_results_have_their_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "expected_message"),
     [
         ("task", 5, "has task 5, which must be a text"),
         ("questions", [], "has questions [], which must be a text"),
@@ -142,8 +142,10 @@ def test_results_have_their_file(tmp_path: Path) -> None:
         ("line", 5, "has line 5, which must be a text"),
     ],
 )
-def test_invalid_figures_are_named(tmp_path: Path, name: str, value: Any, says: str) -> None:
+def test_invalid_figures_are_named(
+    tmp_path: Path, name: str, value: Any, expected_message: str
+) -> None:
     """With their value and the requirement."""
     path = write(tmp_path / "a.json", {**result([True], [3]), name: value})
-    with pytest.raises(ValueError, match=re.escape(says)):
+    with pytest.raises(ValueError, match=re.escape(expected_message)):
         read_results([path])

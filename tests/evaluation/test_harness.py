@@ -183,14 +183,14 @@ def test_arguments_are_assigned(harness: Any) -> None:
     assert made.llm.method == D2F(block=16)
     assert (made.batch, made.seed, made.draws) == (4, 3, 5)
     assert harness.Harness.create_from_arg_string("model=tiny-ar").llm.method == Autoregressive()
-    for words, says in (
+    for words, expected_message in (
         ("method=d2f", "model is missing"),
         ("model=tiny-ar,block=16", "block: needs a method"),
         ("model=tiny-ar,method=nonsense", "unknown method 'nonsense'; known are apd"),
         ("model=tiny-dream,method=d2f,blok=16", "'d2f' has no option blok"),
         ("model=tiny-ar,batch_size=auto", "batch_size must be an integer, got 'auto'"),
     ):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=expected_message):
             harness.Harness.create_from_arg_string(words)
 
 
@@ -242,7 +242,7 @@ def test_custom_task(
 @pytest.mark.filterwarnings("ignore")
 def test_bad_input_is_one_line(harness: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Unknown tasks, and conflicting flags."""
-    for words, says in (
+    for words, expected_message in (
         (
             ["--tasks", "gsm8k_cott"],
             "unknown task 'gsm8k_cott' of lm-evaluation-harness; similar: ",
@@ -253,4 +253,4 @@ def test_bad_input_is_one_line(harness: Any, capsys: pytest.CaptureFixture[str])
     ):
         with pytest.raises(SystemExit):
             main(["evaluate", "tiny-aux", *words])
-        assert says in " ".join(capsys.readouterr().err.split())
+        assert expected_message in " ".join(capsys.readouterr().err.split())

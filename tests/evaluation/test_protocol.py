@@ -173,7 +173,7 @@ def test_options_override_the_paper() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "protocol", "says"),
+    ("task", "protocol", "expected_message"),
     [
         ("nonsense", "plain", "unknown task 'nonsense'; choose from countdown, gsm8k"),
         ("gsm8k", "nonsense", "unknown protocol 'nonsense'; choose from apd, d2f, dflash"),
@@ -187,9 +187,9 @@ def test_options_override_the_paper() -> None:
         ("sudoku", "d2f", "d2f has no task 'sudoku'; choose from gsm8k, mbpp, humaneval, math"),
     ],
 )
-def test_unknown_names_list_the_valid_ones(task: str, protocol: str, says: str) -> None:
+def test_unknown_names_list_the_valid_ones(task: str, protocol: str, expected_message: str) -> None:
     """Tasks, protocols and settings."""
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         setting(task, protocol)
 
 
@@ -222,7 +222,7 @@ def test_custom_protocol(tmp_path: Path, data: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected_message"),
     [
         ("[tasks", "is not a valid protocol"),
         ("title = 'x'", "is not a valid protocol: 'tasks'"),
@@ -234,11 +234,13 @@ def test_custom_protocol(tmp_path: Path, data: str) -> None:
         ("[tasks.gsm8k]\ntemplate = '{answr}'\nscore = 'strict'", "no text in field answr"),
     ],
 )
-def test_invalid_protocols_are_rejected(tmp_path: Path, data: str, text: str, says: str) -> None:
+def test_invalid_protocols_are_rejected(
+    tmp_path: Path, data: str, text: str, expected_message: str
+) -> None:
     """The message names the problem."""
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         setting("gsm8k", str(path)).questions(data, 1, None)
 
 

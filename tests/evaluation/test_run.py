@@ -120,21 +120,23 @@ def test_resumed_run_has_the_same_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "expected_message"),
     [
         ({"seed": 4}, "options is .*'seed': 3"),
         ({"batch": 1}, "batch is 2, expected 1"),
         ({"task": "other"}, "task is 'story', expected 'other'"),
     ],
 )
-def test_other_runs_are_rejected(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
+def test_other_runs_are_rejected(
+    tmp_path: Path, changed: dict[str, Any], expected_message: str
+) -> None:
     """The file remains unchanged."""
     llm, questions = LLM("tiny-aux"), questions_of("story", 2)
     path = tmp_path / "samples.jsonl"
     options = {"task": "story", "batch": 2, "max_tokens": 16, "seed": 3}
     evaluate(llm, questions, samples=path, **options)  # type: ignore[arg-type]
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         evaluate(llm, questions, samples=path, **{**options, **changed})
     with pytest.raises(ValueError, match="questions is"):
         evaluate(llm, questions[:1], samples=path, **options)  # type: ignore[arg-type]
@@ -142,18 +144,18 @@ def test_other_runs_are_rejected(tmp_path: Path, changed: dict[str, Any], says: 
 
 
 @pytest.mark.parametrize(
-    ("held", "says"),
+    ("held", "expected_message"),
     [
         (b"notes of mine", "is not a file of answers"),
         (b"notes of mine\n", "samples.jsonl:1 is not JSON"),
         (b"{}\n", "schema is None, expected 1"),
     ],
 )
-def test_foreign_files_are_rejected(tmp_path: Path, held: bytes, says: str) -> None:
+def test_foreign_files_are_rejected(tmp_path: Path, held: bytes, expected_message: str) -> None:
     """And remain unchanged."""
     path = tmp_path / "samples.jsonl"
     path.write_bytes(held)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         evaluate(LLM("tiny-aux"), questions_of("story", 1), samples=path, max_tokens=4)
     assert path.read_bytes() == held
 
@@ -195,15 +197,15 @@ def test_held_out_problems_are_disjoint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "limit", "says"),
+    ("task", "limit", "expected_message"),
     [
         ("nonsense", 5, "unknown task 'nonsense'; choose from countdown, gsm8k"),
         ("story", 0, "limit"),
     ],
 )
-def test_invalid_tasks_are_rejected(task: str, limit: int, says: str) -> None:
+def test_invalid_tasks_are_rejected(task: str, limit: int, expected_message: str) -> None:
     """The message lists the valid ones."""
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         questions_of(task, limit)
 
 

@@ -16,11 +16,11 @@ from outpace.evaluation import jail, sandbox
 from outpace.evaluation.sandbox import Limits, run
 
 PROBES = (335, 336)
-"""Calls of the kernel's own probes, which pass every filter and are of no use to a program."""
+"""System calls of the kernel's own probes, which bypass filters and are useless to a program."""
 
 SHORT = Limits(seconds=3)
 SECURITY_BITS, NO_ROOT = 28, 3
-"""Of `prctl`: that user 0 gets no capabilities, and that this cannot be undone."""
+"""`prctl` options: user 0 gets no capabilities, irrevocably."""
 
 HARMLESS = {
     "arithmetic": "assert 1 + 1 == 2",
@@ -158,9 +158,14 @@ def test_orphaned_program_does_not_start() -> None:
     """If the parent exits before the death signal is set."""
     job = {"program": "pass", "token": "x", "seconds": 9, "memory": 1 << 28}
     command = [sys.executable, "-I", "-B", str(sandbox.JAIL)]
-    for parent, says in ((os.getpid(), b'{"token": "x", "raised": null}'), (os.getppid(), b"")):
+    for parent, expected_message in (
+        (os.getpid(), b'{"token": "x", "raised": null}'),
+        (os.getppid(), b""),
+    ):
         written = json.dumps({**job, "parent": parent}).encode()
-        assert subprocess.run(command, input=written, capture_output=True).stdout == says
+        assert (
+            subprocess.run(command, input=written, capture_output=True).stdout == expected_message
+        )
 
 
 def runs(pid: int) -> bool:
@@ -202,16 +207,16 @@ def test_missing_seccomp_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "says"),
+    ("limits", "expected_message"),
     [
         ({"seconds": 0}, "seconds must be between"),
         ({"seconds": float("nan")}, "seconds must be between"),
         ({"memory": 10}, "memory must be at least"),
     ],
 )
-def test_invalid_limits_are_rejected(limits: dict[str, float], says: str) -> None:
+def test_invalid_limits_are_rejected(limits: dict[str, float], expected_message: str) -> None:
     """With the value."""
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         Limits(**limits)  # type: ignore[arg-type]
 
 
@@ -250,7 +255,7 @@ def test_filters_are_well_formed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raised", "says"),
+    ("raised", "expected_message"),
     [
         ("a\\nb\\r\\tc", "Exception: a b c"),
         ("\\ud800", "Exception: \\ud800"),
@@ -259,8 +264,8 @@ def test_filters_are_well_formed() -> None:
         ("\\ud800" * 300, "Exception: " + "\\ud800" * 31 + "\\ud"),
     ],
 )
-def test_reason_is_one_printable_line(raised: str, says: str) -> None:
+def test_reason_is_one_printable_line(raised: str, expected_message: str) -> None:
     """Whatever a program raises."""
     reason = run(f"raise Exception('{raised}')").reason
-    assert reason == says and len(reason) <= sandbox.REASON
+    assert reason == expected_message and len(reason) <= sandbox.REASON
     assert reason.encode().decode().isprintable()

@@ -68,7 +68,7 @@ def test_a_missing_field_is_named(tmp_path: Path, task: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "expected_message"),
     [
         ("{", "data.jsonl:2 is not JSON"),
         ("5", "data.jsonl:2 must be an object, not int"),
@@ -76,11 +76,11 @@ def test_a_missing_field_is_named(tmp_path: Path, task: str) -> None:
         ('{"question": "?", "answer": "7"}', "data.jsonl:2: answer must contain a result"),
     ],
 )
-def test_invalid_line_is_named(tmp_path: Path, line: str, says: str) -> None:
+def test_invalid_line_is_named(tmp_path: Path, line: str, expected_message: str) -> None:
     """Before decoding."""
     path = tmp_path / "data.jsonl"
     path.write_text(f"{json.dumps(LINES['gsm8k'])}\n{line}\n")
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         questions_of("gsm8k", 9, str(path))
 
 
@@ -153,7 +153,7 @@ def test_own_lines_are_judged(
 
 
 @pytest.mark.parametrize(
-    ("judge", "answer", "says"),
+    ("judge", "answer", "expected_message"),
     [
         ("exact", "  ", "mine.jsonl:2: answer must contain a result"),
         ("number", "seven", "mine.jsonl:2: answer must contain a number"),
@@ -161,8 +161,10 @@ def test_own_lines_are_judged(
         ("regex", "a{99999999999}", "mine.jsonl:2: answer must contain a regular expression"),
     ],
 )
-def test_invalid_references_are_named(tmp_path: Path, judge: str, answer: str, says: str) -> None:
+def test_invalid_references_are_named(
+    tmp_path: Path, judge: str, answer: str, expected_message: str
+) -> None:
     """Before a model is loaded."""
     lines = [{"question": "?", "answer": text} for text in ("7", answer)]
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         questions_of(f"own-{judge}", 9, file_of(tmp_path / "mine.jsonl", *lines))

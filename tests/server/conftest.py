@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from outpace.server.service import Service
 
 URL = "http://localhost"
-"""A host under which a server without a key answers."""
+"""A host that a server without a key accepts."""
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from outpace.server.service import Service
 SHORT: dict[str, Any] = {"max_tokens": 24, "seed": 5}
 
 FIXED: dict[str, dict[str, Any]] = {"dflash": {"tokens": 4}, "speculative": {"tokens": 3}}
-"""Options without which the number of forwards depends on the clock."""
+"""Options that make the number of forwards independent of timing."""
 
 every = pytest.mark.parametrize(("model", "method"), PAIRS)
 

@@ -142,15 +142,17 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("field", "body", "says"), BAD, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(
+    ("field", "body", "expected_message"), BAD, ids=lambda value: str(value)[:60]
+)
 def test_invalid_templates_are_rejected_quickly(
-    client: TestClient, field: str, body: dict[str, Any], says: str, stream: bool
+    client: TestClient, field: str, body: dict[str, Any], expected_message: str, stream: bool
 ) -> None:
     """The error names the field; no stream begins."""
     began = time.process_time()
     error = refused(client, body | {"stream": stream})
     assert time.process_time() - began < 1.5
-    assert error["param"] == field and says in error["message"], error
+    assert error["param"] == field and expected_message in error["message"], error
 
 
 def test_operator_limits_hole_tokens() -> None:

@@ -39,9 +39,9 @@ SCHEMA = {
 }
 LARK = 'start: "(" start ")" | NUMBER\nNUMBER: /[0-9]{1,3}/'
 SLOW = "(a|b)*a(a|b){30}"
-"""Whose automaton would have 2^31 states: as much work as is ever done to read one."""
+"""An automaton of 2^31 states: compilation runs to its limit."""
 ATTEMPTS = 3
-"""To read a constraint in time."""
+"""Attempts to compile a constraint within the time limit."""
 
 
 def formatted(schema: Any, **more: Any) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def deep(depth: int) -> Any:
 RECURSIVE = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}
 HOPELESS = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
 DREAM = {"model": "tiny-dream", "max_tokens": 16, "outpace": {"method": "d2f"}}
-"""What fills holes in any order, and has no grammar to fall back on."""
+"""A method that fills holes in any order, without fallback to a grammar."""
 AT = "response_format.json_schema.schema"
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("guided_regex", {"guided_regex": SLOW}),
@@ -441,7 +441,7 @@ def attacks(rng: random.Random) -> dict[str, Any]:
 
 
 PYTHON_WARNS = pytest.mark.filterwarnings("ignore:Possible (nested set|set .*) at:FutureWarning")
-"""Of expressions that a later release may read in another way; this one reads them as they are."""
+"""Warnings about expressions whose meaning may change in a later release of Python."""
 
 
 def attack(client: TestClient, count: int, seed: int, reading: list[float]) -> None:

@@ -113,7 +113,7 @@ def test_answers_equal_in_process(
         "logprobs": True,
         "temperature": 0.7,
     }
-    # A prompt of its own, since a trace shows what a prefix cache has found.
+    # A separate prompt, since the trace shows prefix-cache hits.
     asked["messages"] = [
         {"role": "user", "content": f"Nine cats and {len(method)} dogs. How many?"}
     ]

@@ -39,7 +39,7 @@ VALUES = {
     "structured_outputs": {"choice": ["yes", "no"]},
     "structured_outputs.grammar": 'start: "a" "b"?',
 }
-"""Fields with values that say something."""
+"""Fields with values that have an effect."""
 
 
 @pytest.mark.parametrize(("model", "method"), PAIRS)

@@ -125,7 +125,7 @@ def attacks(client: TestClient, service: Service, count: int, seed: int, skip: i
 
 
 ALONE = len(VALUES) * sum(map(len, FIELDS.values()))
-"""Requests with one bad value."""
+"""Number of requests with one invalid value."""
 
 
 def test_some_hostile_requests(client: TestClient, service: Service) -> None:

@@ -13,7 +13,7 @@ from outpace.server.service import Service
 from outpace.server.settings import Config, Entry
 
 CONTEXT = 512
-"""Of every model of the zoo."""
+"""Context length of every model of the zoo."""
 
 
 @pytest.mark.parametrize(

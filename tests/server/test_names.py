@@ -103,7 +103,7 @@ WRONG: list[dict[str, Any]] = [
     chat(outpace={"fill": True}),
     {**chat(), "messages": [{"role": "assistant", "content": "x"}] * 2},
 ]
-"""Requests that are refused, most of them by the model."""
+"""Requests that are rejected, most of them by the model."""
 
 
 def test_no_client_sees_a_path(hidden: tuple[TestClient, Service]) -> None:

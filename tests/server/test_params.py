@@ -15,7 +15,7 @@ from outpace.errors import ContextError
 from outpace.server.connection import plain
 
 FAR = 10**6
-"""No token of the zoo."""
+"""A token id outside the zoo's vocabulary."""
 
 
 class Case(NamedTuple):
@@ -82,14 +82,14 @@ CASES = [
     Case("choices", [], "choices", chat(guided_choice=[]), "guided_choice"),
     Case("grammar", "start: x", "grammar", chat(guided_grammar="start: x"), "guided_grammar"),
 ]
-"""For the model `tiny-ar`."""
+"""Cases for the model `tiny-ar`."""
 
 CLOZES: list[tuple[Any, str, str]] = [
     (["a"], "cloze", "a"),
     (["a", Hole(2, regex="[")], "holes[0]", "a{{2:[}}"),
     (["a", Hole(2), "b", Hole(3, regex="x{12}")], "holes[1]", "a{{2}}b{{3:x{12}}}"),
 ]
-"""Of `tiny-dream`: parts, the name in the error, and the text of a request."""
+"""Templates for `tiny-dream`: parts, the name in the error, and the text of a request."""
 
 PROMPTS: list[tuple[Any, str, dict[str, Any], str]] = [
     ("", "prompt", completion(""), "prompt"),

@@ -34,7 +34,7 @@ RACE = D2F_LINK | {
 }
 SLOW = D2F_LINK | {"a.model": "tiny-llada", "a.method": "diffusion", "max_tokens": 320}
 AHEAD, DRAFT = 5, 6
-"""States of the page beside those of `outpace.api.trace`."""
+"""States of the page in addition to those of `outpace.api.trace`."""
 
 
 @contextmanager
@@ -404,7 +404,7 @@ window.fetch = async (...args) => {
   return new Response(body, { status: reply.status, headers: reply.headers });
 };
 """
-"""Lets every answer arrive byte by byte."""
+"""Delivers every answer byte by byte."""
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

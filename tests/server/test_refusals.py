@@ -77,7 +77,7 @@ FIELDS: dict[str, list[Any]] = {
     "prompt_embeds": ["x"],
     "best_of": [2],
 }
-"""Values that a chat refuses."""
+"""Invalid values in chat requests."""
 
 COMPLETION: dict[str, list[Any]] = {
     "best_of": [2, 0],
@@ -90,7 +90,7 @@ COMPLETION: dict[str, list[Any]] = {
     "metadata": [{}],
     "max_completion_tokens": [5],
 }
-"""Values that a completion refuses."""
+"""Invalid values in completion requests."""
 
 INSIDE: list[tuple[str, dict[str, Any]]] = [
     ("logit_bias.x", chat(logit_bias={"x": 1})),

@@ -138,7 +138,7 @@ LARGE = {
     "many": lambda size: b"x: y\r\n" * (size // 6),
     "address": lambda size: b"",
 }
-"""Headers of some bytes."""
+"""Headers of this many bytes."""
 
 
 @pytest.mark.parametrize("shape", LARGE)
