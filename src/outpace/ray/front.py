@@ -88,7 +88,7 @@ class Passed(Response):
         """Forward the response until it ends or the client disconnects.
 
         Raises:
-            RequestError: If no replica answers.
+            HttpError: If no replica answers.
         """
         forwarding = asyncio.ensure_future(self.passed(send))
         watching = asyncio.ensure_future(gone(receive))

@@ -34,7 +34,7 @@ class Stream(Response):
         self.handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Submit the request, then stream its events. Refusals raise `RequestError` first."""
+        """Submit the request, then stream its events. Refusals raise `HttpError` first."""
         async with self.handler.submitted(receive):
             await self.handler.stream(send)
 
@@ -172,7 +172,7 @@ def json(value: Any) -> Response:
 
 
 async def refused(request: Request, error: Exception) -> Response:
-    """Return a `RequestError` as an OpenAI error object."""
+    """Return a `HttpError` as an OpenAI error object."""
     assert isinstance(error, Fault)
     return error.response()
 

@@ -31,7 +31,7 @@ def clozes_of(
         limit: Maximum number of tokens of an answer.
 
     Raises:
-        RequestError: If a prompt is not a valid template.
+        HttpError: If a prompt is not a valid template.
     """
     if isinstance(request, CompletionRequest):
         for prompt in request.prompts:

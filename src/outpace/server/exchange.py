@@ -41,7 +41,7 @@ class Exchange:
     """One pending HTTP request.
 
     Raises:
-        RequestError: If a field of the request is invalid here.
+        HttpError: If a field of the request is invalid here.
     """
 
     def __init__(self, service: Service, request: ChatRequest | CompletionRequest) -> None:
@@ -143,7 +143,7 @@ class Exchange:
             self.clock.tell(metrics, self.labels)
 
     async def admitted(self, submits: Sequence[Awaitable[PendingRequest]]) -> list[PendingRequest]:
-        """Wait until all choices are admitted; else cancel all and raise `RequestError`."""
+        """Wait until all choices are admitted; else cancel all and raise `HttpError`."""
         try:
             return await together(submits)
         except QueueFull as error:
@@ -188,7 +188,7 @@ class Exchange:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Convert decoding errors and cancellation to `RequestError`."""
+        """Convert decoding errors and cancellation to `HttpError`."""
         try:
             yield
         except asyncio.CancelledError:
@@ -297,7 +297,7 @@ def result_of(fault: Fault | None) -> str:
 
 
 def check_count(request: Asked, choices: int, maximum: int) -> None:
-    """Raise `RequestError` for more choices than the model admits, which could never start."""
+    """Raise `HttpError` for more choices than the model admits, which could never start."""
     if choices > maximum:
         field = "prompt" if isinstance(request, CompletionRequest) else "n"
         message = (
@@ -317,7 +317,7 @@ def prompts_of(
         limit: Maximum number of tokens of an answer.
 
     Raises:
-        RequestError: If a prompt is too long or not a valid template.
+        HttpError: If a prompt is too long or not a valid template.
     """
     if isinstance(request, ChatRequest):
         field, texts = "messages", ["".join(message.text for message in request.messages)]

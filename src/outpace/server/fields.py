@@ -47,7 +47,7 @@ def fields_of(method: Method) -> tuple[str, ...]:
 
 
 def check_fields(request: Asked, method: Method) -> None:
-    """Raise `RequestError` for a field that the method does not support."""
+    """Raise `HttpError` for a field that the method does not support."""
     supported = fields_of(method)
     for name in (*SEQUENTIAL, *SCATTERED, *AHEAD):
         used = at(request, name) not in (None, NEUTRAL.get(name, False))

@@ -46,7 +46,7 @@ class Guard:
             await self.app(scope, Body(receive, self.read_seconds), send)
 
     def check(self, scope: Scope) -> None:
-        """Raise `RequestError` for a missing key, a remote page or an oversized body."""
+        """Raise `HttpError` for a missing key, a remote page or an oversized body."""
         headers = dict(scope["headers"])
         if self.local:
             check_host([value for name, value in scope["headers"] if name == b"host"])
@@ -64,7 +64,7 @@ class Guard:
 
 
 def check_host(hosts: list[bytes]) -> None:
-    """Raise `RequestError` for a non-loopback host, which a remote page may have set."""
+    """Raise `HttpError` for a non-loopback host, which a remote page may have set."""
     for host in hosts:
         if not HERE.fullmatch(host):
             raise Fault(
@@ -75,7 +75,7 @@ def check_host(hosts: list[bytes]) -> None:
 
 
 def check_origin(method: str, origin: bytes) -> None:
-    """Raise `RequestError` for requests of remote pages, which would cost compute."""
+    """Raise `HttpError` for requests of remote pages, which would cost compute."""
     _, _, host = origin.partition(b"://")
     if origin and method not in ("GET", "HEAD") and not HERE.fullmatch(host):
         raise Fault(
@@ -98,7 +98,7 @@ class Body:
         """Return the next message.
 
         Raises:
-            RequestError: If the body is too large or not received in time.
+            HttpError: If the body is too large or not received in time.
         """
         if self.whole:
             return await self.receive()

@@ -34,7 +34,7 @@ class Setting:
     bounds: tuple[float, float] | None = None
 
     def check(self, value: Any) -> None:
-        """Raise `RequestError` for a value that the operator does not allow."""
+        """Raise `HttpError` for a value that the operator does not allow."""
         match value:
             case str():
                 allowed = value in self.words
@@ -85,7 +85,7 @@ class Choice:
         """Return the method with public model names, and with model paths.
 
         Raises:
-            RequestError: If an option is unknown or its value not allowed.
+            HttpError: If an option is unknown or its value not allowed.
         """
         for name, value in values.items():
             if name not in self.settings:
@@ -105,7 +105,7 @@ class Choice:
         """Construct the method with allowed options.
 
         Raises:
-            RequestError: If the options are inconsistent.
+            HttpError: If the options are inconsistent.
         """
         values = {name: option.default for name, option in self.settings.items()} | dict(options)
         try:

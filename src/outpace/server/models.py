@@ -63,7 +63,7 @@ class Model(Known):
         """Return a method by name, or the default method.
 
         Raises:
-            RequestError: If requests may not select this method.
+            HttpError: If requests may not select this method.
         """
         name = name or self.method
         if name not in self.methods:

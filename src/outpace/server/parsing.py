@@ -39,7 +39,7 @@ COUNTS = {"values": (b",", 2**18), "lists and objects": (b"[{", 2**14), "fields"
 
 
 def check_shape(body: bytes) -> None:
-    """Raise `RequestError` for a body that would take long to parse."""
+    """Raise `HttpError` for a body that would take long to parse."""
     if len(body) <= SMALL:
         return
     stripped = STRING.sub(b"", body)
@@ -52,7 +52,7 @@ def parse(kind: type[Request], body: bytes) -> Request:
     """Return a request from its JSON.
 
     Raises:
-        RequestError: If a field is invalid; `param` is its path.
+        HttpError: If a field is invalid; `param` is its path.
     """
     check_shape(body)
     try:

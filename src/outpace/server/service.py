@@ -92,7 +92,7 @@ class Service:
         """Return a model by name.
 
         Raises:
-            RequestError: If the name is unknown.
+            HttpError: If the name is unknown.
         """
         if name not in self.models:
             names = ", ".join(self.models)
@@ -116,7 +116,7 @@ class Service:
         return None
 
     def check(self) -> None:
-        """Raise `RequestError` if no request is accepted."""
+        """Raise `HttpError` if no request is accepted."""
         if failure := self.failure:
             raise Fault(503, failure)
         if self.draining:
