@@ -311,13 +311,8 @@ def prompts_of(
 ) -> Sequence[tuple[Any, Any]]:
     """Return the prompts of a request, each with its infill template or None.
 
-    Args:
-        request: The request.
-        max_characters: Maximum number of characters of a prompt.
-        limit: Maximum number of tokens of an answer.
-
     Raises:
-        HttpError: If a prompt is too long or not a valid template.
+        HttpError: If a prompt exceeds `max_characters` or is not a valid template.
     """
     if isinstance(request, ChatRequest):
         field, texts = "messages", ["".join(message.text for message in request.messages)]

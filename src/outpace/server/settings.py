@@ -193,11 +193,7 @@ Section = TypeVar("Section", bound=Strict)
 
 
 def checked(kind: type[Section], values: Mapping[str, Any], where: str) -> Section:
-    """Return a section of the configuration from plain values.
-
-    Raises:
-        OptionError: If a key is unknown or a value invalid; `where` begins the message.
-    """
+    """Return a section from plain values; `OptionError` for an unknown key or invalid value."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -220,11 +216,7 @@ def fault(error: ValidationError) -> OptionError:
 
 
 def read(path: Path) -> Config:
-    """Return the configuration of a TOML file.
-
-    Raises:
-        ValueError: If the file cannot be read, or a key or value is invalid.
-    """
+    """Return the configuration of a TOML file; `ValueError` for an invalid one."""
     if not path.is_file():
         message = f"config: no file at {str(path)!r}; set it to a TOML file"
         raise OptionError("config", path, message)
