@@ -64,7 +64,7 @@ def test_a_copy_answers_as_the_model_does() -> None:
     [
         ("nowhere", {}, "nowhere"),
         ("tiny-ar", {"tensor_parallel": 2}, "tensor_parallel"),
-        ("tiny-ar", {"replicas": 0}, "replicas must be at least 1, not 0"),
+        ("tiny-ar", {"replicas": 0}, "replicas must be at least 1, got 0"),
     ],
 )
 def test_what_cannot_be_copied_is_refused(model: str, loading: Any, named: str) -> None:

@@ -102,7 +102,7 @@ def test_no_model_of_several_is_read_where_one_does_not_fit(reads: list[str]) ->
     with pytest.raises(ValueError, match="WeDLM decodes"):
         measure.line_up(["tiny-ar autoregressive", "tiny-ar wedlm"], flags.LOADING)
     entries = {"a": Entry(path="tiny-ar"), "b": Entry(path="tiny-ar", method="wedlm")}
-    with pytest.raises(ValueError, match="model b: method: it is not decoded by wedlm"):
+    with pytest.raises(ValueError, match="model b: method: must be one of .*, got wedlm"):
         models.load_all(entries)
     with pytest.raises(ValueError, match="model b: model: no model 'nope'"):
         models.load_all({**entries, "b": Entry(path="nope")})

@@ -328,7 +328,7 @@ def test_replica_that_is_killed_takes_nobody_with_it(served: Served, llm: LLM) -
         if done:
             assert said(events) == text
         else:
-            assert "has ended" in json.loads(events[-1])["error"]["message"]
+            assert "replica failed" in json.loads(events[-1])["error"]["message"]
             assert text.startswith(said(events[:-1]))
     assert [answer.json()["choices"][0]["text"] for answer in answers] == expected
     again = served.ask(QUESTIONS[0], **CHOSEN)

@@ -1,13 +1,13 @@
 """Parallel decoding of language models: several tokens per forward pass.
 
-What needs PyTorch, which takes seconds to load, is imported when its name is first used.
+Names that need PyTorch, which takes seconds to load, are imported on first use.
 """
 
 from outpace.version import __version__
 
 __all__ = ["LLM", "AsyncLLM", "Hole", "OptionError", "Output", "__version__"]
 
-TYPE_CHECKING = False  # that of typing, which takes longer to load than Python itself
+TYPE_CHECKING = False  # type checkers set it; importing typing takes longer than starting Python
 
 if TYPE_CHECKING:
     from outpace.api.async_llm import AsyncLLM
@@ -25,7 +25,7 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        """A name that was not used yet."""
+        """Import a public name on first use."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib
@@ -34,7 +34,7 @@ else:
         return globals()[name]
 
     def __dir__() -> list[str]:
-        """All names, used or not."""
+        """List all public names, imported or not."""
         return sorted({*globals(), *__all__})
 
 

@@ -1,4 +1,4 @@
-"""`python -m outpace`."""
+"""Entry point of `python -m outpace`."""
 
 from outpace.cli.main import main
 

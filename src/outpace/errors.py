@@ -1,4 +1,4 @@
-"""Errors that name the option, the part of a prompt or the constraint that is at fault."""
+"""Errors that name the invalid option, prompt part or constraint."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Self
 
 
 class OptionError(ValueError):
-    """An invalid option, prompt, hole or constraint; its text begins with the name of that.
+    """Invalid option, prompt, hole or constraint. The message begins with its name.
 
     Attributes:
-        param: the dotted name of what is at fault: `top_p`, `messages[2].content`, `holes[0]`.
-        value: what was given there; None where the error comes from another process.
+        param: Dotted name of the invalid part: `top_p`, `messages[2].content`, `holes[0]`.
+        value: The invalid value; None for errors received from another process.
     """
 
     def __init__(self, param: str, value: object, message: str) -> None:
@@ -20,26 +20,26 @@ class OptionError(ValueError):
 
     @property
     def option(self) -> str:
-        """The first part of `param`: `messages` of `messages[2].content`."""
+        """First part of `param`: `messages` for `messages[2].content`."""
         return self.param.partition(".")[0].partition("[")[0]
 
     def renamed(self, param: str) -> Self:
-        """The same error under another name: that of a field, or of the role of a model."""
-        plain = str(self).removeprefix(f"{self.option}: ")
-        return type(self)(param, self.value, f"{param}: {plain}")
+        """Return this error under another name: that of a field, or of a model's role."""
+        message = str(self).removeprefix(f"{self.option}: ")
+        return type(self)(param, self.value, f"{param}: {message}")
 
     def __reduce__(self) -> tuple[type[OptionError], tuple[str, object, str]]:
-        """Pickle it with its name and value, and not with its text alone."""
+        """Pickle the name and the value along with the message."""
         return type(self), (self.param, self.value, str(self))
 
 
 class ContextError(OptionError):
-    """A prompt, or the answer that may follow it, for which the context of a model is too short."""
+    """The prompt, with or without its answer, exceeds the model's context length."""
 
 
-def prefixed(place: str, error: ValueError) -> ValueError:
-    """The same error with its place in front: a line of a file, or the name of a model."""
-    message = f"{place}: {error}"
+def prefixed(location: str, error: ValueError) -> ValueError:
+    """Return the same error with a location (file line, model name) before its message."""
+    message = f"{location}: {error}"
     if isinstance(error, OptionError):
         return type(error)(error.param, error.value, message)
     return ValueError(message)

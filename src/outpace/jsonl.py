@@ -1,4 +1,4 @@
-"""Files of JSON lines, in which a bad line is named by its place."""
+"""Read JSON Lines files, with file and line number in every error."""
 
 from __future__ import annotations
 
@@ -12,27 +12,42 @@ Record = dict[str, Any]
 
 
 def read_records(path: Path, limit: int | None = None) -> list[tuple[str, Record]]:
-    """The first records of a file, each with its place as `file:line`; as `parse` refuses them.
+    """Return the first `limit` records of a file, each with its location `file:line`.
 
-    One whose name ends in `.gz` is compressed.
+    Files whose name ends in `.gz` are decompressed.
+
+    Raises:
+        ValueError: If the file is not valid gzip, or a line is not a JSON object.
     """
-    # Only a line feed ends a line: JSON may hold other characters that Python splits at.
+    # JSON strings may contain other characters that `str.splitlines` splits at.
     lines = content(path).rstrip().split(b"\n")[:limit]
     places = (f"{path}:{number}" for number in range(1, len(lines) + 1))
     return [(place, parse(line, place)) for place, line in zip(places, lines, strict=True)]
 
 
 def content(path: Path) -> bytes:
-    """What a file holds; `ValueError` where it should be compressed and is not."""
-    held = path.read_bytes()
+    """Return the bytes of a file, decompressed if its name ends in `.gz`.
+
+    Raises:
+        ValueError: If a `.gz` file is not valid gzip.
+    """
+    data = path.read_bytes()
     try:
-        return gzip.decompress(held) if path.suffix == ".gz" else held
+        return gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is no file of gzip: {error}") from error
+        raise ValueError(f"{path} is not a gzip file: {error}") from error
 
 
 def parse(line: bytes, place: str) -> Record:
-    """The object of one line; `ValueError` with its place where there is none."""
+    """Return the JSON object of one line.
+
+    Args:
+        line: Bytes of the line.
+        place: Its location `file:line`, for error messages.
+
+    Raises:
+        ValueError: If the line is not a JSON object.
+    """
     try:
         record = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:

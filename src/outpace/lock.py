@@ -1,4 +1,4 @@
-"""Locks on open files, which the system releases when their process ends."""
+"""Locks on open files, released by the operating system when the process ends."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 FAR = 2**31 - 2
-"""A byte that Windows locks instead of the whole file: what is locked there cannot be read."""
+"""Offset of the locked byte on Windows, wposition a locked byte cannot be read by others."""
 
 
 def lock_file(file: IO[Any]) -> None:
-    """Lock an open file until it is closed. Raises `BlockingIOError` where another process has."""
+    """Lock an open file until it is closed.
+
+    Raises:
+        BlockingIOError: If another process holds the lock.
+    """
     if fcntl is not None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return
     import msvcrt
 
-    here = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+    position = os.lseek(file.fileno(), 0, os.SEEK_CUR)
     os.lseek(file.fileno(), FAR, os.SEEK_SET)
     try:
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
     except OSError as error:
         raise BlockingIOError(*error.args) from error
     finally:
-        os.lseek(file.fileno(), here, os.SEEK_SET)
+        os.lseek(file.fileno(), position, os.SEEK_SET)

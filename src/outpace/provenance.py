@@ -1,4 +1,4 @@
-"""Where a result came from: revision, versions, machine, command."""
+"""Provenance of a result: revision, versions, machine, command."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from outpace.version import __version__
 
 
 def provenance(secret: str | None = None) -> dict[str, Any]:
-    """What decides the numbers of a run, for the JSON that they are written to.
+    """Return what determines the numbers of a run, as JSON fields.
 
-    Absolute paths of the command are cut to their last part, and a `secret` in it is left out.
+    Absolute paths in the command are reduced to their last part; `secret` is removed.
     """
     return {
         "outpace": __version__,
@@ -39,24 +39,24 @@ def provenance(secret: str | None = None) -> dict[str, Any]:
     }
 
 
-def shown(word: str, secret: str | None) -> str:
-    """A word of the command as it is written down."""
-    cut = Path(word).name if os.path.isabs(word) else word
-    return cut.replace(secret, "…") if secret else cut
+def shown(argument: str, secret: str | None) -> str:
+    """Return one word of the command line without its folder and without the secret."""
+    name = Path(argument).name if os.path.isabs(argument) else argument
+    return name.replace(secret, "…") if secret else name
 
 
 def revision() -> str | None:
-    """Commit of the source tree, `+` where it was changed; None outside a checkout."""
+    """Return the commit of the source tree, with `+` if modified; None outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return result.stdout.strip()
 
 
 def loads() -> tuple[float, ...]:
-    """Processes that ran or waited over 1, 5 and 15 minutes; none where the system counts none."""
+    """Return the load averages over 1, 5 and 15 minutes; empty where unavailable."""
     try:
         return os.getloadavg()
     except (AttributeError, OSError):  # Windows
@@ -64,10 +64,10 @@ def loads() -> tuple[float, ...]:
 
 
 def processor() -> str:
-    """Name of the CPU."""
-    described = Path("/proc/cpuinfo")
-    if described.is_file():
-        for line in described.read_text().splitlines():
+    """Return the model name of the CPU."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -200,7 +200,7 @@ def test_a_killed_evaluation_goes_on(outpace, tmp_path):
     assert outpace(*words)[0] == 0
     assert [json.loads(line).get("text") for line in samples.read_text().splitlines()] == texts
     status, _, err = outpace(*words, "--seed", "1")
-    assert status == 2 and "answers of another run: its options is" in err
+    assert status == 2 and "answers of another run: options is" in err
 
 
 def test_report_compares_runs(outpace, tmp_path):
@@ -246,7 +246,7 @@ def test_reports_of_another_schema_are_refused(outpace, tmp_path):
     path.write_text(json.dumps({"provenance": {}, "results": [{"task": "story"}]}))
     status, _, err = outpace("report", str(path))
     assert status == 2
-    assert "old.json is a report of schema None, and this version reads schema 1" in err
+    assert "old.json has schema None, but this version reads schema 1" in err
 
 
 def test_evaluate_can_do_without_the_prefix_cache(outpace):
@@ -284,8 +284,8 @@ def test_models_and_methods_are_listed(outpace):
         (("generate", "tiny-aux"), "give a prompt, or --input and --output"),
         (("generate", "tiny-aux", "x", "--input", "a", "--output", "b"), "give a prompt, or"),
         (("evaluate", "tiny-aux", "--chat"), "go with --tasks"),
-        (("evaluate", "tiny-aux", "--task", "x"), "unknown task 'x'; known are countdown"),
-        (("evaluate", "tiny-aux", "--protocol", "x"), "unknown protocol 'x'; known are apd"),
+        (("evaluate", "tiny-aux", "--task", "x"), "unknown task 'x'; choose from countdown"),
+        (("evaluate", "tiny-aux", "--protocol", "x"), "unknown protocol 'x'; choose from apd"),
         (("evaluate", "tiny-aux", "--num-shots", "-1"), "shots=-1"),
         (("report",), "Missing argument"),
         (("report", "no-such-file.json"), "no-such-file.json"),

@@ -49,7 +49,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
         (["tiny-ar", "--method", "d2f"], "d2f"),
         (["tiny-dflash"], "tiny-dflash"),
         (["--model", "tiny-ar="], "name=path"),
-        (["--model", "a=tiny-ar", "--model", "a=tiny-aux"], "twice: a"),
+        (["--model", "a=tiny-ar", "--model", "a=tiny-aux"], "the name a is given twice"),
         (["--max-tokens", "5"], "need a model"),
         (["tiny-ar", "--max-tokens", "0"], "max_tokens"),
         (["--host", "0.0.0.0"], "--insecure"),
@@ -63,7 +63,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--max-waiting", "-1"], "max_waiting"),
         (["--api-key", ""], "api_key"),
         (["--api-key-file", "nowhere"], "nowhere"),
-        (["--api-key", "x", "--api-key-file", "y"], "not both"),
+        (["--api-key", "x", "--api-key-file", "y"], "cannot be combined"),
     ],
 )
 def test_bad_input_is_one_line(

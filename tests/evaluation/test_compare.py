@@ -1,4 +1,4 @@
-"""Reports beside one another."""
+"""Comparison of reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outpace.evaluation.compare import areas, differences, fronts, read_results
 
 
 def result(right: list[bool], tokens: list[int], **changes: Any) -> dict[str, Any]:
-    """A result with answers of ten forwards each."""
+    """A result with ten forwards per answer."""
     return {
         "schema": 1,
         "task": "story",
@@ -39,20 +39,20 @@ def result(right: list[bool], tokens: list[int], **changes: Any) -> dict[str, An
 
 
 def write(path: Path, *results: Any) -> Path:
-    """A report."""
+    """Write a report."""
     path.write_text(json.dumps({"provenance": {}, "results": results}))
     return path
 
 
 def test_equal_runs_do_not_differ() -> None:
-    """And a p-value says so."""
+    """The p-value is 1."""
     run = result([True, False] * 20, [30] * 40)
     for each in differences(run, run).values():
         assert (each.value, each.low, each.high, each.p) == (0, 0, 0, 1)
 
 
-def test_pairs_see_what_averages_hide() -> None:
-    """Five of a hundred are better and none is worse: by pairs that is no chance."""
+def test_paired_test_is_more_sensitive() -> None:
+    """Five better and none worse of a hundred is significant."""
     first = [True] * 60 + [False] * 40
     other = [True] * 66 + [False] * 34
     found = differences(result(first, [30] * 100), result(other, [40] * 100))
@@ -61,8 +61,8 @@ def test_pairs_see_what_averages_hide() -> None:
     assert found["tokens_per_forward"].value == pytest.approx(1.0)
 
 
-def test_chance_is_called_chance_as_often_as_it_says() -> None:
-    """Runs of one law differ significantly in about one case of twenty."""
+def test_false_positive_rate() -> None:
+    """Equal distributions differ significantly in about one of twenty runs."""
     rng = np.random.default_rng(1)
     found = [
         differences(
@@ -74,23 +74,23 @@ def test_chance_is_called_chance_as_often_as_it_says() -> None:
     assert sum(each.low > 0 or each.high < 0 for each in found) <= 9
 
 
-def test_other_questions_cannot_be_paired() -> None:
-    """Both files are named."""
+def test_different_questions_are_an_error() -> None:
+    """The message names both files."""
     first = result([True], [3])
     for other in (result([True], [3], questions="r"), result([True] * 2, [3] * 2, file="b.json")):
         with pytest.raises(ValueError, match="a.json and .* answer different questions"):
             differences(first, other)
 
 
-def test_what_nobody_judged_has_no_accuracy_to_compare() -> None:
-    """Nor an area under it."""
+def test_unjudged_results_have_no_accuracy() -> None:
+    """And no AUP."""
     run = result([True], [3], accuracy=None)
     assert set(differences(run, run)) == {"tokens_per_forward"}
     assert areas([run]) == {}
 
 
-def test_fronts_and_areas_are_of_the_same_questions() -> None:
-    """A run that answers others competes with nobody."""
+def test_fronts_compare_the_same_questions() -> None:
+    """As do areas."""
     slow = result([True, True], [10, 10])
     fast = result([True, False], [30, 30], method="X(a=2)")
     worse = result([True, False], [20, 20])
@@ -100,33 +100,33 @@ def test_fronts_and_areas_are_of_the_same_questions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "says"),
+    ("held", "expected_message"),
     [
-        ("", "is no report"),
-        ("[]", "is no report"),
-        ('{"results": 5}', "is no report"),
-        ('{"results": [{}]}', "of schema None, and this version reads schema 1"),
-        ('{"results": [{"schema": 7}]}', "of schema 7, and this version reads schema 1"),
+        ("", "is not a report"),
+        ("[]", "is not a report"),
+        ('{"results": 5}', "is not a report"),
+        ('{"results": [{}]}', "has schema None, but this version reads schema 1"),
+        ('{"results": [{"schema": 7}]}', "has schema 7, but this version reads schema 1"),
         ('{"results": [{"schema": 1, "task": "story"}]}', "a.json has a result without questions"),
-        ("[" * 100_000, "is no report"),
+        ("[" * 100_000, "is not a report"),
     ],
 )
-def test_reports_of_another_schema_are_refused(tmp_path: Path, held: str, says: str) -> None:
-    """With both versions."""
+def test_other_schemas_are_rejected(tmp_path: Path, held: str, expected_message: str) -> None:
+    """The message names both versions."""
     path = tmp_path / "a.json"
     path.write_text(held)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         read_results([path])
 
 
-def test_results_know_their_file(tmp_path: Path) -> None:
-    """To be named in messages."""
+def test_results_have_their_file(tmp_path: Path) -> None:
+    """For messages."""
     path = write(tmp_path / "b.json", result([True], [3]))
     assert [each["file"] for each in read_results([path, path])] == ["b.json"] * 2
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "expected_message"),
     [
         ("task", 5, "has task 5, which must be a text"),
         ("questions", [], "has questions [], which must be a text"),
@@ -142,8 +142,10 @@ def test_results_know_their_file(tmp_path: Path) -> None:
         ("line", 5, "has line 5, which must be a text"),
     ],
 )
-def test_a_figure_that_is_none_is_named(tmp_path: Path, name: str, value: Any, says: str) -> None:
-    """With its value and what it must be."""
+def test_invalid_figures_are_named(
+    tmp_path: Path, name: str, value: Any, expected_message: str
+) -> None:
+    """With their value and the requirement."""
     path = write(tmp_path / "a.json", {**result([True], [3]), name: value})
-    with pytest.raises(ValueError, match=re.escape(says)):
+    with pytest.raises(ValueError, match=re.escape(expected_message)):
         read_results([path])

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness, through any method."""
+"""Tasks of lm-evaluation-harness with any method."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_without_the_harness_the_extra_is_named(
 
 @pytest.fixture
 def harness() -> Any:
-    """The adapter, where lm-evaluation-harness is installed."""
+    """The adapter, if lm-evaluation-harness is installed."""
     pytest.importorskip("lm_eval", reason="needs lm-eval")
     from outpace.evaluation import harness
 
@@ -76,22 +76,22 @@ def harness() -> Any:
 
 
 def instances(kind: str, *arguments: Any) -> list[Any]:
-    """Requests as the harness makes them."""
+    """Requests as created by the harness."""
     from lm_eval.api.instance import Instance
 
     return [Instance(kind, {}, args, number) for number, args in enumerate(arguments)]
 
 
 def additions(folder: Path, kind: str, more: str) -> Path:
-    """A folder with a task of its own that reads a local file."""
+    """A folder with a custom task that reads a local file."""
     lines = [{"question": f"{story} ", "answer": "1"} for story in STORIES]
     (folder / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "additions.yaml").write_text(TASK.format(folder=folder, kind=kind, more=more))
     return folder
 
 
-def test_likelihoods_are_those_of_the_harness_itself(harness: Any) -> None:
-    """On the same weights, to 1e-3; of whole texts, which are longer than the model, as well."""
+def test_likelihoods_equal_the_harness(harness: Any) -> None:
+    """Within 1e-3 on the same weights, also for texts longer than the context."""
     from lm_eval.models.huggingface import HFLM
 
     theirs = HFLM(
@@ -119,8 +119,8 @@ def test_likelihoods_are_those_of_the_harness_itself(harness: Any) -> None:
         assert total == pytest.approx(expected, abs=1e-3)
 
 
-def test_answers_are_those_of_the_method(harness: Any) -> None:
-    """Cut at the task's stop strings, at its length, at its temperature."""
+def test_answers_equal_the_method(harness: Any) -> None:
+    """With the task's stop strings, length and temperature."""
     llm = LLM("tiny-ar")
     ours = harness.Harness(llm, batch_size=3, max_tokens=24)
     given: list[dict[str, Any]] = [
@@ -143,19 +143,19 @@ def test_answers_are_those_of_the_method(harness: Any) -> None:
     assert len(ours.outputs) == 4 and ours.seconds > 0
 
 
-def test_a_context_that_is_too_long_loses_its_beginning(harness: Any) -> None:
-    """And a length that leaves no room is refused."""
+def test_long_contexts_are_truncated(harness: Any) -> None:
+    """A length that leaves no room is an error."""
     ours = harness.Harness(LLM("tiny-ar"))
     (text,) = ours.generate_until(
         instances("generate_until", (" ".join(STORIES) * 9, {"max_gen_toks": 4}))
     )
     assert isinstance(text, str) and ours.outputs[0].prompt_tokens == ours.max_length - 4
-    with pytest.raises(ValueError, match="max_gen_toks=9999 leave no room"):
+    with pytest.raises(ValueError, match="max_gen_toks=9999 leaves no room"):
         ours.generate_until(instances("generate_until", ("x", {"max_gen_toks": 9999})))
 
 
-def test_a_killed_run_goes_on(harness: Any, tmp_path: Path) -> None:
-    """With answers and likelihoods that are there; the same request is asked once."""
+def test_interrupted_run_resumes(harness: Any, tmp_path: Path) -> None:
+    """Stored results are reused; duplicate requests run once."""
     path = tmp_path / "samples.jsonl"
     asked = instances("generate_until", *((story, {"max_gen_toks": 8}) for story in STORIES * 2))
     scored = instances("loglikelihood", *((story, " 7") for story in STORIES))
@@ -170,12 +170,12 @@ def test_a_killed_run_goes_on(harness: Any, tmp_path: Path) -> None:
         assert again.generate_until(asked) == texts
         assert again.loglikelihood(scored, disable_tqdm=True) == found
         assert len(path.read_text().splitlines()) - before == left
-    with pytest.raises(ValueError, match="another run: its seed is 0, not 1"):
+    with pytest.raises(ValueError, match="another run: seed is 0, expected 1"):
         harness.Harness(LLM("tiny-ar"), samples=path, seed=1).generate_until(asked)
 
 
-def test_arguments_of_the_command_are_told_apart(harness: Any) -> None:
-    """Model, method, its options, and ours; the harness's own device is a guess."""
+def test_arguments_are_assigned(harness: Any) -> None:
+    """To model, method, its options and the adapter; the harness's default device is ignored."""
     made = harness.Harness.create_from_arg_string(
         "model=tiny-dream,method=d2f,block=16,seed=3,draws=5",
         {"batch_size": 4, "device": "cuda:7", "max_batch_size": None},
@@ -183,19 +183,19 @@ def test_arguments_of_the_command_are_told_apart(harness: Any) -> None:
     assert made.llm.method == D2F(block=16)
     assert (made.batch, made.seed, made.draws) == (4, 3, 5)
     assert harness.Harness.create_from_arg_string("model=tiny-ar").llm.method == Autoregressive()
-    for words, says in (
-        ("method=d2f", "name a model"),
-        ("model=tiny-ar,block=16", "block need a method"),
+    for words, expected_message in (
+        ("method=d2f", "model is missing"),
+        ("model=tiny-ar,block=16", "block: needs a method"),
         ("model=tiny-ar,method=nonsense", "unknown method 'nonsense'; available: apd"),
         ("model=tiny-dream,method=d2f,blok=16", "'d2f' has no option blok"),
-        ("model=tiny-ar,batch_size=auto", "batch_size must be a whole number, not 'auto'"),
+        ("model=tiny-ar,batch_size=auto", "batch_size must be an integer, got 'auto'"),
     ):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=expected_message):
             harness.Harness.create_from_arg_string(words)
 
 
-def test_the_harness_knows_the_model_by_name(harness: Any) -> None:
-    """Once this package has said so."""
+def test_model_is_registered(harness: Any) -> None:
+    """After the import of this module."""
     from lm_eval.api.registry import get_model
 
     assert get_model("outpace") is harness.Harness
@@ -211,7 +211,7 @@ def test_the_harness_knows_the_model_by_name(harness: Any) -> None:
         ("tiny-dream", "multiple_choice", CHOOSE),
     ],
 )
-def test_a_task_of_one_s_own(
+def test_custom_task(
     harness: Any,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -219,7 +219,7 @@ def test_a_task_of_one_s_own(
     kind: str,
     more: str,
 ) -> None:
-    """From a local file, with its results beside our figures."""
+    """From a local file, with its results next to our metrics."""
     folder, out = additions(tmp_path, kind, more), tmp_path / "out.json"
     with pytest.raises(SystemExit) as ended:
         main(
@@ -241,13 +241,16 @@ def test_a_task_of_one_s_own(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_bad_input_is_one_line(harness: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unknown tasks, flags that do not go together."""
-    for words, says in (
-        (["--tasks", "gsm8k_cott"], "unknown task 'gsm8k_cott' of lm-evaluation-harness; near are"),
+    """Unknown tasks, and conflicting flags."""
+    for words, expected_message in (
+        (
+            ["--tasks", "gsm8k_cott"],
+            "unknown task 'gsm8k_cott' of lm-evaluation-harness; similar: ",
+        ),
         (["--tasks", "gsm8k", "--task", "gsm8k"], "--tasks bring their own questions"),
         (["--tasks", "gsm8k", "--ray"], "leave --ray"),
         (["--tasks", "gsm8k", "--temperature", "1"], "bring their own sampling"),
     ):
         with pytest.raises(SystemExit):
             main(["evaluate", "tiny-aux", *words])
-        assert says in " ".join(capsys.readouterr().err.split())
+        assert expected_message in " ".join(capsys.readouterr().err.split())

@@ -1,4 +1,4 @@
-"""How probable a model finds a text, against sums over its logits."""
+"""Log-likelihoods compared with sums over logits."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ TEXT = "Tom has 5 bags. He gives 2 bags to Ann."
 
 
 def read(llm: LLM, method: Any, ids: list[int]) -> float:
-    """What a method finds, after it has ended as a request does."""
+    """Result of a method after its request."""
     (output,) = llm.generate([ids], method=method, max_tokens=1, temperature=0)
     assert output.finish_reason in ("stop", "length")
     return float(method.found.logprob)
 
 
 @pytest.mark.parametrize("name", ["tiny-ar", "tiny-wedlm"])
-def test_of_a_causal_model(name: str) -> None:
-    """The sum over its rows; batched as alone, and with the prefix cache as without."""
+def test_causal_model(name: str) -> None:
+    """The sum over rows; equal in batches and with the prefix cache."""
     llm = LLM(name)
     ids = llm.text.encode(TEXT, raw=True)
     logits = whole(load_model(name), ids, causal=True)[:-1, : llm.text.size].clone()
@@ -44,8 +44,8 @@ def test_of_a_causal_model(name: str) -> None:
         assert methods[number].found.logprob == pytest.approx(expected, abs=1e-3)
 
 
-def test_the_greedy_continuation_is_known_as_such() -> None:
-    """And another one is not."""
+def test_greedy_continuation_is_detected() -> None:
+    """And other continuations are not."""
     llm = LLM("tiny-ar")
     prompt = llm.text.encode(TEXT)
     (output,) = llm.generate([prompt], max_tokens=8, temperature=0)
@@ -55,8 +55,8 @@ def test_the_greedy_continuation_is_known_as_such() -> None:
         assert method.found.greedy is greedy
 
 
-def test_a_text_without_end_has_probability_one() -> None:
-    """There is nothing to read."""
+def test_empty_continuation_has_probability_one() -> None:
+    """No row is read."""
     for name, kind in (("tiny-ar", Likelihood), ("tiny-dream", MonteCarloLikelihood)):
         llm = LLM(name)
         ids = llm.text.encode(TEXT, raw=True)
@@ -66,8 +66,8 @@ def test_a_text_without_end_has_probability_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-dream", "tiny-llada"])
-def test_of_a_diffusion_model(name: str) -> None:
-    """The estimate of many draws is the mean over all masks of three tokens."""
+def test_diffusion_model(name: str) -> None:
+    """The estimate of many draws approaches the mean over all masks of three tokens."""
     llm, model = LLM(name), load_model(name)
     ids = llm.text.encode(TEXT, raw=True)[:14]
     slots, mask = range(len(ids) - 3, len(ids)), llm.config.mask_id
@@ -91,7 +91,7 @@ def test_of_a_diffusion_model(name: str) -> None:
 
 
 def test_numbers_of_masks_are_spread_evenly() -> None:
-    """As LLaDA's authors do: each as often as any other, where the draws allow it."""
+    """As by LLaDA's authors: equally often if the draws allow it."""
     masks = list(MonteCarloLikelihood(known=7, draws=20).masks(5))
     counts = sorted(len(slots) for slots in masks)
     assert counts == [n for n in range(1, 6) for _ in range(4)]
@@ -109,13 +109,13 @@ def test_numbers_of_masks_are_spread_evenly() -> None:
         (MonteCarloLikelihood, {"known": 1, "draws": 0}),
     ],
 )
-def test_bad_options_are_refused(kind: Any, options: dict[str, Any]) -> None:
-    """As those of any method."""
+def test_invalid_options_are_rejected(kind: Any, options: dict[str, Any]) -> None:
+    """As for any method."""
     with pytest.raises(ValueError, match="must be"):
         kind(**options)
 
 
-def test_models_of_another_kind_are_refused() -> None:
+def test_other_kinds_are_rejected() -> None:
     """A bidirectional model has no left-to-right likelihood in one forward."""
     with pytest.raises(ValueError, match="Likelihood decodes causal models"):
         LLM("tiny-dream").generate([[1, 2, 3]], method=Likelihood(known=1), max_tokens=1)

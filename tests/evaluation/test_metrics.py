@@ -1,4 +1,4 @@
-"""Figures from traces, against sums done by hand."""
+"""Metrics from traces, compared with manual calculations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOLES = (range(4, 6),)
 
 
 def output(*steps: Step, tokens: int, prompt: int = 4) -> Output:
-    """An answer with a trace."""
+    """An output with a trace."""
     return Output(
         text="",
         ids=[0] * tokens,
@@ -45,8 +45,8 @@ DIFFUSION = output(
 )
 
 
-def test_what_a_forward_of_the_target_kept() -> None:
-    """A prefill does not count; tokens that another model's pass commits belong to the target's."""
+def test_accepted_lengths() -> None:
+    """Without prefills; tokens committed by other models' passes count for the target's forward."""
     assert metrics.groups(SPECULATIVE) == [3, 1]
     assert metrics.groups(DIFFUSION) == [2, 1]
     assert metrics.groups(output(tokens=0)) == []
@@ -54,15 +54,15 @@ def test_what_a_forward_of_the_target_kept() -> None:
 
 
 def test_histogram_and_positions() -> None:
-    """Of all forwards together."""
+    """Over all forwards."""
     counts = metrics.histogram([SPECULATIVE, DIFFUSION])
     assert counts == [0, 2, 1, 1]
     assert metrics.by_position(counts) == [1.0, 0.5, 0.25]
     assert metrics.by_position([]) == [] == metrics.by_position([0])
 
 
-def test_rows() -> None:
-    """Those of the prompt do not count."""
+def test_fed_rows() -> None:
+    """Without those of the prompt."""
     assert metrics.rows_fed(SPECULATIVE) == 8 and metrics.rows_fed(DIFFUSION) == 10
     assert metrics.rows_fed(SPECULATIVE, "draft") == 2
     assert metrics.p_cache([SPECULATIVE, DIFFUSION]) == pytest.approx(8 / 18)
@@ -72,7 +72,7 @@ def test_rows() -> None:
 
 
 def test_first_text_comes_with_the_first_token() -> None:
-    """Whichever model's pass brings it."""
+    """Whichever model's pass commits it."""
     assert metrics.first_text(SPECULATIVE) == 0.5
     assert metrics.first_text(DIFFUSION) == 1.5
 
@@ -82,12 +82,12 @@ def test_first_text_comes_with_the_first_token() -> None:
     [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (0, 0, 0.0, 1.0)],
 )
 def test_wilson(right: int, count: int, low: float, high: float) -> None:
-    """Against published values."""
+    """Compared with published values."""
     assert metrics.wilson(right, count) == pytest.approx((low, high), abs=1e-4)
 
 
-def test_the_error_of_a_ratio_is_that_of_many_runs() -> None:
-    """Its mean over many runs is the spread of their ratios."""
+def test_ratio_error_equals_spread() -> None:
+    """The mean error over many runs equals the spread of their ratios."""
     rng = np.random.default_rng(0)
     ratios, errors = [], []
     for _ in range(400):
@@ -100,7 +100,7 @@ def test_the_error_of_a_ratio_is_that_of_many_runs() -> None:
 
 
 def test_area_under_accuracy() -> None:
-    """By hand: 1 × 80, then a trapezium; what lies too low or below the best counts less."""
+    """By hand: 1 × 80, then a trapezium; low points count less or not at all."""
     assert metrics.aup([(1.0, 0.8)], 0.8) == pytest.approx(80)
     assert metrics.aup([(3.0, 0.8), (1.0, 0.8)], 0.8) == pytest.approx(80 + 2 * 80)
     assert metrics.aup([(1.0, 0.8), (3.0, 0.74)], 0.8) == pytest.approx(80)
@@ -108,24 +108,24 @@ def test_area_under_accuracy() -> None:
     area = 80 + 2 * (80 + 76 * weight) / 2
     assert metrics.aup([(1.0, 0.8), (3.0, 0.76)], 0.8) == pytest.approx(area)
     assert metrics.aup([(1.0, 0.0)], 0.0) == 0
-    with pytest.raises(ValueError, match="no point"):
+    with pytest.raises(ValueError, match="points must not be empty"):
         metrics.aup([], 1.0)
 
 
 def test_front() -> None:
-    """Equals do not beat one another."""
+    """Equal points do not dominate each other."""
     points = [(1.0, 0.9), (2.0, 0.8), (1.5, 0.8), (2.0, 0.8), (3.0, 0.1)]
     assert metrics.front(points) == [0, 1, 3, 4]
 
 
 def test_percentile() -> None:
-    """Of nothing it is nothing."""
+    """0 without values."""
     assert metrics.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert metrics.percentile([], 0.5) == 0.0
 
 
-def test_a_lossless_draft_keeps_what_its_answer_has() -> None:
-    """Of a real trace: the groups and the token of the prefill are the answer."""
+def test_accepted_lengths_of_a_real_trace() -> None:
+    """They add up to the answer, without the token of the prefill."""
     llm = LLM("tiny-ar", DFlash(draft="tiny-dflash", tokens=7))
     outputs = llm.generate([str(q.prompt) for q in questions_of("story", 3)], max_tokens=64)
     for each in outputs:

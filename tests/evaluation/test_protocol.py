@@ -1,4 +1,4 @@
-"""How papers ask: what their files say, and what becomes of it."""
+"""Evaluation protocols: files and prompts."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def data(tmp_path: Path) -> str:
 
 
 def test_every_file_is_a_protocol() -> None:
-    """And every protocol a file."""
+    """And every protocol has a file."""
     assert sorted(path.stem for path in FOLDER.glob("*.toml")) == list(PROTOCOLS)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_a_protocol_is_whole(name: str) -> None:
-    """Its methods exist, its settings have names, its figures a place in the paper."""
+def test_protocols_are_complete(name: str) -> None:
+    """Methods exist, settings have names, figures have a place in the paper."""
     found = settings(name)
     assert len({(each.task, each.name) for each in found}) == len(found)
     for each in found:
@@ -61,8 +61,8 @@ def test_a_protocol_is_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_a_protocol_says_what_is_not_known(name: str) -> None:
-    """And where it is not what the authors ran."""
+def test_protocols_state_unknowns(name: str) -> None:
+    """And differences from the authors' runs."""
     import tomllib
 
     table = tomllib.loads((FOLDER / f"{name}.toml").read_text())
@@ -71,7 +71,7 @@ def test_a_protocol_says_what_is_not_known(name: str) -> None:
 
 
 def test_methods_have_the_settings_of_their_papers() -> None:
-    """As far as the tables name them."""
+    """As far as the tables give them."""
     assert setting("gsm8k", "d2f:llada").decoder() == D2F(
         block=64, add=0.7, activate=0.95, confidence=0.9
     )
@@ -79,15 +79,15 @@ def test_methods_have_the_settings_of_their_papers() -> None:
     assert setting("gsm8k", "apd:left-to-right").decoder() == LeftToRight(tokens=1)
 
 
-def test_a_bare_question_is_a_user_s_message(data: str) -> None:
-    """And any last number is its answer."""
+def test_zero_shot_question_is_a_user_message(data: str) -> None:
+    """Any last number is its answer."""
     (question,) = setting("gsm8k").questions(data, 1, None)
     assert question.prompt == "What is 0 + 1?"
     assert question.right("It is $1.") is True and question.right("#### 2") is False
 
 
 def test_raw_shots_are_one_text(data: str) -> None:
-    """As D2F asks Dream, and WeDLM all of its models."""
+    """As D2F evaluates Dream, and WeDLM all of its models."""
     (question,) = setting("gsm8k", "d2f:dream").questions(data, 1, data)
     text = question.prompt
     assert isinstance(text, str) and text.startswith(
@@ -100,7 +100,7 @@ def test_raw_shots_are_one_text(data: str) -> None:
 
 
 def test_shots_may_be_turns_of_a_conversation(data: str) -> None:
-    """As D2F asks LLaDA."""
+    """As D2F evaluates LLaDA."""
     (question,) = setting("gsm8k", "d2f:llada").questions(data, 1, data)
     roles = [message["role"] for message in question.prompt]  # type: ignore[index]
     assert roles == ["user", "assistant"] * 4 + ["user"]
@@ -108,7 +108,7 @@ def test_shots_may_be_turns_of_a_conversation(data: str) -> None:
 
 
 def test_a_system_prompt_is_a_message(data: str) -> None:
-    """As APD asks."""
+    """As in APD."""
     (question,) = setting("gsm8k", "apd:ratio-0.7").questions(data, 1, None)
     assert question.prompt == [
         {"role": "system", "content": "You are a helpful assistant."},
@@ -116,7 +116,7 @@ def test_a_system_prompt_is_a_message(data: str) -> None:
     ]
 
 
-def test_shots_that_are_held_out_are_not_asked(tmp_path: Path) -> None:
+def test_held_out_shots_are_not_questions(tmp_path: Path) -> None:
     """Dream takes them from the file of the questions."""
     path = tmp_path / "cd4.jsonl"
     lines = [{"input": f"{n},2,3,4,9", "output": f"{n}+2=1"} for n in range(10)]
@@ -127,12 +127,12 @@ def test_shots_that_are_held_out_are_not_asked(tmp_path: Path) -> None:
     assert text.startswith("Given 5 numbers") and text.endswith("\n\nInput: 8,2,3,4,9\nOutput: ")
     assert "\n\nInput: 7,2,3,4,9\nOutput: 7+2=1\n\n" in text
     path.write_text(json.dumps(lines[0]) + "\n")
-    with pytest.raises(ValueError, match="8 shots and a question are more than the 1 lines"):
+    with pytest.raises(ValueError, match="8 shots and a question need more lines than the 1 of"):
         setting("countdown").questions(str(path), 5, None)
 
 
-def test_a_published_puzzle_is_asked_as_sheets_are(tmp_path: Path) -> None:
-    """Of those that the zoo makes; eight shots stay what is asked by default."""
+def test_published_puzzle_as_sheet(tmp_path: Path) -> None:
+    """With the zoo's prompt; eight shots remain the default."""
     path = tmp_path / "sudoku.jsonl"
     board = "4000\n3104\n1030\n0000"
     path.write_text(json.dumps({"input": board, "output": "4213\n3124\n1432\n2341"}) + "\n")
@@ -145,24 +145,24 @@ def test_a_published_puzzle_is_asked_as_sheets_are(tmp_path: Path) -> None:
 
 
 def test_shots_need_a_file(data: str) -> None:
-    """Of so many lines."""
-    with pytest.raises(ValueError, match="8 shots: name a file of them with --shots"):
+    """With enough lines."""
+    with pytest.raises(ValueError, match="--shots: .* needs 8 shots in this protocol; set a file"):
         setting("gsm8k", "d2f:dream").questions(data, 1, None)
     Path(data).write_text(json.dumps(GSM8K[0]) + "\n")
-    with pytest.raises(ValueError, match="8 shots and a question are more"):
+    with pytest.raises(ValueError, match="8 shots and a question need more"):
         setting("gsm8k", "d2f:dream").questions(data, 1, data)
 
 
-def test_shots_that_nobody_asks_for_are_refused(data: str) -> None:
-    """Instead of being left out in silence."""
-    with pytest.raises(ValueError, match="without shots: leave --shots out"):
+def test_unnecessary_shots_are_rejected(data: str) -> None:
+    """Instead of being ignored."""
+    with pytest.raises(ValueError, match="no shots in this protocol; omit it"):
         setting("gsm8k").questions(data, 1, data)
-    with pytest.raises(ValueError, match="with its own shots"):
+    with pytest.raises(ValueError, match="its own shots"):
         setting("countdown").questions(data, 1, data)
 
 
-def test_what_is_given_takes_the_place_of_the_paper_s() -> None:
-    """Unless it is left open."""
+def test_options_override_the_paper() -> None:
+    """Except for None."""
     found = setting("gsm8k", "d2f:dream")
     options = found.options({"max_tokens": 7, "temperature": None})
     assert options["max_tokens"] == 7 and options["temperature"] == 0.0 and options["raw"] is True
@@ -173,39 +173,37 @@ def test_what_is_given_takes_the_place_of_the_paper_s() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "protocol", "says"),
+    ("task", "protocol", "expected_message"),
     [
-        ("nonsense", "plain", "unknown task 'nonsense'; known are countdown, gsm8k"),
-        ("gsm8k", "nonsense", "unknown protocol 'nonsense'; known are apd, d2f, dflash"),
+        ("nonsense", "plain", "unknown task 'nonsense'; choose from countdown, gsm8k"),
+        ("gsm8k", "nonsense", "unknown protocol 'nonsense'; choose from apd, d2f, dflash"),
         (
             "gsm8k",
             "d2f",
-            "several ways to ask gsm8k; name one of d2f:dream, d2f:dream-512, d2f:llada",
+            "several settings of gsm8k; choose from d2f:dream, d2f:dream-512, d2f:llada",
         ),
-        ("gsm8k", "d2f:nonsense", "d2f has no 'nonsense' to ask gsm8k; name one of d2f:dream"),
-        ("gsm8k", "plain:x", "plain has no 'x' to ask gsm8k; name one of plain$"),
-        ("sudoku", "d2f", "d2f does not ask 'sudoku'; it asks gsm8k, mbpp, humaneval, math"),
+        ("gsm8k", "d2f:nonsense", "d2f has no setting 'nonsense' of gsm8k; choose from d2f:dream"),
+        ("gsm8k", "plain:x", "plain has no setting 'x' of gsm8k; choose from plain$"),
+        ("sudoku", "d2f", "d2f has no task 'sudoku'; choose from gsm8k, mbpp, humaneval, math"),
     ],
 )
-def test_what_is_unknown_is_answered_with_what_is_known(
-    task: str, protocol: str, says: str
-) -> None:
-    """So that one can go on from there."""
-    with pytest.raises(ValueError, match=says):
+def test_unknown_names_list_the_valid_ones(task: str, protocol: str, expected_message: str) -> None:
+    """Tasks, protocols and settings."""
+    with pytest.raises(ValueError, match=expected_message):
         setting(task, protocol)
 
 
-def test_tasks_of_the_harness_alone_say_so() -> None:
-    """And what it calls them."""
+def test_harness_only_tasks_are_rejected() -> None:
+    """The message has the harness's name of the task."""
     with pytest.raises(ValueError, match="use --tasks gpqa_main_generative_n_shot"):
         setting("gpqa", "apd:ratio-0.7").questions(None, 1, None)
 
 
 @pytest.mark.parametrize("task", ["math500", "humaneval", "mbpp"])
-def test_what_cannot_be_judged_here_is_not_asked(
+def test_unavailable_judges_raise_early(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before a single answer is lost."""
+    """Before any answer is decoded."""
 
     def missing() -> None:
         raise OSError("not here")
@@ -215,8 +213,8 @@ def test_what_cannot_be_judged_here_is_not_asked(
         setting(task).questions(str(tmp_path / "none"), 1, None)
 
 
-def test_a_protocol_of_one_s_own(tmp_path: Path, data: str) -> None:
-    """Is a file like those of the package."""
+def test_custom_protocol(tmp_path: Path, data: str) -> None:
+    """A file in the same format."""
     path = tmp_path / "mine.toml"
     path.write_text('[tasks.gsm8k]\ntemplate = "{question}!"\nscore = "strict"\n')
     (question,) = setting("gsm8k", str(path)).questions(data, 1, None)
@@ -224,35 +222,37 @@ def test_a_protocol_of_one_s_own(tmp_path: Path, data: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected_message"),
     [
-        ("[tasks", "is no protocol"),
-        ("title = 'x'", "is no protocol: 'tasks'"),
-        ("[tasks.gsm8k]\nshoots = 3", "gsm8k has no shoots"),
-        ("[tasks.gsm8k]\nscore = 'nonsense'", "unknown score 'nonsense'; known are boxed"),
+        ("[tasks", "is not a valid protocol"),
+        ("title = 'x'", "is not a valid protocol: 'tasks'"),
+        ("[tasks.gsm8k]\nshoots = 3", "gsm8k: unknown fields shoots"),
+        ("[tasks.gsm8k]\nscore = 'nonsense'", "unknown score 'nonsense'; choose from boxed"),
         ("[tasks.other]\ntemplate = 'x'", "unknown task 'other'"),
-        ("[tasks.gsm8k]\nraw = true\nsystem = 'x'", "neither system prompt nor turns"),
+        ("[tasks.gsm8k]\nraw = true\nsystem = 'x'", "raw cannot be combined with system or turns"),
         ("[tasks.gsm8k]\ntemplate = 'x'\nshots = 3", "need a text as shot"),
-        ("[tasks.gsm8k]\ntemplate = '{answr}'\nscore = 'strict'", "no text as answr"),
+        ("[tasks.gsm8k]\ntemplate = '{answr}'\nscore = 'strict'", "no text in field answr"),
     ],
 )
-def test_a_bad_protocol_is_refused(tmp_path: Path, data: str, text: str, says: str) -> None:
-    """With what is wrong in it."""
+def test_invalid_protocols_are_rejected(
+    tmp_path: Path, data: str, text: str, expected_message: str
+) -> None:
+    """The message names the problem."""
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         setting("gsm8k", str(path)).questions(data, 1, None)
 
 
-def test_a_template_names_fields_and_nothing_else() -> None:
-    """Braces of mathematics stay."""
+def test_template_fields() -> None:
+    """Mathematical braces are unchanged."""
     asked = Setting(task="gsm8k", template="{question} \\boxed{} {0}", score="strict")
     assert asked.prompt({"question": "1 {answer}"}, []) == "1 {answer} \\boxed{} {0}"
 
 
 @pytest.mark.parametrize("task", ["gsm8k", "math500", "humaneval", "mbpp", "mtbench"])
 def test_answers_of_published_tasks_have_room(task: str) -> None:
-    """A model that reasons ends by itself; a diffusion model decodes a canvas of fixed length."""
+    """Causal models end by themselves; diffusion models have a canvas of fixed length."""
     asked = setting(task)
     assert asked.options({})["max_tokens"] == asked.max_tokens >= 1024
     for method in (LeftToRight(), D2F()):
@@ -263,8 +263,10 @@ def test_answers_of_published_tasks_have_room(task: str) -> None:
 
 @pytest.mark.parametrize("field", ["max_tokens", "canvas"])
 def test_lengths_are_positive(tmp_path: Path, field: str) -> None:
-    """A file that says otherwise is no protocol."""
+    """Others are rejected."""
     path = tmp_path / "mine.toml"
     path.write_text(f'[tasks.gsm8k]\ntemplate = "{{question}}"\n{field} = 0\n')
-    with pytest.raises(ValueError, match=f"mine.toml is no protocol: {field} must be at least 1"):
+    with pytest.raises(
+        ValueError, match=f"mine.toml is not a valid protocol: {field} must be at least 1"
+    ):
         settings(str(path))

@@ -1,4 +1,4 @@
-"""What is counted in an evaluation, and how a run that was killed goes on."""
+"""Evaluation runs: metrics, and resumption after an interruption."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outpace.methods import WeDLM
 
 
 def output(tokens: int, forwards: int) -> Output:
-    """An answer of so many tokens, made in so many forwards of two models."""
+    """An output of this many tokens and forwards of two models."""
     steps = [Step(role, 0, 1, 1, 0, 0.0) for role in ["target"] * forwards + ["verifier"] * 9]
     return Output(
         text="",
@@ -32,7 +32,7 @@ def output(tokens: int, forwards: int) -> Output:
 
 
 def report(*verdicts: bool | None) -> Report:
-    """A run in which answers of 30 and of 10 tokens came in 10 forwards each, in turns."""
+    """A run with answers of 30 and 10 tokens in 10 forwards each."""
     made = Report(task="story", model="m", method="x", batch=1, seconds=4.0)
     for number, right in enumerate(verdicts):
         made.add(output((30, 10)[number % 2], 10), right)
@@ -40,7 +40,7 @@ def report(*verdicts: bool | None) -> Report:
 
 
 def test_headline_metrics_pool_all_answers() -> None:
-    """Long answers weigh more."""
+    """Longer answers have more weight."""
     made = report(True, False)
     assert made.accuracy == 0.5
     assert made.standard_error == pytest.approx(math.sqrt(0.25 / 2))
@@ -48,16 +48,16 @@ def test_headline_metrics_pool_all_answers() -> None:
     assert made.tokens_per_second == 10.0
 
 
-def test_what_nobody_judges_counts_for_speed_alone() -> None:
-    """And has no accuracy."""
+def test_unjudged_answers_have_only_speed() -> None:
+    """And no accuracy."""
     summary = report(None, None).summary()
     assert summary["accuracy"] is None and summary["interval"] is None
     assert summary["tokens_per_forward"] == 2.0
     assert report(True, None, None).accuracy == 1.0
 
 
-def test_a_report_is_json() -> None:
-    """Also of a single answer, which has no error."""
+def test_report_is_json() -> None:
+    """Also for a single answer, which has no error."""
     summary = report(True).summary()
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert summary["tokens_per_forward_error"] is None
@@ -66,8 +66,8 @@ def test_a_report_is_json() -> None:
     assert placed.summary()["model"] == "x + lora"
 
 
-def test_batches_change_nothing_but_the_time() -> None:
-    """Answers stand in the order of their questions."""
+def test_batch_size_changes_only_time() -> None:
+    """Answers are in the order of the questions."""
     llm = LLM("tiny-aux")
     questions = questions_of("story", 6)
     one = evaluate(llm, questions, batch=1, max_tokens=96)
@@ -77,18 +77,18 @@ def test_batches_change_nothing_but_the_time() -> None:
 
 
 class Killed(Exception):
-    """What stands for a kill here."""
+    """Exception that simulates a kill."""
 
 
 def counted(report: Report) -> dict[str, Any]:
-    """What does not depend on the clock."""
+    """Report fields that do not depend on the clock."""
     clock = ("tokens_per_second", "latency", "first_text", "seconds")
     summary = {key: value for key, value in report.summary().items() if key not in clock}
     return {**summary, "samples": {**summary["samples"], "seconds": None}}
 
 
-def test_a_killed_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
-    """Whether it was killed between two answers or in the middle of a line."""
+def test_resumed_run_has_the_same_metrics(tmp_path: Path) -> None:
+    """After a kill between two answers or within a line."""
     llm, questions = LLM("tiny-aux"), questions_of("story", 6)
     options = {"task": "story", "batch": 2, "max_tokens": 64, "temperature": 0.7, "seed": 3}
     whole = evaluate(llm, questions, **options)  # type: ignore[arg-type]
@@ -120,48 +120,48 @@ def test_a_killed_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "expected_message"),
     [
-        ({"seed": 4}, "its options is .*'seed': 3"),
-        ({"batch": 1}, "its batch is 2, not 1"),
-        ({"task": "other"}, "its task is 'story', not 'other'"),
+        ({"seed": 4}, "options is .*'seed': 3"),
+        ({"batch": 1}, "batch is 2, expected 1"),
+        ({"task": "other"}, "task is 'story', expected 'other'"),
     ],
 )
-def test_answers_of_another_run_are_not_taken(
-    tmp_path: Path, changed: dict[str, Any], says: str
+def test_other_runs_are_rejected(
+    tmp_path: Path, changed: dict[str, Any], expected_message: str
 ) -> None:
-    """The file stays as it is."""
+    """The file remains unchanged."""
     llm, questions = LLM("tiny-aux"), questions_of("story", 2)
     path = tmp_path / "samples.jsonl"
     options = {"task": "story", "batch": 2, "max_tokens": 16, "seed": 3}
     evaluate(llm, questions, samples=path, **options)  # type: ignore[arg-type]
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         evaluate(llm, questions, samples=path, **{**options, **changed})
-    with pytest.raises(ValueError, match="its questions is"):
+    with pytest.raises(ValueError, match="questions is"):
         evaluate(llm, questions[:1], samples=path, **options)  # type: ignore[arg-type]
     assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(
-    ("held", "says"),
+    ("held", "expected_message"),
     [
-        (b"notes of mine", "something else than answers"),
+        (b"notes of mine", "is not a file of answers"),
         (b"notes of mine\n", "samples.jsonl:1 is not JSON"),
-        (b"{}\n", "its schema is None, not 1"),
+        (b"{}\n", "schema is None, expected 1"),
     ],
 )
-def test_foreign_files_are_left_alone(tmp_path: Path, held: bytes, says: str) -> None:
-    """Whatever they hold."""
+def test_foreign_files_are_rejected(tmp_path: Path, held: bytes, expected_message: str) -> None:
+    """And remain unchanged."""
     path = tmp_path / "samples.jsonl"
     path.write_bytes(held)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         evaluate(LLM("tiny-aux"), questions_of("story", 1), samples=path, max_tokens=4)
     assert path.read_bytes() == held
 
 
 def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
-    """The second is refused before it has answered anything."""
+    """The second is rejected before it decodes."""
     path = tmp_path / "samples.jsonl"
     with (
         kept(path, {"task": "x"}) as samples,
@@ -172,42 +172,45 @@ def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
     assert path.read_bytes().count(b"\n") == 2
 
 
-def test_a_line_that_is_no_answer_is_named(tmp_path: Path) -> None:
-    """Such as one that somebody has edited."""
+def test_invalid_line_is_named(tmp_path: Path) -> None:
+    """For example, after manual edits."""
     path, llm = tmp_path / "samples.jsonl", LLM("tiny-aux")
     questions = questions_of("story", 1)
     evaluate(llm, questions, samples=path, max_tokens=4)
     path.write_bytes(path.read_bytes().replace(b'"ids"', b'"idz"'))
-    with pytest.raises(ValueError, match="holds a line that is no answer: KeyError"):
+    with pytest.raises(ValueError, match="contains an invalid answer: KeyError"):
         evaluate(llm, questions, samples=path, max_tokens=4)
 
 
-def test_a_question_without_a_rule_is_refused() -> None:
-    """Before any work there is none to lose."""
-    with pytest.raises(ValueError, match="no question"):
+def test_empty_questions_are_rejected() -> None:
+    """Before decoding."""
+    with pytest.raises(ValueError, match="questions must not be empty"):
         evaluate(LLM("tiny-aux"), [])
     assert Question("?", "7", "strict").right("#### 7") is True
 
 
-def test_problems_held_out_are_not_those_of_training() -> None:
-    """Nor of one another."""
+def test_held_out_problems_are_disjoint() -> None:
+    """From training problems and from each other."""
     seen = {question.prompt for question in questions_of("story", 50)}
     unseen = {question.prompt for question in questions_of("story-unseen", 50)}
     assert len(seen) > 45 and not seen & unseen
 
 
 @pytest.mark.parametrize(
-    ("task", "limit", "says"),
-    [("nonsense", 5, "unknown task 'nonsense'; known are countdown, gsm8k"), ("story", 0, "limit")],
+    ("task", "limit", "expected_message"),
+    [
+        ("nonsense", 5, "unknown task 'nonsense'; choose from countdown, gsm8k"),
+        ("story", 0, "limit"),
+    ],
 )
-def test_bad_tasks_are_refused(task: str, limit: int, says: str) -> None:
-    """With what is known."""
-    with pytest.raises(ValueError, match=says):
+def test_invalid_tasks_are_rejected(task: str, limit: int, expected_message: str) -> None:
+    """The message lists the valid ones."""
+    with pytest.raises(ValueError, match=expected_message):
         questions_of(task, limit)
 
 
 def test_lengths_of_a_protocol_are_cut_to_the_context() -> None:
-    """By the longest prompt and what the method needs besides; what fits stays."""
+    """By the longest prompt and the method's extra slots; shorter limits remain."""
     llm = LLM("tiny-wedlm", max_length=300)
     questions = questions_of("story", 6)
     longest = max(len(llm.text.encode(question.prompt)) for question in questions)

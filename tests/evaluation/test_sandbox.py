@@ -1,4 +1,4 @@
-"""Code of a model can compute, and do nothing else."""
+"""Sandbox: model-written code can compute and nothing else."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from outpace.evaluation import jail, sandbox
 from outpace.evaluation.sandbox import Limits, run
 
 PROBES = (335, 336)
-"""Calls of the kernel's own probes, which pass every filter and are of no use to a program."""
+"""System calls of the kernel's own probes, which bypass filters and are useless to a program."""
 
 SHORT = Limits(seconds=3)
 SECURITY_BITS, NO_ROOT = 28, 3
-"""Of `prctl`: that user 0 gets no capabilities, and that this cannot be undone."""
+"""`prctl` options: user 0 gets no capabilities, irrevocably."""
 
 HARMLESS = {
     "arithmetic": "assert 1 + 1 == 2",
@@ -83,15 +83,15 @@ WRITES = {
 
 
 @pytest.mark.parametrize("program", HARMLESS.values(), ids=HARMLESS)
-def test_what_computes_passes(program: str) -> None:
-    """With nothing to say."""
+def test_computation_passes(program: str) -> None:
+    """Without a reason."""
     assert run(program) == sandbox.Verdict(True)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("program", HARMFUL.values(), ids=HARMFUL)
-def test_what_does_more_fails(program: str) -> None:
-    """In its time, with a reason on one line, and leaves no process."""
+def test_forbidden_actions_fail(program: str) -> None:
+    """In time, with a one-line reason, and without remaining processes."""
     began = time.monotonic()
     verdict = run(program, SHORT)
     assert not verdict.passed and verdict.reason and len(verdict.reason) < 300
@@ -100,8 +100,8 @@ def test_what_does_more_fails(program: str) -> None:
 
 
 @pytest.mark.parametrize("program", WRITES.values(), ids=WRITES)
-def test_files_stay_as_they_are(program: str, tmp_path: Path) -> None:
-    """None is made, none is changed."""
+def test_files_are_unchanged(program: str, tmp_path: Path) -> None:
+    """None is created or modified."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text("old")
     old.chmod(0o600)
@@ -110,14 +110,14 @@ def test_files_stay_as_they_are(program: str, tmp_path: Path) -> None:
     assert old.read_text() == "old" and old.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_environment_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Python adds by itself aside."""
+def test_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except for variables that Python sets."""
     monkeypatch.setenv("A_SECRET", "x")
     assert run("import os\nassert set(os.environ) <= {'LC_CTYPE'}").passed
 
 
-def test_it_asks_for_no_rights_of_root() -> None:
-    """A process that has none of them is held in the same way."""
+def test_root_is_not_required() -> None:
+    """Unprivileged processes are sandboxed in the same way."""
     script = """
 from pathlib import Path
 from outpace.evaluation.sandbox import run
@@ -133,13 +133,13 @@ for program in ("import socket\\nsocket.socket()", "import os\\nos.fork()", "ope
 
 
 def without_rights() -> None:
-    """From the next program on, root is a user like any other."""
+    """Drop all capabilities of root for later programs."""
     if os.geteuid() == 0:
         jail.control(SECURITY_BITS, NO_ROOT)
 
 
-def test_a_killed_parent_takes_its_program_along() -> None:
-    """Whatever that is doing, from its first moment on."""
+def test_program_dies_with_its_parent() -> None:
+    """At any moment."""
     script = "from outpace.evaluation.sandbox import run\nrun('import time\\ntime.sleep(99)')"
     for delay in (0, 0.01, 0.03, 0.1, 0.5):
         parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
@@ -154,17 +154,22 @@ def test_a_killed_parent_takes_its_program_along() -> None:
             time.sleep(0.01)
 
 
-def test_a_program_nobody_waits_for_does_not_begin() -> None:
-    """Its parent may end before the new process could ask to end with it."""
+def test_orphaned_program_does_not_start() -> None:
+    """If the parent exits before the death signal is set."""
     job = {"program": "pass", "token": "x", "seconds": 9, "memory": 1 << 28}
     command = [sys.executable, "-I", "-B", str(sandbox.JAIL)]
-    for parent, says in ((os.getpid(), b'{"token": "x", "raised": null}'), (os.getppid(), b"")):
+    for parent, expected_message in (
+        (os.getpid(), b'{"token": "x", "raised": null}'),
+        (os.getppid(), b""),
+    ):
         written = json.dumps({**job, "parent": parent}).encode()
-        assert subprocess.run(command, input=written, capture_output=True).stdout == says
+        assert (
+            subprocess.run(command, input=written, capture_output=True).stdout == expected_message
+        )
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
+    """Whether a process exists and has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -172,7 +177,7 @@ def runs(pid: int) -> bool:
 
 
 def jails(parent: int) -> list[int]:
-    """Processes of a parent that run a program."""
+    """Sandbox processes of a parent."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -186,12 +191,12 @@ def jails(parent: int) -> list[int]:
 
 
 def children() -> list[int]:
-    """Programs of this process that still run."""
+    """Sandbox processes of this process."""
     return jails(os.getpid())
 
 
-def test_where_the_kernel_cannot_hold_it_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the error says what is missing."""
+def test_missing_seccomp_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the requirement."""
     monkeypatch.setattr(sandbox.sys, "platform", "darwin")
     sandbox.needed.cache_clear()
     with pytest.raises(OSError, match="seccomp.*here: darwin"):
@@ -202,21 +207,21 @@ def test_where_the_kernel_cannot_hold_it_nothing_runs(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("limits", "says"),
+    ("limits", "expected_message"),
     [
-        ({"seconds": 0}, "seconds must lie between"),
-        ({"seconds": float("nan")}, "seconds must lie between"),
+        ({"seconds": 0}, "seconds must be between"),
+        ({"seconds": float("nan")}, "seconds must be between"),
         ({"memory": 10}, "memory must be at least"),
     ],
 )
-def test_limits_that_hold_nothing_are_refused(limits: dict[str, float], says: str) -> None:
+def test_invalid_limits_are_rejected(limits: dict[str, float], expected_message: str) -> None:
     """With the value."""
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         Limits(**limits)  # type: ignore[arg-type]
 
 
-def test_every_other_call_is_refused() -> None:
-    """By number, all that the kernel has and some more; also those of other conventions."""
+def test_other_syscalls_are_blocked() -> None:
+    """By number, including other calling conventions."""
     machine = platform.machine()
     known = {*jail.ALLOWED[machine], *(call for call, _ in jail.OPENS[machine]), *PROBES}
     program = f"""
@@ -232,15 +237,15 @@ for call in [*range(600), *range(2**30, 2**30 + 600)]:
 
 
 @pytest.mark.parametrize("flags", ["O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC"])
-def test_every_way_to_open_for_writing_is_refused(flags: str) -> None:
-    """Alone and beside others."""
+def test_opening_for_writing_is_blocked(flags: str) -> None:
+    """For each flag, alone and combined."""
     for more in ("0", "os.O_DIRECTORY", "os.O_CLOEXEC", "os.O_APPEND"):
         verdict = run(f"import os\nos.open('/', os.{flags} | {more})")
         assert verdict.reason.startswith("PermissionError"), verdict
 
 
-def test_filters_of_both_machines_are_whole() -> None:
-    """Each instruction has eight bytes, no jump leads out, and the last one refuses."""
+def test_filters_are_well_formed() -> None:
+    """Eight bytes per instruction, no jump out of range, and a final refusal."""
     for machine in jail.ALLOWED:
         code = list(jail.instructions(machine))
         assert {len(each) for each in code} == {8}
@@ -250,7 +255,7 @@ def test_filters_of_both_machines_are_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raised", "says"),
+    ("raised", "expected_message"),
     [
         ("a\\nb\\r\\tc", "Exception: a b c"),
         ("\\ud800", "Exception: \\ud800"),
@@ -259,8 +264,8 @@ def test_filters_of_both_machines_are_whole() -> None:
         ("\\ud800" * 300, "Exception: " + "\\ud800" * 31 + "\\ud"),
     ],
 )
-def test_a_reason_is_one_line_that_can_be_printed(raised: str, says: str) -> None:
+def test_reason_is_one_printable_line(raised: str, expected_message: str) -> None:
     """Whatever a program raises."""
     reason = run(f"raise Exception('{raised}')").reason
-    assert reason == says and len(reason) <= sandbox.REASON
+    assert reason == expected_message and len(reason) <= sandbox.REASON
     assert reason.encode().decode().isprintable()

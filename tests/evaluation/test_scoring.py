@@ -1,4 +1,4 @@
-"""Answers in the wild, each judged as the published scorer would judge it."""
+"""Scoring rules on real answers, compared with the published scorers."""
 
 from __future__ import annotations
 
@@ -23,21 +23,19 @@ def pairs(table: dict[str, list[tuple[str, Any]]]) -> list[tuple[str, str, Any]]
 
 
 def judged(rules: dict[str, str], answer: str, reference: Any) -> str:
-    """Letters of the rules that judge an answer right."""
+    """Letters of the rules that accept an answer."""
     return "".join(letter for letter in rules if SCORERS[rules[letter]](answer, reference))
 
 
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_numbers.WILD))
 def test_numbers(reference: str, answer: str, right: str) -> None:
-    """As GSM8K, lm-eval and WeDLM find them."""
+    """As by GSM8K, lm-eval and WeDLM."""
     assert judged(NUMBERS, answer, reference) == right
 
 
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_numbers.WILD))
-def test_numbers_are_found_as_by_the_harness_itself(
-    reference: str, answer: str, right: str
-) -> None:
-    """Its own filters and its own comparison."""
+def test_numbers_equal_the_harness(reference: str, answer: str, right: str) -> None:
+    """With its own filters and comparison."""
     extraction = pytest.importorskip("lm_eval.filters.extraction", reason="needs lm-eval")
     metrics = pytest.importorskip("lm_eval.api.metrics")
     filters = {
@@ -56,19 +54,19 @@ def test_numbers_are_found_as_by_the_harness_itself(
 
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_expressions.WILD))
 def test_expressions_as_text(reference: str, answer: str, right: str) -> None:
-    """As WeDLM compares them."""
+    """As by WeDLM."""
     assert SCORERS["boxed"](answer, reference) is ("b" in right)
 
 
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_expressions.WILD))
 def test_expressions_by_value(reference: str, answer: str, right: str) -> None:
-    """As math-verify compares them."""
+    """As by math-verify."""
     pytest.importorskip("math_verify", reason="needs math-verify")
     assert SCORERS["equal"](answer, f"\\boxed{{{reference}}}") is ("e" in right)
 
 
 def test_expressions_need_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the message names the extra that brings it."""
+    """The message names the extra to install."""
     monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
     with pytest.raises(ValueError, match=r"pip install 'outpace\[evaluate\]'"):
         SCORERS["equal"]("\\boxed{1}", "\\boxed{1}")
@@ -83,7 +81,7 @@ def test_expressions_are_compared_in_the_main_thread_only() -> None:
 
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_plans.COUNTDOWN))
 def test_countdown(reference: str, answer: str, right: bool) -> None:
-    """As Dream's authors check it."""
+    """As by Dream's authors."""
     assert SCORERS["countdown"](answer, reference) is right
 
 
@@ -91,13 +89,13 @@ def test_countdown(reference: str, answer: str, right: bool) -> None:
     "answer", ["1+2**3=9", "1+9**9**9**9=0", "1+__import__('os').getpid()=2", "1+" + "(" * 999]
 )
 def test_countdown_executes_nothing(answer: str) -> None:
-    """Where the published scorer would."""
+    """Unlike the published scorer."""
     assert SCORERS["countdown"](answer, "1,2,3,9") is False
 
 
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_plans.SUDOKU))
 def test_sudoku(reference: str, answer: str, right: bool) -> None:
-    """As Dream's authors check it."""
+    """As by Dream's authors."""
     assert SCORERS["sudoku"](answer, reference) is right
 
 
@@ -113,7 +111,7 @@ def test_sudoku(reference: str, answer: str, right: bool) -> None:
 def test_programs(
     rules: dict[str, str], reference: Any, answers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As lm-eval, Dream and WeDLM cut them out; all are run."""
+    """As extracted by lm-eval, Dream and WeDLM; all are run."""
     quick = partial(sandbox.run, limits=sandbox.Limits(seconds=5))
     monkeypatch.setattr(sandbox, "run", quick)
     wrong = {a: right for a, right in answers if judged(rules, a, reference) != right}
@@ -121,7 +119,7 @@ def test_programs(
 
 
 def test_every_rule_has_sixty_answers() -> None:
-    """Right and wrong ones."""
+    """Correct and incorrect ones."""
     columns: list[list[bool]] = [
         [letter in right for _, _, right in pairs(wild_numbers.WILD)] for letter in NUMBERS
     ]
@@ -137,8 +135,8 @@ def test_every_rule_has_sixty_answers() -> None:
         assert len(column) >= 60 and sum(column) >= 10 and column.count(False) >= 10
 
 
-def test_tables_are_scored_to_the_letter() -> None:
-    """White space around them is free."""
+def test_tables_are_compared_exactly() -> None:
+    """Except for surrounding white space."""
     right = [" 1 2 3\n", "1 2 3"]
     wrong = ["1 2", "1 2 3 4", "1  2 3", ""]
     assert [SCORERS["exact"](answer, "1 2 3") for answer in right + wrong] == [True] * 2 + [
@@ -146,6 +144,6 @@ def test_tables_are_scored_to_the_letter() -> None:
     ] * 4
 
 
-def test_what_is_asked_for_speed_has_no_verdict() -> None:
-    """Neither right nor wrong."""
+def test_speed_questions_have_no_verdict() -> None:
+    """None instead of true or false."""
     assert SCORERS["none"]("anything", None) is None

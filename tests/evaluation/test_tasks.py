@@ -1,4 +1,4 @@
-"""Lines of published files, and what is refused in them."""
+"""Lines of published files, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ MADE = {"story", "story-unseen", "sudoku-sheet", "table"}
 
 
 def file_of(path: Path, *lines: object) -> str:
-    """A file of JSON lines."""
+    """Write a JSON Lines file."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(path)
 
 
-def test_every_task_of_a_file_is_tried() -> None:
-    """The others are made here."""
+def test_every_published_task_is_tested() -> None:
+    """All others are generated."""
     assert set(LINES) | MADE == set(TASKS)
 
 
 @pytest.fixture(autouse=True)
 def judged_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a rule can judge on this machine is no question here."""
+    """Disable the checks for sandbox and libraries."""
     for rule in NEEDED:
         monkeypatch.setitem(NEEDED, rule, lambda: None)
 
 
 @pytest.mark.parametrize("task", LINES)
-def test_a_good_line_is_asked(tmp_path: Path, task: str) -> None:
-    """In the words of the plain protocol, which needs no more than the file."""
+def test_valid_line_becomes_a_question(tmp_path: Path, task: str) -> None:
+    """With the plain protocol, which needs only the file."""
     path = file_of(tmp_path / "data.jsonl", *[LINES[task]] * 10)
     question = questions_of(task, 1, path)[0]
     first = next(iter(LINES[task].values()))
@@ -62,30 +62,30 @@ def test_a_missing_field_is_named(tmp_path: Path, task: str) -> None:
         for wrong in (None, "", 7, []):
             bad = {**LINES[task], field: wrong}
             path = file_of(tmp_path / "data.jsonl", *[LINES[task]] * 9, bad)
-            with pytest.raises(ValueError, match=rf"data.jsonl:10 needs a (list|text).*{field}"):
+            with pytest.raises(ValueError, match=rf"data.jsonl:10: {field} must be a (list|text)"):
                 questions_of(task, 50, path)
             assert len(questions_of(task, 1, path)) == 1
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "expected_message"),
     [
         ("{", "data.jsonl:2 is not JSON"),
         ("5", "data.jsonl:2 must be an object, not int"),
         ("[" * 100_000, "data.jsonl:2 is not JSON"),
-        ('{"question": "?", "answer": "7"}', "data.jsonl:2 needs a result in its answer"),
+        ('{"question": "?", "answer": "7"}', "data.jsonl:2: answer must contain a result"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: str, says: str) -> None:
-    """Before any work."""
+def test_invalid_line_is_named(tmp_path: Path, line: str, expected_message: str) -> None:
+    """Before decoding."""
     path = tmp_path / "data.jsonl"
     path.write_text(f"{json.dumps(LINES['gsm8k'])}\n{line}\n")
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         questions_of("gsm8k", 9, str(path))
 
 
-def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
-    """JSON may hold other characters at which Python splits lines."""
+def test_lines_end_only_at_line_feeds(tmp_path: Path) -> None:
+    """JSON may contain other characters at which Python splits lines."""
     path = tmp_path / "data.jsonl"
     line = json.dumps(LINES["gsm8k"])
     path.write_text(line.replace("+", "\u2028") + "\n" + line + "\n", encoding="utf-8")
@@ -95,36 +95,38 @@ def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
 
 
 def test_a_file_may_be_compressed(tmp_path: Path) -> None:
-    """One that only says so is refused."""
+    """A file with the wrong suffix is an error."""
     path = tmp_path / "data.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps(LINES["gsm8k"]).encode()))
     assert len(questions_of("gsm8k", 9, str(path))) == 1
     for broken in (b"no gzip", path.read_bytes()[:-9]):
         path.write_bytes(broken)
-        with pytest.raises(ValueError, match="data.jsonl.gz is no file of gzip"):
+        with pytest.raises(ValueError, match="data.jsonl.gz is not a gzip file"):
             questions_of("gsm8k", 9, str(path))
 
 
-def test_a_file_is_needed(tmp_path: Path) -> None:
-    """It is not part of this package; what is made here is read from none."""
+def test_file_is_required(tmp_path: Path) -> None:
+    """Generated tasks do not accept one."""
     for path in (None, str(tmp_path)):
-        with pytest.raises(ValueError, match="no file of the task at .*test.jsonl of GSM8K"):
+        with pytest.raises(
+            ValueError, match="no file of the task at .*set it to test.jsonl of GSM8K"
+        ):
             questions_of("gsm8k", 1, path)
-    with pytest.raises(ValueError, match="generated; they are not read from 'x'"):
+    with pytest.raises(ValueError, match="generated; omit the file 'x'"):
         questions_of("table", 1, "x")
 
 
-def test_the_answer_of_a_problem_of_math_may_stand_in_its_solution(tmp_path: Path) -> None:
-    """Where nothing is in a box, the line is refused."""
+def test_math_answer_from_solution(tmp_path: Path) -> None:
+    """Without a boxed result, the line is invalid."""
     solution = {"problem": "1 + 1?", "solution": "It is $\\boxed{2}$."}
     path = file_of(tmp_path / "data.jsonl", solution)
     assert questions_of("math500", 1, path)[0].reference == "2"
     path = file_of(tmp_path / "data.jsonl", {**solution, "solution": "It is 2."})
-    with pytest.raises(ValueError, match="data.jsonl:1 needs a result in its solution"):
+    with pytest.raises(ValueError, match="data.jsonl:1: solution must contain a result"):
         questions_of("math500", 1, path)
 
 
-def test_made_problems_are_solved_by_their_own_answers() -> None:
+def test_generated_answers_are_correct() -> None:
     """By the rules of the plain protocol."""
     for task in MADE:
         for question, line in zip(questions_of(task, 20), TASKS[task].lines(None, 20), strict=True):
@@ -140,10 +142,10 @@ def test_made_problems_are_solved_by_their_own_answers() -> None:
         ("regex", "^(yes|no)$", ["yes"], ["yes and no", ""]),
     ],
 )
-def test_lines_of_ones_own_are_judged(
+def test_own_lines_are_judged(
     tmp_path: Path, judge: str, answer: str, right: list[str], wrong: list[str]
 ) -> None:
-    """By what stands in their answer."""
+    """By their answer field."""
     path = file_of(tmp_path / "mine.jsonl", {"question": "?", "answer": answer})
     (question,) = questions_of(f"own-{judge}", 9, path)
     assert all(question.right(text) for text in right)
@@ -151,18 +153,18 @@ def test_lines_of_ones_own_are_judged(
 
 
 @pytest.mark.parametrize(
-    ("judge", "answer", "says"),
+    ("judge", "answer", "expected_message"),
     [
-        ("exact", "  ", "mine.jsonl:2 needs a result in its answer"),
-        ("number", "seven", "mine.jsonl:2 needs a number in its answer"),
-        ("regex", "(", "mine.jsonl:2 needs a regular expression in its answer"),
-        ("regex", "a{99999999999}", "mine.jsonl:2 needs a regular expression"),
+        ("exact", "  ", "mine.jsonl:2: answer must contain a result"),
+        ("number", "seven", "mine.jsonl:2: answer must contain a number"),
+        ("regex", "(", "mine.jsonl:2: answer must contain a regular expression"),
+        ("regex", "a{99999999999}", "mine.jsonl:2: answer must contain a regular expression"),
     ],
 )
-def test_an_answer_that_cannot_judge_is_named(
-    tmp_path: Path, judge: str, answer: str, says: str
+def test_invalid_references_are_named(
+    tmp_path: Path, judge: str, answer: str, expected_message: str
 ) -> None:
     """Before a model is loaded."""
     lines = [{"question": "?", "answer": text} for text in ("7", answer)]
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         questions_of(f"own-{judge}", 9, file_of(tmp_path / "mine.jsonl", *lines))

@@ -1,6 +1,6 @@
-"""Programs as models write them, and which rules find in each what passes the tests.
+"""Programs as models write them, and the rules that extract one that passes the tests.
 
-Letters name the rules that judge an answer right: of HumanEval `h`umaneval and `c`ompletion, of
+Letters name the rules that accept an answer: of HumanEval `h`umaneval and `c`ompletion, of
 MBPP `f`enced and `d`one.
 """
 

@@ -1,6 +1,6 @@
-"""Answers to MATH as models write them, and which rules find the right expression in each.
+"""Answers to MATH as models write them, and the rules that accept them.
 
-Letters name the rules that judge an answer right: `b`oxed, as text, and `e`qual, by value.
+Letters name the rules that accept an answer: `b`oxed, as text, and `e`qual, by value.
 """
 
 WILD: dict[str, list[tuple[str, str]]] = {

@@ -1,6 +1,6 @@
-"""Answers to GSM8K as models write them, and which rules find the right number in each.
+"""Answers to GSM8K as models write them, and the rules that accept them.
 
-Letters name the rules that judge an answer right: `s`trict, s`t`ated, `f`lexible, `l`ast-number.
+Letters name the rules that accept an answer: `s`trict, s`t`ated, `f`lexible, `l`ast-number.
 """
 
 WILD: dict[str, list[tuple[str, str]]] = {

@@ -1,4 +1,4 @@
-"""Answers to Countdown and 4×4 Sudoku as models write them, and whether each is right."""
+"""Answers to Countdown and 4×4 Sudoku as models write them, and whether each is correct."""
 
 COUNTDOWN: dict[str, list[tuple[str, bool]]] = {
     "15,44,79,50": [
@@ -69,7 +69,7 @@ COUNTDOWN: dict[str, list[tuple[str, bool]]] = {
         ("2*3=6,6+1=7,7+2=9", False),
     ],
 }
-"""By their numbers, of which the last is the goal."""
+"""Answers by numbers, the last of which is the goal."""
 
 SUDOKU: dict[str, list[tuple[str, bool]]] = {
     "4000\n3104\n1030\n0000": [
@@ -137,4 +137,4 @@ SUDOKU: dict[str, list[tuple[str, bool]]] = {
         ("4.312\n2134\n1423\n3241", False),
     ],
 }
-"""By the puzzle, zeros to be filled."""
+"""Answers by puzzle, with zeros for empty cells."""

@@ -1,7 +1,7 @@
-"""Calls of the official client to a server, of whichever release of it is installed.
+"""Calls of the official OpenAI client to a server, for the installed release of the client.
 
-A program of its own, since a process can have only one release: `python conformance.py URL`. It
-prints a line per model and method, and fails where a promise of the API is not kept.
+A separate program, since a process can import only one release: `python conformance.py URL`. It
+prints a line per model and method, and exits with an error if the API contract is violated.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
 
 def text_of(chunks: list[Any]) -> str:
-    """What the chunks of a stream add up to."""
+    """Concatenated text of the chunks of a stream."""
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 def chat(client: openai.OpenAI, model: str, method: str) -> None:
-    """Whole and streamed, with seed, stop, n and usage, of what the model can say something to."""
+    """Chat completions, whole and streamed, with seed, stop, n and usage."""
     asked: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": SHEET}] if "sudoku" in model else MESSAGES,
@@ -58,7 +58,7 @@ def chat(client: openai.OpenAI, model: str, method: str) -> None:
 
 
 def complete(client: openai.OpenAI, model: str, method: str) -> None:
-    """Text that is continued, of one prompt and of several."""
+    """Completions of one prompt and of several."""
     asked: dict[str, Any] = {
         "model": model,
         "max_tokens": 12,
@@ -76,7 +76,7 @@ def complete(client: openai.OpenAI, model: str, method: str) -> None:
 
 
 class Basket(BaseModel):
-    """What an answer may be asked to be."""
+    """A model for constrained answers."""
 
     fruit: str
     count: int
@@ -87,7 +87,7 @@ REGEX = r"[A-Z][a-z]+ has \d{1,3} apples\."
 
 
 def constrained(client: openai.OpenAI, model: str, method: str) -> None:
-    """By a model of pydantic, a schema, any object, and by fields that are not OpenAI's."""
+    """Constraints: a pydantic model, a schema, any object, and vLLM's fields."""
     outpace = {"outpace": {"method": method}}
     asked: dict[str, Any] = {"model": model, "messages": MESSAGES, "max_tokens": 60, "seed": 1}
     parsed = client.chat.completions.parse(**asked, response_format=Basket, extra_body=outpace)
@@ -114,7 +114,7 @@ def constrained(client: openai.OpenAI, model: str, method: str) -> None:
 
 
 def refused(client: openai.OpenAI, error: type[Exception], param: str | None, **asked: Any) -> None:
-    """A call that is an error of the client's own, which names the field."""
+    """Assert that a call fails with a client error that names the field."""
     asked = {"model": "tiny-ar", "messages": MESSAGES, **asked}
     try:
         client.chat.completions.create(**asked)
@@ -125,7 +125,7 @@ def refused(client: openai.OpenAI, error: type[Exception], param: str | None, **
 
 
 def errors(client: openai.OpenAI) -> None:
-    """Unknown models, values out of range, fields that are not supported."""
+    """Unknown models, out-of-range values and unsupported fields."""
     bad = openai.BadRequestError
     refused(client, openai.NotFoundError, "model", model="nobody")
     refused(client, bad, "temperature", temperature=-1)
@@ -140,7 +140,7 @@ def errors(client: openai.OpenAI) -> None:
 
 
 async def together(url: str) -> None:
-    """The client for asyncio: many at once, and a stream that is left."""
+    """The asyncio client: concurrent requests, and an abandoned stream."""
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         asked: dict[str, Any] = {"model": "tiny-ar", "messages": MESSAGES, "temperature": 0}
         create: Any = client.chat.completions.create
@@ -153,7 +153,7 @@ async def together(url: str) -> None:
 
 
 def main(url: str) -> None:
-    """All calls to a server of the zoo."""
+    """Make all calls to a server of the zoo."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         for model in client.models.list():
             assert client.models.retrieve(model.id).id == model.id

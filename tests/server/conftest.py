@@ -1,4 +1,4 @@
-"""One server of the zoo for all tests of a process, asked without a network."""
+"""Fixtures: one in-process server of the zoo per test process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from outpace.server.service import Service
 
 URL = "http://localhost"
-"""A host under which a server without a key answers."""
+"""A host that a server without a key accepts."""
 
 
 @pytest.fixture(scope="session")
 def service() -> Service:
-    """The zoo, loaded."""
+    """A service with the models of the zoo."""
     from outpace.server.service import Service
     from outpace.server.settings import Config, zoo
 
@@ -28,7 +28,7 @@ def service() -> Service:
 
 @pytest.fixture(scope="session")
 def client(service: Service) -> Iterator[TestClient]:
-    """Its routes; what fails in them is an answer, as it is on a network."""
+    """An HTTP client of the application; exceptions become responses."""
     from starlette.testclient import TestClient
 
     from outpace.server.app import build
@@ -39,7 +39,7 @@ def client(service: Service) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="session")
 def openai(client: TestClient) -> OpenAI:
-    """The official client, which asks them."""
+    """The official client, connected to the application."""
     from openai import OpenAI
 
     return OpenAI(base_url=f"{URL}/v1", api_key="none", http_client=client, max_retries=0)

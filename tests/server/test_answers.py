@@ -1,4 +1,4 @@
-"""Answers, whole and streamed, of every method: what OpenAI's API promises, and what is ours."""
+"""Answers of every method, whole and streamed: OpenAI's contract and outpace's extensions."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from outpace.server.service import Service
 SHORT: dict[str, Any] = {"max_tokens": 24, "seed": 5}
 
 FIXED: dict[str, dict[str, Any]] = {"dflash": {"tokens": 4}, "speculative": {"tokens": 3}}
-"""Options without which the number of forwards depends on the clock."""
+"""Options that make the number of forwards independent of timing."""
 
 every = pytest.mark.parametrize(("model", "method"), PAIRS)
 
 
 def chosen(method: str) -> dict[str, Any]:
-    """A method whose forwards can be counted."""
+    """Select a method with countable forwards."""
     return {"method": method, "options": FIXED.get(method, {})}
 
 
 @every
-def test_stream_is_the_whole_answer(client: TestClient, model: str, method: str) -> None:
-    """In order and never retracted; its usage and figures are the same."""
+def test_stream_equals_whole_answer(client: TestClient, model: str, method: str) -> None:
+    """Text only grows; usage and statistics are equal."""
     body = chat(model=model, outpace=chosen(method), **SHORT)
     whole = ask(client, body)
     chunks = events(client, body | {"stream_options": {"include_usage": True}})
@@ -43,8 +43,8 @@ def test_stream_is_the_whole_answer(client: TestClient, model: str, method: str)
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
-def test_answer_is_that_of_the_library(client: TestClient) -> None:
-    """Same prompt, seed and options, same text and counts."""
+def test_answer_equals_library(client: TestClient) -> None:
+    """Same prompt, seed and options give the same text and counts."""
     (output,) = LLM("tiny-ar").generate(QUESTION, temperature=0.8, seed=3)
     answer = ask(client, chat(temperature=0.8, seed=3))
     assert answer["choices"][0]["message"]["content"] == output.text
@@ -57,15 +57,15 @@ def test_answer_is_that_of_the_library(client: TestClient) -> None:
     assert answer["outpace"]["forwards"] == output.forwards
 
 
-def test_completion_goes_on_as_the_text_stands(client: TestClient) -> None:
-    """So that a prompt as the template has it gives the answer of the chat."""
+def test_completion_continues_raw_text(client: TestClient) -> None:
+    """A prompt formatted by the template gives the answer of the chat."""
     said = ask(client, chat(seed=1))["choices"][0]["message"]["content"]
     assert ask(client, completion(seed=1))["choices"][0]["text"] == said
     assert ANSWER in said
 
 
-def test_completion_takes_texts_and_tokens(client: TestClient, service: Service) -> None:
-    """One or several; each is answered as it is alone."""
+def test_completion_accepts_texts_and_tokens(client: TestClient, service: Service) -> None:
+    """Several prompts give the same answers as each alone."""
     ids = service.models["tiny-ar"].text.encode(QUESTION + "\n", raw=True)
     alone = ask(client, completion(**SHORT))
     both = ask(client, completion([QUESTION + "\n"] * 2, **SHORT))
@@ -78,7 +78,7 @@ def test_completion_takes_texts_and_tokens(client: TestClient, service: Service)
     assert [figure["index"] for figure in both["outpace"]] == [0, 1]
 
 
-def test_choices_have_seeds_of_their_own(client: TestClient) -> None:
+def test_choices_have_consecutive_seeds(client: TestClient) -> None:
     """Choice i has the text of seed + i; the prompt is counted once."""
     body = chat(temperature=1.5, max_tokens=24)
     many = ask(client, body | {"seed": 7, "n": 3})
@@ -92,8 +92,8 @@ def test_choices_have_seeds_of_their_own(client: TestClient) -> None:
     assert [text_of(chunks, index) for index in range(3)] == texts
 
 
-def test_drawn_seed_is_told(client: TestClient) -> None:
-    """And gives the same text again; another request draws another."""
+def test_random_seed_is_reported(client: TestClient) -> None:
+    """The reported seed reproduces the text; other requests have other seeds."""
     body = chat(temperature=1.5, max_tokens=24)
     first, second = ask(client, body), ask(client, body)
     assert first["outpace"]["seed"] != second["outpace"]["seed"]
@@ -107,7 +107,7 @@ def test_drawn_seed_is_told(client: TestClient) -> None:
 
 @pytest.mark.parametrize("stop", ["=", ["####", "="]])
 def test_stop_ends_the_text(client: TestClient, stop: Any) -> None:
-    """Before it, whole or streamed."""
+    """The text ends before the stop string, whole or streamed."""
     (choice,) = ask(client, chat(stop=stop))["choices"]
     assert choice["message"]["content"] == "First 60-39"
     assert choice["finish_reason"] == "stop"
@@ -116,14 +116,14 @@ def test_stop_ends_the_text(client: TestClient, stop: Any) -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_limit_has_two_names(client: TestClient, name: str) -> None:
-    """Which mean the same."""
+    """Both names have the same effect."""
     answer = ask(client, chat(**{name: 3}))
     assert answer["usage"]["completion_tokens"] == 3
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
 def test_content_may_come_in_parts(client: TestClient) -> None:
-    """Which are joined; a developer is the system."""
+    """Parts are joined; `developer` means `system`."""
     parts = [{"type": "text", "text": part} for part in (QUESTION[:9], QUESTION[9:])]
     whole, parted = ask(client, chat(**SHORT)), ask(client, chat(parts, **SHORT))
     assert whole["choices"] == parted["choices"]
@@ -131,16 +131,16 @@ def test_content_may_come_in_parts(client: TestClient) -> None:
     assert ask(client, chat(**SHORT) | {"messages": told})["choices"]
 
 
-def test_answer_goes_back_as_it_came(client: TestClient) -> None:
-    """Clients send messages of the assistant with all of their fields."""
+def test_assistant_messages_are_accepted(client: TestClient) -> None:
+    """Clients return assistant messages with all fields."""
     message = ask(client, chat(**SHORT))["choices"][0]["message"]
     messages = [*chat()["messages"], message, {"role": "user", "content": QUESTION}]
     assert ask(client, {"model": "tiny-ar", "messages": messages, "max_tokens": 4})["choices"]
 
 
 @pytest.mark.parametrize("model", ["tiny-ar", "tiny-dream", "tiny-wedlm"])
-def test_logprobs_are_those_of_the_library(client: TestClient, model: str) -> None:
-    """Of each token, whole or streamed; in the form that each API has."""
+def test_logprobs_equal_library(client: TestClient, model: str) -> None:
+    """For each token, whole or streamed, in both APIs' formats."""
     (output,) = LLM(model).generate(QUESTION, max_tokens=24, temperature=0.0, logprobs=True)
     assert output.logprobs is not None
     body = chat(model=model, max_tokens=24, temperature=0, logprobs=True)
@@ -165,7 +165,7 @@ def test_logprobs_are_those_of_the_library(client: TestClient, model: str) -> No
 
 
 def test_offsets_count_characters(service: Service) -> None:
-    """Tokens of one character begin together; what is no character ends nowhere else."""
+    """Tokens that share a character share its offset; invalid bytes end at the same place."""
     model = service.models["tiny-ar"]
     text = "a\u00e9 \U0001f426\u2603 b"
     ids = model.text.encode(text, raw=True)
@@ -183,7 +183,7 @@ def test_offsets_count_characters(service: Service) -> None:
 
 @every
 def test_trace_accounts_for_every_forward(client: TestClient, model: str, method: str) -> None:
-    """Its steps are those of the whole answer, and kept tokens are all tokens."""
+    """Streamed steps equal those of the whole answer, and accepted tokens add up."""
     body = chat(model=model, max_tokens=16, seed=1, outpace=chosen(method) | {"trace": True})
     whole = ask(client, body)
     chunks = events(client, body)
@@ -203,8 +203,8 @@ def test_trace_accounts_for_every_forward(client: TestClient, model: str, method
     assert chunks[-1]["usage"] == whole["usage"]
 
 
-def test_options_of_methods_decide(client: TestClient) -> None:
-    """Within their limits, and are told in the reply."""
+def test_method_options_are_applied(client: TestClient) -> None:
+    """They are checked against limits and reported in the reply."""
     options = {"tokens": 4}
     extra = {"method": "left_to_right", "options": options}
     answer = ask(client, chat(model="tiny-dream", max_tokens=16, outpace=extra))
@@ -213,7 +213,7 @@ def test_options_of_methods_decide(client: TestClient) -> None:
 
 
 def test_harmless_fields_change_nothing(client: TestClient) -> None:
-    """Those that clients send without being asked, and those that say nothing."""
+    """Fields that clients send by default, and neutral values."""
     plain = ask(client, chat(**SHORT))
     harmless = {
         "user": "me",
@@ -231,8 +231,8 @@ def test_harmless_fields_change_nothing(client: TestClient) -> None:
     assert ask(client, chat(**SHORT, **harmless))["choices"] == plain["choices"]
 
 
-def test_conversation_of_another_model_is_not_mixed_up(client: TestClient) -> None:
-    """Each model answers for itself."""
+def test_concurrent_models_are_independent(client: TestClient) -> None:
+    """Each model gives its own answer."""
     for model in ("tiny-ar", "tiny-aux", "tiny-wedlm"):
         (output,) = LLM(model).generate(QUESTION, max_tokens=24)
         (choice,) = ask(client, chat(model=model, max_tokens=24))["choices"]

@@ -1,4 +1,4 @@
-"""Texts with holes over HTTP: filled as the library fills them, refused by the field."""
+"""Infilling over HTTP: same results as the library, and errors that name the field."""
 
 from __future__ import annotations
 
@@ -31,15 +31,13 @@ FILL: dict[str, Any] = {"fill": True}
 
 
 def filling(prompt: Any = TEXT, *, model: str = "tiny-dream", **fields: Any) -> dict[str, Any]:
-    """A text to be filled."""
+    """Request body with an infill template."""
     return completion(prompt, model=model, outpace=FILL | fields.pop("outpace", {}), **fields)
 
 
 @pytest.mark.parametrize(("model", "method"), PAIRS)
-def test_holes_are_filled_by_methods_that_see_ahead(
-    client: TestClient, model: str, method: str
-) -> None:
-    """Whole and streamed, in completions and chats; others are refused by name."""
+def test_infilling_methods_fill_holes(client: TestClient, model: str, method: str) -> None:
+    """Whole and streamed, in completions and chats; other methods are rejected."""
     common = {"model": model, "seed": 5, "temperature": 0.7, "n": 2, "outpace": {"method": method}}
     body = filling(**common)
     said = chat(TEXT) | common | {"outpace": {"method": method, **FILL}}
@@ -47,7 +45,7 @@ def test_holes_are_filled_by_methods_that_see_ahead(
     if method not in ABLE:
         for each in (body, said):
             error = refused(client, each)
-            assert error["param"] == "outpace.fill" and "does not support it" in error["message"]
+            assert error["param"] == "outpace.fill" and "not supported by" in error["message"]
         return
     for each in (body, said):
         answer = ask(client, each)
@@ -66,8 +64,8 @@ def test_holes_are_filled_by_methods_that_see_ahead(
         assert answer["usage"]["completion_tokens"] == sum(f["tokens"] for f in answer["outpace"])
 
 
-def test_a_text_is_filled_as_the_library_fills_it(client: TestClient, service: Service) -> None:
-    """Alone, and as the answer to a question; each prompt by itself."""
+def test_infilling_equals_library(client: TestClient, service: Service) -> None:
+    """Alone, after a conversation, and for several prompts."""
     llm: LLM = service.client.loop.models["tiny-dream"].llm
     options: Any = {"temperature": 0.6, "top_p": 0.9, "seed": 3}
     alone = llm.fill(PARTS, **options)
@@ -85,8 +83,8 @@ def test_a_text_is_filled_as_the_library_fills_it(client: TestClient, service: S
     assert answer["usage"]["prompt_tokens"] == asked.prompt_tokens + asked.given
 
 
-def test_a_stream_tells_tokens_of_holes_alone(client: TestClient) -> None:
-    """In every event, with the canvas beside it."""
+def test_stream_counts_only_hole_tokens(client: TestClient) -> None:
+    """In every event, with the canvas."""
     body = filling(seed=2, outpace={"method": "fast_dllm", "trace": True, "provisional": True})
     told = [chunk["outpace"] for chunk in events(client, body) if "outpace" in chunk]
     counts = [each["tokens"] for each in told if "tokens" in each]
@@ -96,7 +94,7 @@ def test_a_stream_tells_tokens_of_holes_alone(client: TestClient) -> None:
 
 
 def said(*messages: tuple[str, str]) -> dict[str, Any]:
-    """A chat of some messages."""
+    """Chat request body with these messages."""
     listed = [{"role": role, "content": content} for role, content in messages]
     return {"model": "tiny-dream", "messages": listed, "outpace": FILL}
 
@@ -114,14 +112,18 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("prompt", filling(r"a{{2:temperature=(.)\1}}"), "holes[0]: a back-reference"),
     ("prompt", filling("a{{999999999}}"), "holes[0]: it is too large for 999999999 tokens"),
     ("prompt", filling("a{{600}}"), "tiny-dream has"),
-    ("prompt", filling("a" + "{{1}}" * 257), "257 holes, and at most 256"),
-    ("prompt", filling("a" + MANY), "9 different regular expressions, and at most 8"),
-    ("prompt", filling([5, 6, 7]), "needs text, not token ids"),
+    ("prompt", filling("a" + "{{1}}" * 257), "at most 256 holes are allowed, got 257"),
+    ("prompt", filling("a" + MANY), "at most 8 different regular expressions are allowed, got 9"),
+    ("prompt", filling([5, 6, 7]), "must be text with outpace.fill, got token ids"),
     ("prompt", filling(["a{{2}}", "b"]), "cloze must contain a hole"),
     ("prompt", filling("{{1:" * 1500), "is no hole"),
     ("prompt", filling("a{{1:" + "{" * 3000), "is no hole"),
-    ("messages", chat(TEXT, model="tiny-dream", outpace=FILL), "the last one is the assistant's"),
-    ("messages", said(("assistant", TEXT)), "others stand in front"),
+    (
+        "messages",
+        chat(TEXT, model="tiny-dream", outpace=FILL),
+        "the last message must be the assistant's",
+    ),
+    ("messages", said(("assistant", TEXT)), "at least one message must precede it"),
     ("messages", said(("user", QUESTION), ("assistant", "Tom")), "cloze must contain a hole"),
     ("max_tokens", filling(max_tokens=5), "would break the cloze"),
     ("stop", filling(stop=["x"]), "would break the cloze"),
@@ -129,40 +131,45 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("min_tokens", filling(min_tokens=3), "would break the cloze"),
     ("ignore_eos", filling(ignore_eos=True), "would break the cloze"),
     ("guided_regex", filling(guided_regex="a"), "would break the cloze"),
-    ("outpace.fill", filling(model="tiny-ar"), "does not support it"),
+    ("outpace.fill", filling(model="tiny-ar"), "not supported by"),
     ("outpace.fill", filling(outpace={"fill": 1}), ""),
     (
         "outpace.fill",
         filling(model="tiny-wedlm", outpace={"method": "wedlm", "options": {"verify": True}}),
-        "does not support it",
+        "not supported by",
     ),
 ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("field", "body", "says"), BAD, ids=lambda value: str(value)[:60])
-def test_what_cannot_be_filled_is_refused_in_time(
-    client: TestClient, field: str, body: dict[str, Any], says: str, stream: bool
+@pytest.mark.parametrize(
+    ("field", "body", "expected_message"), BAD, ids=lambda value: str(value)[:60]
+)
+def test_invalid_templates_are_rejected_quickly(
+    client: TestClient, field: str, body: dict[str, Any], expected_message: str, stream: bool
 ) -> None:
-    """By the name of its field; a stream does not begin."""
+    """The error names the field; no stream begins."""
     began = time.process_time()
     error = refused(client, body | {"stream": stream})
     assert time.process_time() - began < 1.5
-    assert error["param"] == field and says in error["message"], error
+    assert error["param"] == field and expected_message in error["message"], error
 
 
-def test_an_answer_has_no_more_holes_than_the_operator_lets_it() -> None:
-    """As it has no more tokens."""
+def test_operator_limits_hole_tokens() -> None:
+    """The limit of tokens applies to all holes together."""
     entry = zoo()["tiny-dream"].model_copy(update={"max_tokens": 6})
     service = Service.load(Config(models={"tiny-dream": entry}))
     with TestClient(build(service), URL) as client:
         assert len(ask(client, filling("a{{..4}}{{2}}"))["outpace"]["holes"]) == 2
         error = refused(client, filling("a{{..4}}{{3}}"))
-        assert error["param"] == "prompt" and "7 tokens in all holes" in error["message"]
+        assert (
+            error["param"] == "prompt"
+            and "tokens in all holes are allowed, got 7" in error["message"]
+        )
 
 
-def test_methods_say_whether_they_fill(client: TestClient) -> None:
-    """Where they list their fields."""
+def test_methods_list_the_fill_field(client: TestClient) -> None:
+    """Only methods that can infill list it."""
     for model in json.loads(client.get("/v1/models").text)["data"]:
         for name, method in model["outpace"]["methods"].items():
             assert ("outpace.fill" in method["fields"]) == (name in ABLE)

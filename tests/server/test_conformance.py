@@ -1,4 +1,4 @@
-"""Releases of the official client, each in a process of its own, against every method."""
+"""Conformance with several releases of the official client, each in a separate process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OLD = ROOT / ".venv" / "openai2"
     [pytest.param(2, marks=pytest.mark.exhaustive), pytest.param(3, marks=pytest.mark.slow)],
 )
 def test_client_is_served(release: int) -> None:
-    """All that it calls keeps its promise."""
+    """All calls of `conformance.py` succeed."""
     env = dict(os.environ)
     if release == 2:
         assert OLD.exists(), "no second release of the client: run `make .venv/openai2`"

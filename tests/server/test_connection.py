@@ -1,4 +1,4 @@
-"""Messages of the engine process: what comes out of the socket is what went in."""
+"""Messages between server and engine process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from outpace.server.connection import PULSE, EngineConnection, Inbox, decoded, g
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both ends."""
+    """Both ends of a connection."""
     one, other = socket.socketpair()
     with one, other:
         yield one, other
 
 
-def test_commands_arrive_in_order_however_they_are_cut(
+def test_commands_arrive_in_order(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     """Byte by byte, or together."""
@@ -40,8 +40,8 @@ def test_commands_arrive_in_order_however_they_are_cut(
     assert found == commands[-1:]
 
 
-def test_silence_is_broken_by_signs_of_life(pair: tuple[socket.socket, socket.socket]) -> None:
-    """An empty message where nothing was sent for a while."""
+def test_heartbeats_are_sent(pair: tuple[socket.socket, socket.socket]) -> None:
+    """An empty message after each idle interval."""
     ours, theirs = pair
     connection = EngineConnection(theirs)
     began = time.monotonic()
@@ -51,8 +51,8 @@ def test_silence_is_broken_by_signs_of_life(pair: tuple[socket.socket, socket.so
     assert get(ours) == get(ours) == []
 
 
-def test_the_end_of_the_other_side_is_told(pair: tuple[socket.socket, socket.socket]) -> None:
-    """To whoever receives, and to whoever sends."""
+def test_closed_connection_raises(pair: tuple[socket.socket, socket.socket]) -> None:
+    """For receiving and for sending."""
     ours, theirs = pair
     connection = EngineConnection(theirs)
     connection.sent = time.monotonic()
@@ -65,8 +65,8 @@ def test_the_end_of_the_other_side_is_told(pair: tuple[socket.socket, socket.soc
         get(theirs)
 
 
-def test_progress_is_what_it_was(pair: tuple[socket.socket, socket.socket]) -> None:
-    """With its steps; what the engines hold, too."""
+def test_progress_round_trip(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Progress with its steps, and engine statistics."""
     ours, theirs = pair
     (output,) = LLM("tiny-aux").generate([[5, 6, 7]], max_tokens=4)
     progress = Progress(3, steps=output.steps)
@@ -84,7 +84,7 @@ def test_progress_is_what_it_was(pair: tuple[socket.socket, socket.socket]) -> N
 def test_errors_keep_their_type(
     pair: tuple[socket.socket, socket.socket], kind: type[Exception]
 ) -> None:
-    """And the cause where that is what a client did; any other is a `RuntimeError`."""
+    """Client errors keep type and cause; others become `RuntimeError`."""
     ours, theirs = pair
 
     class Own(Exception):

@@ -1,4 +1,4 @@
-"""Constraints over HTTP: answers that fulfil them, refusals by the field, and neighbours."""
+"""Constraints over HTTP: conforming answers, errors that name the field, and concurrency."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ SCHEMA = {
 }
 LARK = 'start: "(" start ")" | NUMBER\nNUMBER: /[0-9]{1,3}/'
 SLOW = "(a|b)*a(a|b){30}"
-"""Whose automaton would have 2^31 states: as much work as is ever done to read one."""
+"""An automaton of 2^31 states: compilation runs to its limit."""
 ATTEMPTS = 3
-"""To read a constraint in time."""
+"""Attempts to compile a constraint within the time limit."""
 
 
 def formatted(schema: Any, **more: Any) -> dict[str, Any]:
-    """A format of OpenAI's."""
+    """OpenAI's response format."""
     named = {"name": "it", "schema": schema, **more}
     return {"response_format": {"type": "json_schema", "json_schema": named}}
 
@@ -58,7 +58,7 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 
 
 def fulfils(text: str, given: dict[str, Any]) -> bool:
-    """Whether an answer is what was asked for."""
+    """Whether an answer matches its constraint."""
     if "response_format" in given:
         jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(text))
         return True
@@ -69,8 +69,8 @@ def fulfils(text: str, given: dict[str, Any]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "method"), PAIRS)
-def test_answers_fulfil_what_was_asked_for(client: TestClient, model: str, method: str) -> None:
-    """Whole and streamed, in chats and completions, each choice by its own seed."""
+def test_answers_match_constraints(client: TestClient, model: str, method: str) -> None:
+    """Whole and streamed, in chats and completions, with a seed per choice."""
     for temperature, (_, given) in enumerate(ASKED):
         common = {"model": model, "max_tokens": 40, "temperature": temperature / 2, "seed": 3}
         common |= {"outpace": {"method": method}, **given}
@@ -97,10 +97,10 @@ def test_answers_fulfil_what_was_asked_for(client: TestClient, model: str, metho
         ("grammar", {"structured_outputs": {"grammar": LARK}}),
     ],
 )
-def test_fields_are_options_of_the_library(
+def test_fields_equal_library_options(
     client: TestClient, option: str, given: dict[str, Any]
 ) -> None:
-    """Under their own names, with the same answer."""
+    """The same answer as with the library's options."""
     (value,) = given.values()
     if "structured_outputs" in given:
         (value,) = value.values()
@@ -123,14 +123,14 @@ def test_fields_are_options_of_the_library(
     ],
 )
 @pytest.mark.parametrize("model", ["tiny-ar", "tiny-dream", "tiny-wedlm"])
-def test_any_object_is_one(client: TestClient, model: str, given: dict[str, Any]) -> None:
+def test_json_object_gives_an_object(client: TestClient, model: str, given: dict[str, Any]) -> None:
     """And nothing else."""
     (choice,) = ask(client, chat(model=model, max_tokens=32, temperature=0.8, **given))["choices"]
     assert isinstance(json.loads(choice["message"]["content"]), dict)
 
 
-def test_the_official_client_reads_models(openai: OpenAI) -> None:
-    """Of pydantic, with definitions in them."""
+def test_official_client_parses_pydantic_models(openai: OpenAI) -> None:
+    """Including definitions."""
 
     class Pet(BaseModel):
         name: str
@@ -152,7 +152,7 @@ def test_the_official_client_reads_models(openai: OpenAI) -> None:
 
 
 def deep(depth: int) -> Any:
-    """A schema of arrays within arrays."""
+    """A schema of nested arrays."""
     schema: Any = {"type": "integer"}
     for _ in range(depth):
         schema = {"type": "array", "items": schema, "minItems": 1}
@@ -162,7 +162,7 @@ def deep(depth: int) -> Any:
 RECURSIVE = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}
 HOPELESS = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
 DREAM = {"model": "tiny-dream", "max_tokens": 16, "outpace": {"method": "d2f"}}
-"""What fills holes in any order, and has no grammar to fall back on."""
+"""A method that fills holes in any order, without fallback to a grammar."""
 AT = "response_format.json_schema.schema"
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("guided_regex", {"guided_regex": SLOW}),
@@ -232,7 +232,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture
 def reading(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """CPU seconds of every constraint that is read, without those of whatever else runs."""
+    """CPU seconds for compiling a constraint, without other work."""
     seconds: list[float] = []
     compiled = Compiler.compiled
 
@@ -249,12 +249,12 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("field", "given"), BAD, ids=lambda value: str(value)[:60])
-def test_what_cannot_be_held_is_refused_in_time(
+def test_invalid_constraints_are_rejected_quickly(
     client: TestClient, field: str, given: dict[str, Any], stream: bool, reading: list[float]
 ) -> None:
-    """By the name of its field, in a second of the processor's time; a stream does not begin.
+    """Within a second of CPU time; no stream begins.
 
-    Where neighbours make the processor slow, another attempt counts.
+    Retries if other processes slow the measurement down.
     """
     for _ in range(ATTEMPTS):
         reading.clear()
@@ -268,10 +268,8 @@ def test_what_cannot_be_held_is_refused_in_time(
 
 
 @pytest.mark.parametrize("number", ["NaN", "1e999", "-1e999"])
-def test_numbers_that_are_none_are_refused_as_they_are_sent(
-    client: TestClient, number: str
-) -> None:
-    """Not only as a client of Python writes them."""
+def test_non_finite_numbers_are_rejected(client: TestClient, number: str) -> None:
+    """In the raw JSON as well as from Python clients."""
     body = json.dumps(chat(**formatted({"minimum": "HERE"}))).replace('"HERE"', number)
     response = client.post("/v1/chat/completions", content=body)
     assert response.status_code == 400
@@ -279,8 +277,8 @@ def test_numbers_that_are_none_are_refused_as_they_are_sent(
 
 
 @pytest.mark.parametrize("depth", [200, 100_000])
-def test_bodies_that_are_nested_too_deeply_are_refused(client: TestClient, depth: int) -> None:
-    """Before anybody reads a schema in them."""
+def test_deeply_nested_bodies_are_rejected(client: TestClient, depth: int) -> None:
+    """Before a schema in them is compiled."""
     schema = '{"items":' * depth + "{}" + "}" * depth
     body = json.dumps(chat(**formatted({"items": "HERE"}))).replace('"HERE"', schema)
     response = client.post("/v1/chat/completions", content=body)
@@ -288,8 +286,8 @@ def test_bodies_that_are_nested_too_deeply_are_refused(client: TestClient, depth
     assert response.json()["error"]["message"]
 
 
-def test_what_cannot_fit_is_told_with_both_numbers(client: TestClient) -> None:
-    """And what just fits is given."""
+def test_too_small_limits_name_both_numbers(client: TestClient) -> None:
+    """The smallest sufficient limit works."""
     body = chat(model="tiny-dream", guided_regex="x{12}|[xy]{30,}")
     error = refused(client, body | {"max_tokens": 11})
     assert "takes 12 tokens, but max_tokens=11" in error["message"]
@@ -297,18 +295,18 @@ def test_what_cannot_fit_is_told_with_both_numbers(client: TestClient) -> None:
     assert choice["message"]["content"] == "x" * 12
 
 
-def test_schemas_that_call_themselves_are_bounded(client: TestClient) -> None:
-    """Three deep, as the documentation says."""
+def test_recursive_schemas_are_bounded(client: TestClient) -> None:
+    """Three levels deep, as documented."""
     for model in ("tiny-ar", "tiny-dream"):
         body = chat(model=model, max_tokens=24, temperature=0.8, **formatted(RECURSIVE))
         text = ask(client, body)["choices"][0]["message"]["content"]
         assert not set(text) - set("[], ") and isinstance(json.loads(text), list)
 
 
-def test_grammar_that_becomes_too_complex_ends_its_answer(
+def test_too_complex_grammar_fails_request(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a refusal with its field: whole as the answer, streamed as its end."""
+    """With an error that names the field, whole or streamed."""
 
     def fail(self: Derived, *_: Any) -> bool:
         raise TooLarge("the grammar is too complex: too many states")
@@ -324,8 +322,8 @@ def test_grammar_that_becomes_too_complex_ends_its_answer(
     assert ask(client, body)["choices"]
 
 
-def test_nobody_else_waits_for_a_slow_constraint(service: Service) -> None:
-    """Neither who has none, nor who has one that is known; and the loop goes on."""
+def test_slow_constraint_delays_no_other(service: Service) -> None:
+    """Neither unconstrained nor cached requests wait; the event loop stays responsive."""
     known = {"guided_regex": "[a-f]{4}"}
 
     async def run() -> tuple[list[str], list[float]]:
@@ -352,10 +350,10 @@ def test_nobody_else_waits_for_a_slow_constraint(service: Service) -> None:
     assert median(late) < 0.1
 
 
-def test_constraints_that_wait_are_bounded(
+def test_waiting_constraints_are_limited(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that are known do not wait."""
+    """Cached constraints do not wait."""
     body = chat(guided_regex="[a-e]{3}", max_tokens=8)
     ask(client, body)
     monkeypatch.setattr(engine_loop, "MOST_UNREAD", 0)
@@ -376,13 +374,13 @@ def test_constraints_that_wait_are_bounded(
     ],
     ids=["regex", "holes"],
 )
-def test_as_many_choices_as_fit_may_have_new_constraints(client: TestClient, body: Any) -> None:
-    """Their own number refuses no request where nobody else asks."""
+def test_choices_share_a_new_constraint(client: TestClient, body: Any) -> None:
+    """The choices of one request do not exceed the limit by themselves."""
     assert len(ask(client, body)["choices"]) == len(body["prompt"])
 
 
-def test_client_that_goes_while_its_constraint_is_read_leaves_nothing(service: Service) -> None:
-    """The next one is read."""
+def test_disconnect_during_compilation(service: Service) -> None:
+    """The next constraint is compiled."""
 
     async def run() -> None:
         app = build(service)
@@ -411,7 +409,7 @@ PLAIN: list[Any] = [
 
 
 def hostile(rng: random.Random, depth: int = 4) -> Any:
-    """Something that may look like a schema."""
+    """A random value that resembles a schema."""
     match rng.randrange(5) if depth else 0:
         case 0:
             return rng.choice(PLAIN)
@@ -425,7 +423,7 @@ ATOMS += [r"\d", r"\w", r"\b", r"\1"]
 
 
 def attacks(rng: random.Random) -> dict[str, Any]:
-    """A constraint that somebody made up to do harm."""
+    """A random malicious constraint."""
     regex = "".join(rng.choice(ATOMS) for _ in range(rng.randrange(1, 40)))
     match rng.randrange(6):
         case 0:
@@ -443,11 +441,11 @@ def attacks(rng: random.Random) -> dict[str, Any]:
 
 
 PYTHON_WARNS = pytest.mark.filterwarnings("ignore:Possible (nested set|set .*) at:FutureWarning")
-"""Of expressions that a later release may read in another way; this one reads them as they are."""
+"""Warnings about expressions whose meaning may change in a later release of Python."""
 
 
 def attack(client: TestClient, count: int, seed: int, reading: list[float]) -> None:
-    """Answers that end well, or refusals with the name of a field, soon."""
+    """Assert that a request succeeds or fails with a named field, in bounded time."""
     rng, seen = random.Random(seed), set()
     for number in range(count):
         model = rng.choice(["tiny-ar", "tiny-dream", "tiny-wedlm"])
@@ -469,12 +467,12 @@ def attack(client: TestClient, count: int, seed: int, reading: list[float]) -> N
 
 @PYTHON_WARNS
 def test_some_hostile_constraints(client: TestClient, reading: list[float]) -> None:
-    """Schemas, expressions and grammars of any kind."""
+    """Random schemas, expressions and grammars."""
     attack(client, 120, seed=0, reading=reading)
 
 
 @PYTHON_WARNS
 @pytest.mark.exhaustive
 def test_many_hostile_constraints(client: TestClient, reading: list[float]) -> None:
-    """Thousands."""
+    """Thousands of them."""
     attack(client, 3000, seed=1, reading=reading)

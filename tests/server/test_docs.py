@@ -25,7 +25,7 @@ REQUESTS = [
 
 @pytest.mark.parametrize("words", REQUESTS, ids=lambda words: words[1].rpartition("/v1/")[2])
 def test_requests_are_answered(words: list[str], client: TestClient) -> None:
-    """By the zoo that `outpace serve` serves; with text where there is a body."""
+    """By the zoo as served by `outpace serve`."""
     _, address, *rest = words
     route = address.removeprefix("http://127.0.0.1:8000")
     if not rest:
@@ -38,10 +38,10 @@ def test_requests_are_answered(words: list[str], client: TestClient) -> None:
     assert text.strip().startswith("12 16 20 24"), text
 
 
-def test_the_official_client_answers_rightly(
+def test_official_client_example(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Word for word, but for where the server is."""
+    """Unchanged except for the address."""
     code = "".join(blocks(PAGE, "py"))
 
     def here(base_url: str, api_key: str) -> openai.OpenAI:

@@ -1,4 +1,4 @@
-"""The OpenAPI document, and the table of fields in the documentation."""
+"""The OpenAPI document."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHECKS = (
 
 
 def test_document_names_every_route_and_field(client: TestClient) -> None:
-    """With the envelope for every error."""
+    """With the error object for every error."""
     document = client.get("/openapi.json").json()
     schemas = document["components"]["schemas"]
     for kind in (ChatRequest, CompletionRequest):
@@ -45,8 +45,8 @@ def test_document_names_every_route_and_field(client: TestClient) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
-def test_document_holds() -> None:
-    """Of requests that follow it, and of those that do not; short answers will do."""
+def test_document_matches_server() -> None:
+    """For valid and invalid generated requests; answers are short."""
     models = {name: entry.model_copy(update={"max_tokens": 4}) for name, entry in zoo().items()}
     service = Service.load(Config(models=models, server=Settings(insecure=True)))
     document = schemathesis.openapi.from_asgi("/openapi.json", build(service))

@@ -1,4 +1,4 @@
-"""The engine process: it answers as one process does, and neither outlives the other."""
+"""The engine process: same answers as in-process, and coupled lifetimes."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ LONG = {"model": "tiny-aux", "stream": True, "max_tokens": 450, "ignore_eos": Tr
 
 @pytest.fixture(scope="module")
 def aux() -> Iterator[Process]:
-    """A server of one model."""
+    """A server with one model."""
     with serving("tiny-aux", "--cache-gib", "0.1") as process:
         yield process
 
 
 @pytest.fixture
 def own() -> Iterator[Process]:
-    """One that a test may break."""
+    """A server that a test may break."""
     with serving("tiny-aux", "--cache-gib", "0.1") as process:
         yield process
 
@@ -56,7 +56,7 @@ def engine_of(process: Process) -> int:
 
 
 def gone(number: int, seconds: float = 5) -> bool:
-    """Whether a process is gone, or is so in time."""
+    """Whether a process exits within the time limit."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         try:
@@ -70,13 +70,13 @@ def gone(number: int, seconds: float = 5) -> bool:
 
 
 def plain(text: str) -> Any:
-    """An answer without what differs each time."""
+    """An answer without its varying parts."""
     text = re.sub(r'"(seconds|tokens_per_second|created)":[-\d.e]+', r'"\1":0', text)
     return re.sub(r'"id":"[^"]+"', '"id":""', text)
 
 
 def merged(text: str) -> tuple[list[Any], list[Any]]:
-    """What was provisional in a stream, and all else, however it was cut into events."""
+    """Provisional parts of a stream and everything else, independent of chunking."""
     told: dict[str, Any] = {"text": "", "steps": [], "scores": []}
     canvases = []
     *lines, last = plain(text).strip().split("\n\n")
@@ -102,7 +102,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize(("model", "method", "extra"), METHODS)
-def test_two_processes_answer_as_one(
+def test_answers_equal_in_process(
     zoo: Process, client: TestClient, model: str, method: str, extra: dict[str, Any]
 ) -> None:
     """Whole and streamed, with trace and log-probabilities."""
@@ -113,7 +113,7 @@ def test_two_processes_answer_as_one(
         "logprobs": True,
         "temperature": 0.7,
     }
-    # A prompt of its own, since a trace shows what a prefix cache has found.
+    # A separate prompt, since the trace shows prefix-cache hits.
     asked["messages"] = [
         {"role": "user", "content": f"Nine cats and {len(method)} dogs. How many?"}
     ]
@@ -146,26 +146,24 @@ def test_two_processes_answer_as_one(
         {"presence_penalty": 1.5, "logit_bias": {"5": -100}},
     ],
 )
-def test_two_processes_refuse_as_one(
-    zoo: Process, client: TestClient, more: dict[str, Any]
-) -> None:
-    """With the same status, words and field."""
+def test_errors_equal_in_process(zoo: Process, client: TestClient, more: dict[str, Any]) -> None:
+    """Same status, message and field."""
     body = chat(**{"seed": 1, **more})
     path = "/v1/chat/completions"
     ours, theirs = client.post(path, json=body), httpx2.post(f"{zoo.url}{path}", json=body)
     assert (theirs.status_code, plain(theirs.text)) == (ours.status_code, plain(ours.text))
 
 
-def test_what_decodes_knows_no_http() -> None:
-    """Its imports have no FastAPI."""
+def test_engine_process_does_not_import_http() -> None:
+    """FastAPI is not imported."""
     code = "import sys, outpace.server.engine_process; print('fastapi' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_server_ends_where_what_decodes_has_ended(own: Process, number: int) -> None:
-    """With an error for who waits, and a status that is not 0."""
+def test_server_exits_with_engine_process(own: Process, number: int) -> None:
+    """Waiting requests get an error; the exit status is not 0."""
     lines: list[str] = []
     reader = stream_to(own, lines, chat(**LONG))
     os.kill(engine_of(own), number)
@@ -177,8 +175,8 @@ def test_server_ends_where_what_decodes_has_ended(own: Process, number: int) -> 
     assert signal.Signals(number).name in "".join(own.log)
 
 
-def test_silence_is_a_step_that_hangs() -> None:
-    """A process that stands still says nothing: an error for who waits, and a status not 0."""
+def test_stopped_engine_counts_as_hanging() -> None:
+    """Waiting requests get an error; the exit status is not 0."""
     with serving("tiny-aux", "--cache-gib", "0.1", "--step-seconds", "1.5") as process:
         engine = engine_of(process)
         lines: list[str] = []
@@ -191,8 +189,8 @@ def test_silence_is_a_step_that_hangs() -> None:
         assert gone(engine)
 
 
-def test_time_in_which_both_stood_still_is_no_silence() -> None:
-    """As after Ctrl-Z in a terminal: what is in hand goes on."""
+def test_suspension_is_not_silence() -> None:
+    """Pending requests continue after Ctrl-Z and a resume."""
     with serving("tiny-aux", "--cache-gib", "0.1", "--step-seconds", "1") as process:
         lines: list[str] = []
         reader = stream_to(process, lines, chat(**LONG))
@@ -207,8 +205,8 @@ def test_time_in_which_both_stood_still_is_no_silence() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_what_decodes_ends_with_the_server(own: Process, number: int) -> None:
-    """However that ends, and also in the middle of its work."""
+def test_engine_process_exits_with_server(own: Process, number: int) -> None:
+    """However the server ends, also during a step."""
     engine = engine_of(own)
     reader = stream_to(own, [], chat(**LONG))
     own.process.send_signal(number)
@@ -218,8 +216,8 @@ def test_what_decodes_ends_with_the_server(own: Process, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_what_loads_ends_with_the_server(number: int) -> None:
-    """A signal may come before the models are there."""
+def test_signal_during_loading(number: int) -> None:
+    """A signal before the models are loaded ends both processes."""
     command = [sys.executable, "-m", "outpace", "serve", "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -235,7 +233,7 @@ def test_what_loads_ends_with_the_server(number: int) -> None:
 
 
 def test_ctrl_c_in_a_terminal_drains() -> None:
-    """It goes to both processes, and what is in hand is answered all the same."""
+    """Both processes get the signal; pending requests are answered."""
     with serving("tiny-aux", "--cache-gib", "0.1") as process:
         lines: list[str] = []
         reader = stream_to(process, lines, chat(**LONG))
@@ -246,7 +244,7 @@ def test_ctrl_c_in_a_terminal_drains() -> None:
         assert process.process.wait(10) == 0
 
 
-def test_many_that_go_at_once_leave_nothing(aux: Process) -> None:
+def test_many_disconnects_leave_nothing(aux: Process) -> None:
     """At any moment of their requests."""
     body = json.dumps(chat(**LONG)).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
@@ -260,8 +258,8 @@ def test_many_that_go_at_once_leave_nothing(aux: Process) -> None:
     assert 'outpace_waiting{model="tiny-aux"} 0.0' in response
 
 
-def test_client_that_reads_nothing_holds_up_nobody(aux: Process) -> None:
-    """Others stream while it is written to."""
+def test_stalled_client_delays_no_other(aux: Process) -> None:
+    """Other streams continue."""
     body = json.dumps(chat(**{**LONG, "n": 8, "outpace": {"trace": True}})).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
     with socket.socket() as own:
@@ -275,20 +273,20 @@ def test_client_that_reads_nothing_holds_up_nobody(aux: Process) -> None:
     ended(aux, 20)
 
 
-def test_two_servers_know_nothing_of_each_other(aux: Process, own: Process) -> None:
-    """The end of one is none of the other."""
+def test_two_servers_are_independent(aux: Process, own: Process) -> None:
+    """One continues after the other has ended."""
     os.kill(engine_of(own), signal.SIGKILL)
     assert own.process.wait(10) == 1
     body = chat(model="tiny-aux")
     assert httpx2.post(f"{aux.url}/v1/chat/completions", json=body).status_code == 200
 
 
-def test_model_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
-    """And names it."""
+def test_load_error_is_one_line(tmp_path: Path) -> None:
+    """The line names the model."""
     (tmp_path / "x.toml").write_text("[models.x]\npath = 'tiny-aux'\nlimits = { none = [1, 2] }\n")
     command = [sys.executable, "-m", "outpace", "serve", "--port", "0", "--config"]
     done = subprocess.run([*command, str(tmp_path / "x.toml")], capture_output=True, text=True)
     assert done.returncode == 2
     told = [line for line in done.stderr.splitlines() if line.startswith("outpace: ")]
-    assert told == ["outpace: model x: limits: no method has an option none"]
+    assert told == ["outpace: model x: limits: unknown option none; no method has it"]
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Requests that do not end well: clients that go, a server that ends, methods that fail."""
+"""Requests that end early: disconnects, shutdown, failing methods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG = chat(model="tiny-aux", max_tokens=400, ignore_eos=True)
 
 
 class Call:
-    """One request on its way, as a server of ASGI sees it."""
+    """An ASGI request in progress."""
 
     def __init__(self, app: Any, body: dict[str, Any]) -> None:
         self.sent: list[dict[str, Any]] = []
@@ -34,44 +34,44 @@ class Call:
         self.task = asyncio.ensure_future(app(scope | more, self.receive, self.send))
 
     async def receive(self) -> dict[str, Any]:
-        """The body, and then nothing until the client goes."""
+        """Return the body, then wait until the client disconnects."""
         if self.body:
             return {"type": "http.request", "body": self.body.pop()}
         await self.gone.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Any) -> None:
-        """Keep what is sent."""
+        """Store the message."""
         self.sent.append(message)
         self.news.set()
 
     async def begun(self) -> None:
-        """Wait until some text has come."""
+        """Wait until some text was sent."""
         while len(self.sent) < 2:
             self.news.clear()
             await self.news.wait()
 
     @property
     def said(self) -> str:
-        """All that was sent."""
+        """Everything that was sent."""
         return b"".join(message.get("body", b"") for message in self.sent).decode()
 
 
 def held(service: Service) -> int:
-    """Pages that requests hold."""
+    """Pages held by requests."""
     return sum(each.held for model in service.models.values() for each in model.engine.usage)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what must come soon."""
+    """Wait for a condition, with a time limit."""
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("more", [{"stream": True}, {"stream": True, "n": 3}, {}, {"n": 3}])
-def test_client_that_goes_ends_its_request(service: Service, more: dict[str, Any]) -> None:
-    """Its pages are free soon, and another's text is what it is alone."""
+def test_disconnect_ends_request(service: Service, more: dict[str, Any]) -> None:
+    """Its pages are released, and other answers are unaffected."""
 
     async def run() -> list[Call]:
         app = build(service)
@@ -93,8 +93,8 @@ def test_client_that_goes_ends_its_request(service: Service, more: dict[str, Any
     assert not service.exchanges
 
 
-def test_what_is_given_up_is_told(service: Service) -> None:
-    """A stream ends with an error event, a whole answer is one."""
+def test_aborted_requests_get_an_error(service: Service) -> None:
+    """As the last event of a stream, or as the response."""
 
     async def run() -> tuple[Call, Call]:
         app = build(service)
@@ -126,10 +126,10 @@ WORKING = D2F.decode
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_method_that_fails_ends_its_own_request(
+def test_failing_method_fails_only_its_request(
     client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
-    """With a number that the log has, and nothing from inside."""
+    """The error has the request id of the log and no internals."""
     body = chat(model="tiny-d2f", max_tokens=16, n=n, outpace={"method": "d2f"})
     with monkeypatch.context() as patched:
         patched.setattr(D2F, "decode", broken)
@@ -153,10 +153,10 @@ def test_method_that_fails_ends_its_own_request(
         {"heartbeat": 0.0, "error": MemoryError("/secret/place"), "alive": False},
     ],
 )
-def test_engine_that_hangs_or_has_died_is_no_health(
+def test_health_of_hanging_or_dead_engine(
     client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch, engine: dict[str, Any]
 ) -> None:
-    """And no request is taken."""
+    """No request is accepted."""
     if engine["heartbeat"]:
         engine["heartbeat"] += time.monotonic()
     monkeypatch.setattr(
@@ -175,10 +175,10 @@ def test_engine_that_hangs_or_has_died_is_no_health(
 @pytest.mark.parametrize(
     ("method", "options"), [("d2f", {}), ("fast_dllm", {}), ("diffusion", {"order": "random"})]
 )
-def test_provisional_text_lies_behind_what_is_committed(
+def test_provisional_text_follows_committed(
     client: TestClient, method: str, options: dict[str, Any]
 ) -> None:
-    """In events of its own; what has no hole before it is what is committed next."""
+    """In separate events; text before the first hole is committed next."""
     body = chat(model="tiny-d2f", max_tokens=32, temperature=0, seed=1)
     extra = {"method": method, "options": options}
     plain = text_of(events(client, body | {"outpace": extra}))

@@ -1,4 +1,4 @@
-"""The table of fields: what is refused, listed and documented is the same."""
+"""Request fields: what is rejected, listed and documented agrees."""
 
 from __future__ import annotations
 
@@ -40,14 +40,12 @@ VALUES = {
     "structured_outputs": {"choice": ["yes", "no"]},
     "structured_outputs.grammar": 'start: "a" "b"?',
 }
-"""Fields with values that say something."""
+"""Fields with values that have an effect."""
 
 
 @pytest.mark.parametrize(("model", "method"), PAIRS)
-def test_listed_fields_are_those_that_are_taken(
-    client: TestClient, model: str, method: str
-) -> None:
-    """And no others."""
+def test_listed_fields_are_accepted(client: TestClient, model: str, method: str) -> None:
+    """And all others are rejected."""
     listed = client.get(f"/v1/models/{model}").json()["outpace"]["methods"][method]
     for field, value in VALUES.items():
         outer, _, inner = field.partition(".")
@@ -66,7 +64,7 @@ def test_listed_fields_are_those_that_are_taken(
 
 
 def test_every_field_is_in_the_table() -> None:
-    """Beside those that say what is asked for, or say nothing."""
+    """Except prompts and ignored fields."""
     known = {*EVERY, *SEQUENTIAL, *SCATTERED, *AHEAD}
     own = {f"outpace.{name}" for name in Extension.model_fields}
     asked = set(ChatRequest.model_fields) & set(CompletionRequest.model_fields) | own
@@ -91,7 +89,7 @@ def test_documentation_has_the_table() -> None:
 
 
 def test_documented_bounds_are_the_declared_ones() -> None:
-    """Where the table has some."""
+    """If the table has bounds."""
     rows = re.findall(r"^\| `(\w+)` \| [\w, ]+ \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
     meanings = dict(rows)
     stated = {}
@@ -104,7 +102,7 @@ def test_documented_bounds_are_the_declared_ones() -> None:
 
 @pytest.mark.parametrize(("model", "method"), PAIRS)
 def test_options_are_listed_with_their_help(client: TestClient, model: str, method: str) -> None:
-    """In a line, which is how the documentation of the method begins to say it."""
+    """In one line, the first of the option's documentation."""
     listed = client.get(f"/v1/models/{model}").json()["outpace"]["methods"][method]
     name = METHODS[method].__name__
     text = (PAGE.parent / "methods.md").read_text().replace("`", "")
@@ -134,7 +132,7 @@ def test_documented_settings_are_read(tmp_path: Path) -> None:
 
 
 def test_template_variables_are_those_of_the_template(client: TestClient) -> None:
-    """A model whose template has none takes none, and none that a template is called with."""
+    """Models accept only the variables of their own chat template."""
     for name in ("enable_thinking", "messages", "tools", "add_generation_prompt", "x" * 200):
         error = refused(client, chat(chat_template_kwargs={name: True}))
         assert error["param"] == "chat_template_kwargs"

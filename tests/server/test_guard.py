@@ -1,4 +1,4 @@
-"""Keys and bounds, which stand before every route."""
+"""API keys, host and origin checks, and limits before every route."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RIGHT = f"Bearer {KEY}".encode()
 
 
 def guarded(service: Service, monkeypatch: pytest.MonkeyPatch, **given: Any) -> TestClient:
-    """The routes of a server with other settings."""
+    """A client of the server with other settings."""
     monkeypatch.setattr(service, "settings", Settings(**given))
     return TestClient(build(service), "http://localhost", raise_server_exceptions=False)
 
@@ -34,8 +34,8 @@ def locked(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestCl
         yield client
 
 
-def test_every_route_wants_the_key(locked: TestClient) -> None:
-    """All that there are, those that there are not, and with every method."""
+def test_every_route_requires_the_key(locked: TestClient) -> None:
+    """Existing and unknown paths, with every method."""
     document = locked.get("/openapi.json", headers={"authorization": RIGHT}).json()
     paths = [*document["paths"], "/openapi.json", "/docs", "/nothing", "/health/"]
     assert len(paths) > 8
@@ -56,23 +56,23 @@ def test_every_route_wants_the_key(locked: TestClient) -> None:
         *(RIGHT + b"x", RIGHT.replace(b"secret", b"SECRET"), b"Bearer \xff\xfe", b"Bearer " * 999),
     ],
 )
-def test_other_keys_are_refused(locked: TestClient, header: bytes) -> None:
-    """Whatever they look like."""
+def test_wrong_keys_are_rejected(locked: TestClient, header: bytes) -> None:
+    """In any form."""
     response = locked.get("/v1/models", headers={"authorization": header})
     assert response.status_code == 401
     assert response.json()["error"]["type"] == "authentication_error"
     assert KEY not in response.text
 
 
-def test_right_key_opens(locked: TestClient) -> None:
-    """The scheme in any case."""
+def test_right_key_is_accepted(locked: TestClient) -> None:
+    """The scheme is case-insensitive."""
     for header in (RIGHT, RIGHT.replace(b"Bearer", b"bearer")):
         response = locked.get("/v1/models", headers={"authorization": header})
         assert response.status_code == 200
 
 
-def test_large_body_is_refused(client: TestClient) -> None:
-    """By its length, or once as much has come."""
+def test_large_body_is_rejected(client: TestClient) -> None:
+    """By its declared length or by the bytes received."""
     body = json.dumps(chat("x" * BODY)).encode()
 
     def pieces() -> Iterator[bytes]:
@@ -88,7 +88,7 @@ def test_large_body_is_refused(client: TestClient) -> None:
 
 
 def test_slow_body_times_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it has one deadline, however often something comes."""
+    """The deadline applies to the whole body."""
     app = guarded(service, monkeypatch, read_seconds=0.2).app
     sent: list[Any] = []
 
@@ -114,8 +114,8 @@ def test_slow_body_times_out(service: Service, monkeypatch: pytest.MonkeyPatch) 
     assert (b"connection", b"close") in sent[0]["headers"]
 
 
-def test_page_runs_nothing_but_its_own(client: TestClient) -> None:
-    """Its policy names what stands in it, and no other page may read answers."""
+def test_page_policy(client: TestClient) -> None:
+    """Only inline code runs, and other origins cannot read answers."""
     response = client.get("/", headers={"origin": "http://elsewhere"})
     policy = response.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -126,7 +126,7 @@ def test_page_runs_nothing_but_its_own(client: TestClient) -> None:
     assert not [name for name in response.headers if name.startswith("access-control")]
 
 
-def test_our_own_faults_say_nothing(
+def test_internal_errors_reveal_nothing(
     client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No traceback, no path; the next request is answered."""
@@ -152,20 +152,20 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize("host", [*HERE, *ELSEWHERE])
-def test_pages_from_elsewhere_cannot_ask(client: TestClient, host: str) -> None:
-    """Under a name that leads to this machine; all routes are alike."""
+def test_foreign_hosts_are_rejected(client: TestClient, host: str) -> None:
+    """On all routes, against DNS rebinding."""
     headers = {"host": host.encode("latin-1")}
     for method, path in (("GET", "/"), ("GET", "/health"), ("POST", "/v1/completions")):
         response = client.request(method, path, headers=headers, json={})  # type: ignore[arg-type]
         assert (response.status_code == 421) == (host in ELSEWHERE)
         if host in ELSEWHERE:
             message = response.json()["error"]["message"]
-            assert "answers as 127.0.0.1, localhost or [::1] only" in message
+            assert "must be 127.0.0.1, localhost or [::1]" in message
 
 
 @pytest.mark.parametrize("host", [*HERE, *ELSEWHERE[:-1], "null"])
-def test_pages_from_elsewhere_cannot_make_it_decode(client: TestClient, host: str) -> None:
-    """Though they would not see the answer; who sends no origin is no page."""
+def test_foreign_origins_are_rejected(client: TestClient, host: str) -> None:
+    """Requests without an origin are not from a page."""
     origin = b"null" if host == "null" else b"http://" + host.encode("latin-1")
     headers: Any = {"origin": origin}
     for path in ("/v1/completions", "/v1/chat/completions", "/nothing"):
@@ -175,9 +175,9 @@ def test_pages_from_elsewhere_cannot_make_it_decode(client: TestClient, host: st
 
 
 @pytest.mark.parametrize("given", [{"api_key": "x"}, {"insecure": True}, {"host": "0.0.0.0"}])
-def test_other_servers_have_any_host(
+def test_public_servers_accept_any_host(
     service: Service, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:
-    """A key keeps such pages out, and elsewhere nobody knows the name."""
+    """Servers with a key, --insecure, or a public address."""
     with guarded(service, monkeypatch, **given) as client:
         assert client.get("/health", headers={"host": "evil.example"}).status_code == 200

@@ -1,4 +1,4 @@
-"""Thousands of requests that somebody made up to do harm: named refusals or answers, no failure."""
+"""Thousands of malicious requests: each gets a named error or an answer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HUGE = 2 * 2**20 - 2000
 
 
 def hostile(service: Service, rng: random.Random) -> Iterator[dict[str, Any]]:
-    """Bad values for every field, alone and together, at every depth; without end."""
+    """Yield invalid values for every field, alone and combined, at every depth."""
     for kind, make in (("chat", chat), ("completion", completion)):
         for field in FIELDS[kind]:
             for value in VALUES:
@@ -94,7 +94,7 @@ def hostile(service: Service, rng: random.Random) -> Iterator[dict[str, Any]]:
 
 
 def attack(client: TestClient, body: dict[str, Any]) -> int:
-    """Send one of them; its status."""
+    """Send one request and return its status."""
     content = json.dumps(body)
     response = client.post(route(body), content=content)
     if response.status_code == 200:
@@ -103,13 +103,13 @@ def attack(client: TestClient, body: dict[str, Any]) -> int:
     assert 400 <= response.status_code < 500, (body, response.text)
     error = response.json()["error"]
     assert error["message"] and error["type"] and "Traceback" not in response.text
-    if "no JSON" not in error["message"]:
+    if "valid JSON" not in error["message"]:
         assert error["param"] is not None, (body, error)
     return response.status_code
 
 
 def attacks(client: TestClient, service: Service, count: int, seed: int, skip: int = 0) -> set[int]:
-    """Many of them; then a question is answered as ever, and no page is held."""
+    """Send many requests; then a normal one succeeds, and no page is leaked."""
     seen = set()
     source = hostile(service, random.Random(seed))
     for number, body in enumerate(source):
@@ -125,17 +125,17 @@ def attacks(client: TestClient, service: Service, count: int, seed: int, skip: i
 
 
 ALONE = len(VALUES) * sum(map(len, FIELDS.values()))
-"""Requests with one bad value."""
+"""Number of requests with one invalid value."""
 
 
 def test_some_hostile_requests(client: TestClient, service: Service) -> None:
-    """Of those with several bad values."""
+    """Requests with several invalid values."""
     assert attacks(client, service, 300, seed=0, skip=ALONE) == {200, 400}
 
 
 @pytest.mark.exhaustive
 def test_many_hostile_requests(client: TestClient, service: Service) -> None:
-    """Every bad value in every field, and thousands of others."""
+    """Every invalid value in every field, and thousands of others."""
     assert ALONE > 3000
     assert attacks(client, service, ALONE + 2500, seed=1) <= {200, 400, 404}
 
@@ -145,7 +145,7 @@ def test_many_hostile_requests(client: TestClient, service: Service) -> None:
 )
 @pytest.mark.parametrize("make", [chat, completion])
 def test_prompt_of_two_megabytes(client: TestClient, make: Any, text: str) -> None:
-    """Refused by its length, before anybody looks at its tokens."""
+    """Rejected by its length, before tokenization."""
     body = make(text)
     response = client.post(route(body), json=body)
     assert response.status_code == 400
@@ -156,7 +156,7 @@ def test_prompt_of_two_megabytes(client: TestClient, make: Any, text: str) -> No
 @pytest.mark.parametrize(
     "text", [t for t in TEXTS if t.strip() and t.isprintable() and len(t) < 250]
 )
-def test_text_of_users_is_text(client: TestClient, text: str) -> None:
-    """No special token, no template, no path: all of it is in the prompt, and it is answered."""
+def test_user_text_is_literal(client: TestClient, text: str) -> None:
+    """No special tokens, templates or paths are interpreted."""
     answer = ask(client, chat(text, max_tokens=2))
     assert answer["usage"]["completion_tokens"] <= 2

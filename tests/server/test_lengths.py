@@ -1,4 +1,4 @@
-"""How long answers are where nobody sets a length: to the model's own end, or what fits."""
+"""Length of answers without `max_tokens`: end-of-sequence, or the context length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outpace.server.service import Service
 from outpace.server.settings import Config, Entry
 
 CONTEXT = 512
-"""Of every model of the zoo."""
+"""Context length of every model of the zoo."""
 
 
 @pytest.mark.parametrize(
@@ -25,10 +25,10 @@ CONTEXT = 512
         ("tiny-dream", 300, CONTEXT - 300),
     ],
 )
-def test_answer_without_a_length_is_what_fits(
+def test_default_length_fills_the_context(
     client: TestClient, model: str, prompt: int, wanted: int
 ) -> None:
-    """All of the context for a causal model, and the usual canvas for a diffusion model."""
+    """The default canvas for diffusion models."""
     quick = {"method": "diffusion", "options": {"steps": 4}} if model == "tiny-dream" else {}
     asked = completion([5] * prompt, model=model, ignore_eos=True, outpace=quick)
     answer = ask(client, asked)
@@ -36,8 +36,8 @@ def test_answer_without_a_length_is_what_fits(
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-def test_answer_ends_where_the_model_ends_it(client: TestClient) -> None:
-    """It is the one that a client gets who allows as much as there is."""
+def test_default_length_ends_at_eos(client: TestClient) -> None:
+    """Equal to the answer with the largest limit."""
     answer = ask(client, chat(seed=1))
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["choices"] == ask(client, chat(seed=1, max_tokens=300))["choices"]
@@ -45,7 +45,7 @@ def test_answer_ends_where_the_model_ends_it(client: TestClient) -> None:
 
 @pytest.fixture(scope="module")
 def bounded() -> Iterator[TestClient]:
-    """A server whose operator bounds answers."""
+    """A server with a limit for answers."""
     models = {
         name: Entry(path=name, cache_gib=0.05, max_tokens=40) for name in ("tiny-ar", "tiny-dream")
     }
@@ -54,8 +54,8 @@ def bounded() -> Iterator[TestClient]:
         yield client
 
 
-def test_operator_bounds_answers(bounded: TestClient) -> None:
-    """Those with a length and those without; what does not fit any more is shorter."""
+def test_operator_limits_answers(bounded: TestClient) -> None:
+    """With and without `max_tokens`; near the context end they are shorter."""
     for prompt, wanted in ((5, 40), (CONTEXT - 41, 40), (CONTEXT - 39, 39), (CONTEXT - 3, 3)):
         answer = ask(bounded, completion([5] * prompt, ignore_eos=True))
         assert answer["usage"]["completion_tokens"] == wanted
@@ -64,6 +64,6 @@ def test_operator_bounds_answers(bounded: TestClient) -> None:
     assert ask(bounded, completion(max_tokens=40, min_tokens=40))
     for fields in ({"max_tokens": 41}, {"min_tokens": 41}, {"max_tokens": 50, "min_tokens": 45}):
         error = refused(bounded, completion(**fields))
-        assert error["message"] == f"{error['param']}: at most 40 here"
+        assert error["message"] == f"{error['param']}: must be at most 40 on this server"
         assert error["param"] == min(fields)
     assert refused(bounded, chat(max_completion_tokens=41))["param"] == "max_completion_tokens"

@@ -1,4 +1,4 @@
-"""What the server counts: as much as was answered."""
+"""Metrics of the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def scrape(client: TestClient) -> Samples:
 
 
 def test_counters_add_up(client: TestClient) -> None:
-    """Whole answers and streams alike; by model and method."""
+    """For whole and streamed answers, by model and method."""
     body = chat(model="tiny-dream", max_tokens=16, outpace={"method": "apd"})
     ask(client, body)
     before = scrape(client)
@@ -58,8 +58,8 @@ def test_counters_add_up(client: TestClient) -> None:
     )
 
 
-def test_gauges_are_of_this_moment(client: TestClient) -> None:
-    """Nobody runs, nobody waits, all pages are free."""
+def test_gauges_of_an_idle_server(client: TestClient) -> None:
+    """No running or waiting requests, all pages free."""
     samples = scrape(client)
     assert samples[("outpace_waiting", "tiny-ar")] == samples[("outpace_running", "tiny-ar")] == 0
     for role in ("target", "draft"):
@@ -69,7 +69,7 @@ def test_gauges_are_of_this_moment(client: TestClient) -> None:
 
 
 def test_prefix_cache_is_counted(client: TestClient) -> None:
-    """Rows of a prompt that was there before."""
+    """Rows of a repeated prompt."""
     key = ("outpace_prefix_rows_spared_total", "tiny-aux", "target")
     ask(client, chat(model="tiny-aux", max_tokens=2))
     before = scrape(client)[key]
@@ -77,8 +77,8 @@ def test_prefix_cache_is_counted(client: TestClient) -> None:
     assert scrape(client)[key] - before == 32
 
 
-def test_kept_and_proposed_are_those_of_the_trace() -> None:
-    """A draft that is always right is kept whole; a verifier judges all but the first token."""
+def test_acceptance_counters_match_trace() -> None:
+    """A perfect draft is accepted entirely; a verifier judges all but the first token."""
     prompt = "Copy: 11 12 13 14 15"
     same = LLM("tiny-aux", Speculative(draft="tiny-aux", tokens=4))
     (output,) = same.generate(prompt, max_tokens=21)

@@ -1,4 +1,4 @@
-"""Models are named by their files, and nothing that a client sees holds a path."""
+"""Public model names; clients never see a path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRET = "very-secret"
 
 
 def test_command_line_names_models(tmp_path: Path) -> None:
-    """By their files; a number tells apart those that are alike, and a name that is given wins."""
+    """By their files, with a number if ambiguous; explicit names take precedence."""
     paths = [tmp_path / place / "model.gguf" for place in "abc"]
     for path in paths:
         path.parent.mkdir()
@@ -38,15 +38,15 @@ def test_command_line_names_models(tmp_path: Path) -> None:
     assert named_models(first, [f"model={third}"]) == {"model-2": first, "model": third}
     (tmp_path / "x=y").mkdir()
     assert named_models(None, [f"{tmp_path}/x=y"]) == {"x=y": f"{tmp_path}/x=y"}
-    with pytest.raises(ValueError, match="twice: x"):
+    with pytest.raises(ValueError, match="the name x is given twice"):
         named_models(first, [f"x={second}", f"x={third}"])
     for text in ("=x", "x=", "="):
         with pytest.raises(ValueError, match="name=path"):
             named_models(None, [text])
 
 
-def test_models_of_a_method_are_told_apart(tmp_path: Path) -> None:
-    """From each other, and from those that requests may name."""
+def test_models_of_a_method_have_unique_names(tmp_path: Path) -> None:
+    """Also among the further models."""
     for place in "ab":
         (tmp_path / place / "small").mkdir(parents=True)
     mine, other = (str(tmp_path / place / "small") for place in "ab")
@@ -60,7 +60,7 @@ def test_models_of_a_method_are_told_apart(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient, Service]]:
-    """A server whose models lie in folders that nobody is to know; one holds the other's path."""
+    """A server with secret model folders, one of which contains the other's path."""
     place = tmp_path_factory.mktemp(SECRET)
     for name, target in {"own": "tiny-dream", "own-2": "tiny-aux"}.items():
         shutil.copytree(ZOO / target, place / name)
@@ -103,11 +103,11 @@ WRONG: list[dict[str, Any]] = [
     chat(outpace={"fill": True}),
     {**chat(), "messages": [{"role": "assistant", "content": "x"}] * 2},
 ]
-"""Requests that are refused, most of them by the model."""
+"""Requests that are rejected, most of them by the model."""
 
 
 def test_no_client_sees_a_path(hidden: tuple[TestClient, Service]) -> None:
-    """In no answer, refusal, list, document or metric."""
+    """In no answer, error, list, document or metric."""
     client, service = hidden
     seen = []
     for model in service.models:
@@ -129,8 +129,8 @@ def test_no_client_sees_a_path(hidden: tuple[TestClient, Service]) -> None:
     assert next(each for each in listed if each["name"] == "verifier")["choices"] == ["own-2"]
 
 
-def test_names_stand_where_paths_would(hidden: tuple[TestClient, Service]) -> None:
-    """Also where one path begins like another one, and where it was given as a relative one."""
+def test_names_replace_paths(hidden: tuple[TestClient, Service]) -> None:
+    """Also for path prefixes and relative paths."""
     client, service = hidden
     asked = completion([10**6]) | {"model": "here"}
     message = client.post(route(asked), json=asked).json()["error"]["message"]

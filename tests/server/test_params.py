@@ -1,4 +1,4 @@
-"""Each option of a request with a bad value: the error names it, in Python and over HTTP."""
+"""Each request option with an invalid value: the error names it, in Python and over HTTP."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from outpace.errors import ContextError
 from outpace.server.connection import plain
 
 FAR = 10**6
-"""No token of the zoo."""
+"""A token id outside the zoo's vocabulary."""
 
 
 class Case(NamedTuple):
-    """An option, a bad value of it, the name in the error, and the same as a request."""
+    """An option, an invalid value, the name in the error, and the request body."""
 
     option: str
     value: Any
@@ -29,12 +29,12 @@ class Case(NamedTuple):
 
 
 def case(option: str, value: Any, param: str | None = None, **body: Any) -> Case:
-    """An option whose field has the same name; `body` has another value where JSON needs one."""
+    """Case of an option whose field has the same name; `body` overrides the JSON value."""
     return Case(option, value, param or option, chat(**(body or {option: value})), option)
 
 
 def named(schema: Any) -> dict[str, Any]:
-    """A format of a schema."""
+    """A response format with a schema."""
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
 
@@ -82,14 +82,14 @@ CASES = [
     Case("choices", [], "choices", chat(guided_choice=[]), "guided_choice"),
     Case("grammar", "start: x", "grammar", chat(guided_grammar="start: x"), "guided_grammar"),
 ]
-"""For the model `tiny-ar`."""
+"""Cases for the model `tiny-ar`."""
 
 CLOZES: list[tuple[Any, str, str]] = [
     (["a"], "cloze", "a"),
     (["a", Hole(2, regex="[")], "holes[0]", "a{{2:[}}"),
     (["a", Hole(2), "b", Hole(3, regex="x{12}")], "holes[1]", "a{{2}}b{{3:x{12}}}"),
 ]
-"""Of `tiny-dream`: parts, the name in the error, and the text of a request."""
+"""Templates for `tiny-dream`: parts, the name in the error, and the text of a request."""
 
 PROMPTS: list[tuple[Any, str, dict[str, Any], str]] = [
     ("", "prompt", completion(""), "prompt"),
@@ -110,18 +110,18 @@ PROMPTS: list[tuple[Any, str, dict[str, Any], str]] = [
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """A model that a user has loaded."""
+    """A loaded model."""
     return LLM("tiny-ar", cache_gib=0.1)
 
 
 def test_every_option_has_a_case() -> None:
-    """A new one needs one; the bad values of `cloze` stand for themselves."""
+    """Including new ones."""
     assert {each.option for each in CASES} == {f.name for f in fields(RequestOptions)} - {"cloze"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.option}-{case.value!r}")
 def test_error_of_an_option_names_it(llm: LLM, client: TestClient, case: Case) -> None:
-    """With its value in Python, and first of all in the text."""
+    """With its value in Python, and at the beginning of the message."""
     more = {"max_tokens": 8} if case.option == "min_tokens" else {}
     with pytest.raises(OptionError) as error:
         llm.generate("hi", **{**more, case.option: case.value})
@@ -135,7 +135,7 @@ def test_error_of_an_option_names_it(llm: LLM, client: TestClient, case: Case) -
 
 @pytest.mark.parametrize("cloze", CLOZES, ids=lambda cloze: cloze[1])
 def test_error_of_a_hole_names_it(client: TestClient, cloze: tuple[Any, str, str]) -> None:
-    """By its number; a request has it in its text."""
+    """By its index."""
     parts, param, text = cloze
     dream = LLM("tiny-dream", cache_gib=0.1)
     with pytest.raises(OptionError) as error:
@@ -149,7 +149,7 @@ def test_error_of_a_hole_names_it(client: TestClient, cloze: tuple[Any, str, str
 def test_error_of_a_prompt_names_its_part(
     llm: LLM, client: TestClient, prompt: tuple[Any, str, dict[str, Any], str]
 ) -> None:
-    """The message and what of it, or the token."""
+    """The message and its part, or the token."""
     given, param, body, field = prompt
     with pytest.raises(OptionError) as error:
         llm.prepare(given)
@@ -157,10 +157,8 @@ def test_error_of_a_prompt_names_its_part(
     assert refused(client, body)["param"] == field
 
 
-def test_answer_that_is_too_long_is_told_from_a_prompt_that_is(
-    llm: LLM, client: TestClient
-) -> None:
-    """Both by one type in Python, and by one code over HTTP."""
+def test_context_errors(llm: LLM, client: TestClient) -> None:
+    """The same type in Python, and the same code over HTTP."""
     length = llm.config.max_length
     for prompt, max_tokens, param in [(5, length, "max_tokens"), (length, 1, "prompt")]:
         with pytest.raises(ContextError) as error:
@@ -170,8 +168,8 @@ def test_answer_that_is_too_long_is_told_from_a_prompt_that_is(
         assert (told["param"], told["code"]) == (param, "context_length_exceeded")
 
 
-def test_error_keeps_its_name_on_its_way_from_the_other_process() -> None:
-    """But for its value, which may be anything."""
+def test_errors_of_the_engine_process_keep_param() -> None:
+    """Without the value, which may not be picklable."""
     for kind in (OptionError, ContextError):
         error = plain(kind("regex", object(), "regex: it is malformed"))
         assert type(error) is kind and isinstance(error, OptionError)

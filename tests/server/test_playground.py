@@ -1,4 +1,4 @@
-"""The playground in a browser, against a server of the zoo: what is seen, by mouse and by keys."""
+"""The playground in a browser, with mouse and keyboard, against a server of the zoo."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ RACE = D2F_LINK | {
 }
 SLOW = D2F_LINK | {"a.model": "tiny-llada", "a.method": "diffusion", "max_tokens": 320}
 AHEAD, DRAFT = 5, 6
-"""States of the page beside those of `outpace.api.trace`."""
+"""States of the page in addition to those of `outpace.api.trace`."""
 
 
 @contextmanager
 def served(*flags: str) -> Iterator[str]:
-    """A server of its own; its address."""
+    """Run a separate server and yield its address."""
     command = (sys.executable, "-m", "outpace", "serve", "--port", "0", *flags)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -57,13 +57,13 @@ def served(*flags: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """The zoo, for everybody."""
+    """A server of the zoo."""
     with served() as address:
         yield address
 
 
 class Visitor:
-    """Opens the page, and notes whatever a browser complains about."""
+    """Opens the page and records everything that the browser reports."""
 
     def __init__(self, browser: Browser, server: str) -> None:
         self.browser = browser
@@ -75,7 +75,7 @@ class Visitor:
     def __call__(
         self, link: dict[str, object] | None = None, *, script: str = "", ready: bool = True, **how
     ) -> Page:
-        """The page with settings of a link, once it is ready."""
+        """Open the page with settings in its link and wait until it is ready."""
         width = how.pop("width", 1440)
         context = self.browser.new_context(viewport={"width": width, "height": 900}, **how)
         page = context.new_page()
@@ -90,7 +90,7 @@ class Visitor:
         return page
 
     def note(self, message) -> None:
-        """Refused requests are counted; anything else on the console is an error."""
+        """Count rejected requests; record any other console message as an error."""
         if message.type in ("error", "warning"):
             refusal = message.text.startswith("Failed to load resource")
             (self.refused if refusal else self.errors).append(message.text)
@@ -98,7 +98,7 @@ class Visitor:
 
 @pytest.fixture
 def visit(browser: Browser, server: str) -> Iterator[Visitor]:
-    """Open the page; nothing may be wrong in the end, nor any other origin be asked."""
+    """Open the page; assert afterwards that no error occurred and no other origin was requested."""
     visitor = Visitor(browser, server)
     yield visitor
     for context in browser.contexts:
@@ -108,7 +108,7 @@ def visit(browser: Browser, server: str) -> Iterator[Visitor]:
 
 
 def run(page: Page) -> None:
-    """Run until it has ended; the page says so when it begins."""
+    """Run until the answer is complete."""
     page.locator("#status").evaluate("said => { said.textContent = '' }")
     page.keyboard.press("Control+Enter")
     expect(page.locator("#status")).not_to_be_empty()
@@ -116,14 +116,14 @@ def run(page: Page) -> None:
 
 
 def overflow(page: Page) -> int:
-    """Pixels by which it is too wide."""
+    """Horizontal overflow of the page in pixels."""
     return page.evaluate(
         "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     )
 
 
 def asked(page: Page, model: str, method: str, max_tokens: int = 128) -> dict:
-    """What the server answers without a page."""
+    """The server's answer to the page's request."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": ZOO}],
@@ -152,7 +152,9 @@ def test_run_colours_the_answer_by_forward(visit):
     assert all(one != other for one, other in zip(rows, rows[1:], strict=False))
     page.locator(".piece").first.hover()
     expect(page.locator(".detail")).to_have_text(
-        re.compile(r"^Forward 1 (filled \d+ slots of the answer and )?kept \d+ tokens · target fed")
+        re.compile(
+            r"^Forward 1 (filled \d+ slots of the answer and )?committed \d+ tokens · target fed"
+        )
     )
     expect(page.locator(".piece").first).to_have_class(re.compile("chosen"))
 
@@ -326,13 +328,13 @@ def test_keyboard_reaches_everything_and_shows_where_it_is(visit):
 
 
 def stream(*events: object, end: bool = True) -> str:
-    """A body of events, as the server sends it."""
+    """A body of server-sent events."""
     data = [json.dumps(event, ensure_ascii=False) for event in events] + ["[DONE]"] * end
     return "".join(f"data: {each}\n\n" for each in data)
 
 
 def chunk(text: str) -> dict:
-    """One event with text."""
+    """An event with text."""
     step = {"model": "target", "start": 0, "rows": 4, "seen": 4, "kept": 1, "seconds": 0.01}
     step |= {"pattern": "causal", "holes": []}
     outpace = {"index": 0, "steps": [step], "tokens": 1, "forwards": 1}
@@ -353,12 +355,12 @@ EVENTS = {"content_type": "text/event-stream"}
             {"status": 429, "json": BUSY, "headers": {"Retry-After": "3"}},
             "The server is busy: the queue is full. Try again in 3 seconds.",
         ),
-        ({"status": 503, "json": DRAINING}, "The server takes no requests now: draining."),
+        ({"status": 503, "json": DRAINING}, "The server accepts no requests now: draining."),
         ({"status": 404, "json": BUSY}, "Not found: the queue is full."),
         ({"status": 502, **HTML}, "The server failed (502): Bad Gateway."),
         (
             {**EVENTS, "body": stream(chunk("Some"), BROKEN, end=False)},
-            "The server gave up in the middle: decoding failed",
+            "The server aborted the answer: decoding failed",
         ),
         (
             {**EVENTS, "body": stream(chunk("Some"), end=False)},
@@ -402,7 +404,7 @@ window.fetch = async (...args) => {
   return new Response(body, { status: reply.status, headers: reply.headers });
 };
 """
-"""Lets every answer arrive byte by byte."""
+"""Delivers every answer byte by byte."""
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

@@ -1,4 +1,4 @@
-"""Requests that are wrong: each is refused with the name of the field, and nothing else happens."""
+"""Invalid requests: each error names the field, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMED = {"name": "x", "schema": {"type": "object"}}
 
 
 def formatted(named: Any) -> dict[str, Any]:
-    """A chat whose answer has a schema."""
+    """A chat request with a response schema."""
     return chat(response_format={"type": "json_schema", "json_schema": named})
 
 
@@ -77,7 +77,7 @@ FIELDS: dict[str, list[Any]] = {
     "prompt_embeds": ["x"],
     "best_of": [2],
 }
-"""Values that a chat refuses."""
+"""Invalid values in chat requests."""
 
 COMPLETION: dict[str, list[Any]] = {
     "best_of": [2, 0],
@@ -90,7 +90,7 @@ COMPLETION: dict[str, list[Any]] = {
     "metadata": [{}],
     "max_completion_tokens": [5],
 }
-"""Values that a completion refuses."""
+"""Invalid values in completion requests."""
 
 INSIDE: list[tuple[str, dict[str, Any]]] = [
     ("logit_bias.x", chat(logit_bias={"x": 1})),
@@ -153,7 +153,7 @@ INSIDE: list[tuple[str, dict[str, Any]]] = [
     ],
 )
 def test_field_is_named(client: TestClient, field: str, body: dict[str, Any]) -> None:
-    """The one that is wrong, first of all in the message."""
+    """The message begins with the invalid field."""
     error = refused(client, body)
     assert error["type"] == "invalid_request_error"
     assert error["param"].split(".")[0] == field
@@ -161,16 +161,16 @@ def test_field_is_named(client: TestClient, field: str, body: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(("param", "body"), INSIDE)
-def test_path_leads_to_what_is_wrong(client: TestClient, param: str, body: dict[str, Any]) -> None:
-    """Inside of fields too."""
+def test_nested_field_is_named(client: TestClient, param: str, body: dict[str, Any]) -> None:
+    """By its dotted path."""
     error = refused(client, body)
     assert error["param"] == param
     assert "/" not in error["message"].replace("/etc/passwd", "").replace("../x", "")
 
 
 @pytest.mark.parametrize("field", ["tools", "tool_choice", "functions", "audio", "prediction"])
-def test_what_is_to_come_says_so(client: TestClient, field: str) -> None:
-    """A client learns that it did nothing wrong, and what to do; its value is not repeated."""
+def test_unsupported_features_are_named(client: TestClient, field: str) -> None:
+    """The message advises to omit the field and does not repeat its value."""
     for value in FIELDS[field]:
         message = refused(client, chat(**{field: value}))["message"]
         assert re.fullmatch(rf"{field}: .*not supported yet; leave the field out", message)
@@ -191,12 +191,12 @@ CALL = {"id": "x", "type": "function", "function": {"name": "y", "arguments": "{
         ("messages.1.function_call", {"role": "assistant", "content": None, "function_call": CALL}),
     ],
 )
-def test_calls_of_tools_in_messages_are_named(client: TestClient, param: str, message: Any) -> None:
-    """And nothing else that is wrong only because of them."""
+def test_tool_calls_in_messages_are_named(client: TestClient, param: str, message: Any) -> None:
+    """No errors that only follow from them."""
     messages = [{"role": "user", "content": "x"}, message, {"role": "user", "content": "y"}]
     error = refused(client, chat() | {"messages": messages})
     assert error["param"] == param
-    assert "calling tools is not supported yet; leave" in error["message"]
+    assert "tool calls are not supported yet; leave" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -210,15 +210,15 @@ def test_calls_of_tools_in_messages_are_named(client: TestClient, param: str, me
         {"modalities": ["text"]},
     ],
 )
-def test_fields_that_ask_for_nothing_are_taken(client: TestClient, fields: dict[str, Any]) -> None:
-    """The answer is the one without them."""
+def test_neutral_fields_are_accepted(client: TestClient, fields: dict[str, Any]) -> None:
+    """The answer is the same without them."""
     usual = {"seed": 1, "max_tokens": 8, "temperature": 2}
     wanted, answer = ask(client, chat(**usual)), ask(client, chat(**usual, **fields))
     assert answer["choices"] == wanted["choices"]
 
 
-def test_messages_of_the_assistant_come_back(client: TestClient) -> None:
-    """As OpenAI's clients send them."""
+def test_assistant_messages_of_clients(client: TestClient) -> None:
+    """With all fields that OpenAI's clients send."""
     sent = {"role": "assistant", "content": "12", "tool_calls": [], "refusal": None, "audio": None}
     messages = [{"role": "user", "content": "x"}, sent, {"role": "user", "content": "y"}]
     assert ask(client, chat(max_tokens=2) | {"messages": messages})
@@ -226,19 +226,19 @@ def test_messages_of_the_assistant_come_back(client: TestClient) -> None:
 
 @pytest.mark.parametrize("prompt", [["a"] * 65, [[5]] * 65, ["a"] * 2000])
 def test_limit_of_prompts_is_named(client: TestClient, prompt: Any) -> None:
-    """Whatever their type."""
+    """For prompts of each type."""
     message = refused(client, completion(prompt))["message"]
-    assert message == f"prompt: must have at most 64 entries, not {len(prompt)}"
+    assert message == f"prompt: must have at most 64 entries, got {len(prompt)}"
 
 
 @pytest.mark.parametrize(
     ("body", "param"),
     [(completion(["a"] * 12), "prompt"), (completion(["a"] * 2, n=6), "prompt"), (chat(n=8), "n")],
 )
-def test_more_choices_than_ever_fit_are_refused(
+def test_too_many_choices_are_rejected(
     client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch, body: Any, param: str
 ) -> None:
-    """Since to come again later would not help; as many as fit are answered."""
+    """A retry would not help; the maximum number is answered."""
     engine = service.models["tiny-aux"].engine
     count = (body.get("n") or 1) * (len(body["prompt"]) if "prompt" in body else 1)
     asked = body | {"model": "tiny-aux", "max_tokens": 1}
@@ -246,8 +246,8 @@ def test_more_choices_than_ever_fit_are_refused(
     error = refused(client, asked)
     assert error["param"] == param
     assert error["message"] == (
-        f"{param}: {count} choices, counting n for each prompt; "
-        f"this model takes at most {count - 1}"
+        f"{param}: at most {count - 1} choices (n per prompt) are allowed for this model, "
+        f"got {count}"
     )
     monkeypatch.setattr(engine, "most", count)
     assert len(ask(client, asked)["choices"]) == count
@@ -262,8 +262,8 @@ def test_more_choices_than_ever_fit_are_refused(
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_what_is_no_json_is_refused(client: TestClient, path: str, body: bytes) -> None:
-    """Deep, cut, in other bytes, or half a character."""
+def test_invalid_json_is_rejected(client: TestClient, path: str, body: bytes) -> None:
+    """Deeply nested, truncated, in other encodings."""
     response = client.post(path, content=body)
     assert response.status_code == 400
     assert response.json()["error"]["message"]
@@ -283,8 +283,8 @@ def test_what_is_no_json_is_refused(client: TestClient, path: str, body: bytes) 
     ],
     ids=lambda body: str(body[:24]),
 )
-def test_body_of_many_parts_is_refused_soon(client: TestClient, body: bytes) -> None:
-    """Since nobody else is served while it is read."""
+def test_complex_bodies_are_rejected_quickly(client: TestClient, body: bytes) -> None:
+    """Parsing them would block the event loop."""
     began = time.process_time()
     response = client.post("/v1/completions", content=body)
     assert response.status_code == 400
@@ -292,19 +292,19 @@ def test_body_of_many_parts_is_refused_soon(client: TestClient, body: bytes) -> 
 
 
 def test_text_may_have_any_characters(client: TestClient) -> None:
-    """What counts in a body does not count in a text."""
+    """Complexity limits ignore string contents."""
     error = refused(client, completion('[{,:"\\' * 60_000))
     assert error["code"] == "context_length_exceeded"
 
 
-def test_whole_characters_come_back_from_errors(client: TestClient) -> None:
-    """Whatever stands in a value that is quoted."""
+def test_quoted_values_are_encodable(client: TestClient) -> None:
+    """For any quoted text."""
     for text in ("\U0001f600" * 40, "\x00", "é\u2028"):
         assert refused(client, chat(model=text), status=404)["param"] == "model"
 
 
-def test_unknown_model_and_page(client: TestClient) -> None:
-    """With the envelope."""
+def test_unknown_model_and_path(client: TestClient) -> None:
+    """With the error object."""
     error = refused(client, chat(model="x"), status=404)
     assert (error["type"], error["param"]) == ("not_found_error", "model")
     assert (error["code"], "tiny-ar" in error["message"]) == ("model_not_found", True)
@@ -318,13 +318,13 @@ def test_unknown_model_and_page(client: TestClient) -> None:
 
 
 class Refusing:
-    """An engine that lets nobody in."""
+    """An engine that rejects every request."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
     async def submit(self, *prompt: Any, **options: Any) -> Any:
-        """Refuse."""
+        """Reject the request."""
         raise self.error
 
 
@@ -336,8 +336,8 @@ def full(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]
     yield service
 
 
-def test_full_queue_says_when_to_come_again(client: TestClient, full: Service) -> None:
-    """And a stream is refused before it begins."""
+def test_full_queue_sets_retry_after(client: TestClient, full: Service) -> None:
+    """A stream is rejected before it begins."""
     for stream in (False, True):
         body = chat(model="tiny-aux", stream=stream)
         response = client.post("/v1/chat/completions", json=body)
@@ -350,7 +350,7 @@ def test_full_queue_says_when_to_come_again(client: TestClient, full: Service) -
 def test_draining_server_is_unavailable(
     client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For new requests; it is not ready, and still healthy."""
+    """New requests are rejected; the server is healthy but not ready."""
     monkeypatch.setattr(service, "draining", True)
     assert refused(client, chat(), status=503)["type"] == "unavailable_error"
     assert client.get("/ready").status_code == 503
@@ -361,6 +361,6 @@ def test_draining_server_is_unavailable(
     assert refused(client, chat(model="tiny-aux"), status=503)
 
 
-def test_question_after_all_that_is_answered(client: TestClient) -> None:
-    """As ever."""
+def test_normal_request_succeeds_afterwards(client: TestClient) -> None:
+    """After all invalid requests."""
     assert ask(client, chat(QUESTION, max_tokens=2))["usage"]["completion_tokens"] == 2

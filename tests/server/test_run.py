@@ -1,4 +1,4 @@
-"""A server on a real port, in a process of its own: clients that go, signals, and bad bytes."""
+"""A server process on a real port: disconnects, signals, invalid bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def zoo() -> Iterator[Process]:
-    """A server of the zoo, which ends well."""
+    """A server of the zoo, which must exit cleanly."""
     with serving("--drain-seconds", "5") as process:
         yield process
         assert process.end() == 0
@@ -48,19 +48,19 @@ LONG = chat(max_tokens=400, ignore_eos=True, model="tiny-ar")
 
 
 def test_log_names_models_and_address(zoo: Process) -> None:
-    """First the address, then what is loaded, what there is, and that it listens."""
+    """Address, loading, models, and finally the listening line."""
     names = [*settings.zoo()]
     first, *lines, last = zoo.log[: 2 * len(names) + 2]
     assert re.fullmatch(rf"outpace \S+ at {zoo.url} loads {len(names)} models\n", first)
     assert lines[: len(names)] == [f"loading {name}\n" for name in names]
     assert [line.partition(":")[0] for line in lines[len(names) :]] == names
-    assert last == f"listening on {zoo.url} (the playground, in a browser)\n"
+    assert last == f"listening on {zoo.url} (open it in a browser for the playground)\n"
     assert httpx2.get(f"{zoo.url}/ready").status_code == 200
 
 
 @pytest.mark.parametrize(("model", "method"), PAIRS)
 def test_openai_streams_every_method(openai: OpenAI, model: str, method: str) -> None:
-    """The same text as whole."""
+    """The same text as whole answers."""
     asked: Any = {
         "model": model,
         "messages": [{"role": "user", "content": QUESTION}],
@@ -77,8 +77,8 @@ def test_openai_streams_every_method(openai: OpenAI, model: str, method: str) ->
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_client_that_goes_frees_its_pages(zoo: Process, stream: bool) -> None:
-    """Within a step, also where nothing was to be sent yet."""
+def test_disconnect_frees_pages(zoo: Process, stream: bool) -> None:
+    """Within one step, also before the first text."""
     with httpx2.Client() as client, pytest.raises(httpx2.TimeoutException):
         path = f"{zoo.url}/v1/chat/completions"
         with client.stream("POST", path, json=LONG | {"stream": stream}, timeout=0.3) as got:
@@ -90,8 +90,8 @@ def test_client_that_goes_frees_its_pages(zoo: Process, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("wait", [0.0, 0.3])
-def test_client_that_closes_its_socket_has_gone(zoo: Process, stream: bool, wait: float) -> None:
-    """Though the server hears no more than of one that only sends nothing more."""
+def test_closed_socket_is_detected(zoo: Process, stream: bool, wait: float) -> None:
+    """Although it first looks like a half-closed connection."""
     before = counted(zoo, "gone")
     asked = LONG | {"stream": stream, "n": 8, "max_tokens": 450}
     with socket.create_connection(("127.0.0.1", zoo.port)) as own:
@@ -102,22 +102,22 @@ def test_client_that_closes_its_socket_has_gone(zoo: Process, stream: bool, wait
 
 
 def counted(process: Process, result: str) -> float:
-    """Requests that ended so."""
+    """Number of requests with this result."""
     lines = httpx2.get(f"{process.url}/metrics").text.splitlines()
     own = (line for line in lines if line.startswith("outpace_requests_total{"))
     return sum(float(line.rpartition(" ")[2]) for line in own if f'result="{result}"' in line)
 
 
-def test_client_that_asks_twice_at_once_and_goes_frees_all(zoo: Process) -> None:
-    """The first answer is given up as well, though the second question has come."""
+def test_disconnect_with_pipelined_requests(zoo: Process) -> None:
+    """The first request is aborted as well."""
     asked = {"model": "tiny-ar", "prompt": QUESTION, "max_tokens": 400, "ignore_eos": True, "n": 8}
     with deaf(zoo, posting(asked | {"stream": True}) * 2) as own:
         assert own.recv(64).startswith(b"HTTP/1.1 200 ")
     assert ended(zoo) < 2
 
 
-def test_many_that_go_leave_nothing(zoo: Process) -> None:
-    """At any moment; and whoever stays gets the text that it gets alone."""
+def test_many_disconnects_leave_nothing(zoo: Process) -> None:
+    """At any moment; remaining clients get unchanged text."""
     data = posting(LONG | {"stream": True, "seed": 3}, "chat/completions")
     alone = httpx2.post(f"{zoo.url}/v1/chat/completions", json=chat(seed=3)).json()
     for number in range(200):
@@ -138,13 +138,13 @@ LARGE = {
     "many": lambda size: b"x: y\r\n" * (size // 6),
     "address": lambda size: b"",
 }
-"""Headers of some bytes."""
+"""Headers of this many bytes."""
 
 
 @pytest.mark.parametrize("shape", LARGE)
 @pytest.mark.parametrize("piece", [2**20, 40_000, 5000])
-def test_headers_have_one_bound(zoo: Process, shape: str, piece: int) -> None:
-    """Whatever they are made of, and in whatever pieces they come."""
+def test_headers_are_limited(zoo: Process, shape: str, piece: int) -> None:
+    """For any kind of header, in pieces of any size."""
     for size in (1000, HEADERS - 100, HEADERS + 100, 130_000, 2**20):
         path = b"/health?" + b"y" * (size if shape == "address" else 0)
         head = b"GET %s HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n" % path
@@ -154,8 +154,8 @@ def test_headers_have_one_bound(zoo: Process, shape: str, piece: int) -> None:
     assert httpx2.get(f"{zoo.url}/health").status_code == 200
 
 
-def test_headers_that_never_end_are_refused(zoo: Process) -> None:
-    """Also behind another request, and after a body."""
+def test_endless_headers_are_rejected(zoo: Process) -> None:
+    """Also pipelined, and as trailers of a body."""
     first = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
     answer = zoo.raw(b"GET / HTTP/1.1\r\nx: " + b"y" * 2**20, piece=2**16)
     assert answer.startswith(b"HTTP/1.1 431 ") or not answer
@@ -168,10 +168,8 @@ def test_headers_that_never_end_are_refused(zoo: Process) -> None:
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_client_that_sends_nothing_more_gets_its_answer(
-    zoo: Process, version: bytes, stream: bool
-) -> None:
-    """It may close its own direction and still read; the answer is the one that others get."""
+def test_half_closed_client_gets_its_answer(zoo: Process, version: bytes, stream: bool) -> None:
+    """The same answer as others."""
     body = chat(seed=3, stream=stream)
     url = f"{zoo.url}/v1/chat/completions"
     wanted = told(httpx2.post(url, json=body, timeout=30).content, stream)
@@ -193,8 +191,8 @@ def told(body: bytes, stream: bool) -> str:
     return json.loads(body)["choices"][0]["message"]["content"]
 
 
-def test_client_that_sends_nothing_more_gets_refusals_and_all_answers(zoo: Process) -> None:
-    """Of several requests at once, in their order; half a request is none."""
+def test_half_closed_pipelined_requests(zoo: Process) -> None:
+    """In order; an incomplete request is ignored."""
     get = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
     asked = posting(chat(max_tokens=3), "chat/completions")
     answer = zoo.raw(asked + get + posting({"model": "x", "prompt": "y"}), half=True)
@@ -206,28 +204,28 @@ def test_client_that_sends_nothing_more_gets_refusals_and_all_answers(zoo: Proce
 @pytest.mark.parametrize(
     "data", [b"\x16\x03\x01", b"GET\r\n\r\n", b"\x00" * 100, b"PRI * HTTP/2.0\r\n\r\n"]
 )
-def test_what_is_no_http_is_refused(zoo: Process, data: bytes) -> None:
-    """And hung up on."""
+def test_invalid_http_is_rejected(zoo: Process, data: bytes) -> None:
+    """And the connection is closed."""
     answer = zoo.raw(data + b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ") and b'"type": "invalid_request_error"' in answer
 
 
 def test_chunked_body_is_counted(zoo: Process) -> None:
-    """Whatever its length is said to be, and before all of it has come."""
+    """Independent of declared lengths, and before it is complete."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     answer = zoo.raw(head + b"10000\r\n%s\r\n" % (b" " * 2**16) * 40)
     assert b" 413 " in answer.split(b"\r\n")[0]
 
 
-def test_smuggled_requests_are_refused(zoo: Process) -> None:
-    """Two lengths are none."""
+def test_smuggled_requests_are_rejected(zoo: Process) -> None:
+    """Two lengths are an error."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n"
     for more in (b"content-length: 6\r\n", b"transfer-encoding: chunked\r\n"):
         assert zoo.raw(head + more + b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 400 ")
 
 
-def test_slow_client_is_hung_up_on(zoo: Process, tmp_path: Path) -> None:
-    """Before its first byte, within its headers, within its body."""
+def test_slow_client_is_disconnected(zoo: Process, tmp_path: Path) -> None:
+    """Before its first byte, within headers, within the body."""
     (tmp_path / "x.toml").write_text(
         "[server]\nread_seconds = 0.5\n[models.x]\npath = 'tiny-aux'\ncache_gib = 0.1\n"
     )
@@ -239,8 +237,8 @@ def test_slow_client_is_hung_up_on(zoo: Process, tmp_path: Path) -> None:
             assert b'"type": "invalid_request_error"' in answer
 
 
-def test_client_that_reads_nothing_is_hung_up_on(tmp_path: Path) -> None:
-    """Of a stream, of a whole answer, of page after page; one that reads slowly is not."""
+def test_stalled_reader_is_disconnected(tmp_path: Path) -> None:
+    """For streams, whole answers and pages; slow readers are not affected."""
     (tmp_path / "x.toml").write_text(
         "[server]\nread_seconds = 1\n[models.x]\npath = 'tiny-aux'\ncache_gib = 0.1\n"
     )
@@ -272,14 +270,14 @@ def test_client_that_reads_nothing_is_hung_up_on(tmp_path: Path) -> None:
 
 
 def posting(body: dict[str, Any], path: str = "completions") -> bytes:
-    """A request for a completion, as it goes over the wire."""
+    """Bytes of a completion request."""
     data = json.dumps(body).encode()
     head = f"POST /v1/{path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
     return head.encode() + data
 
 
 def deaf(process: Process, data: bytes) -> socket.socket:
-    """A client that has asked, and whose machine keeps little for it."""
+    """A client that has sent a request and has a small receive buffer."""
     own = socket.socket()
     own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     own.settimeout(20)
@@ -289,12 +287,12 @@ def deaf(process: Process, data: bytes) -> socket.socket:
 
 
 def descriptors(process: Process) -> int:
-    """Files and sockets that the server holds."""
+    """Number of open files and sockets of the server."""
     return len(os.listdir(f"/proc/{process.process.pid}/fd"))
 
 
 async def posted(process: Process, bodies: list[dict[str, Any]]) -> list[tuple[Any, float]]:
-    """Answers to requests that are sent at once, and the seconds that each took."""
+    """Answers to concurrent requests, and the seconds that each took."""
     limits = httpx2.Limits(max_connections=None)
     async with httpx2.AsyncClient(timeout=60, limits=limits) as client:
 
@@ -306,8 +304,8 @@ async def posted(process: Process, bodies: list[dict[str, Any]]) -> list[tuple[A
         return await asyncio.gather(*map(post, bodies))
 
 
-def test_many_streams_are_what_each_is_alone(zoo: Process) -> None:
-    """Of all methods together."""
+def test_concurrent_streams_equal_single_ones(zoo: Process) -> None:
+    """For all methods together."""
     bodies = [
         chat(model=model, stream=True, max_tokens=24, seed=seed, outpace={"method": method})
         for model, method in PAIRS
@@ -322,14 +320,14 @@ def test_many_streams_are_what_each_is_alone(zoo: Process) -> None:
 
 
 def said(text: str) -> str:
-    """Text of a stream that ended well."""
+    """Text of a stream that ended normally."""
     *lines, last = text.strip().split("\n\n")
     assert last == "data: [DONE]"
     return text_of([json.loads(line.removeprefix("data: ")) for line in lines])
 
 
-def test_too_many_are_refused_at_once(tmp_path: Path) -> None:
-    """And those that were let in are answered; of several choices all are, or none."""
+def test_excess_requests_are_rejected(tmp_path: Path) -> None:
+    """Admitted ones are answered; of several choices all are, or none."""
     (tmp_path / "x.toml").write_text(
         "[server]\nmax_waiting = 4\n[models.x]\npath = 'tiny-aux'\nmax_sequences = 4\n"
     )
@@ -352,7 +350,7 @@ def test_too_many_are_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_first_signal_drains(zoo: Process) -> None:
-    """What is in hand is answered; what comes is refused; the status is 0."""
+    """Pending requests are answered, new ones rejected; the status is 0."""
     with serving("tiny-aux", "--drain-seconds", "20") as process:
         lines: list[str] = []
         body = chat(model="tiny-aux", stream=True, max_tokens=450, ignore_eos=True, n=4)
@@ -366,8 +364,8 @@ def test_first_signal_drains(zoo: Process) -> None:
         assert process.process.wait(10) == 0
 
 
-def test_time_to_drain_ends(zoo: Process) -> None:
-    """With an event that says so."""
+def test_drain_timeout(zoo: Process) -> None:
+    """Remaining streams end with an error event."""
     with serving("tiny-aux", "--drain-seconds", "0") as process:
         lines: list[str] = []
         body = chat(model="tiny-aux", stream=True, max_tokens=450, ignore_eos=True)
@@ -379,8 +377,8 @@ def test_time_to_drain_ends(zoo: Process) -> None:
         assert process.process.wait(10) == 0
 
 
-def test_second_signal_ends_at_once(zoo: Process) -> None:
-    """Whatever is in hand."""
+def test_second_signal_exits_at_once(zoo: Process) -> None:
+    """Whatever is pending."""
     with serving("tiny-aux", "--drain-seconds", "60") as process:
         body = chat(model="tiny-aux", stream=True, max_tokens=450, ignore_eos=True, n=8)
         stream_to(process, [], body)
@@ -394,8 +392,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 ADDRESS = "http://127.0.0.1:8000"
 
 
-def test_log_tells_what_was_chosen_where_it_is_wanted() -> None:
-    """After the address, in the process that loads; and the operator's bound gets there."""
+def test_verbose_log() -> None:
+    """After the address, in the engine process, with the operator's limits."""
     with serving("tiny-aux", "--verbose", "--max-tokens", "5") as process:
         assert process.log[0].startswith("outpace ")
         assert any(line.startswith(("torch.", "attention on ")) for line in process.log)
@@ -417,7 +415,7 @@ def test_documented_requests_are_answered(zoo: Process) -> None:
 
 
 def test_documented_client_works(zoo: Process, capsys: pytest.CaptureFixture[str]) -> None:
-    """As it stands on the page, but for the port."""
+    """Unchanged except for the port."""
     blocks = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     for code in blocks:
         exec(compile(code.replace(ADDRESS, zoo.url), "server.md", "exec"), {})
@@ -425,7 +423,7 @@ def test_documented_client_works(zoo: Process, capsys: pytest.CaptureFixture[str
     assert len(blocks) == 3 and printed.count(ANSWER) == 2
 
 
-def test_answer_is_right(zoo: Process) -> None:
-    """After all that."""
+def test_answer_is_correct(zoo: Process) -> None:
+    """After all other tests."""
     response = httpx2.post(f"{zoo.url}/v1/chat/completions", json=chat(), timeout=30)
     assert ANSWER in response.json()["choices"][0]["message"]["content"]

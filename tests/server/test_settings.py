@@ -1,4 +1,4 @@
-"""What an operator may say, in a file and on the command line."""
+"""Configuration of a server, in a file and on the command line."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ cache_gib = 0.1
 
 
 def written(folder: Path, text: str) -> Path:
-    """A file of settings."""
+    """Write a configuration file."""
     path = folder / "serve.toml"
     path.write_text(text)
     return path
 
 
 def test_file_is_read(tmp_path: Path) -> None:
-    """Flags go before it."""
+    """Command-line flags override it."""
     config = read(written(tmp_path, WHOLE))
     assert config.server.port == 8001
     assert config.models["story"].options == {"verifier": "small", "ratio": 0.5}
@@ -61,17 +61,17 @@ def test_file_is_read(tmp_path: Path) -> None:
         ("[server]\nport = '80'", "server.port"),
         ("[server]\napi_key = ''", "server.api_key"),
         ("[server]\ndrain_seconds = -1.0", "server.drain_seconds"),
-        ("[server]\nport = 70000", "server.port must be less than or equal to 65535, not 70000"),
+        ("[server]\nport = 70000", "server.port must be less than or equal to 65535, got 70000"),
         ("[models.x]", "models.x.path is missing"),
         (
             "[models.x]\npath = 'x'\noptions.a = []",
-            "options.a must be a text, a number, .*, not \\[\\]",
+            "options.a must be a text, a number, .*, got \\[\\]",
         ),
         (
             "[models.x]\npath = 'x'\nlimits.a = [1, 'b']",
-            "limits.a must be a list .*, not \\[1, 'b'\\]",
+            "limits.a must be a list .*, got \\[1, 'b'\\]",
         ),
-        ("[models.x]\npath = 'x'\nlimits.a = 5", "limits.a must be a list .*, not 5"),
+        ("[models.x]\npath = 'x'\nlimits.a = 5", "limits.a must be a list .*, got 5"),
         ("", "models"),
         ("[models]", "models must not be empty"),
         ("models = 5", "models"),
@@ -79,20 +79,20 @@ def test_file_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_unknown_keys_and_bad_values_are_named(tmp_path: Path, line: str, named: str) -> None:
-    """By their place."""
+    """By their dotted path."""
     with pytest.raises(ValueError, match=named):
         read(written(tmp_path, line))
 
 
-def test_no_file_is_no_settings(tmp_path: Path) -> None:
-    """A folder neither."""
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
+    """As is a folder."""
     for path in (tmp_path, tmp_path / "x.toml"):
-        with pytest.raises(ValueError, match="give a TOML file"):
+        with pytest.raises(ValueError, match="set it to a TOML file"):
             read(path)
 
 
 def test_method_of_the_command_line_names_its_models() -> None:
-    """They are what requests may name."""
+    """Requests may select them."""
     made = entry("tiny-dream", APD(verifier="tiny-aux", ratio=0.5), {}, {"dtype": None})
     assert made.method == "apd"
     assert made.options["ratio"] == 0.5
@@ -100,7 +100,7 @@ def test_method_of_the_command_line_names_its_models() -> None:
 
 
 def test_folder_is_named_by_its_last_part(tmp_path: Path) -> None:
-    """And its place is not told."""
+    """Its path is not revealed."""
     (tmp_path / "small").mkdir()
     made = entry("tiny-dream", APD(verifier=str(tmp_path / "small")), {}, {})
     assert made.options["verifier"] == "small"
@@ -108,8 +108,8 @@ def test_folder_is_named_by_its_last_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org", ""])
-def test_other_addresses_want_a_key(host: str, tmp_path: Path) -> None:
-    """Or a word that nobody says by mistake."""
+def test_public_addresses_require_a_key(host: str, tmp_path: Path) -> None:
+    """Or --insecure."""
     with pytest.raises(ValueError, match="--insecure"):
         Settings(host=host).check()
     Settings(host=host, insecure=True).check()
@@ -119,20 +119,20 @@ def test_other_addresses_want_a_key(host: str, tmp_path: Path) -> None:
 
 
 def test_key_comes_from_a_file(tmp_path: Path) -> None:
-    """Without the end of its line; an empty one is none."""
+    """Without its line end; an empty file is an error."""
     (tmp_path / "key").write_text("secret\n")
     assert Settings(api_key_file=str(tmp_path / "key")).key() == b"secret"
     (tmp_path / "empty").write_text("\n")
-    with pytest.raises(ValueError, match="holds no key"):
+    with pytest.raises(ValueError, match="empty is empty"):
         Settings(api_key_file=str(tmp_path / "empty")).key()
-    with pytest.raises(ValueError, match="not both"):
+    with pytest.raises(ValueError, match="cannot be combined"):
         Settings(api_key="x", api_key_file="y").key()
     with pytest.raises(ValueError, match="api_key_file cannot be read: .*nowhere"):
         Settings(api_key_file=str(tmp_path / "nowhere")).key()
 
 
-def test_zoo_is_served_where_nothing_is_named() -> None:
-    """All of it: what is no model alone is there as a draft."""
+def test_zoo_is_the_default() -> None:
+    """Drafts are further models."""
     config = merged(None, {}, {})
     assert config.models == zoo()
     drafts = {name for name in zoo_names() if load_config(name).kind in DRAFT_KINDS}
@@ -140,8 +140,8 @@ def test_zoo_is_served_where_nothing_is_named() -> None:
     assert set(config.models["tiny-ar"].further) == {*drafts, "tiny-aux"}
 
 
-def test_each_model_of_the_zoo_decodes_as_it_is_best(service: Service) -> None:
-    """A student of block decoding by blocks, as docs/results.md measures it."""
+def test_zoo_models_have_their_best_methods(service: Service) -> None:
+    """As measured in docs/results.md."""
     shown, _ = service.model("tiny-d2f").choice(None).make({})
     assert shown == D2F(add=0.5, confidence=0.98)
     assert service.model("tiny-d2f").described(0)["outpace"]["method"] == "d2f"
@@ -149,7 +149,7 @@ def test_each_model_of_the_zoo_decodes_as_it_is_best(service: Service) -> None:
 
 
 def loaded(**given: Any) -> Service:
-    """A server with one model."""
+    """A service with one model."""
     return Service.load(Config(models={"x": Entry(path="tiny-dream", cache_gib=0.05, **given)}))
 
 
@@ -163,7 +163,7 @@ def loaded(**given: Any) -> Service:
         ({"method": "apd", "further": {"x": "nowhere"}}, "nowhere"),
         (
             {"method": "apd", "further": {"x": "tiny-aux"}, "options": {"verifier": "y"}},
-            "options.verifier is 'y'; further has x",
+            "options.verifier must be one of the further models x, got 'y'",
         ),
         ({"method": "d2f", "options": {"colour": 1}}, "colour"),
         ({"method": "d2f", "options": {"block": 0}}, "block"),
@@ -175,15 +175,15 @@ def loaded(**given: Any) -> Service:
         ({"limits": {"order": ["colour"]}}, "colour"),
     ],
 )
-def test_model_that_cannot_be_served_is_refused_at_once(given: dict[str, Any], named: str) -> None:
-    """Before anything listens, and by name."""
+def test_invalid_models_are_rejected_early(given: dict[str, Any], named: str) -> None:
+    """Before listening; the error names the model."""
     with pytest.raises(ValueError, match=named) as caught:
         loaded(**given)
     assert str(caught.value).startswith("model x: ")
 
 
-def test_operator_limits_what_requests_choose(tmp_path: Path) -> None:
-    """Methods, options, and how many tokens there are."""
+def test_operator_limits_requests(tmp_path: Path) -> None:
+    """Methods, options and tokens."""
     path = written(tmp_path, WHOLE)
     model = Service.load(read(path)).models["story"]
     assert list(model.methods) == ["apd", "left_to_right"]
@@ -202,7 +202,7 @@ def test_operator_limits_what_requests_choose(tmp_path: Path) -> None:
             choice.make({option: value})
 
 
-def test_a_key_is_not_told(tmp_path: Path) -> None:
-    """Though it is of the wrong type."""
+def test_key_is_not_revealed(tmp_path: Path) -> None:
+    """Even if its type is wrong."""
     with pytest.raises(ValueError, match=r"server.api_key must be a valid string$"):
         read(written(tmp_path, "[server]\napi_key = 123456"))

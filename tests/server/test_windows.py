@@ -1,4 +1,4 @@
-"""Where there is no POSIX: everything of the server can be imported all the same."""
+"""Imports without POSIX modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(len(modules))
 
 
 def test_every_module_is_imported_without_posix() -> None:
-    """None needs a module or a signal that Windows lacks before it runs."""
+    """No module needs what Windows lacks at import time."""
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 20

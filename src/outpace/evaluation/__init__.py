@@ -1,0 +1,1 @@
+"""Evaluation of methods: tasks, protocols, scoring, reports."""

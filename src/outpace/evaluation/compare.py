@@ -1,4 +1,4 @@
-"""Reports of several runs beside one another: what differs, and by how much that may be chance."""
+"""Compare the results of several runs: differences with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -22,21 +22,25 @@ DRAWS, TAILS = 10_000, (0.025, 0.975)
 
 
 def read_results(paths: Iterable[Path]) -> list[Result]:
-    """The results of report files; `ValueError` for one that is none, or of another schema."""
+    """Return the results of report files.
+
+    Raises:
+        ValueError: If a file is not a report or has another schema version.
+    """
     return [result for path in paths for result in results_of(path)]
 
 
 def results_of(path: Path) -> list[Result]:
-    """The results of one file."""
+    """Return the results of one file."""
     try:
         results = json.loads(path.read_bytes())["results"]
         schemas = [result.get("schema") for result in results]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is no report: write one with evaluate --json") from error
+        raise ValueError(f"{path} is not a report: write one with evaluate --json") from error
     for schema in schemas:
         if schema != SCHEMA:
             raise ValueError(
-                f"{path} is a report of schema {schema}, and this version reads schema {SCHEMA}: "
+                f"{path} has schema {schema}, but this version reads schema {SCHEMA}: "
                 "evaluate again"
             )
     for result in results:
@@ -48,28 +52,28 @@ def results_of(path: Path) -> list[Result]:
 
 
 def named(result: Result) -> str:
-    """What ran, and where it is written."""
+    """Return the model and the method of a result."""
     return f"{result['model']} {result['method']}"
 
 
 def point(result: Result, speed: str = "tokens_per_forward") -> Point:
-    """Where a result stands between fast and right."""
+    """Return speed and accuracy of a result."""
     return result[speed], result["accuracy"] or 0.0
 
 
 def fronts(results: Sequence[Result], speed: str = "tokens_per_forward") -> set[int]:
-    """Numbers of the results that no other one on the same questions beats, by some speed."""
-    found: set[int] = set()
+    """Return the indices of Pareto-optimal results among those on the same questions."""
+    optimal: set[int] = set()
     for questions in {result["questions"] for result in results}:
         numbers = [n for n, result in enumerate(results) if result["questions"] == questions]
-        found |= {numbers[n] for n in front([point(results[n], speed) for n in numbers])}
-    return found
+        optimal |= {numbers[n] for n in front([point(results[n], speed) for n in numbers])}
+    return optimal
 
 
 def areas(results: Sequence[Result]) -> dict[str, float]:
-    """Accuracy under parallelism of each model with each method, over all of its settings.
+    """Return AUP per model and method, over all settings that were judged.
 
-    Only of results that were judged, on the same questions.
+    All results must be on the same questions.
     """
     lines: dict[str, list[Point]] = {}
     best: dict[str, float] = {}
@@ -84,7 +88,7 @@ def areas(results: Sequence[Result]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far a result lies above another, its interval of 95 %, and a p-value of two sides."""
+    """Difference of two results, its 95 % interval, and a two-sided p-value."""
 
     value: float
     low: float
@@ -93,10 +97,12 @@ class Difference:
 
 
 def differences(first: Result, other: Result, seed: int = 0) -> dict[str, Difference]:
-    """How `other` differs from `first`, by the paired bootstrap over their questions.
+    """Return differences of `other` from `first`, by a paired bootstrap over the questions.
 
-    Differences of accuracy, where both were judged, and of tokens per forward. Raises `ValueError`
-    where they answered different questions.
+    Compares accuracy, if both were judged, and tokens per forward.
+
+    Raises:
+        ValueError: If the questions differ.
     """
     if first["questions"] != other["questions"] or first["problems"] != other["problems"]:
         raise ValueError(
@@ -105,31 +111,33 @@ def differences(first: Result, other: Result, seed: int = 0) -> dict[str, Differ
             "only the same ones can be paired"
         )
     count = first["problems"]
-    drawn = np.random.default_rng(seed).integers(count, size=(DRAWS, count))
-    found = {}
+    samples = np.random.default_rng(seed).integers(count, size=(DRAWS, count))
+    results = {}
     if first["accuracy"] is not None and other["accuracy"] is not None:
-        found["accuracy"] = difference(right(first), right(other), drawn)
-    found["tokens_per_forward"] = difference(speed(first), speed(other), drawn)
-    return found
+        results["accuracy"] = difference(right(first), right(other), samples)
+    results["tokens_per_forward"] = difference(speed(first), speed(other), samples)
+    return results
 
 
-def difference(first: Statistic, other: Statistic, drawn: NDArray[np.int64]) -> Difference:
-    """Of one figure, on the same samples again and again."""
-    whole = np.arange(drawn.shape[1])[None]
+def difference(first: Statistic, other: Statistic, samples: NDArray[np.int64]) -> Difference:
+    """Return the difference of one statistic on the same bootstrap samples."""
+    whole = np.arange(samples.shape[1])[None]
     value = float((other(whole) - first(whole))[0])
-    spread = other(drawn) - first(drawn)
+    spread = other(samples) - first(samples)
     low, high = np.quantile(spread, TAILS)
     tail = min(float(np.mean(spread <= 0)), float(np.mean(spread >= 0)))
     return Difference(value, float(low), float(high), min(2 * tail, 1.0))
 
 
 def right(result: Result) -> Statistic:
-    """Share of right answers among some samples."""
+    """Return the share of correct answers as a function of sampled indices."""
     values = np.array([bool(value) for value in result["samples"]["right"]], dtype=float)
-    return lambda drawn: values[drawn].mean(axis=1)
+    return lambda samples: values[samples].mean(axis=1)
 
 
 def speed(result: Result) -> Statistic:
-    """Tokens over forwards of some samples."""
+    """Return tokens per forward as a function of sampled indices."""
     tokens, forwards = (np.array(result["samples"][key], float) for key in ("tokens", "forwards"))
-    return lambda drawn: tokens[drawn].sum(axis=1) / np.maximum(forwards[drawn].sum(axis=1), 1)
+    return lambda samples: (
+        tokens[samples].sum(axis=1) / np.maximum(forwards[samples].sum(axis=1), 1)
+    )

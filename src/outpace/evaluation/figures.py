@@ -1,4 +1,4 @@
-"""Figures of a result that is read back: what each must be, before any is shown or compared."""
+"""Schema of stored results, checked before they are shown or compared."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from typing import Any
 from outpace.checkpoints.fields import brief
 
 LARGE = 1e30
-"""Beyond every figure; what is infinite or no number is not below it."""
+"""Upper bound of all numbers; neither infinity nor NaN is below it."""
 
 Fits = Callable[[Any], bool]
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is a text."""
+    """Return whether a value is a string."""
     return isinstance(value, str)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number, finite and not negative."""
+    """Return whether a value is a finite, non-negative number."""
     return type(value) in (int, float) and 0 <= value < LARGE
 
 
 def is_share(value: Any) -> bool:
-    """Whether a value lies between 0 and 1."""
+    """Return whether a value is between 0 and 1."""
     return is_number(value) and value <= 1
 
 
 def is_verdict(value: Any) -> bool:
-    """Whether a value says right, wrong or not judged."""
+    """Return whether a value is true, false or null (not judged)."""
     return value is None or isinstance(value, bool)
 
 
 def maybe(fits: Fits) -> Fits:
-    """For a value that may be none."""
+    """Return a predicate that also accepts null."""
     return lambda value: value is None or fits(value)
 
 
 def listed(fits: Fits, count: int) -> Fits:
-    """For a list of so many values."""
+    """Return a predicate for lists of `count` values."""
     return lambda value: isinstance(value, list) and len(value) == count and all(map(fits, value))
 
 
 def under(keys: Mapping[str, Fits]) -> Fits:
-    """For an object, by some of its keys."""
+    """Return a predicate for objects whose values at some keys are valid."""
     return lambda value: (
         isinstance(value, dict) and all(k in value and fits(value[k]) for k, fits in keys.items())
     )
@@ -65,7 +65,7 @@ READ: dict[str, tuple[Fits, str]] = {
     **dict.fromkeys(("latency", "first_text"), (SECONDS, "seconds as p50 and p95")),
     "acceptance_length": (is_number, "a number"),
 }
-"""Figures without which a result cannot be shown or compared, and what each must be."""
+"""Fields required to show or compare a result, with their predicates."""
 
 DRAWN: dict[str, tuple[Fits, str]] = {
     "tokens_per_cpu_second": (is_number, "a number"),
@@ -74,11 +74,11 @@ DRAWN: dict[str, tuple[Fits, str]] = {
     "unfinished": (is_number, "a number"),
     "cut_at": (maybe(is_number), "a number or null"),
 }
-"""Others that are shown where they are given."""
+"""Fields that are shown if present."""
 
 
 def check(result: Any) -> None:
-    """Raise `ValueError` for a figure that is missing or none, with its name and value."""
+    """Raise `ValueError` for a missing or invalid field, with its name and value."""
     columns = {"right": is_verdict, "tokens": is_number, "forwards": is_number}
     if missing := [name for name in (*READ, "samples") if name not in result]:
         raise ValueError(f"has a result without {missing[0]}")

@@ -1,9 +1,9 @@
-"""lm-evaluation-harness: any model with any method as a model of its own.
+r"""Model class for lm-evaluation-harness, for any model with any method.
 
-    python -m outpace.evaluation.harness run --model outpace \\
+    python -m outpace.evaluation.harness run --model outpace \
         --model_args model=tiny-dream,method=d2f,block=16 --tasks gsm8k_cot
 
-is the command of the harness, which then knows a model `outpace`.
+runs the harness's command line with the model type `outpace` registered.
 """
 
 from __future__ import annotations
@@ -44,23 +44,29 @@ from outpace.evaluation.samples import Samples, kept, written
 from outpace.methods import METHODS
 
 LOADING = ("adapter", "device", "dtype", "quantize", "max_length", "mask_id")
-"""Arguments of `LLM` that the harness may give."""
+"""Arguments of `LLM` that `--model_args` may contain."""
 
 REPORTED = ("results", "groups", "n-shot", "n-samples")
-"""What is kept of the harness's results."""
+"""Keys of the harness's results that are returned."""
 
 Request = tuple[Any, list[int], list[int]]
-"""What was asked, the tokens that are known, and those behind them."""
+"""The harness's request, its context tokens, and the tokens to be scored."""
 
 
 @register_model("outpace")
 class Harness(TemplateLM):  # type: ignore[misc]
-    """A model of the harness that decodes with any method, many requests at a time.
+    """Model of the harness that decodes with any method, many requests at a time.
 
-    Answers and likelihoods are added to the file `samples`, from which a killed run goes on. The
-    text of a request is tokenized as the harness's own `hf` does it. Sampling options of the
-    tasks hold, and `max_tokens` where a task has none. A diffusion model's likelihood is LLaDA's
-    estimate of so many `draws`.
+    Texts are tokenized as the harness's own `hf` model does it. Sampling options of the tasks
+    apply.
+
+    Args:
+        llm: The model.
+        batch_size: Number of concurrent requests.
+        max_tokens: Token limit for tasks that do not set one.
+        seed: Seed of all requests.
+        draws: Random maskings in LLaDA's likelihood estimate for diffusion models.
+        samples: File of answers and likelihoods, from which an interrupted run resumes.
     """
 
     def __init__(
@@ -75,11 +81,11 @@ class Harness(TemplateLM):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if llm.text.tokenizer is None:
-            raise ValueError(f"{llm.name} has no tokenizer, without which it can read no task")
+            raise ValueError(f"{llm.name} has no tokenizer, which all tasks need")
         if not llm.text.eos:
-            raise ValueError(f"the tokenizer of {llm.name} names no end-of-sequence")
+            raise ValueError(f"the tokenizer of {llm.name} has no end-of-sequence token")
         if not str(batch_size).isdigit():
-            raise ValueError(f"batch_size must be a whole number, not {batch_size!r}")
+            raise ValueError(f"batch_size must be an integer, got {batch_size!r}")
         self.llm = llm
         self.tokenizer = llm.text.tokenizer
         self.batch = int(batch_size)
@@ -93,55 +99,59 @@ class Harness(TemplateLM):  # type: ignore[misc]
     def create_from_arg_string(
         cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
     ) -> Harness:
-        """As `--model_args` has it: `model=…,method=…` and options of the method."""
+        """Create a model from `--model_args`, which may include options of the method."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     @classmethod
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> Harness:
-        """Arguments of the model, of the method and of this class, told apart by their names."""
-        given = {name: value for name, value in (additional_config or {}).items() if value}
-        if str(given.get("device")).startswith("cuda") and not torch.cuda.is_available():
-            del given["device"]  # what the harness says where nobody has chosen
-        given = {**given, **arg_dict}
-        if "model" not in given:
-            raise ValueError("name a model: --model_args model=FOLDER,method=NAME,option=value")
-        model, method = str(given.pop("model")), given.pop("method", None)
-        given.pop("max_batch_size", None)
-        loading = {name: given.pop(name) for name in LOADING if name in given}
-        known = ("batch_size", "max_tokens", "seed", "draws", "samples")
-        own = {name: given.pop(name) for name in known if name in given}
-        if method is None and given:
-            raise ValueError(f"{', '.join(given)} need a method; known are {', '.join(METHODS)}")
-        chosen = None if method is None else method_of(str(method), given)
-        return cls(LLM(model, chosen, **loading), **own)
+        """Create a model from arguments of `LLM`, of the method and of this class."""
+        arguments = {name: value for name, value in (additional_config or {}).items() if value}
+        if str(arguments.get("device")).startswith("cuda") and not torch.cuda.is_available():
+            del arguments["device"]  # the harness's default
+        arguments = {**arguments, **arg_dict}
+        if "model" not in arguments:
+            raise ValueError(
+                "model is missing: set --model_args model=FOLDER,method=NAME,option=value"
+            )
+        model, method = str(arguments.pop("model")), arguments.pop("method", None)
+        arguments.pop("max_batch_size", None)
+        loading = {name: arguments.pop(name) for name in LOADING if name in arguments}
+        own_names = ("batch_size", "max_tokens", "seed", "draws", "samples")
+        options = {name: arguments.pop(name) for name in own_names if name in arguments}
+        if method is None and arguments:
+            raise ValueError(
+                f"{', '.join(arguments)}: needs a method; choose from {', '.join(METHODS)}"
+            )
+        decoding_method = None if method is None else method_of(str(method), arguments)
+        return cls(LLM(model, decoding_method, **loading), **options)
 
     @property
     def eot_token_id(self) -> int:
-        """End-of-sequence."""
+        """Token id of end-of-sequence."""
         return int(self.tokenizer.eos_token_id)
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands in front of a text without context, as for `hf`."""
+        """Token id before a text without context, as for `hf`."""
         begin = self.tokenizer.bos_token_id
         return int(self.eot_token_id if begin is None else begin)
 
     @property
     def tokenizer_name(self) -> str:
-        """What tells its templates from others'."""
+        """Identifier of the chat template in the harness's caches."""
         return self.llm.name.replace("/", "__")
 
     @property
     def max_length(self) -> int:
-        """Tokens that the model has room for."""
+        """Context length of the model in tokens."""
         return self.llm.config.max_length
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Tokens of a text in which special tokens are what they are, since templates make it."""
+        """Return token ids; special tokens in the text are recognized, since templates add them."""
         if add_special_tokens is None:
             begin = str(self.tokenizer.decode([self.prefix_token_id]))
             add_special_tokens = not string.startswith(begin)
@@ -151,7 +161,7 @@ class Harness(TemplateLM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """A conversation as the text of the model's template; the last message may go on."""
+        """Return a conversation as the text of the model's chat template."""
         return str(
             self.tokenizer.apply_chat_template(
                 chat_history,
@@ -162,33 +172,35 @@ class Harness(TemplateLM):  # type: ignore[misc]
         )
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answers, each cut at a stop string of its task."""
-        asked = [self.asked(*request.args) for request in requests]
-        keys = [key("generate_until", [tokens, options]) for tokens, options in asked]
+        """Return answers, each cut at a stop string of its task."""
+        encoded = [self.asked(*request.args) for request in requests]
+        keys = [key("generate_until", [tokens, options]) for tokens, options in encoded]
         with self.kept() as samples:
             began = time.perf_counter()
-            for index, output in self.serve(keys, asked, samples):
+            for index, output in self.serve(keys, encoded, samples):
                 samples.add(keys[index], written(output))
             self.seconds += time.perf_counter() - began
-            found = samples.outputs(keys)
+            outputs = samples.outputs(keys)
         self.questions += [key("asked", request.args) for request in requests]
-        self.outputs += [found[each] for each in keys]
-        return [found[each].text for each in keys]
+        self.outputs += [outputs[each] for each in keys]
+        return [outputs[each].text for each in keys]
 
-    def asked(self, context: str, given: Mapping[str, Any]) -> tuple[list[int], Options]:
-        """Tokens and options of a request; a context that is too long loses its beginning."""
-        wanted = normalize_gen_kwargs(dict(given), self.max_tokens)
-        limit = int(wanted["max_gen_toks"])
+    def asked(
+        self, context: str, generation_options: Mapping[str, Any]
+    ) -> tuple[list[int], Options]:
+        """Return tokens and options of a request; long contexts lose their beginning."""
+        settings = normalize_gen_kwargs(dict(generation_options), self.max_tokens)
+        limit = int(settings["max_gen_toks"])
         room = self.max_length - self.llm.method.slots(0, limit)
         if room < 1:
             raise ValueError(
-                f"max_gen_toks={limit} leave no room for a prompt in {self.max_length} tokens"
+                f"max_gen_toks={limit} leaves no room for a prompt in {self.max_length} tokens"
             )
         options = Options(
             max_tokens=limit,
-            temperature=float(wanted.get("temperature") or 0.0),
-            top_p=float(wanted.get("top_p") or 1.0),
-            stop=[mark for mark in wanted.get("until") or [] if mark],
+            temperature=float(settings.get("temperature") or 0.0),
+            top_p=float(settings.get("top_p") or 1.0),
+            stop=[mark for mark in settings.get("until") or [] if mark],
             seed=self.seed,
         )
         return self.tok_encode(context)[-room:], options
@@ -196,42 +208,44 @@ class Harness(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Log-likelihood of tokens behind others, and whether they are the most probable ones."""
-        methods, asked = [], []
+        """Return log-likelihoods of tokens after a context, and whether they are greedy."""
+        methods, encoded = [], []
         room = self.max_length + (self.llm.config.kind in CAUSAL_KINDS)
         for _, context, text in requests:
             ids = [*context, *text][-room:]
             methods.append(self.likelihood(max(len(ids) - len(text), 1)))
-            asked.append((ids, Options(method=methods[-1], max_tokens=1, temperature=0.0)))
+            encoded.append((ids, Options(method=methods[-1], max_tokens=1, temperature=0.0)))
         keys = [key("loglikelihood", request[1:]) for request in requests]
         with self.kept() as samples:
-            for index, _ in self.serve(keys, asked, samples):
-                found = methods[index].found
-                record = {"logprob": found.logprob, "greedy": found.greedy}
+            for index, _ in self.serve(keys, encoded, samples):
+                result = methods[index].found
+                record = {"logprob": result.logprob, "greedy": result.greedy}
                 samples.add(keys[index], record)
             records = [samples.records[each] for each in keys]
         return [(float(record["logprob"]), bool(record["greedy"])) for record in records]
 
     def kept(self) -> AbstractContextManager[Samples]:
-        """What an earlier run has found."""
+        """Open the file of samples from earlier runs."""
         names = ("max_tokens", "seed", "draws")
-        own = {name: getattr(self, name) for name in names}
-        return kept(self.samples, {"model": self.llm.name, "method": repr(self.llm.method), **own})
+        settings = {name: getattr(self, name) for name in names}
+        return kept(
+            self.samples, {"model": self.llm.name, "method": repr(self.llm.method), **settings}
+        )
 
     def serve(
         self,
         keys: Sequence[str],
-        asked: Sequence[tuple[list[int], Options]],
+        encoded: Sequence[tuple[list[int], Options]],
         samples: Samples,
     ) -> Iterator[tuple[int, Output]]:
-        """What is not known yet, each with its number as it ends; the same is asked once."""
+        """Decode requests without a stored result, duplicates once; yield each with its index."""
         first = {each: number for number, each in reversed(list(enumerate(keys)))}
         todo = [number for each, number in first.items() if each not in samples.records]
-        for index, output in self.llm.serve((asked[n] for n in todo), batch=self.batch):
+        for index, output in self.llm.serve((encoded[n] for n in todo), batch=self.batch):
             yield todo[index], output
 
     def likelihood(self, known: int) -> Likelihood | MonteCarloLikelihood:
-        """How this kind of model is asked."""
+        """Return the likelihood method for this kind of model."""
         if self.llm.config.kind in CAUSAL_KINDS:
             return Likelihood(known=known)
         return MonteCarloLikelihood(known=known, draws=self.draws, seed=self.seed)
@@ -239,7 +253,7 @@ class Harness(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Log-likelihood of whole texts, in windows of the model's length."""
+        """Return log-likelihoods of whole texts, in windows of the context length."""
         totals = []
         for request in requests:
             (text,) = request.args
@@ -247,13 +261,13 @@ class Harness(TemplateLM):  # type: ignore[misc]
                 self.tok_encode(text), self.prefix_token_id, self.max_length, 1
             )
             pieces = [(None, *make_disjoint_window(window)) for window in windows]
-            totals.append(sum(found for found, _ in self._loglikelihood_tokens(pieces)))
+            totals.append(sum(logprob for logprob, _ in self._loglikelihood_tokens(pieces)))
         return totals
 
 
-def key(kind: str, asked: Any) -> str:
-    """What tells one request from another."""
-    return hashlib.sha256(json.dumps([kind, asked], default=str).encode()).hexdigest()[:32]
+def key(kind: str, contents: Any) -> str:
+    """Return a hash that identifies a request."""
+    return hashlib.sha256(json.dumps([kind, contents], default=str).encode()).hexdigest()[:32]
 
 
 def run_tasks(
@@ -266,10 +280,19 @@ def run_tasks(
     chat: bool = False,
     system: str | None = None,
 ) -> dict[str, Any]:
-    """Results of tasks by name, as the harness gives them.
+    """Return the harness's results of tasks.
 
-    `include` is a folder with tasks of one's own, such as those that read local files. Raises
-    `ValueError` with what is near for an unknown task.
+    Args:
+        harness: The model.
+        tasks: Names of tasks.
+        include: Folder with further task definitions.
+        shots: Number of few-shot examples; the task's own if None.
+        limit: Number of questions per task; all if None.
+        chat: Whether to apply the chat template.
+        system: System prompt.
+
+    Raises:
+        ValueError: If a task is unknown; the message suggests similar ones.
     """
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -279,7 +302,7 @@ def run_tasks(
         near = get_close_matches(unknown[0], manager.all_tasks, 8)
         raise ValueError(
             f"unknown task {unknown[0]!r} of lm-evaluation-harness"
-            + (f"; near are {', '.join(near)}" if near else "; name a folder with --include")
+            + (f"; similar: {', '.join(near)}" if near else "; add its folder with --include")
         )
     results = simple_evaluate(
         harness,
@@ -296,7 +319,7 @@ def run_tasks(
 
 
 def main() -> None:
-    """The command of the harness."""
+    """Run the harness's command line."""
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()

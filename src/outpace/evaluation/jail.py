@@ -1,8 +1,8 @@
-"""Runs one program of strangers in this process, which can do nothing else after that.
+"""Run one untrusted program in this process, which can do nothing else afterwards.
 
-A script of its own, started by `sandbox.py` with a job on standard input. It gives up, one after
-the other: its descriptors, its limits, and every system call that a program needs only to reach
-out. What is left is to compute, to read files, and to start threads.
+A separate script that `sandbox.py` starts with a job on standard input. It closes its
+descriptors, sets resource limits, and blocks system calls with seccomp. The program can still
+compute, read files and start threads.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ ALLOWED = {
         *(177, 178, 179, 214, 215, 216, 222, 226, 233, 278, 283, 291, 293, 439),
     ),
 }
-"""System calls by machine: reading and writing what is open, memory, clocks, locks, own signals.
+"""Allowed system calls by machine: I/O on open files, memory, clocks, locks, own signals.
 
-Neither has one that opens a socket, makes a process, changes a file, sends a signal, sets a limit
-or starts a program.
+None of them opens a socket, starts a process or program, changes a file, sends a signal to
+another process, or sets a limit.
 """
 
 OPENS = {"x86_64": ((2, 1), (257, 2)), "aarch64": ((56, 2),)}
-"""Calls that open a file, and which of their arguments holds the flags."""
+"""System calls that open a file, with the index of their flags argument."""
 
 CLONE = {"x86_64": 56, "aarch64": 220}
 CLONE3 = 435
@@ -46,16 +46,16 @@ THREAD = 0x00010000
 LOAD, EQUAL, ANY_OF, RETURN = 0x20, 0x15, 0x45, 0x06
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050001
 MISSING = 0x00050026
-"""Instructions and answers of a filter; `REFUSE` is EPERM, `MISSING` is ENOSYS."""
+"""Instructions and verdicts of the filter; `DENY_CALL` is EPERM, `NOT_IMPLEMENTED` is ENOSYS."""
 
 NUMBER, MACHINE, ARGUMENTS = 0, 4, 16
-"""Where a filter finds the call, the machine and the first argument."""
+"""Offsets of system call number, architecture and first argument in seccomp data."""
 
 NO_NEW_PRIVILEGES, SECCOMP, FILTER, DIE_WITH_PARENT = 38, 22, 2, 1
 
 
 def instructions(machine: str) -> Iterator[bytes]:
-    """The filter as the kernel reads it: operation, jumps if true and if false, operand."""
+    """Yield the BPF instructions of the filter: operation, jumps if true and false, operand."""
 
     def do(operation: int, operand: int, yes: int = 0, no: int = 0) -> bytes:
         return struct.pack("=HBBI", operation, yes, no, operand)
@@ -78,28 +78,32 @@ def instructions(machine: str) -> Iterator[bytes]:
     yield do(ANY_OF, THREAD, no=1)
     yield do(RETURN, ALLOW)
     yield do(RETURN, REFUSE)
-    # The C library tries this one first; told that there is none, it takes the one above.
+    # The C library tries clone3 first and falls back to clone on ENOSYS.
     yield do(EQUAL, CLONE3, no=1)
     yield do(RETURN, MISSING)
     yield do(RETURN, REFUSE)
 
 
 class Program(ctypes.Structure):
-    """A filter and its length."""
+    """A BPF program: its length and instructions."""
 
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
 def control(*arguments: object) -> None:
-    """`prctl` of the C library; raises `OSError` where the kernel refuses."""
+    """Call `prctl` of the C library.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    filled = [*arguments, 0, 0, 0, 0][:5]
-    if libc.prctl(*(ctypes.c_ulong(a) if isinstance(a, int) else a for a in filled)):
+    padded = [*arguments, 0, 0, 0, 0][:5]
+    if libc.prctl(*(ctypes.c_ulong(a) if isinstance(a, int) else a for a in padded)):
         raise OSError(ctypes.get_errno(), "prctl")
 
 
 def close_in() -> None:
-    """Refuse all other system calls from here on; this cannot be taken back."""
+    """Block all other system calls of this process, permanently."""
     code = list(instructions(platform.machine()))
     program = Program(len(code), b"".join(code))
     control(NO_NEW_PRIVILEGES, 1)
@@ -107,38 +111,38 @@ def close_in() -> None:
 
 
 def limit(seconds: float, memory: int) -> None:
-    """Limits of this process: processor time, memory in bytes, no bytes of files, no dumps."""
-    import resource  # not on Windows, where this file is imported and never run
+    """Limit CPU time (seconds), memory (bytes), file size (none) and core dumps (none)."""
+    import resource  # not available on Windows, where this file is only imported
 
-    for what, most in (
+    for resource_id, maximum in (
         (resource.RLIMIT_CPU, int(seconds) + 1),
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, 64),
     ):
-        resource.setrlimit(what, (most, most))
+        resource.setrlimit(resource_id, (maximum, maximum))
 
 
 def run(program: str) -> str | None:
-    """What the program raised, in one line; None where it ran to its end."""
+    """Run the program and return its exception in one line; None on success."""
     module = ModuleType("answer")
     sys.modules["answer"] = module
     try:
         exec(compile(program, "<answer>", "exec"), module.__dict__)
-    except BaseException as error:  # an answer may raise anything, and to leave is to fail
+    except BaseException as error:  # including SystemExit, which counts as failure
         raised = f"{type(error).__name__}: {error}"[:200]
     else:
         return None
-    module.__dict__.clear()  # the verdict needs some memory
+    module.__dict__.clear()  # free memory for writing the verdict
     return raised
 
 
 def main() -> None:
-    """Read the job, close in, run it, write the verdict, end; nothing, if nobody waits for it."""
+    """Read the job, install the filter, run the program, and write the verdict."""
     control(DIE_WITH_PARENT, signal.SIGKILL)
     job = json.loads(sys.stdin.buffer.read())
-    if os.getppid() != job["parent"]:  # it died before this process could ask to die with it
+    if os.getppid() != job["parent"]:  # the parent exited before the death signal was set
         return
     verdict = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Methods that say nothing of their own: they read how probable a model finds a given text."""
+"""Methods that compute the log-likelihood of a given text instead of generating."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outpace.methods.bounds import at_least_one
 
 @dataclass(frozen=True, kw_only=True)
 class Given(Read):
-    """The most probable tokens, and the log-probabilities of others that are given."""
+    """Read the most probable tokens, and the log-probabilities of given tokens."""
 
     tokens: Sequence[int]
     scores: tuple[Score, ...] = ("logprob",)
@@ -28,11 +28,11 @@ class Given(Read):
     def group(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Reader:
-        """Reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
-        given = torch.tensor([token for read in reads for token in read.tokens], device=device)
+        """Return the reader of all rows of `reads`, where read i predicts the slots `slots[i]`."""
+        tokens = torch.tensor([token for read in reads for token in read.tokens], device=device)
 
         def read(logits: Tensor, rows: slice) -> Readout:
-            logprobs = logits.float().log_softmax(-1).gather(-1, given[rows, None]).squeeze(-1)
+            logprobs = logits.float().log_softmax(-1).gather(-1, tokens[rows, None]).squeeze(-1)
             return Readout(likeliest(logits), {"logprob": logprobs})
 
         return read
@@ -40,7 +40,7 @@ class Given(Read):
 
 @dataclass(slots=True)
 class Found:
-    """Log-likelihood of a text, and whether each of its tokens is the most probable one."""
+    """Log-likelihood of a text, and whether greedy decoding would give it."""
 
     logprob: float = 0.0
     greedy: bool = True
@@ -48,7 +48,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Likelihood(Method):
-    """log p of what stands behind the first `known` tokens of the prompt, in one forward."""
+    """log p of the tokens after the first `known` tokens of the prompt, in one forward."""
 
     decodes = CAUSAL_KINDS
 
@@ -60,11 +60,11 @@ class Likelihood(Method):
         at_least_one(known=self.known)
 
     def slots(self, prompt: int, max_tokens: int) -> int:
-        """The last token is predicted, and not fed."""
+        """Return the slots needed: the last token is predicted, not fed."""
         return max(prompt - 1, 1)
 
     def decode(self, request: Request) -> Decoding:
-        """Feed the text, read its end."""
+        """Feed the text and read the log-probabilities of its end."""
         text = request.prompt[self.known :]
         if text:
             out = yield Forward(
@@ -80,12 +80,11 @@ class Likelihood(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class MonteCarloLikelihood(Method):
-    """A lower bound of log p of what stands behind the first `known` tokens, from random masks.
+    """Lower bound of log p of the tokens after the first `known` ones, from random masks.
 
-    LLaDA's estimate (Nie et al., 2025, equation 6): of L tokens a uniform number l is masked, and
-    the log-probabilities of those are weighted by L / l. Numbers of masks are spread evenly over
-    the `draws`, as the authors spread them. No order of decoding is given, so that the text is
-    never said to be the greedy one.
+    LLaDA's estimate (Nie et al., 2025, equation 6): a uniform number l of the L tokens is masked,
+    and the log-probabilities of those are weighted by L / l. The numbers of masks are spread evenly
+    over the `draws`, as the authors do. `greedy` is false, since no decoding order is given.
     """
 
     decodes = (Kind.DIFFUSION,)
@@ -100,7 +99,7 @@ class MonteCarloLikelihood(Method):
         at_least_one(known=self.known, draws=self.draws)
 
     def decode(self, request: Request) -> Decoding:
-        """Mask, feed the whole text, read what is masked; again and again."""
+        """Repeatedly mask tokens, feed the whole text and read the masked slots."""
         length = len(request.prompt) - self.known
         self.found.greedy = length == 0
         for masked in self.masks(length) if length else ():
@@ -119,7 +118,7 @@ class MonteCarloLikelihood(Method):
         request.commit([0])
 
     def masks(self, length: int) -> Iterator[list[int]]:
-        """Slots that are masked in each draw, in order."""
+        """Yield the masked slots of each draw, in order."""
         random = Random(self.seed)
         first = random.randint(1, length)
         for draw in range(self.draws):

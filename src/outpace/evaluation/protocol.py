@@ -1,4 +1,4 @@
-"""How papers ask: shots, system prompt, template, lengths, sampling, scoring, as data."""
+"""Evaluation protocols of papers as data: shots, prompts, lengths, sampling, scoring."""
 
 from __future__ import annotations
 
@@ -27,27 +27,32 @@ NAMED = re.compile(r"\{([A-Za-z]\w*)(?:\[(\d+)\])?\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One way to ask the lines of a task, and what was published of it.
+    """One way to prompt a model with the lines of a task, with published results.
 
     Attributes:
-        task: name of the task.
-        name: of this setting among those of its task in a protocol.
-        harness: what lm-evaluation-harness calls the task.
-        model, adapter: checkpoints of the published numbers.
-        template: the question, with `{fields}` of its line; None where only the harness has it.
-        shot: what stands behind the template in a shot.
-        shots: how many there are.
-        held_out: whether they are the first lines of the file, which are then not asked.
-        intro, between: what stands in front of all else, and between shots.
-        system: system prompt.
-        turns: whether shots are turns of a conversation.
-        raw: whether the text goes on as it stands, without chat template.
-        stop: strings that end an answer.
-        score: the rule that judges.
-        max_tokens, temperature, top_p: of the answers.
-        canvas: `max_tokens` of diffusion models, which decode all of it, where theirs is another.
-        method: name and options of the method.
-        published: figures and their place in the paper, percent and seconds.
+        task: Name of the task.
+        name: Name of this setting among those of its task in a protocol.
+        harness: Name of the task in lm-evaluation-harness.
+        model: Checkpoint of the published numbers.
+        adapter: Adapter of the published numbers.
+        template: The question, with `{fields}` of its line; None if only the harness has it.
+        shot: Text after the template in a few-shot example.
+        shots: Number of few-shot examples.
+        held_out: Whether the examples are the first lines of the file, which are then not
+            questions.
+        intro: Text before everything else.
+        between: Text between examples.
+        system: System prompt.
+        turns: Whether examples are turns of a conversation.
+        raw: Whether the text is continued without a chat template.
+        stop: Strings that end an answer.
+        score: Name of the scoring rule.
+        max_tokens: Maximum number of tokens of an answer.
+        temperature: Sampling temperature.
+        top_p: Nucleus sampling threshold.
+        canvas: `max_tokens` for diffusion models, which decode all of it, if different.
+        method: Name and options of the method.
+        published: Published figures and their place in the paper, in percent and seconds.
     """
 
     task: str
@@ -74,53 +79,63 @@ class Setting:
     published: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for what cannot be asked."""
+        """Raise `ValueError` for inconsistent fields."""
         if self.score not in SCORERS:
-            raise ValueError(f"unknown score {self.score!r}; known are {', '.join(SCORERS)}")
+            raise ValueError(
+                f"score: unknown score {self.score!r}; choose from {', '.join(SCORERS)}"
+            )
         if self.raw and (self.system is not None or self.turns):
-            raise ValueError("raw text has neither system prompt nor turns")
+            raise ValueError("raw cannot be combined with system or turns")
         if self.template is not None and self.task not in TASKS:
-            raise ValueError(f"unknown task {self.task!r}; known are {', '.join(TASKS)}")
+            raise ValueError(f"task: unknown task {self.task!r}; choose from {', '.join(TASKS)}")
         if self.shots < 0 or self.shots and self.template and self.shot is None:
-            raise ValueError(f"shots={self.shots} of {self.task} need a text as shot")
+            raise ValueError(
+                f"shots={self.shots} of {self.task}: must not be negative and need a text as shot"
+            )
         at_least_one(max_tokens=self.max_tokens, canvas=self.canvas)
 
     def decoder(self) -> Method | None:
-        """The method of the published numbers; None where there is none."""
+        """Return the method of the published numbers, or None."""
         if self.method is None:
             return None
         options = dict(self.method)
         return method_of(options.pop("name"), options)
 
-    def options(self, given: Options) -> Options:
-        """Options of a request: those that are given, and else those of the paper."""
-        chosen = {name: value for name, value in given.items() if value is not None}
-        own = {name: getattr(self, name) for name in ("max_tokens", "temperature", "top_p")}
-        usual = Options(stop=tuple(self.stop), raw=self.raw, method=self.decoder())
-        method = chosen.get("method", usual["method"])
+    def options(self, overrides: Options) -> Options:
+        """Return options of a request: those given, or else those of the paper."""
+        chosen = {name: value for name, value in overrides.items() if value is not None}
+        published = {name: getattr(self, name) for name in ("max_tokens", "temperature", "top_p")}
+        defaults = Options(stop=tuple(self.stop), raw=self.raw, method=self.decoder())
+        method = chosen.get("method", defaults["method"])
         if self.canvas and isinstance(method, Method) and Kind.DIFFUSION in method.decodes:
-            own["max_tokens"] = self.canvas
-        return {**own, **usual, **chosen}  # type: ignore[typeddict-item]
+            published["max_tokens"] = self.canvas
+        return {**published, **defaults, **chosen}  # type: ignore[typeddict-item]
 
     def questions(self, path: str | None, limit: int, shots: str | None) -> list[Question]:
-        """The first lines of a task, asked in this way.
+        """Return the first `limit` questions of the task in this setting.
 
-        `path` is the file of the task and `shots` that of its shots. Raises `ValueError` where
-        there is none, and for a bad line; `OSError` where the answers could not be judged here.
+        Args:
+            path: File of the task.
+            limit: Maximum number of questions.
+            shots: File of few-shot examples.
+
+        Raises:
+            ValueError: If a file is missing or a line invalid.
+            OSError: If the answers cannot be judged on this machine.
         """
         if self.template is None:
             raise ValueError(
-                f"{self.task} is asked by lm-evaluation-harness alone: use --tasks {self.harness}"
+                f"{self.task} is a task of lm-evaluation-harness only: use --tasks {self.harness}"
             )
         NEEDED.get(self.score, lambda: None)()
         self.check_shots(shots)
         task, first = TASKS[self.task], self.shots if self.held_out else 0
         lines = task.lines(path, limit + first)
-        apart = self.shots and shots is not None
-        examples = task.lines(shots, self.shots) if apart else lines[:first]
+        is_separate = self.shots and shots is not None
+        examples = task.lines(shots, self.shots) if is_separate else lines[:first]
         if len(examples) < self.shots or not lines[first:]:
             raise ValueError(
-                f"{self.shots} shots and a question are more than the {len(lines)} lines of "
+                f"{self.shots} shots and a question need more lines than the {len(lines)} of "
                 f"{shots or path}"
             )
         return [
@@ -129,98 +144,106 @@ class Setting:
         ]
 
     def check_shots(self, shots: str | None) -> None:
-        """Raise `ValueError` for a file of shots that is missing, or that nobody asks for."""
-        own = self.held_out or not self.shots
-        if shots is not None and own:
+        """Raise `ValueError` for a missing or unnecessary file of examples."""
+        is_self_contained = self.held_out or not self.shots
+        if shots is not None and is_self_contained:
             raise ValueError(
-                f"{self.task} is asked here {'with its own' if self.held_out else 'without'} "
-                "shots: leave --shots out, or say how many with --num-shots"
+                f"--shots: {self.task} has {'its own' if self.held_out else 'no'} shots in this "
+                "protocol; omit it, or set their number with --num-shots"
             )
-        if shots is None and not own:
+        if shots is None and not is_self_contained:
             raise ValueError(
-                f"{self.task} is asked here with {self.shots} shots: name a file of them with "
-                "--shots, such as lines of the training split, or ask with --num-shots 0"
+                f"--shots: {self.task} needs {self.shots} shots in this protocol; set a file, "
+                "such as lines of the training split, or --num-shots 0"
             )
 
     def prompt(self, line: Record, examples: Sequence[Record]) -> Prompt:
-        """A line with its shots: text, or messages where there are several."""
+        """Return a line with its examples: text, or messages."""
         assert self.template is not None
-        asked = filled(self.template, line)
+        question = filled(self.template, line)
         pairs = [(filled(self.template, e), filled(self.shot or "", e)) for e in examples]
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         if self.turns:
             texts = [text for pair in pairs for text in pair]
-            texts = [self.intro + texts[0], *texts[1:], asked] if texts else [self.intro + asked]
+            texts = (
+                [self.intro + texts[0], *texts[1:], question] if texts else [self.intro + question]
+            )
             roles = ("user", "assistant")
             turns = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
             return [*system, *turns]
-        text = self.intro + self.between.join([*map("".join, pairs), asked])
+        text = self.intro + self.between.join([*map("".join, pairs), question])
         return [*system, {"role": "user", "content": text}] if system else text
 
 
 def method_of(name: str, options: Mapping[str, Any]) -> Method:
-    """A method by name, with options as files have them: `none` is None.
+    """Return a method by name, with options as in files: `none` means None.
 
-    Raises `ValueError` for an unknown method or option, or a bad value.
+    Raises:
+        ValueError: If the method or an option is unknown, or a value invalid.
     """
     values = {option: None if value == "none" else value for option, value in options.items()}
     return make_method(name, values)
 
 
 def filled(template: str, line: Record) -> str:
-    """A template with the fields of a line; lists stand one below the other."""
+    """Return a template with the fields of a line; lists are joined by newlines."""
 
-    def text(found: re.Match[str]) -> str:
-        value = line.get(found[1])
+    def text(placeholder: re.Match[str]) -> str:
+        value = line.get(placeholder[1])
         if isinstance(value, list):
-            value = "\n".join(value if found[2] is None else value[int(found[2]) :][:1])
+            value = "\n".join(value if placeholder[2] is None else value[int(placeholder[2]) :][:1])
         if not isinstance(value, str):
-            raise ValueError(f"a line has no text as {found[1]}, which the template names")
+            raise ValueError(f"a line has no text in field {placeholder[1]} of the template")
         return value
 
     return NAMED.sub(text, template)
 
 
 def settings(protocol: str) -> list[Setting]:
-    """All settings of a protocol, by name or as a file; `ValueError` for an unknown one."""
+    """Return all settings of a protocol, given by name or file.
+
+    Raises:
+        ValueError: If the protocol is unknown or invalid.
+    """
     path = FOLDER / f"{protocol}.toml" if protocol in PROTOCOLS else Path(protocol)
     if not path.is_file():
-        raise ValueError(f"unknown protocol {protocol!r}; known are {', '.join(PROTOCOLS)}")
+        raise ValueError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
     try:
         return list(read(tomllib.loads(path.read_text("utf-8"))))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no protocol: {error}") from error
+        raise ValueError(f"{path} is not a valid protocol: {error}") from error
 
 
 def read(table: Mapping[str, Any]) -> Iterator[Setting]:
-    """Settings of a file; what is said of a task holds for all of them."""
-    known = {field.name for field in fields(Setting)}
+    """Yield the settings of a file; the fields of a task apply to all of its settings."""
+    field_names = {field.name for field in fields(Setting)}
     for task, shared in table["tasks"].items():
         common = dict(shared)
-        for own in common.pop("settings", [{}]):
-            values = {**common, **own}
-            if unknown := sorted(set(values) - known):
-                raise ValueError(f"{task} has no {', '.join(unknown)}")
+        for overrides in common.pop("settings", [{}]):
+            values = {**common, **overrides}
+            if unknown := sorted(set(values) - field_names):
+                raise ValueError(f"{task}: unknown fields {', '.join(unknown)}")
             yield Setting(task=task, **values)
 
 
 def setting(task: str, protocol: str = "plain") -> Setting:
-    """The setting of a task in `protocol` or `protocol:name`.
+    """Return the setting of a task in `protocol` or `protocol:name`.
 
-    Raises `ValueError` with those that are known for an unknown task, protocol or name.
+    Raises:
+        ValueError: If the task, protocol or name is unknown; the message lists the valid ones.
     """
     protocol, _, name = protocol.partition(":")
-    found = settings(protocol)
-    if task not in TASKS and task not in {each.task for each in found}:
-        raise ValueError(f"unknown task {task!r}; known are {', '.join(TASKS)}")
-    of_task = {each.name: each for each in found if each.task == task}
+    all_settings = settings(protocol)
+    if task not in TASKS and task not in {each.task for each in all_settings}:
+        raise ValueError(f"unknown task {task!r}; choose from {', '.join(TASKS)}")
+    of_task = {each.name: each for each in all_settings if each.task == task}
     if not of_task:
-        known = ", ".join(dict.fromkeys(each.task for each in found))
-        raise ValueError(f"{protocol} does not ask {task!r}; it asks {known}")
+        names = ", ".join(dict.fromkeys(each.task for each in all_settings))
+        raise ValueError(f"{protocol} has no task {task!r}; choose from {names}")
     if not name and len(of_task) == 1:
         return next(iter(of_task.values()))
     if name not in of_task:
-        known = ", ".join(f"{protocol}:{each}".removesuffix(":") for each in of_task)
-        what = f"has no {name!r}" if name else "has several ways"
-        raise ValueError(f"{protocol} {what} to ask {task}; name one of {known}")
+        names = ", ".join(f"{protocol}:{each}".removesuffix(":") for each in of_task)
+        problem = f"no setting {name!r}" if name else "several settings"
+        raise ValueError(f"{protocol} has {problem} of {task}; choose from {names}")
     return of_task[name]

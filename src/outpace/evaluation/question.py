@@ -1,4 +1,4 @@
-"""One thing to ask a model, and how to tell whether the answer is right."""
+"""A question to a model, and the rule that judges its answer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from outpace.evaluation.scoring import SCORERS
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt, what its task knows of the answer, and the name of the rule that judges it."""
+    """A prompt, the reference for its answer, and the name of the scoring rule."""
 
     prompt: Prompt
     reference: Any
     score: str
 
     def right(self, answer: str) -> bool | None:
-        """By the rule; None where the question is there for speed only."""
+        """Return whether an answer is correct; None for questions without a rule."""
         return SCORERS[self.score](answer, self.reference)

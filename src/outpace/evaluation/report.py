@@ -1,4 +1,4 @@
-"""What a run came to: how right, how fast, and by how much that may be chance."""
+"""Report of a run: accuracy and speed, with their statistical errors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ from outpace.evaluation.samples import SCHEMA
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """Metrics of one run; only visible output tokens count, never prompt or warm-up.
+    """Metrics of one run. Only output tokens count, never prompts or the warm-up.
 
-    `forwards` are passes of the target model, `seconds` is wall time of the answers. `verdicts` are
-    None where nobody judges.
+    Attributes:
+        task: Name of the task.
+        model: Name of the model.
+        method: The method with its options.
+        batch: Number of concurrent requests.
+        protocol: Name of the protocol.
+        questions: Hash of the questions.
+        outputs: The answers.
+        verdicts: Whether each answer is correct; None if it is not judged.
+        seconds: Wall time of the answers.
     """
 
     task: str
@@ -31,23 +39,23 @@ class Report:
     seconds: float = 0.0
 
     def add(self, output: Output, right: bool | None) -> None:
-        """Count one answer."""
+        """Add one answer with its verdict."""
         self.outputs.append(output)
         self.verdicts.append(right)
 
     @property
     def correct(self) -> int:
-        """Answers that are right."""
+        """Number of correct answers."""
         return sum(right is True for right in self.verdicts)
 
     @property
     def judged(self) -> int:
-        """Answers that somebody has judged."""
+        """Number of judged answers."""
         return sum(right is not None for right in self.verdicts)
 
     @property
     def accuracy(self) -> float:
-        """Share of right answers."""
+        """Share of correct answers among the judged ones."""
         return self.correct / max(self.judged, 1)
 
     @property
@@ -57,7 +65,7 @@ class Report:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Interval of 95 % of the accuracy (Wilson, 1927)."""
+        """95 % interval of the accuracy (Wilson, 1927)."""
         return metrics.wilson(self.correct, self.judged)
 
     @property
@@ -67,21 +75,21 @@ class Report:
 
     @property
     def tokens_per_forward(self) -> float:
-        """All output tokens over all forwards of the target."""
+        """Output tokens per forward of the target."""
         return self.tokens / max(sum(output.forwards for output in self.outputs), 1)
 
     @property
     def tokens_per_second(self) -> float:
-        """All output tokens over the wall time of the run."""
+        """Output tokens per second of wall time."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
     def cut(self) -> list[int]:
-        """Tokens of each answer that did not end by itself."""
+        """Lengths of the answers that reached the token limit."""
         return [len(each.ids) for each in self.outputs if each.finish_reason == "length"]
 
     def summary(self) -> dict[str, Any]:
-        """The figures as they are written to JSON; `samples` has a column for each of a few."""
+        """Return the metrics as JSON fields; `samples` has per-answer columns."""
         return {
             "schema": SCHEMA,
             "task": self.task,
@@ -106,7 +114,7 @@ class Report:
         }
 
     def accuracies(self) -> dict[str, Any]:
-        """Accuracy with its error; None where nobody judges."""
+        """Return accuracy with its error; None if nothing was judged."""
         if not self.judged:
             return {"accuracy": None, "standard_error": None, "interval": None}
         return {
@@ -116,23 +124,25 @@ class Report:
         }
 
     def speeds(self) -> dict[str, Any]:
-        """Tokens by forward and by second, and seconds of an answer."""
+        """Return tokens per forward and per second, and latencies."""
         lengths = [len(output.ids) for output in self.outputs]
         forwards = [output.forwards for output in self.outputs]
         error = metrics.ratio_error(lengths, forwards)
-        took = [output.seconds for output in self.outputs]
+        latencies = [output.seconds for output in self.outputs]
         first = [metrics.first_text(output) for output in self.outputs]
         return {
             "tokens_per_forward": round(self.tokens_per_forward, 3),
             "tokens_per_forward_error": None if math.isnan(error) else round(error, 4),
             "tokens_per_second": round(self.tokens_per_second, 1),
             "tokens_per_answer": round(self.tokens / max(len(lengths), 1), 1),
-            "latency": {f"p{p}": round(metrics.percentile(took, p / 100), 5) for p in (50, 95)},
+            "latency": {
+                f"p{p}": round(metrics.percentile(latencies, p / 100), 5) for p in (50, 95)
+            },
             "first_text": {f"p{p}": round(metrics.percentile(first, p / 100), 5) for p in (50, 95)},
         }
 
     def acceptance(self) -> dict[str, Any]:
-        """What forwards kept, and rows that were fed for it."""
+        """Return acceptance lengths and fed rows."""
         counts = metrics.histogram(self.outputs)
         cached, tokens = metrics.p_cache(self.outputs), max(self.tokens, 1)
         rows = {

@@ -1,4 +1,4 @@
-"""Evaluates a method on questions: first all answers, which may go on where a run was killed."""
+"""Evaluate a method on questions; interrupted runs resume from a file of answers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ from outpace.evaluation.samples import digest, kept, written
 from outpace.jsonl import Record
 
 IDENTITY = ("task", "protocol", "questions", "model", "method", "batch")
-"""What a run must share with an earlier one to go on with it, beside its options."""
+"""Report fields that must match an earlier run to resume it, in addition to the options."""
 
 
 def questions_of(task: str, limit: int, path: str | None = None) -> list[Question]:
-    """Questions of a task by name, bare; `ValueError` for an unknown one."""
+    """Return zero-shot questions of a task.
+
+    Raises:
+        ValueError: If the task is unknown or `limit` is less than 1.
+    """
     if limit < 1:
-        raise ValueError(f"limit must be at least 1, not {limit}")
+        raise ValueError(f"limit must be at least 1, got {limit}")
     return setting(task).questions(path, limit, None)
 
 
@@ -41,13 +45,23 @@ def evaluate(
 ) -> Report:
     """Answer all questions, `batch` at a time, then judge the answers.
 
-    `samples` is a file to which each answer is added as it ends; those of an earlier run of the
-    same are not asked for again. `progress` is called after each answer. Where the model is in
-    this process, one answer runs first without being counted. Raises `ValueError` where there is no
-    question, no room for one, or where the file holds another run.
+    One uncounted answer warms up a model in this process.
+
+    Args:
+        llm: The model.
+        questions: The questions.
+        task: Name of the task, for the report.
+        protocol: Name of the protocol, for the report.
+        batch: Number of concurrent requests.
+        samples: File of answers. Those already in it are not decoded again.
+        progress: Called with the report after each answer.
+        options: Options of all requests.
+
+    Raises:
+        ValueError: If there are no questions, one does not fit, or the file is of another run.
     """
     if not questions:
-        raise ValueError("there is no question to evaluate on")
+        raise ValueError("questions must not be empty")
     method = RequestOptions.of(options).method or llm.method
     report = Report(
         task=task,
@@ -57,44 +71,45 @@ def evaluate(
         method=repr(method),
         batch=batch,
     )
-    asked = {name: value for name, value in options.items() if name != "method"}
-    header = {name: getattr(report, name) for name in IDENTITY} | {"options": asked}
+    shared_options = {name: value for name, value in options.items() if name != "method"}
+    header = {name: getattr(report, name) for name in IDENTITY} | {"options": shared_options}
     with kept(samples, header) as answers:
-        known = answers.outputs(answers.records)
+        outputs = answers.outputs(answers.records)
         report.seconds = max((record["clock"] for record in answers.records.values()), default=0.0)
-        todo = [number for number in range(len(questions)) if number not in known]
-        coming = llm.serve(((questions[n].prompt, options) for n in todo), batch=batch)
+        todo = [number for number in range(len(questions)) if number not in outputs]
+        results = llm.serve(((questions[n].prompt, options) for n in todo), batch=batch)
         if todo and isinstance(llm, LLM):
             llm.generate([questions[0].prompt], **options)
         began = time.perf_counter() - report.seconds
-        report.outputs = list(known.values())
-        for index, output in coming:
+        report.outputs = list(outputs.values())
+        for index, output in results:
             report.seconds = time.perf_counter() - began
-            known[todo[index]] = output
+            outputs[todo[index]] = output
             answers.add(todo[index], {"clock": report.seconds, **written(output)})
             report.outputs.append(output)
             progress(report)
-        report.outputs = [known[number] for number in range(len(questions))]
+        report.outputs = [outputs[number] for number in range(len(questions))]
     pairs = zip(questions, report.outputs, strict=True)
     report.verdicts = [question.right(output.text) for question, output in pairs]
     return report
 
 
 def fitted(llm: LLM, questions: Sequence[Question], options: Options) -> Options:
-    """Options with no more `max_tokens` than fit after the longest prompt.
+    """Return options whose `max_tokens` fit after the longest prompt.
 
-    Raises `ValueError` for a prompt that cannot be encoded.
+    Raises:
+        ValueError: If a prompt cannot be encoded.
     """
-    chosen = RequestOptions.of(options)
-    method = chosen.method or llm.method
-    encode = partial(llm.text.encode, raw=chosen.raw, template=chosen.template)
+    request_options = RequestOptions.of(options)
+    method = request_options.method or llm.method
+    encode = partial(llm.text.encode, raw=request_options.raw, template=request_options.template)
     longest = max(len(encode(question.prompt)) for question in questions)
     room = max(llm.pair(method).room(method, longest), 1)
     return {**options, "max_tokens": min(options["max_tokens"] or room, room)}
 
 
 def judged(questions: Sequence[Question], report: Report) -> Iterator[Record]:
-    """Each question with its answer and what was judged of it, for a file beside a report."""
+    """Yield each question with its answer and verdict as JSON fields."""
     for number, question in enumerate(questions):
         output = report.outputs[number]
         yield {

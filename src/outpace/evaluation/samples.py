@@ -1,4 +1,4 @@
-"""A file of answers, a line each, that a run which was killed goes on with."""
+"""Files of answers, one per line, from which interrupted runs resume."""
 
 from __future__ import annotations
 
@@ -18,60 +18,68 @@ from outpace.evaluation.question import Question
 from outpace.jsonl import Record, parse
 
 SCHEMA = 1
-"""Version of what is written, here and in reports."""
+"""Version of sample files and reports."""
 
 
 def digest(questions: Sequence[Question]) -> str:
-    """What tells one list of questions from another: their prompts, references and rules."""
-    asked = [[q.prompt, q.reference, q.score] for q in questions]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    """Return a hash of prompts, references and scoring rules."""
+    contents = [[q.prompt, q.reference, q.score] for q in questions]
+    return hashlib.sha256(json.dumps(contents, sort_keys=True, default=str).encode()).hexdigest()[
+        :16
+    ]
 
 
 @dataclass(slots=True)
 class Samples:
-    """Records that are there already, by their numbers or keys, and a file for more.
+    """Stored records by number or key, and the file to which new ones are appended.
 
-    `file` is None where none is kept.
+    Attributes:
+        records: Records by number or key.
+        file: The open file; None if records are not stored.
     """
 
     records: dict[int | str, Record]
     file: FileIO | None = None
 
     def add(self, number: int | str, record: Record) -> None:
-        """Keep one more."""
+        """Store a record and append it to the file."""
         self.records[number] = record
         if self.file is not None:
             append(self.file, {"number": number, **record})
 
     def outputs(self, numbers: Iterable[int | str]) -> dict[int | str, Output]:
-        """Some of the records as answers; `ValueError` where one is none."""
+        """Return some of the records as outputs.
+
+        Raises:
+            ValueError: If a record is invalid.
+        """
         try:
             return {number: restored(self.records[number]) for number in numbers}
         except (KeyError, TypeError, ValueError) as error:
             name = self.file and str(self.file.name)
-            raise ValueError(f"{name} holds a line that is no answer: {error!r}") from error
+            raise ValueError(f"{name} contains an invalid answer: {error!r}") from error
 
 
 @contextmanager
 def kept(path: Path | None, header: Mapping[str, Any]) -> Iterator[Samples]:
-    """What an earlier run of the same has found, to which this one adds.
+    """Open a file of samples, with the records of an earlier run under the same header.
 
-    Raises `ValueError` where the file holds answers of another run, with what differs; it then
-    stays as it is.
+    Raises:
+        ValueError: If the file belongs to another run; it remains unchanged.
     """
     if path is None:
         yield Samples({})
         return
     with appended(path) as file:
         file.seek(0)
-        whole, end, torn = file.readall().rpartition(b"\n")
+        whole, end, partial = file.readall().rpartition(b"\n")
         lines = whole.split(b"\n") if end else []
         expected = json.loads(json.dumps({"schema": SCHEMA, **header}, default=str))
         if lines:
             compare(parse(lines[0], f"{path}:1"), expected, path)
-        elif torn and not (json.dumps(expected).encode() + b"\n").startswith(torn):
-            raise ValueError(f"{path} holds something else than answers; name another file")
-        if torn:
+        elif partial and not (json.dumps(expected).encode() + b"\n").startswith(partial):
+            raise ValueError(f"{path} is not a file of answers; choose another file")
+        if partial:
             file.truncate(len(whole + end))
         if not lines:
             append(file, expected)
@@ -81,18 +89,18 @@ def kept(path: Path | None, header: Mapping[str, Any]) -> Iterator[Samples]:
         yield Samples({record["number"]: record for record in records}, file)
 
 
-def compare(found: Record, expected: Record, path: Path) -> None:
-    """Raise `ValueError` with the first thing in which two runs differ."""
-    for key in [*expected, *found]:
-        if found.get(key) != expected.get(key):
+def compare(actual: Record, expected: Record, path: Path) -> None:
+    """Raise `ValueError` with the first difference of two runs."""
+    for key in [*expected, *actual]:
+        if actual.get(key) != expected.get(key):
             raise ValueError(
-                f"{path} holds answers of another run: its {key} is {found.get(key)!r}, "
-                f"not {expected.get(key)!r}; name another file"
+                f"{path} contains answers of another run: {key} is {actual.get(key)!r}, "
+                f"expected {expected.get(key)!r}; choose another file"
             )
 
 
 def written(output: Output) -> Record:
-    """An answer as a line has it; of each forward what is counted."""
+    """Return an output as JSON fields, with the counts of each step."""
     return {
         "text": output.text,
         "ids": list(output.ids),
@@ -115,7 +123,7 @@ def written(output: Output) -> Record:
 
 
 def restored(record: Record) -> Output:
-    """An answer from its line; patterns of the forwards are not kept."""
+    """Return the output of a record; its steps have no patterns."""
     return Output(
         text=str(record["text"]),
         ids=record["ids"],

@@ -1,4 +1,4 @@
-"""Runs code that a model wrote in a process of its own, which can compute and nothing else."""
+"""Run model-written code in a separate process that can only compute."""
 
 from __future__ import annotations
 
@@ -14,41 +14,43 @@ from pathlib import Path
 
 JAIL = Path(__file__).with_name("jail.py")
 LONGEST = 65536
-"""Bytes that are read of a verdict; a process that writes more waits until its time is up."""
+"""Maximum bytes read of a verdict. A process that writes more blocks until its time is up."""
 
 REASON = 200
-"""Characters of a reason."""
+"""Maximum number of characters of a reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a program may use: seconds of the clock, and bytes of memory."""
+    """Resource limits of a program: seconds of wall time and bytes of memory."""
 
     seconds: float = 10.0
     memory: int = 1 << 30
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for limits under which no program could run."""
+        """Raise `ValueError` for limits under which no program can run."""
         if not 0 < self.seconds < 3600:
-            raise ValueError(f"seconds must lie between 0 and 3600, not {self.seconds}")
+            raise ValueError(f"seconds must be between 0 and 3600, got {self.seconds}")
         if self.memory < 1 << 27:
-            raise ValueError(f"memory must be at least {1 << 27} bytes, not {self.memory}")
+            raise ValueError(f"memory must be at least {1 << 27} bytes, got {self.memory}")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a program ran to its end, and else what kept it from that, in one line."""
+    """Whether a program ran to its end, and otherwise the reason in one line."""
 
     passed: bool
     reason: str = ""
 
 
 def run(program: str, limits: Limits | None = None) -> Verdict:
-    """Run a program of Python; passed only where it ends by itself and raises nothing.
+    """Run a Python program; it passes only if it exits normally without an exception.
 
-    It has no network, no process beside it, no file to write, no environment and no input, and
-    ends after the limits. It can read what its user can read. Raises `OSError` where this
-    machine cannot hold it: see `needed`.
+    It has no network, child processes, writable files, environment or input. It can read what its
+    user can read.
+
+    Raises:
+        OSError: If this machine has no sandbox: see `check_sandbox`.
     """
     needed()
     return execute(program, limits or Limits())
@@ -56,18 +58,18 @@ def run(program: str, limits: Limits | None = None) -> Verdict:
 
 @cache
 def needed() -> None:
-    """Raise `OSError` where a program cannot be held here, which takes Linux and its seccomp."""
+    """Raise `OSError` if programs cannot be sandboxed here; needs Linux with seccomp."""
     probe = "import socket\nsocket.socket()"
     verdict = execute(probe, Limits()) if sys.platform == "linux" else Verdict(False, sys.platform)
     if not verdict.reason.startswith("PermissionError"):
         raise OSError(
-            "code of a model is run only where the kernel can keep it from network, files and "
-            f"processes (seccomp, on x86_64 or aarch64); here: {verdict.reason or 'it cannot'}"
+            "model-written code needs a kernel that can block network, files and processes "
+            f"(seccomp, on x86_64 or aarch64); here: {verdict.reason or 'not blocked'}"
         )
 
 
 def execute(program: str, limits: Limits) -> Verdict:
-    """One process for one program."""
+    """Run one program in a new process."""
     token = secrets.token_hex(16)
     job = {
         "program": program,
@@ -99,7 +101,7 @@ def execute(program: str, limits: Limits) -> Verdict:
 
 
 def send(process: subprocess.Popen[bytes], job: bytes) -> None:
-    """Hand over the job; a process that ended before it read all of it is judged by its end."""
+    """Send the job. A process that exits before reading it is judged by its exit status."""
     assert process.stdin is not None
     try:
         process.stdin.write(job)
@@ -108,20 +110,20 @@ def send(process: subprocess.Popen[bytes], job: bytes) -> None:
         pass
 
 
-def judged(written: bytes, token: str, status: int) -> Verdict:
-    """What the process said of its program; nothing, where it ended otherwise."""
+def judged(output: bytes, token: str, status: int) -> Verdict:
+    """Return the verdict that the process wrote, or one from its exit status."""
     try:
-        said = json.loads(written)
+        verdict = json.loads(output)
     except ValueError:
-        said = None
-    if not isinstance(said, dict) or said.get("token") != token:
+        verdict = None
+    if not isinstance(verdict, dict) or verdict.get("token") != token:
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-        return Verdict(False, f"ended {how} before its end")
-    raised = said.get("raised", "no verdict")
+        return Verdict(False, f"exited {how} before the end of the program")
+    raised = verdict.get("raised", "no verdict")
     return Verdict(raised is None, "" if raised is None else one_line(str(raised)))
 
 
 def one_line(text: str) -> str:
-    """A text in one line of at most `REASON` characters, all of which can be printed."""
-    shown = (c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
-    return "".join(shown)[:REASON]
+    """Return a text as one printable line of at most `MAX_REASON_CHARACTERS` characters."""
+    characters = (c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+    return "".join(characters)[:REASON]

@@ -1,4 +1,4 @@
-"""Which replica answers a prompt: where prompts with the same beginning went before."""
+"""Prefix-affinity routing: prompts with the same beginning go to the same replica."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ from hashlib import blake2b
 from typing import Any
 
 BEGINNING = 256
-"""Characters, or token ids, that prompts have alike where they share a replica."""
+"""Characters, or token ids, of a prompt that determine its replica."""
 
 SLACK = 8
-"""Requests that a replica may have more than the next one, and still get those that are its own."""
+"""Requests by which a replica's load may exceed its alternative's before it is avoided."""
 
 
 def beginning_of(body: bytes) -> str:
-    """A word for how a request begins: for its model and the first characters of its prompt.
+    """Return a hash of the model and the beginning of the first prompt of a request.
 
-    Of several prompts it is the first. It is empty for a body without one, which any replica may
-    answer or refuse.
+    It is empty for a body without a prompt, which any replica may answer or reject.
     """
     try:
-        asked = json.loads(body)
+        request = json.loads(body)
     except (ValueError, RecursionError):
         return ""
-    if not isinstance(asked, dict):
+    if not isinstance(request, dict):
         return ""
-    prompt = asked.get("messages") or asked.get("prompt")
-    return "" if prompt is None else digest(f"{asked.get('model')!s:.256} {begun(prompt)}").hex()
+    prompt = request.get("messages") or request.get("prompt")
+    return "" if prompt is None else digest(f"{request.get('model')!s:.256} {begun(prompt)}").hex()
 
 
 def begun(prompt: Any) -> str:
-    """The first characters of a prompt, in any form that a request may give it."""
+    """Return the beginning of a prompt in any form that requests allow."""
     match prompt:
         case [str() | [*_] as first, *_]:
             prompt = first
@@ -46,7 +45,7 @@ def begun(prompt: Any) -> str:
 
 
 def said(message: Any) -> str:
-    """Role and text of a message; what is none says nothing."""
+    """Return role and text of a message; empty if it is not a message."""
     match message:
         case {"role": str(role), "content": str(text)}:
             return f"{role} {text}"
@@ -57,29 +56,33 @@ def said(message: Any) -> str:
 
 
 def digest(text: str) -> bytes:
-    """The same for the same text, in every process."""
+    """Return a hash of a text that is the same in every process."""
     return blake2b(text.encode(errors="replace"), digest_size=16).digest()
 
 
-def ranked(beginning: str, names: Sequence[str]) -> list[str]:
-    """Names in the order in which a beginning prefers them (rendezvous hashing).
+def ranked(key: str, names: Sequence[str]) -> list[str]:
+    """Return names in a key's order of preference (rendezvous hashing).
 
-    Where one goes, only what was its own moves; where one comes, what moves goes to it.
+    If a replica is removed, only its own keys move; if one is added, keys move only to it.
     """
-    return sorted(names, key=lambda name: digest(f"{name} {beginning}"), reverse=True)
+    return sorted(names, key=lambda name: digest(f"{name} {key}"), reverse=True)
 
 
-def chosen(beginning: str, loads: Mapping[str, int], slack: int = SLACK) -> list[list[str]]:
-    """Names by rank, given how many requests each has; of one rank the least loaded is meant.
+def chosen(key: str, loads: Mapping[str, int], slack: int = SLACK) -> list[list[str]]:
+    """Return names in ranks of preference; the least loaded of the first rank is meant.
 
-    A beginning has its own name and a second one. It goes to the less loaded of the two where its
-    own has more requests by over `slack`, and to others where neither has room. Without a
-    beginning all rank alike.
+    A key has a first and a second replica. It goes to the second if the first has more than `slack`
+    requests more, and to others if neither has room. Without a key, all are in one rank.
+
+    Args:
+        key: Routing key of the request, or "".
+        loads: Number of requests of each replica.
+        slack: Requests that the first replica may have more than the second.
     """
-    if not beginning:
+    if not key:
         return [list(loads)]
-    own, *others = ranked(beginning, list(loads))
+    first, *others = ranked(key, list(loads))
     second = others[:1]
-    if second and loads[own] > loads[second[0]] + slack:
-        return [[own, *second], others[1:]]
-    return [[own], second, others[1:]]
+    if second and loads[first] > loads[second[0]] + slack:
+        return [[first, *second], others[1:]]
+    return [[first], second, others[1:]]

@@ -1,4 +1,4 @@
-"""Many prompts on Ray Data: blocks of them go to copies of a model, and answers come back."""
+"""Offline generation on Ray Data: blocks of prompts go to copies of a model."""
 
 from __future__ import annotations
 
@@ -29,18 +29,24 @@ Block = list[tuple[int, Prompt, int]]
 """Prompts with their numbers and seeds."""
 
 FULL = 4
-"""Prompts of a block for each that runs at a time: the last ones of a block leave a model idle."""
+"""Prompts per block for each concurrent one; the end of a block leaves slots idle."""
 
 PARTS = 4
-"""Blocks at least for each copy, as long as that leaves each as much as runs at a time."""
+"""Minimum number of blocks per copy, provided that each block fills a batch."""
 
 
 class Fleet:
-    """Copies of one model on Ray that answer as one `LLM` does.
+    """Copies of one model on Ray, with the interface of one `LLM`.
 
-    `loading` is what `LLM` is told; models are at paths that every machine knows. There is a copy
-    for each GPU, or for each core where the model is `small` and on a CPU, unless `replicas` says
-    otherwise. Raises `ValueError` for an unknown model and for more copies than find room.
+    Args:
+        model: The model, at a path that every machine can read.
+        method: The decoding method; that of the model family if None.
+        replicas: Number of copies. By default one per GPU, or per core for small models on CPUs.
+        small: Whether the model is small enough for one core.
+        loading: Options of `LLM`.
+
+    Raises:
+        ValueError: If the model is unknown, or the cluster has no room for the copies.
     """
 
     def __init__(
@@ -53,7 +59,7 @@ class Fleet:
         **loading: Any,
     ) -> None:
         if loading.get("tensor_parallel", 1) > 1:
-            message = "tensor_parallel: a copy on Ray has one process; leave it out"
+            message = "tensor_parallel: not supported on Ray, where a copy has one process; omit it"
             raise OptionError("tensor_parallel", loading["tensor_parallel"], message)
         config = load_config(model)
         self.name = title(model, loading.get("adapter"))
@@ -66,84 +72,86 @@ class Fleet:
     def serve(
         self, requests: Iterable[tuple[Prompt | None, Options]], *, batch: int
     ) -> Iterator[tuple[int, Output]]:
-        """Answer requests, `batch` at a time on each copy, and give each with its number.
+        """Answer requests, `batch` at a time on each copy, and yield numbers and answers.
 
-        They differ in prompt and seed alone. Answers of a block come together, and each comes
-        once, whatever becomes of the copies: the block of one that ends goes to another. Raises
-        `Refused` for a request that cannot be run.
+        Requests may differ in prompt and seed only. The answers of a block arrive together, each
+        exactly once: if a copy fails, its block is sent to another one.
+
+        Raises:
+            Refused: If a request cannot be run.
         """
         if batch < 1:
-            message = f"batch must be a whole number from 1 on, not {batch!r}"
+            message = f"batch must be an integer of at least 1, got {batch!r}"
             raise OptionError("batch", batch, message)
         block: Block = []
         common: Mapping[str, Any] | None = None
         for number, (prompt, options) in enumerate(requests):
-            rest = {name: value for name, value in options.items() if name != "seed"}
-            common = rest if common is None else common
-            assert prompt is not None and rest == common
+            shared = {name: value for name, value in options.items() if name != "seed"}
+            common = shared if common is None else common
+            assert prompt is not None and shared == common
             block.append((number, prompt, options.get("seed", 0)))
-        known: set[int] = set()
+        answered_numbers: set[int] = set()
         for row in self.rows(block, batch, common or {}):
             for number, record in json.loads(row["answers"]):
-                if number not in known:
-                    known.add(number)
+                if number not in answered_numbers:
+                    answered_numbers.add(number)
                     yield number, restored(record)
             if row["refused"]:
                 number, message, param = json.loads(row["refused"])
                 cause = ValueError(message) if param is None else OptionError(param, None, message)
                 raise Refused(cause, number)
-        assert len(known) == len(block)
+        assert len(answered_numbers) == len(block)
 
     def rows(self, block: Block, batch: int, options: Mapping[str, Any]) -> Iterator[Row]:
-        """What became of each part of a block."""
+        """Return the results of all blocks."""
         if not block:
             return iter(())
-        quiet = DataContext.get_current()
-        quiet.enable_progress_bars = False
+        context = DataContext.get_current()
+        context.enable_progress_bars = False
         logging.getLogger("ray.data").setLevel(logging.WARNING)
         size = max(min(FULL * batch, -(-len(block) // (PARTS * self.share.replicas))), 1)
         parts = [block[n : n + size] for n in range(0, len(block), size)]
         rows = [{"block": json.dumps(part)} for part in parts]
-        told = {"batch": batch, "threads": self.share.threads, "options": dict(options)}
-        answered = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+        arguments = {"batch": batch, "threads": self.share.threads, "options": dict(options)}
+        results = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             Copy,
             batch_size=1,
             compute=ActorPoolStrategy(size=self.share.replicas),
-            fn_constructor_kwargs={"loading": self.told, **told},
+            fn_constructor_kwargs={"loading": self.told, **arguments},
             **self.share.options,
         )
-        return iter(answered.iter_rows())
+        return iter(results.iter_rows())
 
 
 class Copy:
-    """One of the copies, in a process of its own."""
+    """One copy of the model, in a separate process."""
 
     def __init__(
         self, loading: dict[str, Any], options: Options, batch: int, threads: int | None
     ) -> None:
         if threads is not None:
-            torch.set_num_threads(threads)  # before layouts are tried
+            torch.set_num_threads(threads)  # before weight layouts are benchmarked
         self.llm = LLM(**loading)
         self.options = options
         self.batch = batch
 
     def __call__(self, rows: Mapping[str, Any]) -> dict[str, list[str]]:
-        """Answer the one block of a batch of rows."""
+        """Answer the single block of a batch of rows."""
         (text,) = rows["block"]
         block: Block = json.loads(str(text))
-        taken: list[int] = []
+        numbers: list[int] = []
         answers: list[tuple[int, dict[str, Any]]] = []
         refused = ""
 
         def requests() -> Iterator[tuple[Prompt, Options]]:
             for number, prompt, seed in block:
-                taken.append(number)
+                numbers.append(number)
                 yield prompt, {**self.options, "seed": seed}
 
         try:
             for index, output in self.llm.serve(requests(), batch=self.batch):
-                answers.append((taken[index], written(output)))
+                answers.append((numbers[index], written(output)))
         except ValueError as error:
             param = error.param if isinstance(error, OptionError) else None
-            refused = json.dumps((taken[-1], str(error), param))
+            refused = json.dumps((numbers[-1], str(error), param))
         return {"answers": [json.dumps(answers)], "refused": [refused]}

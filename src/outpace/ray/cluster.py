@@ -1,4 +1,4 @@
-"""The cluster that Ray knows, and what of it each replica has."""
+"""Resources of the Ray cluster, and their share per replica."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outpace.models.device import resolve_device
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """So many replicas, and what each of them has to itself: `gpus`, else `cpus`."""
+    """Number of replicas, and the resources of each: `gpus`, or else `cpus`."""
 
     replicas: int
     gpus: int
@@ -22,47 +22,49 @@ class Share:
 
     @property
     def threads(self) -> int | None:
-        """On which it decodes; None for as many as there are."""
+        """Decoding threads of a replica; None for the default number."""
         return None if self.gpus else self.cpus
 
     @property
     def options(self) -> dict[str, int]:
-        """As Ray takes them."""
+        """The resources as Ray's actor options."""
         return {"num_gpus": self.gpus, "num_cpus": self.cpus}
 
 
 def check_count(replicas: int | None) -> None:
-    """Raise `ValueError` for a number of replicas that no cluster can have."""
+    """Raise `ValueError` for fewer than one replica."""
     if replicas is not None and replicas < 1:
-        raise OptionError("replicas", replicas, f"replicas must be at least 1, not {replicas}")
+        raise OptionError("replicas", replicas, f"replicas must be at least 1, got {replicas}")
 
 
 def join() -> None:
-    """Join the cluster of `RAY_ADDRESS` or `ray start`, or else start one on this machine.
+    """Join the cluster of `RAY_ADDRESS` or `ray start`, or start one on this machine.
 
-    One that is started here tells nobody of it.
+    Usage statistics are off for a cluster that is started here.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(include_dashboard=False, logging_level=logging.WARNING)
 
 
 def share(replicas: int | None, devices: set[str | None], *, small: bool) -> Share:
-    """What each replica has: a GPU, or cores; one where its models are `small`.
+    """Return what each replica gets: a GPU, or cores; one core for `small` models.
 
-    Without a number there are as many replicas as GPUs, or as cores for small models, else one.
-    Raises `ValueError` where the cluster has less than is asked for.
+    Without a number, there is one replica per GPU, or per core for small models, else one.
+
+    Raises:
+        OptionError: If the cluster has too few resources.
     """
-    have = ray.cluster_resources()
-    gpus, cpus = int(have.get("GPU", 0)), int(have.get("CPU", 0))
+    resources = ray.cluster_resources()
+    gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
     on_gpu = any(resolve_device(device).type == "cuda" for device in devices)
-    most = gpus if on_gpu else cpus
-    count = (most if on_gpu or small else 1) if replicas is None else replicas
-    if not 1 <= count <= most:
+    available = gpus if on_gpu else cpus
+    count = (available if on_gpu or small else 1) if replicas is None else replicas
+    if not 1 <= count <= available:
         raise OptionError(
             "replicas",
             count,
-            f"replicas must be a number from 1 to {most}, not {count}: each wants a "
-            f"{'GPU' if on_gpu else 'core'}, and Ray has {gpus} GPUs and {cpus} cores here",
+            f"replicas must be from 1 to {available}, got {count}: each needs a "
+            f"{'GPU' if on_gpu else 'core'}, and the cluster has {gpus} GPUs and {cpus} cores",
         )
     return Share(
         replicas=count, gpus=int(on_gpu), cpus=1 if on_gpu or small else max(cpus // count, 1)

@@ -1,4 +1,4 @@
-"""What stands before all replicas: keys, bounds, and the way to one of them."""
+"""Ray Serve ingress: authentication, limits, and forwarding to a replica."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ from outpace.server.settings import Settings
 log = logging.getLogger("outpace.server")
 
 ATTEMPTS = 3
-"""Replicas that a request is given to at most, one after the other, where they end under it."""
+"""Maximum number of replicas tried per request, if they fail before answering."""
 
 STATE_SECONDS = 10.0
-"""Time of a request without a prompt, so that none waits for a replica that never comes."""
+"""Seconds for requests without a prompt, which must not wait for a missing replica."""
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-"""All, since it is the replica that refuses."""
+"""All methods; the replica rejects unsupported ones."""
 
 
 def no_replica() -> Fault:
-    """What a client is told where nobody can answer."""
-    return Fault(503, "no replica can answer now", headers={"Retry-After": "10"})
+    """Return the error for a request that no replica can answer."""
+    return Fault(503, "no replica is available", headers={"Retry-After": "10"})
 
 
-LOST = Fault(503, "the replica that answered has ended; ask again")
+LOST = Fault(503, "the replica failed while answering; retry the request")
 
 
 class Front:
-    """The application that Ray serves. `replicas` is Ray's handle of them."""
+    """ASGI application that Ray serves, with Ray's handle of the replicas."""
 
     def __init__(self, settings: Settings, replicas: Any) -> None:
         self.settings = settings
         self.replicas = replicas
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Its routes; Ray asks for them under this name."""
+        """Build the application; Ray calls this method by name."""
         app = guarded(self.settings, openapi_url=None)
         handle = self.replicas.options(stream=True)
 
         @app.get("/metrics")
         async def metrics() -> Response:
-            """Those of all replicas."""
+            """Return the metrics of all replicas."""
             try:
-                coming = self.replicas.broadcast("metrics")
-                told = await coming.results_async(timeout_s=STATE_SECONDS)
+                responses = self.replicas.broadcast("metrics")
+                texts = await responses.results_async(timeout_s=STATE_SECONDS)
             except (RayError, RayServeException, TimeoutError) as error:
                 raise no_replica() from error
-            return Response(merged(told), media_type="text/plain; version=0.0.4")
+            return Response(merged(texts), media_type="text/plain; version=0.0.4")
 
         @app.api_route("/{path:path}", methods=METHODS)
         async def passed(request: Request) -> Response:
-            """Whatever else it is, a replica answers it."""
+            """Forward a request to a replica."""
             body = await request.body()
             return Passed(handle, beginning_of(body), plain(request.scope), body)
 
@@ -75,36 +75,40 @@ class Front:
 
 
 class Passed(Response):
-    """An answer that a replica gives."""
+    """The response of a replica."""
 
     background = None
 
-    def __init__(self, handle: Any, beginning: str, scope: dict[str, Any], body: bytes) -> None:
+    def __init__(self, handle: Any, key: str, scope: dict[str, Any], body: bytes) -> None:
         self.handle = handle
-        self.beginning = beginning
+        self.key = key
         self.asked = scope, body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on until it ends or its client goes; what cannot be had is a `Fault`."""
-        passing = asyncio.ensure_future(self.passed(send))
+        """Forward the response until it ends or the client disconnects.
+
+        Raises:
+            HttpError: If no replica answers.
+        """
+        forwarding = asyncio.ensure_future(self.passed(send))
         watching = asyncio.ensure_future(gone(receive))
-        seconds = None if self.beginning else STATE_SECONDS
-        tasks = passing, watching
+        seconds = None if self.key else STATE_SECONDS
+        tasks = forwarding, watching
         try:
             first = asyncio.FIRST_COMPLETED
             done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=first)
             if not done:
                 raise no_replica()
-            if passing in done:
-                passing.result()
+            if forwarding in done:
+                forwarding.result()
         finally:
-            passing.cancel()
+            forwarding.cancel()
             watching.cancel()
 
     async def passed(self, send: Send) -> None:
-        """Ask one replica after the other until one has begun to answer.
+        """Try replicas until one has begun to answer.
 
-        What ends in the middle is told by an error event: only a stream has a middle.
+        A failure after that is sent as an error event, since only streams have several messages.
         """
         for _ in range(ATTEMPTS):
             message: Message | None = None
@@ -113,21 +117,23 @@ class Passed(Response):
                     await send(message)
                 return
             except RayActorError as error:
-                log.warning("a replica has ended: %s", error)
+                log.warning("a replica failed: %s", error)
                 if message is not None:
                     if message.get("more_body"):
                         await send({"type": "http.response.body", "body": LOST.event})
                     return
             except BackPressureError as error:
-                raise Fault(429, "too many requests wait", headers={"Retry-After": "1"}) from error
+                raise Fault(
+                    429, "too many requests are waiting", headers={"Retry-After": "1"}
+                ) from error
             except (RayError, RayServeException) as error:
-                log.error("no replica has answered: %s", error)
+                log.error("no replica answered: %s", error)
                 raise no_replica() from error
         raise no_replica()
 
     async def messages(self) -> AsyncIterator[Message]:
-        """What one replica answers; its head comes with the first bytes of its body."""
-        answer = self.handle.answer.remote(self.beginning, *self.asked)
+        """Yield the messages of one replica; the head arrives with the first bytes of the body."""
+        answer = self.handle.answer.remote(self.key, *self.asked)
         head: Message | None = None
         try:
             async for message in answer:
@@ -143,30 +149,30 @@ class Passed(Response):
 
 
 def plain(scope: Scope) -> dict[str, Any]:
-    """What of a request an application reads, and another process may have."""
+    """Return the entries of a scope that applications read and that can be pickled."""
     names = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "root_path")
     return {name: scope[name] for name in (*names, "query_string", "headers") if name in scope}
 
 
-def merged(told: Iterable[tuple[str, str]]) -> bytes:
-    """Metrics of replicas by their names, as one text: each sample has a label `replica`."""
+def merged(texts: Iterable[tuple[str, str]]) -> bytes:
+    """Return the metrics of all replicas as one text, with a label `replica` per sample."""
     families: dict[str, Metric] = {}
-    for replica, text in told:
+    for replica, text in texts:
         for family in text_string_to_metric_families(text):
             new = Metric(family.name, family.documentation, family.type)
-            known = families.setdefault(family.name, new)
+            target = families.setdefault(family.name, new)
             for sample in family.samples:
                 labels = {**sample.labels, "replica": replica}
-                known.add_sample(sample.name, labels, sample.value)
+                target.add_sample(sample.name, labels, sample.value)
     return generate_latest(Collected(families.values()))
 
 
 class Collected(Collector):
-    """Families of metrics, as the writer of texts takes them."""
+    """Prometheus collector of given metric families."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self.families = families
 
     def collect(self) -> Iterable[Metric]:
-        """All of them."""
+        """Return all families."""
         return self.families

@@ -1,4 +1,4 @@
-"""One server as several replicas on Ray Serve: the same application, behind a front that routes."""
+"""Replicas of a server on Ray Serve, with one ingress that routes requests."""
 
 from __future__ import annotations
 
@@ -25,94 +25,103 @@ from outpace.server.settings import Config
 log = logging.getLogger("outpace.server")
 
 MOST = 2**16
-"""Requests that a front has in hand at most; those that wait for a replica are bounded before."""
+"""Maximum number of concurrent requests in the ingress; waiting ones are limited before."""
 
 GRACE = 5.0
-"""Seconds that the front goes on behind the replicas, to tell clients what has ended."""
+"""Seconds that the ingress outlives the replicas, to report their end to clients."""
 
 
 class Replica:
-    """A whole server without its socket, decoding on so many `threads`; all if None."""
+    """A whole server without its socket, on `threads` decoding threads (None: the default)."""
 
     def __init__(self, config: Config, threads: int | None) -> None:
         start_log(verbose=config.server.verbose)
         if threads is not None:
-            torch.set_num_threads(threads)  # before layouts are tried
+            torch.set_num_threads(threads)  # before weight layouts are benchmarked
         self.name: str = serve.get_replica_context().replica_id.unique_id
         self.service = Service.load(config)
         self.app = build(self.service)
         self.tasks: set[asyncio.Future[None]] = set()
         gc.collect()
-        gc.freeze()  # a collection of all that was loaded would stop every stream
+        gc.freeze()  # a collection over all loaded objects would pause every stream
 
     async def answer(self, beginning: str, scope: Scope, body: bytes) -> AsyncIterator[Message]:
-        """Answer a request: messages of the application as they come.
+        """Answer a request and yield the ASGI messages of the response.
 
-        `beginning` is for the router, which has sent it here.
+        Args:
+            beginning: Routing key, which only the router reads.
+            scope: ASGI scope of the request.
+            body: Body of the request.
         """
-        told: asyncio.Queue[Message | None] = asyncio.Queue()
-        asked: asyncio.Queue[Message] = asyncio.Queue()
-        asked.put_nowait({"type": "http.request", "body": body, "more_body": False})
-        task = asyncio.ensure_future(self.app(scope, asked.get, told.put))
-        self.tasks.add(task)  # a loop keeps no task alive by itself
-        task.add_done_callback(partial(self.ended, told))
+        sent: asyncio.Queue[Message | None] = asyncio.Queue()
+        received: asyncio.Queue[Message] = asyncio.Queue()
+        received.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        task = asyncio.ensure_future(self.app(scope, received.get, sent.put))
+        self.tasks.add(task)  # event loops hold only weak references to tasks
+        task.add_done_callback(partial(self.ended, sent))
         try:
-            while message := await told.get():
+            while message := await sent.get():
                 if message["type"] == "http.response.start":
-                    own = b"x-outpace-replica", self.name.encode()
-                    message = {**message, "headers": [*message["headers"], own]}
+                    header = b"x-outpace-replica", self.name.encode()
+                    message = {**message, "headers": [*message["headers"], header]}
                 yield message
         finally:
-            asked.put_nowait({"type": "http.disconnect"})
+            received.put_nowait({"type": "http.disconnect"})
 
-    def ended(self, told: asyncio.Queue[Message | None], task: asyncio.Future[None]) -> None:
-        """The application has told all that it will."""
+    def ended(self, sent: asyncio.Queue[Message | None], task: asyncio.Future[None]) -> None:
+        """Mark the end of the response and log an error of the application."""
         self.tasks.discard(task)
-        told.put_nowait(None)
+        sent.put_nowait(None)
         if error := task.exception():
             log.error("a request failed", exc_info=error)
 
     def metrics(self) -> tuple[str, str]:
-        """Its name, and everything that it counts in Prometheus' format."""
+        """Return the replica's name, and its metrics in Prometheus' format."""
         return self.name, self.service.metrics.text().decode()
 
     def check_health(self) -> None:
-        """Raise where no request can be answered any more; Ray then takes another replica."""
+        """Raise if no request can be answered; Ray then replaces the replica."""
         if failure := self.service.failure:
             raise RuntimeError(failure)
 
 
 def application(config: Config, *, threads: int | None = None, **options: Any) -> serve.Application:
-    """A server for `ray.serve.run`. `options` are Ray's, of the deployment of the replicas.
+    """Return a server as an application for `ray.serve.run`.
 
-    Such are `num_replicas`, `autoscaling_config` and `ray_actor_options`. Each replica has the
-    models of `config`, at paths that its machine knows, and decodes on so many `threads`. Raises
-    `ValueError` for settings that do not fit together, and for a model that is split.
+    Args:
+        config: The configuration; paths of models must be valid on every machine.
+        threads: Decoding threads of each replica; the default number if None.
+        options: Ray's options for the deployment of the replicas, such as `num_replicas`,
+            `autoscaling_config` and `ray_actor_options`.
+
+    Raises:
+        ValueError: If the configuration is inconsistent, or a model is tensor-parallel.
     """
     config.check()
     split = [name for name, entry in config.models.items() if entry.tensor_parallel > 1]
     if split:
-        message = f"tensor_parallel: a replica has one process, but {split[0]} wants more"
+        message = f"tensor_parallel: must be 1 for {split[0]}, since a replica has one process"
         raise OptionError("tensor_parallel", split, message)
     settings = config.server
-    keyless = {"api_key": None, "api_key_file": None, "insecure": True}  # the front has the key
-    behind = config.model_copy(update={"server": settings.model_copy(update=keyless)})
+    # The ingress checks the key.
+    keyless = {"api_key": None, "api_key_file": None, "insecure": True}
+    replica_config = config.model_copy(update={"server": settings.model_copy(update=keyless)})
     seconds = settings.drain_seconds
-    usual = {
+    defaults = {
         "max_ongoing_requests": at_a_time(config),
         "max_queued_requests": max(settings.max_waiting, 1),
         "graceful_shutdown_timeout_s": seconds,
         "request_router_config": RequestRouterConfig(request_router_class=Router),
     }
-    replicas = serve.deployment(Replica, name="replicas").options(**{**usual, **options})
-    front = serve.deployment(serve.ingress()(Front), name="front").options(
+    replicas = serve.deployment(Replica, name="replicas").options(**{**defaults, **options})
+    ingress = serve.deployment(serve.ingress()(Front), name="front").options(
         max_ongoing_requests=MOST,
         graceful_shutdown_timeout_s=seconds + GRACE,
         ray_actor_options={"num_cpus": 0},
     )
-    return front.bind(settings, replicas.bind(behind, threads))
+    return ingress.bind(settings, replicas.bind(replica_config, threads))
 
 
 def at_a_time(config: Config) -> int:
-    """Requests that a replica decodes at a time; more wait in front of all of them."""
+    """Return how many requests a replica decodes concurrently."""
     return max(entry.max_sequences for entry in config.models.values())

@@ -1,4 +1,4 @@
-"""Ray Serve's router of requests, by how their prompts begin."""
+"""Ray Serve's request router with prefix affinity."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from outpace.ray.affinity import SLACK, chosen
 
 
 class Router(RequestRouter):  # type: ignore[misc]
-    """Sends requests with the same first argument to the same replica, unless it has far more."""
+    """Route requests with the same first argument to the same replica, unless overloaded."""
 
     def initialize_state(self, slack: int = SLACK) -> None:
-        """Take `request_router_kwargs`; see `chosen`."""
+        """Store `request_router_kwargs`; see `replica_ranks`."""
         self.slack = slack
 
     async def choose_replicas(
@@ -21,12 +21,12 @@ class Router(RequestRouter):  # type: ignore[misc]
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Replicas by rank. Of one whose load is not known, Ray asks it before it sends."""
-        known = {each.replica_id.unique_id: each for each in candidate_replicas}
+        """Return replicas by rank. Ray queries those of unknown load before it sends."""
+        replicas = {each.replica_id.unique_id: each for each in candidate_replicas}
         loads = {
             name: self.replica_queue_len_cache.get(each.replica_id) or 0
-            for name, each in known.items()
+            for name, each in replicas.items()
         }
         args: list[Any] = [] if pending_request is None else pending_request.args
         ranks = chosen(args[0] if args else "", loads, self.slack)
-        return [[known[name] for name in rank] for rank in ranks if rank]
+        return [[replicas[name] for name in rank] for rank in ranks if rank]

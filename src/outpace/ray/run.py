@@ -1,4 +1,4 @@
-"""Replicas from their start to their last request: what `outpace serve --replicas` does."""
+"""Lifetime of replicas on Ray, as started by `outpace serve --replicas`."""
 
 from __future__ import annotations
 
@@ -22,36 +22,40 @@ from outpace.server.settings import Config
 log = logging.getLogger("outpace.server")
 
 NAME = "outpace"
-"""Of the application on Ray."""
+"""Name of the application on Ray."""
 
 STARTS = 3
-"""Replicas that may fail to start before all is given up."""
+"""Failed starts of a replica before deployment is aborted."""
 
 
-def run(config: Config, replicas: int, most: int | None, *, small: bool) -> int:
-    """Serve by so many replicas, up to `most` under load, until a signal; the exit status.
+def run(config: Config, replicas: int, max_replicas: int | None, *, small: bool) -> int:
+    """Serve by `replicas` copies, up to `max_replicas` under load, until a signal.
 
-    Raises `ValueError` where they find no room or cannot start.
+    Returns:
+        The exit status.
+
+    Raises:
+        ValueError: If the cluster has too few resources, or no replica can start.
     """
     settings = config.server
-    check(config, replicas, most)
-    ended = Event()
+    check(config, replicas, max_replicas)
+    stopped = Event()
     log_start(settings.host, settings.port, len(config.models))
     join()
     try:
         devices = {entry.device for entry in config.models.values()}
-        each = share(most or replicas, devices, small=small)
+        resources = share(max_replicas or replicas, devices, small=small)
         refuse_other()
         serve.start(http_options={"host": settings.host, "port": settings.port})
-        deploy(config, each, replicas, most)
+        deploy(config, resources, replicas, max_replicas)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: ended.set())
+            signal.signal(number, lambda *_: stopped.set())
         log_address(settings.host, settings.port)
-        ended.wait()
+        stopped.wait()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
-        log.info("draining for %g seconds at most", settings.drain_seconds)
-        with suppress(TimeoutError):  # Ray waits for a minute; what is left then ends with it
+        log.info("finishing pending requests within %g seconds", settings.drain_seconds)
+        with suppress(TimeoutError):  # Ray waits one minute, then kills the rest
             serve.delete(NAME)
         serve.shutdown()
     finally:
@@ -59,46 +63,52 @@ def run(config: Config, replicas: int, most: int | None, *, small: bool) -> int:
     return 0
 
 
-def check(config: Config, replicas: int, most: int | None) -> None:
-    """Raise `ValueError` for what cannot be, before Ray is started."""
+def check(config: Config, replicas: int, max_replicas: int | None) -> None:
+    """Raise `ValueError` for invalid arguments, before Ray is started."""
     check_count(replicas)
-    if most is not None and most < replicas:
-        message = f"max_replicas must be at least {replicas}, as replicas, not {most}"
-        raise OptionError("max_replicas", most, message)
+    if max_replicas is not None and max_replicas < replicas:
+        message = f"max_replicas must be at least replicas={replicas}, got {max_replicas}"
+        raise OptionError("max_replicas", max_replicas, message)
     if not config.server.port:
-        raise OptionError("port", config.server.port, "port 0 is not known to Ray: name one")
+        raise OptionError(
+            "port", config.server.port, "port must not be 0 with Ray Serve; choose one"
+        )
     application(config)
     bound(config.server).close()
 
 
 def refuse_other() -> None:
-    """Raise `ValueError` where Ray serves something already: its address would not be ours."""
+    """Raise `ValueError` if Ray Serve already runs here at another address."""
     try:
         ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     except ValueError:
         return
     raise ValueError(
-        "Ray Serve runs on this cluster already, at its own address: "
-        "add outpace.ray.replicas.application there by ray.serve.run"
+        "Ray Serve is already running on this cluster with its own address: "
+        "deploy outpace.ray.replicas.application there with ray.serve.run"
     )
 
 
-def deploy(config: Config, each: Share, replicas: int, most: int | None) -> None:
-    """Start the replicas; `ValueError` with the reason where they cannot."""
+def deploy(config: Config, resources: Share, replicas: int, max_replicas: int | None) -> None:
+    """Start the replicas.
+
+    Raises:
+        ValueError: If no replica can start, with the reason.
+    """
     options: dict[str, Any] = {"num_replicas": replicas}
-    if most is not None:
-        scaling = {"min_replicas": replicas, "max_replicas": most}
+    if max_replicas is not None:
+        scaling = {"min_replicas": replicas, "max_replicas": max_replicas}
         options = {
             "autoscaling_config": {**scaling, "target_ongoing_requests": at_a_time(config) / 2}
         }
-    served = application(
+    server = application(
         config,
-        threads=each.threads,
-        ray_actor_options=each.options,
+        threads=resources.threads,
+        ray_actor_options=resources.options,
         max_constructor_retry_count=STARTS,
         **options,
     )
     try:
-        serve.run(served, name=NAME, route_prefix="/")
+        serve.run(server, name=NAME, route_prefix="/")
     except (RuntimeError, RayError) as error:
         raise ValueError(f"no replica could be started: {error}") from error

@@ -1,4 +1,4 @@
-"""The routes of a server."""
+"""HTTP routes of the server."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from outpace.server.exchange import Exchange
 from outpace.server.fault import Fault
 from outpace.server.guard import Guard
 from outpace.server.page import Page
+from outpace.server.parsing import parse
 from outpace.server.reply import dumps
-from outpace.server.schema import ChatRequest, CompletionRequest, parse
+from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.service import Service
 from outpace.server.settings import Settings
 from outpace.version import __version__
@@ -25,21 +26,21 @@ log = logging.getLogger("outpace.server")
 
 
 class Stream(Response):
-    """An answer whose text is sent as it comes."""
+    """Response that sends server-sent events while the answer is decoded."""
 
     background = None
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
+    def __init__(self, handler: Exchange) -> None:
+        self.handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it; what is refused is a `Fault` before the first byte."""
-        async with self.exchange.submitted(receive):
-            await self.exchange.stream(send)
+        """Submit the request, then stream its events. Refusals raise `HttpError` first."""
+        async with self.handler.submitted(receive):
+            await self.handler.stream(send)
 
 
 def guarded(settings: Settings, *, openapi_url: str | None = "/openapi.json") -> FastAPI:
-    """An application without routes of its own: keys, bounds, and faults as answers."""
+    """Return an application without routes: authentication, limits, error responses."""
     app = FastAPI(
         title="outpace", version=__version__, docs_url=None, redoc_url=None, openapi_url=openapi_url
     )
@@ -57,25 +58,24 @@ def guarded(settings: Settings, *, openapi_url: str | None = "/openapi.json") ->
 
 
 def build(service: Service) -> FastAPI:
-    """The application of a server."""
+    """Return the application of a server with all routes."""
     app = guarded(service.settings)
     add_answers(app, service)
     add_models(app, service)
     add_state(app, service)
-    made: list[dict[str, Any]] = []
+    cached_documents: list[dict[str, Any]] = []
 
     def described() -> dict[str, Any]:
-        """The document, made when it is first asked for."""
-        if not made:
-            made.append(document.completed(FastAPI.openapi(app), service.models))
-        return made[0]
+        if not cached_documents:
+            cached_documents.append(document.completed(FastAPI.openapi(app), service.models))
+        return cached_documents[0]
 
     app.openapi = described  # type: ignore[method-assign]
     return app
 
 
 def add_answers(app: FastAPI, service: Service) -> None:
-    """The routes that decode."""
+    """Add the routes that decode."""
 
     @app.post(
         "/v1/chat/completions",
@@ -84,7 +84,7 @@ def add_answers(app: FastAPI, service: Service) -> None:
         openapi_extra=document.body(ChatRequest),
     )
     async def chat(request: Request) -> Response:
-        """The next message of a conversation."""
+        """Generate the next message of a conversation."""
         return await answer(service, request, parse(ChatRequest, await request.body()))
 
     @app.post(
@@ -94,26 +94,26 @@ def add_answers(app: FastAPI, service: Service) -> None:
         openapi_extra=document.body(CompletionRequest),
     )
     async def complete(request: Request) -> Response:
-        """Text that goes on behind a prompt."""
+        """Generate a continuation of each prompt."""
         return await answer(service, request, parse(CompletionRequest, await request.body()))
 
 
 async def answer(
-    service: Service, request: Request, asked: ChatRequest | CompletionRequest
+    service: Service, request: Request, body: ChatRequest | CompletionRequest
 ) -> Response:
-    """The answer to a request, whole or as a stream."""
-    exchange = Exchange(service, asked)
-    if asked.stream:
-        return Stream(exchange)
-    return Response(await exchange.whole(request.receive), media_type="application/json")
+    """Return the answer to a request, whole or streamed."""
+    handler = Exchange(service, body)
+    if body.stream:
+        return Stream(handler)
+    return Response(await handler.whole(request.receive), media_type="application/json")
 
 
 def add_models(app: FastAPI, service: Service) -> None:
-    """The routes that list models."""
+    """Add the routes that list models."""
 
     @app.get("/v1/models", response_class=Response, responses=told("Models"))
     async def models() -> Response:
-        """All models, and the methods that each may be decoded with."""
+        """List all models, with the methods that each supports."""
         return json(service.listed())
 
     name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -125,29 +125,29 @@ def add_models(app: FastAPI, service: Service) -> None:
         openapi_extra={"parameters": [name]},
     )
     async def model(request: Request) -> Response:
-        """One of them."""
+        """Describe one model."""
         return json(service.model(request.path_params["model"]).described(service.created))
 
 
 def add_state(app: FastAPI, service: Service) -> None:
-    """The routes that say how the server is."""
+    """Add the routes for the playground, health and metrics."""
     page = Page()
 
     @app.get("/", response_class=Response, responses={200: {"content": {"text/html": {}}}})
     async def playground() -> Response:
-        """The page that shows how methods decode."""
+        """Return the playground page."""
         return page.response()
 
     @app.get("/health", response_class=Response, responses=told("Status") | document.faults(503))
     async def health() -> Response:
-        """Whether the engine lives and is in time."""
+        """Check that the engine is running and no step takes too long."""
         if failure := service.failure:
             raise Fault(503, failure)
         return json({"status": "ok"})
 
     @app.get("/ready", response_class=Response, responses=told("Status") | document.faults(503))
     async def ready() -> Response:
-        """Whether requests are taken."""
+        """Check that requests are accepted."""
         service.check()
         return json({"status": "ready"})
 
@@ -155,30 +155,30 @@ def add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics", response_class=Response, responses=text | document.faults())
     async def metrics() -> Response:
-        """Everything that is counted, in Prometheus' format."""
+        """Return all metrics in Prometheus' format."""
         await service.client.measure()
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
 def told(name: str) -> dict[int | str, Any]:
-    """An answer that is an object, and errors that come before every route."""
+    """Describe a JSON answer and the errors possible on every route, for OpenAPI."""
     ok = document.content("application/json", document.schema(name))
     return {200: {"description": "As described.", **ok}, **document.faults()}
 
 
 def json(value: Any) -> Response:
-    """A JSON answer."""
+    """Return a JSON response."""
     return Response(dumps(value), media_type="application/json")
 
 
 async def refused(request: Request, error: Exception) -> Response:
-    """A `Fault` as its envelope."""
+    """Return a `HttpError` as an OpenAI error object."""
     assert isinstance(error, Fault)
     return error.response()
 
 
 async def not_found(request: Request, error: Exception) -> Response:
-    """A route that does not exist, or not with this method."""
+    """Return the error of an unknown path or unsupported HTTP method."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:256]
     return Fault(
@@ -187,5 +187,5 @@ async def not_found(request: Request, error: Exception) -> Response:
 
 
 async def broken(request: Request, error: Exception) -> Response:
-    """A fault of our own, whose traceback goes to the log alone."""
-    return Fault(500, "the server failed on this request; its log says why").response()
+    """Return status 500; only the log contains the traceback."""
+    return Fault(500, "internal server error; the server log has the traceback").response()

@@ -1,4 +1,4 @@
-"""What fields of requests are made of: exact types, and a bound for every text and number."""
+"""Field types of requests: strict, with bounds for every text and number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from outpace.api.declared import Declared
 
 BODY = 2 * 2**20
-"""Most bytes of a request's body."""
+"""Maximum size of a request body in bytes."""
 
 Text = Annotated[str, Field(max_length=BODY)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -17,13 +17,13 @@ Note = Annotated[str, Field(max_length=512)]
 
 
 class Strict(BaseModel):
-    """Exact types, no other fields, no number that is none."""
+    """Model with exact types, no unknown fields and finite numbers only."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 def bounded(option: Declared) -> Any:
-    """The type of an option, with its bounds; None is allowed where it is in Python."""
+    """Return the type of an option with its bounds; optional if it is so in Python."""
     bounds: dict[str, Any] = dict(option.info.bounds or {})
     if option.kind == option.plain:
         return Annotated[option.plain, Field(**bounds)]
@@ -31,13 +31,13 @@ def bounded(option: Declared) -> Any:
 
 
 MOST_BIASES = 1024
-"""Tokens of a `logit_bias`."""
+"""Maximum number of tokens in a `logit_bias`."""
 
 
 def check_biases(biases: object) -> object:
-    """Refuse too many biases before each of them is checked, which takes long."""
+    """Reject too many biases before each is validated, which is slow."""
     if isinstance(biases, dict) and len(biases) > MOST_BIASES:
-        raise ValueError(f"it has {len(biases)} entries, and at most {MOST_BIASES} are allowed")
+        raise ValueError(f"must have at most {MOST_BIASES} entries, got {len(biases)}")
     return biases
 
 

@@ -1,4 +1,4 @@
-"""Texts with holes, as requests give them."""
+"""Infill templates of requests: texts with holes."""
 
 from __future__ import annotations
 
@@ -12,38 +12,45 @@ from outpace.server.fault import Fault
 from outpace.server.schema import ChatRequest, CompletionRequest
 
 MOST_HOLES = 256
+"""Maximum number of holes in one template."""
 MOST_REGEXES = 8
-"""Different ones of one text, since to read each may take a second."""
+"""Maximum number of different patterns in one template; compiling one can take a second."""
 
 Cloze = list[str | Hole]
 
 
 def clozes_of(
-    asked: ChatRequest | CompletionRequest, limit: int | None
+    request: ChatRequest | CompletionRequest, limit: int | None
 ) -> Iterator[tuple[Any, Cloze]]:
-    """What stands in front of each text with holes, and that text.
+    """Yield the preceding messages and the infill template for each prompt of a request.
 
-    It is the last message of a chat, which is the assistant's, or a whole prompt. `limit` is how
-    many tokens an answer may have. Raises `Fault` for what is no such text.
+    The template is a whole prompt, or the last message of a chat, which must be the assistant's.
+
+    Args:
+        request: The request.
+        limit: Maximum number of tokens of an answer.
+
+    Raises:
+        HttpError: If a prompt is not a valid template.
     """
-    if isinstance(asked, CompletionRequest):
-        for prompt in asked.prompts:
+    if isinstance(request, CompletionRequest):
+        for prompt in request.prompts:
             if not isinstance(prompt, str):
-                raise wrong("prompt", "outpace.fill needs text, not token ids")
+                raise wrong("prompt", "must be text with outpace.fill, got token ids")
             yield None, cloze("prompt", prompt, limit)
         return
-    *front, last = asked.messages
-    if last.role != "assistant" or not front:
+    *earlier, last = request.messages
+    if last.role != "assistant" or not earlier:
         raise wrong(
             "messages",
-            "with outpace.fill the last one is the assistant's and has the holes, such as {{8}}; "
-            "others stand in front of it",
+            "with outpace.fill, the last message must be the assistant's and contain the holes, "
+            "such as {{8}}; at least one message must precede it",
         )
-    yield [message.plain() for message in front], cloze("messages", last.text, limit)
+    yield [message.plain() for message in earlier], cloze("messages", last.text, limit)
 
 
 def cloze(field: str, text: str, limit: int | None) -> Cloze:
-    """The parts of a text with holes."""
+    """Return the parts of a template."""
     try:
         parts = cloze_of(text)
     except OptionError as error:
@@ -54,12 +61,12 @@ def cloze(field: str, text: str, limit: int | None) -> Cloze:
         "different regular expressions": (len({hole.regex for hole in holes}), MOST_REGEXES),
         "tokens in all holes": (sum(hole.size for hole in holes), limit),
     }
-    for what, (count, most) in counts.items():
-        if most is not None and count > most:
-            raise wrong(field, f"{count} {what}, and at most {most} are taken here")
+    for what, (count, maximum) in counts.items():
+        if maximum is not None and count > maximum:
+            raise wrong(field, f"at most {maximum} {what} are allowed, got {count}")
     return parts
 
 
 def wrong(field: str, message: str) -> Fault:
-    """What is told of a text that cannot be filled."""
+    """Return the error for an invalid template."""
     return Fault(400, f"{field}: {message}", param=field)

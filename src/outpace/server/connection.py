@@ -1,7 +1,6 @@
-"""The connection of a server with its engine process: objects in both directions, in order.
+"""Connection between the server and its engine process: pickled objects, in order.
 
-They are pickled, after their length. Only the two hold its ends, which have no name that another
-process could find.
+Each object follows its length. The socket pair has no name, so no other process can connect.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ from outpace.engine.stats import Stats
 from outpace.errors import ContextError, OptionError
 
 SIZE = Struct("!Q")
-"""The length before each object."""
+"""Length of each object, sent before it."""
 
 PULSE = 0.1
-"""Seconds after which the engine process sends an empty message, as a sign of life."""
+"""Interval after which an idle engine process sends an empty message as a heartbeat."""
 
 MOST = 2**18
-"""Bytes that the engine process receives between two steps."""
+"""Maximum number of bytes that the engine process receives between two steps."""
 
 FIELDS = attrgetter(*Step.__slots__)
-"""A step as a tuple, which is pickled in an eighth of the time."""
+"""Convert a step to a tuple, which takes an eighth of the time to pickle."""
 
 KNOWN = (TooLarge, ValueError, QueueFull, DecodingError)
-"""Errors that keep their type. Any other may not survive being pickled."""
+"""Error types that are preserved. Others may not survive pickling."""
 
 
 class Failure(NamedTuple):
-    """An error of a request, as it is sent, and its cause where that is the fault of a client."""
+    """Error of a request as sent, with its cause if the client is at fault."""
 
     number: int
     error: BaseException
@@ -56,49 +55,57 @@ class Failure(NamedTuple):
 
 
 def packed(value: Any) -> bytes:
-    """An object as it is sent."""
+    """Return an object with its length header, ready to send."""
     body = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     return SIZE.pack(len(body)) + body
 
 
-def put(own: socket.socket, value: Any) -> None:
-    """Send an object, and wait while the other process takes none."""
+def put(connection: socket.socket, value: Any) -> None:
+    """Send an object, blocking until the other process has received it."""
     try:
-        own.sendall(packed(value))
+        connection.sendall(packed(value))
     except ConnectionError:
         raise ConnectionEnded from None
 
 
-def get(own: socket.socket) -> Any:
-    """Wait for an object before there is an event loop."""
-    (size,) = SIZE.unpack(read(own, SIZE.size))
-    return pickle.loads(read(own, size))
+def get(connection: socket.socket) -> Any:
+    """Receive one object, blocking. Used before the event loop starts."""
+    (size,) = SIZE.unpack(read(connection, SIZE.size))
+    return pickle.loads(read(connection, size))
 
 
-def read(own: socket.socket, size: int) -> bytes:
-    """Read this many bytes. Raises `ConnectionEnded`."""
+def read(connection: socket.socket, size: int) -> bytes:
+    """Receive exactly `size` bytes.
+
+    Raises:
+        ConnectionEnded: If the other process has closed the connection.
+    """
     data = b""
     while len(data) < size:
-        data += some(own, size - len(data))
+        data += some(connection, size - len(data))
     return data
 
 
-def some(own: socket.socket, size: int) -> bytes:
-    """Read one byte or more, this many at most. Raises `ConnectionEnded`."""
+def some(connection: socket.socket, size: int) -> bytes:
+    """Receive between 1 and `size` bytes.
+
+    Raises:
+        ConnectionEnded: If the other process has closed the connection.
+    """
     with suppress(ConnectionError):
-        if data := own.recv(size):
+        if data := connection.recv(size):
             return data
     raise ConnectionEnded
 
 
 class Inbox:
-    """Collects bytes into whole objects."""
+    """Incremental decoder: bytes in, whole objects out."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
 
     def take(self, data: bytes) -> Iterator[Any]:
-        """Objects that end with these bytes."""
+        """Yield the objects completed by these bytes."""
         self.buffer += data
         begin = 0
         while len(self.buffer) - begin >= SIZE.size:
@@ -112,15 +119,15 @@ class Inbox:
 
 
 class EngineConnection:
-    """The end of the engine process, whose one thread sends and receives between two steps."""
+    """The engine process's end; its only thread sends and receives between two steps."""
 
-    def __init__(self, own: socket.socket) -> None:
-        self.socket = own
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
         self.inbox = Inbox()
         self.sent = 0.0
 
     def receive(self, seconds: float | None) -> Sequence[Command]:
-        """Wait for commands, no longer than until the next sign of life is due."""
+        """Wait for commands, at most until the next heartbeat is due."""
         if time.monotonic() > self.sent + PULSE:
             self.report([], None)
         seconds = PULSE if seconds is None else seconds
@@ -129,13 +136,13 @@ class EngineConnection:
         return [*self.inbox.take(some(self.socket, MOST))]
 
     def report(self, messages: Sequence[Message], charge: Charge | None) -> None:
-        """Send messages, which costs no other thread of this process anything."""
+        """Send messages."""
         put(self.socket, [*map(encoded, messages)])
         self.sent = time.monotonic()
 
 
 def encoded(message: Message) -> Any:
-    """A message as it is pickled."""
+    """Return a message in the form that is pickled."""
     if not isinstance(message, Progress):
         return message
     if (error := message.error) is not None:
@@ -146,23 +153,23 @@ def encoded(message: Message) -> Any:
 
 
 def decoded(message: Any) -> Message:
-    """A message as it was before."""
+    """Return the message from its pickled form."""
     if isinstance(message, Failure):
         message.error.__cause__ = message.cause
         return Progress(message.number, error=message.error)
     if isinstance(message, Progress):
-        sent: Sequence[Any] = message.steps
-        return message._replace(steps=[Step(*fields) for fields in sent])
+        steps: Sequence[Any] = message.steps
+        return message._replace(steps=[Step(*fields) for fields in steps])
     return cast(dict[str, Stats], message)
 
 
 def plain(error: BaseException) -> BaseException:
-    """An error that can be pickled; its traceback, which stays here, is a note."""
+    """Return a picklable copy of an error, with its traceback as a note."""
     if isinstance(error, OptionError):
-        named = ContextError if isinstance(error, ContextError) else OptionError
-        return named(error.param, None, str(error))
-    kind = next((each for each in KNOWN if isinstance(error, each)), RuntimeError)
-    copy = kind(str(error) if kind is not RuntimeError else repr(error))
+        error_type = ContextError if isinstance(error, ContextError) else OptionError
+        return error_type(error.param, None, str(error))
+    copy_type = next((portable for portable in KNOWN if isinstance(error, portable)), RuntimeError)
+    copy = copy_type(str(error) if copy_type is not RuntimeError else repr(error))
     if not isinstance(copy, ValueError):
         copy.add_note("".join(traceback.format_exception(error)))
     return copy

@@ -1,4 +1,4 @@
-"""What an answer must be as a whole, as OpenAI's and vLLM's clients ask for it."""
+"""Constraint fields of requests, as OpenAI's and vLLM's clients send them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from outpace.errors import OptionError
 from outpace.server.bounds import Name, Strict, Text
 
 CHOICES = 4096
-"""Most texts of which one may be the answer."""
+"""Maximum number of alternatives in `choice`."""
 
 
 def read_schema(text: str) -> dict[str, Any]:
-    """A JSON schema that was sent as text."""
+    """Return the JSON schema contained in a text."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is no JSON: {error}") from error
+        raise ValueError(f"must be JSON: {error}") from error
     if not isinstance(schema, dict):
-        raise ValueError("it must be an object of JSON")
+        raise ValueError("must be a JSON object")
     return schema
 
 
@@ -34,7 +34,7 @@ Choices = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=C
 
 
 class JsonSchema(Strict):
-    """A schema with its name. It is always held to, with `strict` or without."""
+    """A named schema. It is always enforced, whatever the value of `strict`."""
 
     name: Name
     description: Text | None = None
@@ -50,14 +50,14 @@ class Format(Strict):
 
     @model_validator(mode="after")
     def check_schema(self) -> Self:
-        """A schema with its type, and only with it."""
+        """Require a schema exactly for type `json_schema`."""
         if (self.type == "json_schema") == (self.json_schema is None):
             raise ValueError("type='json_schema' and the field json_schema go together")
         return self
 
 
 class StructuredOutputs(Strict):
-    """vLLM's constraints, of which one is given."""
+    """vLLM's constraints; at least one must be given."""
 
     json_: Annotated[Written | None, Field(alias="json")] = None
     json_object: bool | None = None
@@ -67,15 +67,15 @@ class StructuredOutputs(Strict):
 
     @model_validator(mode="after")
     def check_any(self) -> Self:
-        """What holds nothing is a mistake."""
-        given = (self.json_object or None, self.json_, self.regex, self.choice, self.grammar)
-        if all(value is None for value in given):
+        """Require at least one constraint."""
+        constraints = (self.json_object or None, self.json_, self.regex, self.choice, self.grammar)
+        if all(value is None for value in constraints):
             raise ValueError("must have one of json, json_object, regex, choice, grammar")
         return self
 
 
 class Rule(NamedTuple):
-    """A constraint: the option of the library, its value, and the field that gave it."""
+    """A constraint: the library's option, its value, and the request field that set it."""
 
     option: str
     value: Any
@@ -83,7 +83,7 @@ class Rule(NamedTuple):
 
 
 FORMS = ("response_format", "structured_outputs", "guided")
-"""How fields begin that give a constraint, in the order in which they are looked at."""
+"""Prefixes of constraint fields, in the order in which they are searched."""
 
 RULES = {
     field: option.name
@@ -92,24 +92,24 @@ RULES = {
     for field in option.fields
     if field.startswith(form)
 }
-"""Fields that give a constraint, and the options of the library that they are."""
+"""Options of the library by the request fields that set them."""
 
 OBJECTS = {"response_format.type": "json_object", "structured_outputs.json_object": True}
-"""Fields that ask for any object, and the values with which they do so."""
+"""Fields that request any JSON object, and the values that do so."""
 
 ATTRIBUTES = {"schema": "schema_", "json": "json_"}
-"""Fields whose names pydantic has taken."""
+"""Attributes of fields whose own names pydantic reserves."""
 
 
-def at(asked: Any, field: str) -> Any:
-    """What a request has at the path of a field; None where nothing stands there."""
+def at(value: Any, field: str) -> Any:
+    """Return the value at a field's dotted path; None if absent."""
     for name in field.split("."):
-        asked = getattr(asked, ATTRIBUTES.get(name, name), None)
-    return asked
+        value = getattr(value, ATTRIBUTES.get(name, name), None)
+    return value
 
 
 class Constrained(Strict):
-    """Fields that say what an answer must be; a request gives one of them at most."""
+    """Fields that constrain the answer; a request sets at most one of them."""
 
     response_format: Format | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -120,7 +120,7 @@ class Constrained(Strict):
 
     @property
     def rules(self) -> Iterator[Rule]:
-        """All constraints that are given."""
+        """Yield all constraints of the request."""
         for field, option in RULES.items():
             value = at(self, field)
             if field not in OBJECTS:
@@ -131,14 +131,14 @@ class Constrained(Strict):
 
     @property
     def rule(self) -> Rule | None:
-        """The constraint, where there is one."""
+        """The request's constraint, or None."""
         return next(self.rules, None)
 
     @model_validator(mode="after")
     def check_rules(self) -> Self:
-        """One is enough."""
+        """Reject more than one constraint."""
         if len(rules := [*self.rules]) > 1:
             one, other = rules[0].field, rules[1].field
-            message = f"{other}: {one} is a constraint as well; give one of them"
+            message = f"{other}: cannot be combined with {one}; set only one constraint"
             raise OptionError(other, rules[1].value, message)
         return self

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI cannot know, since routes read and write bytes themselves."""
+"""OpenAPI document: the parts FastAPI cannot derive, as routes handle raw bytes."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ Object = dict[str, Any]
 REFERENCE = "#/components/schemas/{model}"
 
 MEANINGS = {
-    400: "The request is wrong; `param` names the field.",
+    400: "The request is invalid; `param` names the field.",
     401: "No valid API key.",
-    403: "A page of another site asks.",
-    404: "There is no such model, or no such page.",
-    405: "The page does not know this method.",
-    408: "The body did not come in time.",
+    403: "The request comes from a page of another site.",
+    404: "Unknown model or path.",
+    405: "The path does not support this HTTP method.",
+    408: "The body was not received in time.",
     413: "The body is too large.",
     421: "The request was meant for another host.",
-    429: "Too many requests are in hand; try again later.",
+    429: "Too many requests are pending; retry later.",
     431: "The headers are too large.",
     500: "Decoding failed.",
-    503: "The server is about to end, or has failed.",
+    503: "The server is shutting down, or has failed.",
 }
 
 
 def schema(name: str) -> Object:
-    """A named schema of the document."""
+    """Return a reference to a named schema of the document."""
     return {"$ref": REFERENCE.format(model=name)}
 
 
-def content(kind: str, what: Object) -> Object:
-    """Content of one media type."""
-    return {"content": {kind: {"schema": what}}}
+def content(media_type: str, schema: Object) -> Object:
+    """Return the content entry for one media type."""
+    return {"content": {media_type: {"schema": schema}}}
 
 
 def faults(*statuses: int) -> dict[int | str, Object]:
-    """Answers that are errors."""
+    """Describe error responses: those of every route, and further statuses."""
     described = ((status, MEANINGS[status]) for status in (401, 403, 408, 413, 421, *statuses))
     return {
         status: {"description": meaning, **content("application/json", schema("Error"))}
@@ -49,25 +49,27 @@ def faults(*statuses: int) -> dict[int | str, Object]:
 
 
 def answers(name: str) -> dict[int | str, Object]:
-    """Answers of a route that decodes."""
+    """Describe the responses of a route that decodes."""
     both = content("application/json", schema(name))["content"]
     both |= content("text/event-stream", {})["content"]
-    ok = {"description": "The answer, whole or as a stream.", "content": both}
+    ok = {"description": "The answer, whole or streamed.", "content": both}
     return {200: ok, **faults(400, 404, 429, 500, 503)}
 
 
-def body(kind: type[BaseModel]) -> Object:
-    """The body of a route, for `openapi_extra`."""
-    return {"requestBody": {"required": True, **content("application/json", schema(kind.__name__))}}
+def body(model: type[BaseModel]) -> Object:
+    """Return `openapi_extra` with the body of a route."""
+    return {
+        "requestBody": {"required": True, **content("application/json", schema(model.__name__))}
+    }
 
 
 def completed(document: Object, models: Iterable[str]) -> Object:
-    """A document with the schemas that it names, and the models that requests may name."""
+    """Add the schemas and the model names to FastAPI's document."""
     schemas: Object = {"Error": ENVELOPE, **ANSWERS}
-    for kind in (ChatRequest, CompletionRequest):
-        own = kind.model_json_schema(ref_template=REFERENCE)
-        own["properties"]["model"]["enum"] = [*models]
-        schemas |= own.pop("$defs", {}) | {kind.__name__: own}
+    for model in (ChatRequest, CompletionRequest):
+        json_schema = model.model_json_schema(ref_template=REFERENCE)
+        json_schema["properties"]["model"]["enum"] = [*models]
+        schemas |= json_schema.pop("$defs", {}) | {model.__name__: json_schema}
     components = document.setdefault("components", {})
     components["schemas"] = schemas
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -76,7 +78,7 @@ def completed(document: Object, models: Iterable[str]) -> Object:
 
 
 def shape(**properties: Any) -> Object:
-    """An object that has all of these."""
+    """Return the schema of an object with all of these properties."""
     return {"type": "object", "required": [*properties], "properties": properties}
 
 
@@ -87,14 +89,14 @@ FIGURES = {"type": ["object", "array"]}
 
 
 def answer(**choice: Any) -> Object:
-    """The object of a whole answer."""
-    each = shape(index=WHOLE, **choice, logprobs=MAYBE, finish_reason=FINISH)
+    """Return the schema of a whole answer."""
+    choice_schema = shape(index=WHOLE, **choice, logprobs=MAYBE, finish_reason=FINISH)
     return shape(
         id=TEXT,
         object=TEXT,
         created=WHOLE,
         model=TEXT,
-        choices={"type": "array", "items": each},
+        choices={"type": "array", "items": choice_schema},
         usage=USAGE,
         outpace=FIGURES,
     )

@@ -1,4 +1,4 @@
-"""The process that loads the models of a server and decodes: its start, its loop, its end."""
+"""The engine process, which loads the models and decodes: start, connection, exit."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ from outpace.server.models import Known, load_all
 from outpace.server.settings import Entry
 
 SILENCE = 10
-"""Signs of life that may fail to come before the silence counts as a step that does not end."""
+"""Missed heartbeats after which the current engine step counts as hanging."""
 
 CODE = """
 import sys
 sys.path[:] = {path!r}
-from outpace.server.parent import follow
-follow()
+from outpace.server.parent import exit_with_parent
+exit_with_parent()
 from outpace.server.engine_process import main
 main({number})
 """
-"""What the process runs. It finds modules where this one does, and nowhere else."""
+"""Code that the process runs. It searches modules where this process does, and nowhere else."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """All models that the process shall load; where they are small, one thread is fastest."""
+    """The models that the engine process loads; small ones are fastest on one thread."""
 
     models: Mapping[str, Entry]
     small: bool
@@ -68,39 +68,41 @@ class Order:
 
 
 class EngineProcess(EngineClient, asyncio.Protocol):
-    """An engine loop in another process, for one event loop.
-
-    Raises `ValueError` where that process cannot load the models of an order.
+    """Client of an engine loop in another process, for one event loop.
 
     Attributes:
-        known, texts: what it has loaded and their tokenizers, by the names of models.
-        measured: what the engines held when that was last asked.
-        silent: for how long nothing was received, in seconds that this process was there to listen.
+        model_infos: Descriptions of the loaded models, by name.
+        texts: Tokenizers of the models, by name.
+        latest_stats: Engine statistics as of the last measurement.
+        silent_seconds: Seconds without data from the process, counted only while this loop ran.
+
+    Raises:
+        ValueError: If the process cannot load the models.
     """
 
-    CLOSED = "the process that decodes was ended"
+    CLOSED = "the engine process was closed"
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, command: Order) -> None:
         super().__init__()
         self.measured: Mapping[str, Stats] = {}
         self.silent = 0.0
         self.answered = asyncio.Event()
         self.inbox = Inbox()
         self.transport: asyncio.Transport
-        self.socket, theirs = socket.socketpair()
-        with theirs:
-            self.process = started(theirs.fileno())
+        self.socket, engine_socket = socket.socketpair()
+        with engine_socket:
+            self.process = started(engine_socket.fileno())
         try:
-            self.known = self.load(order)
-            self.texts = {name: self.text(name, entry) for name, entry in order.models.items()}
+            self.known = self.load(command)
+            self.texts = {name: self.text(name, entry) for name, entry in command.models.items()}
         except BaseException:
             self.close()
             raise
 
-    def load(self, order: Order) -> Mapping[str, Known]:
-        """Wait until it has loaded all models."""
+    def load(self, command: Order) -> Mapping[str, Known]:
+        """Send the command and wait until all models are loaded."""
         try:
-            put(self.socket, order)
+            put(self.socket, command)
             loaded = get(self.socket)
         except ConnectionEnded:
             raise ValueError(f"the models cannot be loaded: {self.ending()}") from None
@@ -109,39 +111,39 @@ class EngineProcess(EngineClient, asyncio.Protocol):
         return cast(Mapping[str, Known], loaded)
 
     def text(self, name: str, entry: Entry) -> Text:
-        """The tokenizer of one of its models, since prompts become token ids here."""
+        """Return the tokenizer of a model. The server tokenizes prompts itself."""
         text = Text(self.known[name].place, load_tokenizer(entry.path))
         text.limit(self.known[name].config.max_length)
         return text
 
     async def join(self) -> None:
-        """Receive messages from now on, in the event loop that runs."""
+        """Start receiving messages in the running event loop."""
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self, sock=self.socket)
         self.listen(loop)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the way out."""
+        """Store the transport."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are of a separate type
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Count how long nothing was received, but for time in which this process stood still."""
+        """Measure the time without data, excluding time in which this loop was blocked."""
         if self.alive:
             self.silent += PULSE
             loop.call_later(PULSE, self.listen, loop)
 
     @property
     def heartbeat(self) -> float:
-        """When the step began that it is silent about; 0 where it sends signs of life."""
+        """Start time of the step that has been silent too long; 0 while heartbeats arrive."""
         return time.monotonic() - self.silent if self.silent > SILENCE * PULSE else 0.0
 
     @property
     def stats(self) -> Mapping[str, Stats]:
-        """Requests and memory of the engines when they were measured."""
+        """Requests and memory of the engines as of the last measurement."""
         return self.measured
 
     async def measure(self) -> None:
-        """Bring `stats` up to date; where the process does not answer, they stay."""
+        """Update `stats`; they remain unchanged if the process does not answer in time."""
         self.answered.clear()
         self.send(Inspect())
         with suppress(TimeoutError):
@@ -149,16 +151,16 @@ class EngineProcess(EngineClient, asyncio.Protocol):
                 await self.answered.wait()
 
     def send(self, command: Command) -> None:
-        """Send a command, if the process is there."""
+        """Send a command, unless the process has ended."""
         try:
             if self.alive:
                 self.transport.write(packed(command))
         except RecursionError:
-            message = f"schema: it is too large: it is nested more than {DEEPEST} deep"
+            message = f"schema: nested too deeply; at most {DEEPEST} levels are allowed"
             raise OptionError("schema", None, message) from None
 
     def data_received(self, data: bytes) -> None:
-        """Pass on whole messages."""
+        """Decode messages and pass them to their requests."""
         self.silent = 0.0
         for messages in self.inbox.take(data):
             for message in map(decoded, messages):
@@ -169,25 +171,25 @@ class EngineProcess(EngineClient, asyncio.Protocol):
                     request.receive(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End all requests where the process has ended unasked."""
+        """Fail all requests if the process has exited unexpectedly."""
         if self.alive:
             self.error = EngineDied(self.ending())
             self.fail()
 
     def ending(self) -> str:
-        """How the process has ended."""
+        """Describe how the process exited."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(1)
         status = self.process.returncode
         if status is not None and status < 0:
             how = f"by {signal.Signals(-status).name}"
-            how += ", as where memory is short" if status == -signal.SIGKILL else ""
+            how += ", as the out-of-memory killer does" if status == -signal.SIGKILL else ""
         else:
             how = f"with status {status}"
-        return f"the process that decodes has ended {how}"
+        return f"the engine process exited {how}"
 
     def close(self) -> None:
-        """End the process, which has nothing to save."""
+        """Kill the process, which has no state to save."""
         self.closed = True
         self.process.kill()
         self.process.wait()
@@ -196,38 +198,39 @@ class EngineProcess(EngineClient, asyncio.Protocol):
         self.socket.close()
 
 
-def started(number: int) -> subprocess.Popen[bytes]:
-    """A process that holds this end of a connection, and gets no signal meant for the server.
+def started(descriptor: int) -> subprocess.Popen[bytes]:
+    """Start a process that inherits one end of the connection.
 
-    Ctrl-C goes to all processes of a terminal, but requests in hand are to be finished first.
+    Ctrl-C signals all processes of a terminal. The engine process ignores it, so that the server
+    can finish pending requests first.
     """
-    ours = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
-        code = CODE.format(path=sys.path, number=number)
+        code = CODE.format(path=sys.path, number=descriptor)
         command = [sys.executable, "-c", code]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[number])
+        return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[descriptor])
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, ours)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 def main(descriptor: int) -> None:
-    """Load what the server orders, and decode for it until it ends."""
-    own = socket.socket(fileno=descriptor)
+    """Load the models that the server requests, then decode until it exits."""
+    connection = socket.socket(fileno=descriptor)
     try:
-        order: Order = get(own)
-        start_log(verbose=order.verbose)
-        if order.small:
-            torch.set_num_threads(1)  # before layouts are tried
+        load_command: Order = get(connection)
+        start_log(verbose=load_command.verbose)
+        if load_command.small:
+            torch.set_num_threads(1)  # before weight layouts are benchmarked
         try:
-            models = load_all(order.models)
+            models = load_all(load_command.models)
         except ValueError as error:
-            put(own, plain(error))
+            put(connection, plain(error))
             return
-        put(own, {name: known for name, (_, known) in models.items()})
+        put(connection, {name: info for name, (_, info) in models.items()})
         gc.collect()
-        gc.freeze()  # a collection of all that was loaded would stop every stream
-        loop = EngineLoop(EngineConnection(own))
+        gc.freeze()  # a collection over all loaded objects would pause every stream
+        loop = EngineLoop(EngineConnection(connection))
         loop.models |= {name: ServedModel(name, llm) for name, (llm, _) in models.items()}
         loop.run()
     except ConnectionEnded:
-        os._exit(0)  # no client waits any more
+        os._exit(0)  # the server has ended

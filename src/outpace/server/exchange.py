@@ -1,4 +1,4 @@
-"""A request from its body to its last byte: submitted, watched, answered whole or as a stream."""
+"""Handler of one HTTP request: submission, disconnects, whole and streamed answers."""
 
 from __future__ import annotations
 
@@ -29,40 +29,44 @@ from outpace.server.stream import Strand, merged
 log = logging.getLogger("outpace.server")
 
 TEXT = ("prompt", "messages", "cloze", "holes", "hole")
-"""Options that come from the text of a request: its `prompt`, or its `messages`."""
+"""Options set by the text of a request: its `prompt` or its `messages`."""
 
 RETRY = {"Retry-After": "1"}
 
 FEW = 16
-"""Choices that are submitted at a time where each may wait until its constraint is read."""
+"""Choices submitted together if each may wait for its constraint to be compiled."""
 
 
 class Exchange:
-    """One request in hand. Raises `Fault` for what it may not ask."""
+    """One pending HTTP request.
 
-    def __init__(self, service: Service, asked: ChatRequest | CompletionRequest) -> None:
+    Raises:
+        HttpError: If a field of the request is invalid here.
+    """
+
+    def __init__(self, service: Service, request: ChatRequest | CompletionRequest) -> None:
         service.check()
         self.service = service
-        self.asked = asked
+        self.asked = request
         self.clock = Clock()
-        self.model = service.model(asked.model)
-        self.extension = asked.extension
-        self.rule = asked.rule
+        self.model = service.model(request.model)
+        self.extension = request.extension
+        self.rule = request.rule
         choice = self.model.choice(self.extension.method)
-        shown, self.method = choice.make(self.extension.options or {})
-        check_fields(asked, shown)
+        public_method, self.method = choice.make(self.extension.options or {})
+        check_fields(request, public_method)
         self.labels = (self.model.name, choice.name)
-        self.prompts = prompts_of(asked, self.model.characters, self.model.entry.max_tokens)
-        seed = asked.options.get("seed", service.random.getrandbits(32))
-        self.seeds = [seed + i for _ in self.prompts for i in range(asked.n or 1)]
-        check_count(asked, len(self.seeds), self.model.engine.most)
+        self.prompts = prompts_of(request, self.model.characters, self.model.entry.max_tokens)
+        seed = request.options.get("seed", service.random.getrandbits(32))
+        self.seeds = [seed + i for _ in self.prompts for i in range(request.n or 1)]
+        check_count(request, len(self.seeds), self.model.engine.most)
         self.reply = Reply(
             model=self.model,
             number=service.random.getrandbits(96),
-            chat=isinstance(asked, ChatRequest),
-            method=repr(shown),
+            chat=isinstance(request, ChatRequest),
+            method=repr(public_method),
             prompts=len(self.prompts),
-            usage=asked.usage,
+            usage=request.usage,
         )
         self.answers: list[PendingRequest] = []
         self.outputs: dict[int, Output] = {}
@@ -71,28 +75,28 @@ class Exchange:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every choice has alike, as the model takes it."""
-        asked, options = self.asked, self.asked.options
+        """Options shared by all choices, as the model accepts them."""
+        request, options = self.asked, self.asked.options
         options["method"] = self.method
-        options |= {"streams": asked.stream, "watched": asked.extension.provisional}
+        options |= {"streams": request.stream, "watched": request.extension.provisional}
         if self.rule is not None:
             options[self.rule.option] = self.rule.value
-        if isinstance(asked, ChatRequest):
-            if asked.max_completion_tokens is not None:
-                options["max_tokens"] = asked.max_completion_tokens
+        if isinstance(request, ChatRequest):
+            if request.max_completion_tokens is not None:
+                options["max_tokens"] = request.max_completion_tokens
         else:
             options["raw"] = True
-            options["logprobs"] = asked.logprobs is not None
+            options["logprobs"] = request.logprobs is not None
         limit = options["limit"] = self.model.entry.max_tokens
         for option in LENGTHS:
             if limit is not None and options.get(option, 0) > limit:
                 name = self.field(option)
-                raise Fault(400, f"{name}: at most {limit} here", param=name)
+                raise Fault(400, f"{name}: must be at most {limit} on this server", param=name)
         return {name: value for name, value in options.items() if value is not None}
 
     @asynccontextmanager
     async def submitted(self, receive: Receive) -> AsyncIterator[None]:
-        """Submit all choices; whatever happens then, none of them is left behind."""
+        """Submit all choices; cancel the remaining ones on exit."""
         options = self.options
         task = asyncio.current_task()
         assert task is not None
@@ -101,18 +105,18 @@ class Exchange:
         watcher = asyncio.ensure_future(self.watch(receive))
         result = "error"
         try:
-            each = len(self.seeds) // len(self.prompts)
+            per_prompt = len(self.seeds) // len(self.prompts)
             submit = partial(self.model.engine.submit, **options)
             submits = [
                 partial(submit, prompt, cloze=cloze, seed=seed)
                 for number, (prompt, cloze) in enumerate(self.prompts)
-                for seed in self.seeds[number * each :][:each]
+                for seed in self.seeds[number * per_prompt :][:per_prompt]
             ]
-            some = FEW if self.rule or self.extension.fill else len(submits)
+            group_size = FEW if self.rule or self.extension.fill else len(submits)
             with self.guarded():
-                for begin in range(0, len(submits), some):
-                    part = [submit() for submit in submits[begin : begin + some]]
-                    self.answers += await self.admitted(part)
+                for begin in range(0, len(submits), group_size):
+                    group = [submit() for submit in submits[begin : begin + group_size]]
+                    self.answers += await self.admitted(group)
             yield
             result = result_of(self.fault)
         except Fault as fault:
@@ -126,20 +130,20 @@ class Exchange:
             self.count(result)
 
     def count(self, result: str) -> None:
-        """Tell the metrics what became of it."""
+        """Record the result and the tokens in the metrics."""
         metrics = self.service.metrics
         metrics.requests.labels(*self.labels, result).inc()
         for output in self.outputs.values():
             metrics.answered(self.labels, output)
         if self.outputs:
-            each = len(self.seeds) // len(self.prompts)
-            first = (output for i, output in self.outputs.items() if i % each == 0)
-            asked = sum(output.prompt_tokens + output.given for output in first)
-            metrics.prompt.labels(*self.labels).inc(asked)
+            per_prompt = len(self.seeds) // len(self.prompts)
+            first = (output for i, output in self.outputs.items() if i % per_prompt == 0)
+            prompt_tokens = sum(output.prompt_tokens + output.given for output in first)
+            metrics.prompt.labels(*self.labels).inc(prompt_tokens)
             self.clock.tell(metrics, self.labels)
 
     async def admitted(self, submits: Sequence[Awaitable[PendingRequest]]) -> list[PendingRequest]:
-        """All choices, once they were let in; `Fault`, and none of them, where one was not."""
+        """Wait until all choices are admitted; else cancel all and raise `HttpError`."""
         try:
             return await together(submits)
         except QueueFull as error:
@@ -152,7 +156,7 @@ class Exchange:
             raise self.blamed(error) from None
 
     def blamed(self, error: ValueError) -> Fault:
-        """A refusal of the model, with the field that is to blame where the error names one."""
+        """Return a refusal by the model, with the invalid field if the error names one."""
         if not isinstance(error, OptionError):
             return Fault(400, self.model.public(str(error)))
         name = self.field(error.option)
@@ -160,7 +164,7 @@ class Exchange:
         return Fault(400, self.model.public(str(error.renamed(name))), param=name, code=code)
 
     def field(self, option: str) -> str:
-        """The field of the request that gave an option."""
+        """Return the field of the request that set an option."""
         if self.rule is not None and option == self.rule.option:
             return self.rule.field
         if option in TEXT:
@@ -173,18 +177,18 @@ class Exchange:
         return field_of(option)
 
     async def watch(self, receive: Receive) -> None:
-        """End it when its client goes."""
+        """Abort the request when its client disconnects."""
         await gone(receive)
         self.end(Gone())
 
     def end(self, fault: Fault) -> None:
-        """Give it up, whatever it waits for; its pages are free within a step."""
+        """Cancel the request; its cache pages are free within one step."""
         self.fault = self.fault or fault
         self.task.cancel()
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Decode; what goes wrong, and what gives it up, is a `Fault`."""
+        """Convert decoding errors and cancellation to `HttpError`."""
         try:
             yield
         except asyncio.CancelledError:
@@ -199,12 +203,12 @@ class Exchange:
                 raise self.fault from None
             log.exception("request %s failed", self.reply.id)
             self.fault = Fault(
-                500, f"decoding failed; the server's log has it under {self.reply.id}"
+                500, f"decoding failed; see request {self.reply.id} in the server log"
             )
             raise self.fault from None
 
     async def whole(self, receive: Receive) -> bytes:
-        """The answer in one piece."""
+        """Return the whole answer as JSON."""
         async with self.submitted(receive):
             with self.guarded():
                 outputs = [await answer.output() for answer in self.answers]
@@ -213,12 +217,12 @@ class Exchange:
 
     @property
     def ordered(self) -> list[Output]:
-        """What became of all choices."""
+        """Outputs of all choices, in order."""
         return [self.outputs[index] for index in range(len(self.answers))]
 
     async def stream(self, send: Send) -> None:
-        """The answer as events, each written when some are ready."""
-        strands = [
+        """Send the answer as server-sent events, in batches of those that are ready."""
+        streams = [
             Strand(self.reply, i, self.seeds[i], self.asked) for i in range(len(self.answers))
         ]
 
@@ -226,7 +230,7 @@ class Exchange:
             body = text if isinstance(text, bytes) else text.encode()
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
-        rest = ""
+        last_text = ""
         with self.guarded():
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         try:
@@ -235,21 +239,21 @@ class Exchange:
                     async for index, event in events:
                         if event.output is not None:
                             self.outputs[index] = event.output
-                        if text := "".join(strands[index].chunks(event)):
+                        if text := "".join(streams[index].chunks(event)):
                             self.clock.tick()
                             if len(self.outputs) < len(self.answers):
                                 await write(text)
-                            else:  # what is last goes out with the end
-                                rest = text
+                            else:  # the last text is sent together with the final event
+                                last_text = text
         except Fault as fault:
             end = fault.event
         else:
-            end = rest.encode() + self.last() + DONE
+            end = last_text.encode() + self.last() + DONE
         with suppress(Fault), self.guarded():
             await write(end, more=False)
 
     def last(self) -> bytes:
-        """The event behind all text, where one was asked for."""
+        """Return the event after all text, if requested."""
         if not (self.extension.trace or self.extension.provisional or self.asked.usage):
             return b""
         return self.reply.end(self.ordered, self.seeds).encode()
@@ -263,13 +267,13 @@ HEADERS = [
 
 
 async def gone(receive: Receive) -> None:
-    """Wait until the client has gone."""
+    """Wait until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def together(submits: Sequence[Awaitable[PendingRequest]]) -> list[PendingRequest]:
-    """All of these; where one fails, the others are left."""
+    """Submit all choices; if one fails, cancel the others."""
     tasks = [asyncio.ensure_future(submit) for submit in submits]
 
     def leave(task: asyncio.Future[PendingRequest]) -> None:
@@ -286,36 +290,41 @@ async def together(submits: Sequence[Awaitable[PendingRequest]]) -> list[Pending
 
 
 def result_of(fault: Fault | None) -> str:
-    """What became of a request, as metrics have it."""
+    """Return the metric label for the result of a request."""
     if fault is None:
         return "answered"
     return "gone" if isinstance(fault, Gone) else "error" if fault.status == 500 else "refused"
 
 
-def check_count(asked: Asked, choices: int, most: int) -> None:
-    """Raise `Fault` for more choices than a model ever takes at a time: they could never start."""
-    if choices > most:
-        field = "prompt" if isinstance(asked, CompletionRequest) else "n"
-        message = f"{choices} choices, counting n for each prompt; this model takes at most {most}"
+def check_count(request: Asked, choices: int, maximum: int) -> None:
+    """Raise `HttpError` for more choices than the model admits, which could never start."""
+    if choices > maximum:
+        field = "prompt" if isinstance(request, CompletionRequest) else "n"
+        message = (
+            f"at most {maximum} choices (n per prompt) are allowed for this model, got {choices}"
+        )
         raise Fault(400, f"{field}: {message}", param=field)
 
 
-def prompts_of(asked: Asked, most: int | None, limit: int | None) -> Sequence[tuple[Any, Any]]:
-    """The prompts of a request, each with a text whose holes are to be filled, where it has one.
+def prompts_of(
+    request: Asked, max_characters: int | None, limit: int | None
+) -> Sequence[tuple[Any, Any]]:
+    """Return the prompts of a request, each with its infill template or None.
 
-    Raises `Fault` for one that is longer than `most` characters, and as `clozes_of`.
+    Raises:
+        HttpError: If a prompt exceeds `max_characters` or is not a valid template.
     """
-    if isinstance(asked, ChatRequest):
-        field, texts = "messages", ["".join(message.text for message in asked.messages)]
-        prompts: Sequence[Any] = [[message.plain() for message in asked.messages]]
+    if isinstance(request, ChatRequest):
+        field, texts = "messages", ["".join(message.text for message in request.messages)]
+        prompts: Sequence[Any] = [[message.plain() for message in request.messages]]
     else:
-        assert isinstance(asked, CompletionRequest)
-        field, prompts = "prompt", asked.prompts
+        assert isinstance(request, CompletionRequest)
+        field, prompts = "prompt", request.prompts
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if most is not None and any(len(text) > most for text in texts):
-        message = f"{field}: too long for this model, which takes {most} characters at most"
+    if max_characters is not None and any(len(text) > max_characters for text in texts):
+        message = f"{field}: must have at most {max_characters} characters for this model"
         raise Fault(400, message, param=field, code="context_length_exceeded")
-    if asked.extension.fill:
-        assert isinstance(asked, ChatRequest | CompletionRequest)
-        return [*clozes_of(asked, limit)]
+    if request.extension.fill:
+        assert isinstance(request, ChatRequest | CompletionRequest)
+        return [*clozes_of(request, limit)]
     return [(prompt, None) for prompt in prompts]

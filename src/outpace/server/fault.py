@@ -1,4 +1,4 @@
-"""What a client is told when its request is not answered."""
+"""Errors of requests, as clients receive them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ KINDS = {
     500: "server_error",
     503: "unavailable_error",
 }
-"""Type of error by status; all others are `invalid_request_error`."""
+"""Error types by status; all others are `invalid_request_error`."""
 
 LONGEST = 2000
-"""Most characters of a message: what it quotes may be anything."""
+"""Maximum number of characters of a message, which may quote arbitrary input."""
 
 
 class Fault(Exception):
-    """A request that ends with an error: its status, and what the envelope says.
+    """A request that ends with an error: HTTP status and OpenAI error object.
 
-    `param` is the dotted path of the field that is to blame.
+    Attributes:
+        status: HTTP status.
+        param: Dotted path of the invalid field, if any.
+        code: OpenAI's error code, if any.
+        headers: Additional response headers.
     """
 
     def __init__(
@@ -45,7 +49,7 @@ class Fault(Exception):
 
     @property
     def envelope(self) -> dict[str, Any]:
-        """The error as OpenAI's clients read it."""
+        """The error as OpenAI's clients expect it."""
         return {
             "error": {
                 "message": str(self)[:LONGEST],
@@ -57,24 +61,24 @@ class Fault(Exception):
 
     @property
     def body(self) -> bytes:
-        """JSON in ASCII, which has an encoding whatever a client has sent."""
+        """The error as JSON in ASCII, so that any quoted input can be encoded."""
         return json.dumps(self.envelope).encode()
 
     @property
     def event(self) -> bytes:
-        """The end of a stream."""
+        """The error as the last event of a stream."""
         return b"data: " + self.body + b"\n\n"
 
     def response(self) -> Response:
-        """The answer to a request of which nothing was sent yet."""
+        """Return the response to a request whose answer has not started."""
         return Response(self.body, self.status, self.headers, "application/json")
 
 
 class Gone(Fault):
-    """The client has gone; nobody reads this."""
+    """The client has disconnected; this error is not sent."""
 
     def __init__(self) -> None:
-        super().__init__(499, "the client has gone")
+        super().__init__(499, "the client has disconnected")
 
 
 ENVELOPE = {
@@ -93,4 +97,4 @@ ENVELOPE = {
         }
     },
 }
-"""The schema of an envelope."""
+"""JSON schema of an error object."""

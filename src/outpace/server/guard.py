@@ -1,4 +1,4 @@
-"""What stands before every route: keys, and bounds for what a client sends."""
+"""Middleware before every route: API key, host and origin checks, body limits."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from outpace.server.bounds import BODY
 from outpace.server.fault import Fault, Gone
 
 OPEN = ("/health", "/")
-"""Routes that need no key: whether the server lives, and the page, which asks for the key."""
+"""Paths without a key: the health check, and the playground, which has a field for the key."""
 
 
 HERE = re.compile(rb"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]*)?", re.IGNORECASE)
-"""Hosts that no page from elsewhere can have: a name of its own may lead to this machine, too."""
+"""Host names that cannot belong to a remote page; any other name may resolve to this machine."""
 
 
 class Guard:
-    """Lets requests through that have the key, and no more of a body than is allowed.
+    """Reject requests without a valid key and limit their bodies.
 
-    Where it is `local`, they must also be meant for this machine by its own name.
+    With `local`, also require a loopback host name and origin.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Guard:
         self.read_seconds = read_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass a request on or reject it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -46,14 +46,14 @@ class Guard:
             await self.app(scope, Body(receive, self.read_seconds), send)
 
     def check(self, scope: Scope) -> None:
-        """Raise `Fault` for a request without the key, from another site, or with a long body."""
+        """Raise `HttpError` for a missing key, a remote page or an oversized body."""
         headers = dict(scope["headers"])
         if self.local:
             check_host([value for name, value in scope["headers"] if name == b"host"])
             check_origin(scope["method"], headers.get(b"origin", b""))
         if self.key is not None and scope["path"] not in OPEN:
-            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-            same = hmac.compare_digest(given.strip(), self.key)
+            scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+            same = hmac.compare_digest(token.strip(), self.key)
             if not (same and scheme.lower() == b"bearer"):
                 message = "no valid API key: send the header 'Authorization: Bearer KEY'"
                 headers = {"WWW-Authenticate": "Bearer"}
@@ -64,29 +64,29 @@ class Guard:
 
 
 def check_host(hosts: list[bytes]) -> None:
-    """Raise `Fault` for a host under which a page from elsewhere may ask; browsers name one."""
+    """Raise `HttpError` for a non-loopback host, which a remote page may have set."""
     for host in hosts:
         if not HERE.fullmatch(host):
             raise Fault(
                 421,
-                f"host: this server has no key and answers as 127.0.0.1, localhost or [::1] only, "
-                f"not as {host[:256].decode('latin-1')!r}; give it a key, or --insecure",
+                f"host: must be 127.0.0.1, localhost or [::1] on a server without an API key, "
+                f"got {host[:256].decode('latin-1')!r}; set a key, or --insecure",
             )
 
 
 def check_origin(method: str, origin: bytes) -> None:
-    """Raise `Fault` where a page from elsewhere asks, which cannot read the answer but costs it."""
+    """Raise `HttpError` for requests of remote pages, which would cost compute."""
     _, _, host = origin.partition(b"://")
     if origin and method not in ("GET", "HEAD") and not HERE.fullmatch(host):
         raise Fault(
             403,
-            f"origin: this server has no key and answers pages of this machine only, "
-            f"not of {origin[:256].decode('latin-1')!r}; give it a key, or --insecure",
+            f"origin: must be a page of this machine on a server without an API key, "
+            f"got {origin[:256].decode('latin-1')!r}; set a key, or --insecure",
         )
 
 
 class Body:
-    """Messages of a client, whose body has a bound and must come in time."""
+    """ASGI receive function that limits the size and the duration of a body."""
 
     def __init__(self, receive: Receive, seconds: float) -> None:
         self.receive = receive
@@ -95,15 +95,19 @@ class Body:
         self.whole = False
 
     async def __call__(self) -> Message:
-        """The next message; `Fault` where there is too much, or nothing for too long."""
+        """Return the next message.
+
+        Raises:
+            HttpError: If the body is too large or not received in time.
+        """
         if self.whole:
             return await self.receive()
         try:
             async with asyncio.timeout_at(self.deadline):
                 message = await self.receive()
         except TimeoutError:
-            close = {"Connection": "close"}
-            raise Fault(408, "the body did not come in time", headers=close) from None
+            headers = {"Connection": "close"}
+            raise Fault(408, "the body was not received in time", headers=headers) from None
         if message["type"] == "http.disconnect":
             raise Gone
         self.size += len(message.get("body", b""))
@@ -114,6 +118,6 @@ class Body:
 
 
 def too_large() -> Fault:
-    """A refusal, after which the rest of the body is not read."""
-    close = {"Connection": "close"}
-    return Fault(413, f"the body is larger than {BODY} bytes", headers=close)
+    """Return the error for an oversized body, the rest of which is not read."""
+    headers = {"Connection": "close"}
+    return Fault(413, f"the body must have at most {BODY} bytes", headers=headers)

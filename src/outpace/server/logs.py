@@ -1,4 +1,4 @@
-"""What a server logs for its operator: where it is, what it loads, what it has."""
+"""Log lines for the operator of a server: start, address, loading progress."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from outpace.version import __version__
 log = logging.getLogger("outpace.server")
 
 EVERY, LARGE = 5.0, 2**28
-"""Seconds between lines on how much of a model is loaded, and bytes from which on there are any."""
+"""Seconds between progress lines, and model size in bytes from which progress is logged."""
 
 
 def start_log(*, verbose: bool) -> None:
-    """Log to standard error; where it is not `verbose`, of other packages what goes wrong alone."""
+    """Log to standard error; other packages' messages from INFO if verbose, else WARNING."""
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     log.setLevel(logging.INFO)
 
 
 def url(host: str, port: int) -> str:
-    """The address of a server."""
+    """Return the address of a server."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def log_start(host: str, port: int, models: int) -> None:
-    """Log where a server will listen once it has loaded so many models."""
-    some = "1 model" if models == 1 else f"{models} models"
-    log.info("outpace %s at %s loads %s", __version__, url(host, port), some)
+    """Log the address and the number of models before they are loaded."""
+    count = "1 model" if models == 1 else f"{models} models"
+    log.info("outpace %s at %s: loading %s", __version__, url(host, port), count)
 
 
 def log_address(host: str, port: int) -> None:
-    """Log where a server listens."""
-    log.info("listening on %s (the playground, in a browser)", url(host, port))
+    """Log where the server listens."""
+    log.info("listening on %s (open it in a browser for the playground)", url(host, port))
 
 
 @contextmanager
 def log_loading(name: str, place: str) -> Iterator[None]:
-    """Log that a model is loaded, and now and then how much of it."""
+    """Log that a model is being loaded, with progress for large ones."""
     log.info("loading %s", name if name == place else f"{name} ({place})")
     last = time.monotonic()
 

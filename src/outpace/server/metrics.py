@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus; every server has a registry of its own."""
+"""Prometheus metrics of a server, in a separate registry for each."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ BY = ("model", "method")
 
 
 class Metrics:
-    """Counters and histograms of one server; gauges are read when somebody asks."""
+    """Counters and histograms of one server; gauges are read when metrics are collected."""
 
     def __init__(self, models: Mapping[str, Model]) -> None:
-        self.registry = own = CollectorRegistry()
-        own.register(Engines(models))
+        self.registry = registry = CollectorRegistry()
+        registry.register(Engines(models))
 
         def counter(name: str, about: str, *labels: str) -> Counter:
-            return Counter(f"outpace_{name}", about, labels, registry=own)
+            return Counter(f"outpace_{name}", about, labels, registry=registry)
 
         def histogram(name: str, about: str, buckets: Iterable[float], *labels: str) -> Histogram:
-            return Histogram(f"outpace_{name}", about, labels, registry=own, buckets=[*buckets])
+            return Histogram(
+                f"outpace_{name}", about, labels, registry=registry, buckets=[*buckets]
+            )
 
-        self.requests = counter("requests", "Requests that ended", *BY, "result")
-        self.prompt = counter("prompt_tokens", "Tokens of prompts", *BY)
-        self.output = counter("output_tokens", "Committed tokens of answers", *BY)
-        self.forwards = counter("forwards", "Forwards of requests", *BY, "role")
-        self.proposed = counter("proposed_tokens", "Tokens that a second model checked", *BY)
-        self.kept = counter("kept_tokens", "Those of them that were kept", *BY)
+        self.requests = counter("requests", "Completed requests", *BY, "result")
+        self.prompt = counter("prompt_tokens", "Prompt tokens", *BY)
+        self.output = counter("output_tokens", "Committed output tokens", *BY)
+        self.forwards = counter("forwards", "Forwards", *BY, "role")
+        self.proposed = counter("proposed_tokens", "Draft tokens that were verified", *BY)
+        self.kept = counter("kept_tokens", "Verified draft tokens that were accepted", *BY)
         self.first = histogram("first_text_seconds", "Time to the first text", SECONDS, *BY)
         self.gaps = histogram("gap_seconds", "Time between texts of a stream", SECONDS, *BY)
         self.whole = histogram("request_seconds", "Time to the end of the answer", SECONDS, *BY)
         self.rate = histogram("tokens_per_forward", "Tokens per forward", TOKENS, *BY)
-        self.lag = histogram("loop_lag_seconds", "How late the event loop is", SECONDS)
+        self.lag = histogram("loop_lag_seconds", "Lag of the event loop", SECONDS)
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def answered(self, labels: tuple[str, str], output: Output) -> None:
-        """Count a whole answer."""
+        """Count a complete answer."""
         self.output.labels(*labels).inc(output.chosen)
         if output.forwards:
             self.rate.labels(*labels).observe(output.tokens_per_forward)
@@ -56,32 +58,32 @@ class Metrics:
             counts[step.model] = counts.get(step.model, 0) + 1
         for role, count in counts.items():
             self.forwards.labels(*labels, role).inc(count)
-        proposed, kept = checked(output)
+        proposed, accepted = checked(output)
         if proposed:
             self.proposed.labels(*labels).inc(proposed)
-            self.kept.labels(*labels).inc(kept)
+            self.kept.labels(*labels).inc(accepted)
 
 
 def checked(output: Output) -> tuple[int, int]:
-    """Tokens that a second model was asked about, and how many of them became output.
+    """Return the number of draft tokens that were verified, and of those accepted.
 
-    The judge is the verifier where there is one, and the target where there is a draft. It is fed
-    known tokens and, behind them, proposed ones; the first token that it commits is its own.
+    The verifying model is the verifier if there is one, else the target if there is a draft. Its
+    rows are committed tokens followed by draft tokens. The first token that it commits is its own.
     """
     roles = {step.model for step in output.steps}
-    judge = "verifier" if "verifier" in roles else "target" if "draft" in roles else None
-    proposed = kept = 0
+    verifying_model = "verifier" if "verifier" in roles else "target" if "draft" in roles else None
+    proposed = accepted = 0
     length = output.prompt_tokens
     for step in output.steps:
-        if step.model == judge and (asked := step.start + step.rows - length) > 0:
-            proposed += asked
-            kept += max(step.kept - 1, 0)
+        if step.model == verifying_model and (verified := step.start + step.rows - length) > 0:
+            proposed += verified
+            accepted += max(step.kept - 1, 0)
         length += step.kept
-    return proposed, kept
+    return proposed, accepted
 
 
 class Clock:
-    """When a request came, and when its texts went out."""
+    """Times of a request: its start, and when texts were sent."""
 
     def __init__(self) -> None:
         self.began = perf_counter()
@@ -90,7 +92,7 @@ class Clock:
         self.gaps: list[float] = []
 
     def tick(self) -> None:
-        """Text has come."""
+        """Record that text was sent."""
         now = perf_counter()
         if self.first is None:
             self.first = now - self.began
@@ -99,7 +101,7 @@ class Clock:
         self.last = now
 
     def tell(self, metrics: Metrics, labels: tuple[str, str]) -> None:
-        """Count what was measured, once the request is over."""
+        """Add the measurements to the metrics after the request."""
         if self.first is not None:
             metrics.first.labels(*labels).observe(self.first)
         observe = metrics.gaps.labels(*labels).observe
@@ -109,35 +111,35 @@ class Clock:
 
 
 class Engines:
-    """What engines hold at the moment."""
+    """Prometheus collector of the engines' current state."""
 
     def __init__(self, models: Mapping[str, Model]) -> None:
         self.models = models
 
     def collect(self) -> Iterator[Metric]:
-        """The figures of all models."""
-        waiting = GaugeMetricFamily("outpace_waiting", "Requests in the queue", labels=["model"])
-        running = GaugeMetricFamily("outpace_running", "Requests that run", labels=["model"])
-        by = ["model", "role"]
-        used = GaugeMetricFamily("outpace_cache_pages_used", "Pages that requests hold", labels=by)
-        total = GaugeMetricFamily("outpace_cache_pages", "Pages that there are", labels=by)
+        """Yield the metrics of all models."""
+        waiting = GaugeMetricFamily("outpace_waiting", "Waiting requests", labels=["model"])
+        running = GaugeMetricFamily("outpace_running", "Running requests", labels=["model"])
+        labels = ["model", "role"]
+        used = GaugeMetricFamily("outpace_cache_pages_used", "Cache pages in use", labels=labels)
+        total = GaugeMetricFamily("outpace_cache_pages", "Cache pages in total", labels=labels)
         spared = CounterMetricFamily(
-            "outpace_prefix_rows_spared", "Rows that the prefix cache has spared", labels=by
+            "outpace_prefix_rows_spared", "Rows skipped by the prefix cache", labels=labels
         )
         for name, model in self.models.items():
             waiting.add_metric([name], model.engine.waiting)
             running.add_metric([name], model.engine.running)
-            for role, each in grouped(model).items():
-                used.add_metric([name, role], sum(usage.held for usage in each))
-                total.add_metric([name, role], sum(usage.pages for usage in each))
-                found = [usage.spared for usage in each if usage.spared is not None]
-                if found:
-                    spared.add_metric([name, role], sum(found))
+            for role, usages in grouped(model).items():
+                used.add_metric([name, role], sum(usage.held for usage in usages))
+                total.add_metric([name, role], sum(usage.pages for usage in usages))
+                skipped = [usage.spared for usage in usages if usage.spared is not None]
+                if skipped:
+                    spared.add_metric([name, role], sum(skipped))
         yield from (waiting, running, used, total, spared)
 
 
 def grouped(model: Model) -> dict[str, list[Usage]]:
-    """What the models of an engine hold, by their roles."""
+    """Return the cache usage of an engine's models, by role."""
     groups: dict[str, list[Usage]] = {}
     for usage in model.engine.usage:
         groups.setdefault(model.roles[usage.name], []).append(usage)

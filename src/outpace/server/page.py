@@ -1,4 +1,4 @@
-"""The playground, with a policy that lets nothing run but what stands in it."""
+"""The playground page, with a security policy that allows only its inline code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 
 class Page:
-    """One file with its scripts and styles inside."""
+    """The HTML file with its inline scripts and styles, and its headers."""
 
     def __init__(self) -> None:
         self.text = (files("outpace.server") / "playground.html").read_text(encoding="utf-8")
@@ -27,12 +27,12 @@ class Page:
         }
 
     def hashes(self, tag: str) -> str:
-        """Sources of a policy: the elements of that name which the page holds."""
-        inside = re.findall(rf"<{tag}(?:\s[^>]*)?>(.*?)</{tag}>", self.text, re.DOTALL)
-        digests = (hashlib.sha256(text.encode()).digest() for text in inside)
-        named = (f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-        return " ".join(named) or "'none'"
+        """Return the policy's hash sources for all inline elements of a tag."""
+        contents = re.findall(rf"<{tag}(?:\s[^>]*)?>(.*?)</{tag}>", self.text, re.DOTALL)
+        digests = (hashlib.sha256(text.encode()).digest() for text in contents)
+        sources = (f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+        return " ".join(sources) or "'none'"
 
     def response(self) -> Response:
-        """The page, as it is sent."""
+        """Return the page as a response."""
         return Response(self.text, headers=self.headers, media_type="text/html")

@@ -1,4 +1,4 @@
-"""The end of a process with its parent; imports nothing large, since that takes seconds."""
+"""Exit of a child process together with its parent. Imports only what loads fast."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 from threading import Thread
 
 
-def follow() -> None:
-    """End with the parent, which holds the other end of standard input, whatever happens."""
-    Thread(target=watch, daemon=True).start()
+def exit_with_parent() -> None:
+    """Exit when the parent does. The parent holds the other end of standard input."""
+    Thread(target=wait_for_parent, daemon=True).start()
 
 
-def watch() -> None:
-    """Wait for the parent to end, and end then."""
+def wait_for_parent() -> None:
+    """Wait until standard input closes, then exit."""
     while os.read(0, 1):
         pass
     os._exit(0)

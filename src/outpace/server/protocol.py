@@ -1,4 +1,4 @@
-"""Uvicorn's protocol, with bounds: the size of headers, and how long a client may take."""
+"""Uvicorn's HTTP protocol with limits for headers and slow clients."""
 
 from __future__ import annotations
 
@@ -15,64 +15,64 @@ from uvicorn.protocols.http.httptools_impl import (
 from outpace.server.fault import Fault
 
 HEADERS = 64 * 2**10
-"""Most bytes of the address and headers of a request, with what comes after a chunked body."""
+"""Maximum size of request line and headers, including trailers of a chunked body."""
 
 LINE = len(b": " + b"\r\n")
-"""Bytes of a header beside its name and value."""
+"""Bytes of a header line besides its name and value."""
 
 LOOK = 0.05
-"""Seconds between two looks whether a client that sends nothing more has gone."""
+"""Interval at which half-closed connections are checked for a reset."""
 
 BEGIN = b"HTTP/1.1 "
-"""What every answer begins with."""
+"""First bytes of every response."""
 
 COMMENT = b"3\r\n:\n\n\r\n"
-"""A chunk of a stream of events that holds none."""
+"""A chunk with an empty comment of a server-sent event stream."""
 
 
 class Begun:
-    """A transport that has sent the first bytes of an answer already."""
+    """Transport that has already sent the first bytes of a response."""
 
     def __init__(self, transport: asyncio.Transport, sent: bytes) -> None:
         self.transport = transport
         self.sent = sent
 
     def write(self, data: bytes) -> None:
-        """Send the rest."""
+        """Send the rest of the response."""
         self.transport.write(data.removeprefix(self.sent))
         self.sent = b""
 
     def close(self) -> None:
-        """Hang up once all is sent."""
+        """Close the connection once everything is sent."""
         self.transport.close()
 
     def is_closing(self) -> bool:
-        """Whether nothing more is sent."""
+        """Return whether the connection is closing."""
         return self.transport.is_closing()
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection, whose client has some `seconds` for the headers of each request.
+    """One connection, whose client has `seconds` to send the headers of each request.
 
-    As long it may take nothing of what is written to it. A client that sends nothing more after a
-    whole request still gets its answer.
+    The same limit applies to a client that stops reading. A client that half-closes the connection
+    after a whole request still receives its answer.
 
     Attributes:
-        size: bytes of the address and headers of the present request, as far as they are complete.
-        pending: bytes that have come since it began while its headers were not complete, without
-            those that came together with its first one.
-        halved: whether the client sends nothing more.
-        open: requests that are not answered yet.
+        size: Bytes of request line and headers parsed so far.
+        pending: Bytes received since the request began while its headers were incomplete, without
+            those that arrived together with its first byte.
+        is_half_closed: Whether the client has closed its sending direction.
+        open_cycles: Requests that are not answered yet.
     """
 
-    def __init__(self, *, seconds: float, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *, seconds: float, **options: Any) -> None:
+        super().__init__(**options)
         self.seconds = seconds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for headers."""
+        """Start the timeout for headers."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(0)  # to hear of all that is not taken at once
+        transport.set_write_buffer_limits(0)  # report every write that is not accepted at once
         self.size = self.pending = 0
         self.halved = False
         self.timer: asyncio.TimerHandle | None = None
@@ -81,91 +81,91 @@ class Protocol(HttpToolsProtocol):
         self.expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more."""
+        """Cancel all timeouts and notify open requests."""
         self.expected()
         self.taken()
-        for cycle in self.open:  # Uvicorn tells the last one alone
+        for cycle in self.open:  # Uvicorn notifies only the last one
             cycle.disconnected = cycle.disconnected or not cycle.response_complete
             cycle.message_event.set()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Something waits until the client takes it."""
+        """Start the timeout for a client that does not read."""
         super().pause_writing()
         self.offer()
 
     def resume_writing(self) -> None:
-        """The client has taken all of it."""
+        """Cancel the timeout: the client has read everything."""
         self.taken()
         super().resume_writing()
 
     def offer(self) -> None:
-        """Give the client time to take some of what waits."""
-        left = self.transport.get_write_buffer_size()
-        self.patience = self.loop.call_later(self.seconds, self.look, left)
+        """Start the timeout for reading some of the buffered bytes."""
+        buffered = self.transport.get_write_buffer_size()
+        self.patience = self.loop.call_later(self.seconds, self.look, buffered)
 
-    def look(self, left: int) -> None:
-        """Hang up on a client that has taken nothing since so much was left."""
-        if self.transport.get_write_buffer_size() < left:
+    def look(self, buffered: int) -> None:
+        """Abort the connection if the client has read nothing since the timeout started."""
+        if self.transport.get_write_buffer_size() < buffered:
             self.offer()
         else:
             self.transport.abort()
 
     def taken(self) -> None:
-        """Nothing waits any more."""
+        """Cancel the timeout for reading."""
         if self.patience is not None:
             self.patience.cancel()
             self.patience = None
 
     def expect(self) -> None:
-        """Give the client time for its headers."""
+        """Start the timeout for headers."""
         self.expected()
         self.timer = self.loop.call_later(
-            self.seconds, self.refuse, Fault(408, "no headers in time")
+            self.seconds, self.refuse, Fault(408, "the headers were not received in time")
         )
 
     def expected(self) -> None:
-        """The headers have come."""
+        """Cancel the timeout for headers."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
     def data_received(self, data: bytes) -> None:
-        """Count what has come of headers that are not complete."""
+        """Count the bytes of incomplete headers, then parse."""
         self.pending += len(data)
         super().data_received(data)
         if self.timer is not None and self.pending > HEADERS:
             self.refuse(too_large())
 
     def on_message_begin(self) -> None:
-        """A new request, perhaps behind another one on the same connection."""
+        """Start a new request, perhaps pipelined after another one."""
         super().on_message_begin()
         self.size = self.pending = 0
         self.expect()
 
     def on_url(self, url: bytes) -> None:
-        """Count a part of the address."""
+        """Count the bytes of the URL."""
         self.count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header, also one after a chunked body."""
+        """Count the bytes of a header, or of a trailer after a chunked body."""
         self.count(len(name) + len(value) + LINE)
         super().on_header(name, value)
 
     def count(self, size: int) -> None:
-        """Refuse the request, and read no more of it, where these bytes are too many."""
+        """Add header bytes; reject the request and stop parsing if there are too many."""
         self.size += size
         if self.size > HEADERS:
             self.refuse(too_large())
             raise ValueError("too large")
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, or what was not read to its end."""
+        """Reject invalid or incomplete HTTP."""
         self.refuse(Fault(400, msg))
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Answer what was asked where the client sends nothing more; True keeps the way to it."""
+        """Keep a half-closed connection open (return True) until its request is answered."""
         self.open = [cycle for cycle in self.open if not cycle.response_complete]
         if not self.open or self.open[-1].more_body:
             return False
@@ -178,7 +178,7 @@ class Protocol(HttpToolsProtocol):
         return True
 
     def probe(self, cycle: RequestResponseCycle) -> None:
-        """Send what changes no answer, since only a client that has gone refuses it."""
+        """Send bytes that change no answer; a client that has gone replies with a reset."""
         if not cycle.response_started:
             cycle.transport = Begun(self.transport, BEGIN)  # type: ignore[assignment]
             self.transport.write(BEGIN)
@@ -186,23 +186,23 @@ class Protocol(HttpToolsProtocol):
             self.transport.write(COMMENT)
 
     def look_for_reset(self) -> None:
-        """Hang up on a client that has refused what was sent to it."""
+        """Abort the connection if the client has reset it; otherwise check again later."""
         if self.transport.is_closing():
             return
-        own = self.transport.get_extra_info("socket")
-        if own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        connection = self.transport.get_extra_info("socket")
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
         else:
             self.loop.call_later(LOOK, self.look_for_reset)
 
     def on_headers_complete(self) -> None:
-        """From here on, bodies are counted elsewhere."""
+        """Cancel the header timeout; `LimitedBody` limits the body."""
         self.expected()
         super().on_headers_complete()
         self.open = [cycle for cycle in self.open if not cycle.response_complete] + [self.cycle]
 
     def refuse(self, fault: Fault) -> None:
-        """Answer without having heard the end of the question, and hang up."""
+        """Send an error before the request was read completely, and close."""
         self.expected()
         if self.transport.is_closing():
             return
@@ -216,5 +216,5 @@ class Protocol(HttpToolsProtocol):
 
 
 def too_large() -> Fault:
-    """The refusal of headers that are too large."""
-    return Fault(431, f"the headers are larger than {HEADERS} bytes")
+    """Return the error for oversized headers."""
+    return Fault(431, f"the headers must have at most {HEADERS} bytes")

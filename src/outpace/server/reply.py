@@ -1,6 +1,6 @@
-"""What a client is sent: OpenAI's objects, and their chunks as bytes that are put together by hand.
+"""Response bodies: OpenAI's objects, and their stream chunks formatted by hand.
 
-A chunk costs a few microseconds, since many of them go out for each step of an engine.
+A chunk takes a few microseconds, since each step of an engine sends many of them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from outpace.server.models import Model
 
 DONE = b"data: [DONE]\n\n"
 SHARED = 8
-"""More tokens than those of any character of UTF-8, whose first and last may hold others' bytes."""
+"""Upper bound for the tokens that share one UTF-8 character."""
 
 Object = dict[str, Any]
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON in ASCII."""
+    """Return compact ASCII JSON."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 class Offsets:
-    """Where tokens begin in the text of an answer; those that share a character begin with it."""
+    """Character offsets of tokens; tokens that share a character have the same offset."""
 
     def __init__(self, model: Model) -> None:
         self.decode = model.text.decode
@@ -38,27 +38,28 @@ class Offsets:
         self.open: list[int] = []
 
     def of(self, ids: Sequence[int]) -> list[int]:
-        """Those of the tokens that come next."""
-        begins = []
+        """Return the offsets of the next tokens."""
+        offsets = []
         for token in ids:
-            begins.append(self.place)
+            offsets.append(self.place)
             self.open.append(token)
             text = self.decode(self.open)
             if not text.endswith(UNKNOWN) or len(self.open) == SHARED:
                 self.place, self.open = self.place + len(text), []
-        return begins
+        return offsets
 
 
 @dataclass(kw_only=True)
 class Reply:
-    """The shape of what is sent for one request.
+    """Format of everything sent for one request.
 
     Attributes:
-        number: of the request, which makes its name.
-        chat: whether it is a message, or plain text.
-        method: as the client may see it.
-        prompts: how many there are; each has as many choices as the others.
-        usage: whether chunks have an entry for it, as OpenAI's have where it was asked for.
+        model: The model that answers.
+        number: Random number of the request, from which its id is made.
+        chat: Whether answers are chat messages or plain text.
+        method: The method as shown to the client.
+        prompts: Number of prompts; each has the same number of choices.
+        usage: Whether chunks have a `usage` entry, as OpenAI's have if requested.
     """
 
     model: Model
@@ -77,7 +78,7 @@ class Reply:
         self.empty = ',"usage":null' if self.usage else ""
 
     def base(self, kind: str) -> Object:
-        """What every object begins with."""
+        """Return the fields common to all objects."""
         created = int(time.time())
         return {"id": self.id, "object": kind, "created": created, "model": self.model.name}
 
@@ -91,7 +92,7 @@ class Reply:
         outpace: Object | None = None,
         first: bool = False,
     ) -> str:
-        """One event with text of a choice, or with its end where `text` is None."""
+        """Return an event with text of a choice, or its last event if `text` is None."""
         if self.chat:
             role = '"role":"assistant",' if first else ""
             content = "" if text is None else f'{role}"content":{quoted(text)}'
@@ -107,16 +108,16 @@ class Reply:
         )
 
     def aside(self, **extra: Any) -> str:
-        """An event without text."""
+        """Return an event without choices."""
         return f'{self.head}"choices":[],{dumps(extra)[1:]}\n\n'
 
     def end(self, outputs: Sequence[Output], seeds: Sequence[int]) -> str:
-        """The event behind all text."""
+        """Return the event after all text, with usage and statistics."""
         figures = self.figures(outputs, seeds, trace=False)
         return self.aside(usage=usage(outputs, self.prompts), outpace=figures)
 
     def whole(self, outputs: Sequence[Output], seeds: Sequence[int], trace: bool) -> bytes:
-        """The answer in one piece."""
+        """Return the whole answer as one object."""
         kind = "chat.completion" if self.chat else "text_completion"
         choices = [self.choice(index, output) for index, output in enumerate(outputs)]
         figures = self.figures(outputs, seeds, trace)
@@ -124,7 +125,7 @@ class Reply:
         return dumps(self.base(kind) | ends).encode()
 
     def choice(self, index: int, output: Output) -> Object:
-        """One of its choices."""
+        """Return one choice of the answer."""
         content: Object = {"text": output.text}
         if self.chat:
             message = {"role": "assistant", "content": output.text, "refusal": None}
@@ -140,7 +141,7 @@ class Reply:
     def scores(
         self, ids: Sequence[int], logprobs: Sequence[float] | None, offsets: Offsets
     ) -> Object | None:
-        """Log-probabilities of chosen tokens; None where nobody asked for them."""
+        """Return log-probabilities of the chosen tokens; None if not requested."""
         if logprobs is None:
             return None
         tokens = [self.model.token(token) for token in ids]
@@ -163,16 +164,16 @@ class Reply:
         return {"content": entries, "refusal": None}
 
     def figures(self, outputs: Sequence[Output], seeds: Sequence[int], trace: bool) -> Any:
-        """How the choices were decoded; a list where there are several."""
-        each = [
+        """Return decoding statistics: an object for one choice, else a list."""
+        statistics = [
             self.figure(output, seed, trace) for output, seed in zip(outputs, seeds, strict=True)
         ]
-        if len(each) == 1:
-            return each[0]
-        return [{"index": index, **figure} for index, figure in enumerate(each)]
+        if len(statistics) == 1:
+            return statistics[0]
+        return [{"index": index, **figure} for index, figure in enumerate(statistics)]
 
     def figure(self, output: Output, seed: int, trace: bool) -> Object:
-        """How one choice was decoded."""
+        """Return decoding statistics of one choice."""
         figure: Object = {
             "forwards": output.forwards,
             "tokens": output.chosen,
@@ -187,24 +188,31 @@ class Reply:
         return figure | ({"steps": list(map(step, output.steps))} if trace else {})
 
 
-def step(each: Step) -> Object:
-    """An entry of a trace."""
+def step(step: Step) -> Object:
+    """Return a step of a trace as JSON fields."""
     return {
-        "model": each.model,
-        "start": each.start,
-        "rows": each.rows,
-        "seen": each.seen,
-        "kept": each.kept,
-        "seconds": each.seconds,
-        "pattern": each.pattern,
-        "holes": [[hole.start, hole.stop] for hole in each.holes],
-        "dial": each.dial,
+        "model": step.model,
+        "start": step.start,
+        "rows": step.rows,
+        "seen": step.seen,
+        "kept": step.kept,
+        "seconds": step.seconds,
+        "pattern": step.pattern,
+        "holes": [[hole.start, hole.stop] for hole in step.holes],
+        "dial": step.dial,
     }
 
 
 def usage(outputs: Sequence[Output], prompts: int) -> Object:
-    """Tokens of all prompts, each counted once, and of all choices; those given are a prompt's."""
-    per = len(outputs) // prompts
-    asked = sum(output.prompt_tokens + output.given for output in outputs[::per])
-    chosen = sum(output.chosen for output in outputs)
-    return {"prompt_tokens": asked, "completion_tokens": chosen, "total_tokens": asked + chosen}
+    """Return token counts of all prompts, each counted once, and of all choices.
+
+    Fixed tokens of an infill template count as prompt tokens.
+    """
+    per_prompt = len(outputs) // prompts
+    prompt_tokens = sum(output.prompt_tokens + output.given for output in outputs[::per_prompt])
+    completion_tokens = sum(output.chosen for output in outputs)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }

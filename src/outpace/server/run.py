@@ -1,4 +1,4 @@
-"""A server from its socket to its last request: signals, draining, the watchdog."""
+"""Lifetime of a server: listening socket, signals, draining, watchdog."""
 
 from __future__ import annotations
 
@@ -24,47 +24,51 @@ from outpace.server.settings import Settings
 log = logging.getLogger("outpace.server")
 
 TICK = 0.1
-"""Seconds between two looks at the engine."""
+"""Interval at which the watchdog checks the engine."""
 
 GRACE = 1.0
-"""Seconds that clients have to read the last event of what was given up."""
+"""Time for clients to read the last event of an aborted request."""
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's server, ended by this module's own signals."""
+    """Uvicorn's server, without its signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
+        """Install no handlers; `ServerRun` does."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say where only then, since whoever reads it may connect at once."""
+        """Listen, then log the address: readers of the log may connect at once."""
         await super().startup(sockets)
-        for own in sockets or ():
-            log_address(*own.getsockname()[:2])
+        for listener in sockets or ():
+            log_address(*listener.getsockname()[:2])
 
 
 def bound(settings: Settings) -> socket.socket:
-    """A socket at the address; `ValueError` where that cannot be had."""
+    """Return a socket bound to the configured address.
+
+    Raises:
+        OptionError: If the address is not available.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    own = socket.socket(family, socket.SOCK_STREAM)
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        own.bind((settings.host, settings.port))
+        listener.bind((settings.host, settings.port))
     except OSError as error:
-        own.close()
+        listener.close()
         message = f"port: cannot listen on {settings.host}:{settings.port}: {error}"
         raise OptionError("port", settings.port, message) from error
-    return own
+    return listener
 
 
 class Run:
-    """One run of a server, until it is told to end or must."""
+    """One run of a server, until a signal or a failure."""
 
-    def __init__(self, service: Service, own: socket.socket) -> None:
+    def __init__(self, service: Service, listener: socket.socket) -> None:
         self.service = service
-        self.socket = own
+        self.socket = listener
         config = uvicorn.Config(
             build(service),
             http=partial(Protocol, seconds=service.settings.read_seconds),  # type: ignore[arg-type]
@@ -83,7 +87,7 @@ class Run:
         self.ending: asyncio.Task[None] | None = None
 
     def __call__(self) -> int:
-        """Serve; the exit status."""
+        """Serve until the end and return the exit status."""
         uvicorn_loop = self.server.config.get_loop_factory()
         with asyncio.Runner(loop_factory=uvicorn_loop) as runner:
             runner.run(self.main())
@@ -102,46 +106,46 @@ class Run:
             watchdog.cancel()
 
     def stop(self) -> None:
-        """End: the first time when all that is in hand is done, the second time at once."""
+        """Drain on the first signal; exit at once on the second."""
         if self.ending is None:
             self.ending = asyncio.ensure_future(self.drain())
         else:
             self.server.force_exit = self.server.should_exit = True
 
     async def drain(self) -> None:
-        """Finish what is in hand, or give it up when its time is over."""
+        """Finish pending requests, or abort them after `drain_seconds`."""
         seconds = self.service.settings.drain_seconds
-        log.info("draining for %g seconds at most", seconds)
+        log.info("finishing pending requests within %g seconds", seconds)
         self.service.drain()
         try:
             async with asyncio.timeout(seconds):
                 await self.service.drained()
         except TimeoutError:
-            self.service.end(Fault(503, "the server has ended before the answer was whole"))
+            self.service.end(Fault(503, "the server shut down before the answer was complete"))
             await asyncio.sleep(GRACE)
         self.server.should_exit = True
 
     async def watch(self) -> None:
-        """End the process when the engine has died or hangs; measure how late the loop is."""
+        """Exit when the engine fails or hangs; measure the lag of the event loop."""
         loop = asyncio.get_running_loop()
         while (failure := self.service.failure) is None:
             before = loop.time()
             await asyncio.sleep(TICK)
             self.service.metrics.lag.observe(max(loop.time() - before - TICK, 0))
-        log.error("%s; the process ends", failure, exc_info=self.service.client.error)
+        log.error("%s; the server exits", failure, exc_info=self.service.client.error)
         self.status = 1
-        self.service.end(Fault(500, f"{failure}; the server ends"))
+        self.service.end(Fault(500, f"{failure}; the server exits"))
         await asyncio.sleep(GRACE)
         self.server.force_exit = self.server.should_exit = True
 
 
-def run(service: Service, own: socket.socket) -> int:
-    """Serve on a bound socket until a signal; the exit status."""
+def run(service: Service, listener: socket.socket) -> int:
+    """Serve on a bound socket until a signal; return the exit status."""
     for name, model in service.models.items():
         log.info("%s: %s, %s", name, model.config.kind.value, model.method)
     gc.collect()
-    gc.freeze()  # a collection of all that was loaded would stop every stream
+    gc.freeze()  # a collection over all loaded objects would pause every stream
     try:
-        return Run(service, own)()
+        return Run(service, listener)()
     finally:
         service.client.close()

@@ -1,4 +1,4 @@
-"""A running server: its models, what is in hand, and whether it is well."""
+"""State of a running server: models, pending requests, health."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class InHand(Protocol):
     """A request that is not answered yet."""
 
     def end(self, fault: Fault) -> None:
-        """Give it up."""
+        """Abort the request with this error."""
 
 
 class Service:
-    """What the routes of one server share."""
+    """State shared by the routes of one server."""
 
     def __init__(
         self, models: Mapping[str, Model], client: EngineClient, settings: Settings
@@ -35,32 +35,39 @@ class Service:
         self.client = client
         self.settings = settings
         self.metrics = Metrics(models)
-        self.random = Random()  # to ask the system each time lets the engine's thread in between
+        self.random = Random()  # os.urandom releases the GIL to the engine's thread on each call
         self.created = int(time.time())
         self.exchanges: set[InHand] = set()
         self.draining = False
 
     @classmethod
     def load(cls, config: Config) -> Self:
-        """A server with all of its models loaded, for one thread to drive.
+        """Load all models in this process and return their server.
 
-        Raises `ValueError` that names the model which cannot be served.
+        Raises:
+            ValueError: If a model cannot be served; the message names it.
         """
         client, loaded = EngineThread(), load_all(config.models)
         for name, (llm, _) in loaded.items():
             client.add(name, llm)
         texts = {name: llm.text for name, (llm, _) in loaded.items()}
-        return cls.of(config, client, {name: known for name, (_, known) in loaded.items()}, texts)
+        return cls.of(config, client, {name: info for name, (_, info) in loaded.items()}, texts)
 
     @classmethod
     def apart(cls, config: Config, *, small: bool) -> Self:
-        """A server whose models are loaded and decoded by a process of their own.
+        """Load all models in a separate process and return their server.
 
-        So HTTP does not hold the engine up. Where they are `small`, one thread decodes. Raises
-        as `load`.
+        HTTP then does not slow the engine down.
+
+        Args:
+            config: The configuration of the server.
+            small: Whether one thread decodes, which is fastest for small models.
+
+        Raises:
+            ValueError: If a model cannot be served; the message names it.
         """
-        order = Order(models=config.models, small=small, verbose=config.server.verbose)
-        client = EngineProcess(order)
+        command = Order(models=config.models, small=small, verbose=config.server.verbose)
+        client = EngineProcess(command)
         return cls.of(config, client, client.known, client.texts)
 
     @classmethod
@@ -68,35 +75,39 @@ class Service:
         cls,
         config: Config,
         client: EngineClient,
-        known: Mapping[str, Known],
+        model_infos: Mapping[str, Known],
         texts: Mapping[str, Text],
     ) -> Self:
-        """A server whose models a client has loaded."""
+        """Return a server for the models that a client has loaded."""
         models = {}
         for name, entry in config.models.items():
-            most = entry.max_sequences + config.server.max_waiting
-            engine = ModelClient(client, name, texts[name], most)
+            max_pending = entry.max_sequences + config.server.max_waiting
+            engine = ModelClient(client, name, texts[name], max_pending)
             models[name] = Model(
-                name=name, entry=entry, engine=engine, text=texts[name], **vars(known[name])
+                name=name, entry=entry, engine=engine, text=texts[name], **vars(model_infos[name])
             )
         return cls(models, client, config.server)
 
     def model(self, name: str) -> Model:
-        """A model by its name; `Fault` for an unknown one."""
+        """Return a model by name.
+
+        Raises:
+            HttpError: If the name is unknown.
+        """
         if name not in self.models:
-            known = ", ".join(self.models)
-            message = f"model: there is no model {name[:256]!r}; there are {known}"
+            names = ", ".join(self.models)
+            message = f"model: unknown model {name[:256]!r}; choose from {names}"
             raise Fault(404, message, param="model", code="model_not_found")
         return self.models[name]
 
     def listed(self) -> dict[str, Any]:
-        """All models, as `GET /v1/models` tells them."""
+        """Return all models as `GET /v1/models` lists them."""
         data = [model.described(self.created) for model in self.models.values()]
         return {"object": "list", "data": data}
 
     @property
     def failure(self) -> str | None:
-        """Why no request can be answered any more; None while all is well."""
+        """Why the server cannot answer requests any more; None while it can."""
         began = self.client.heartbeat
         if self.client.error is not None or not self.client.alive:
             return "the engine has stopped"
@@ -105,24 +116,24 @@ class Service:
         return None
 
     def check(self) -> None:
-        """Raise `Fault` where nothing more can be done."""
+        """Raise `HttpError` if no request is accepted."""
         if failure := self.failure:
             raise Fault(503, failure)
         if self.draining:
-            raise Fault(503, "the server is about to end", headers={"Retry-After": "10"})
+            raise Fault(503, "the server is shutting down", headers={"Retry-After": "10"})
 
     def drain(self) -> None:
-        """Take no more requests; those in hand go on."""
+        """Accept no more requests; pending ones continue."""
         self.draining = True
         for model in self.models.values():
             model.engine.drain()
 
     async def drained(self) -> None:
-        """Wait until no request is in hand, to the last byte that its client takes."""
+        """Wait until no request is pending, up to the last byte sent."""
         while self.exchanges:
             await asyncio.sleep(0.01)
 
     def end(self, fault: Fault) -> None:
-        """Give up all that is in hand."""
+        """Abort all pending requests with this error."""
         for exchange in list(self.exchanges):
             exchange.end(fault)

@@ -1,4 +1,4 @@
-"""What an operator decides: where the server listens, and which models it has."""
+"""Server configuration: listening address, limits, models."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ FAULTS = {
 }
 
 
-def value(given: object) -> object:
-    """What an option may be."""
-    if isinstance(given, str | int | float):
-        return given
+def value(option: object) -> object:
+    """Return a value that an option may have."""
+    if isinstance(option, str | int | float):
+        return option
     raise ValueError("must be a text, a number, true or false")
 
 
-def limit(given: object) -> object:
-    """What an option may be limited to."""
-    if isinstance(given, list):
+def limit(option: object) -> object:
+    """Return a limit of an option: a list of two numbers, or of words."""
+    if isinstance(option, list):
         for kind in (str, int | float):
-            if all(isinstance(each, kind) for each in given):
-                return given
-    raise ValueError("must be a list of its least and most, or of words")
+            if all(isinstance(each, kind) for each in option):
+                return option
+    raise ValueError("must be a list of a minimum and a maximum, or of words")
 
 
 def located(model: str) -> str:
-    """A path in full, so that it is found in a message; a name of the hub or the zoo unchanged."""
+    """Return an existing path in full, so that error messages can hide it; names unchanged."""
     return os.path.abspath(model) if os.path.exists(model) else model
 
 
@@ -64,27 +64,30 @@ Value = Annotated[str | int | float | bool, PlainValidator(value)]
 Limit = Annotated[list[float] | list[str], PlainValidator(limit)]
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-"""Names of this machine."""
+"""Host names of this machine."""
 
 
 class Strict(BaseModel):
-    """Exact types, and no key that nobody reads."""
+    """Immutable model with exact types and no unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class Settings(Strict):
-    """How the server as a whole behaves.
+    """Settings of the server as a whole.
 
     Attributes:
-        api_key: what clients must send as a bearer token; None lets everybody in.
-        insecure: whether to listen on other addresses than loopback without a key.
-        max_waiting: requests that may be in hand beyond those that run, for each model.
-        read_seconds: time that a client has to send its headers, to send its body, and to take
+        host: Address to listen on.
+        port: Port to listen on.
+        api_key: Bearer token that clients must send; None accepts everyone.
+        api_key_file: File that contains the key.
+        insecure: Whether to listen on other addresses than loopback without a key.
+        max_waiting: Maximum number of waiting requests per model, in addition to running ones.
+        read_seconds: Time limit for a client to send its headers, to send its body, and to read
             what is written to it.
-        drain_seconds: time that requests in hand have once the server is told to end.
-        step_seconds: a step of the engine that takes longer ends the process.
-        verbose: whether to log also what was chosen for this processor.
+        drain_seconds: Time limit for pending requests after a signal to stop.
+        step_seconds: Maximum duration of an engine step; a longer one ends the process.
+        verbose: Whether to log also what was selected for this processor.
     """
 
     host: str = "127.0.0.1"
@@ -99,9 +102,13 @@ class Settings(Strict):
     verbose: bool = False
 
     def key(self) -> bytes | None:
-        """The key that clients must send; `ValueError` for a file without one."""
+        """Return the API key, or None.
+
+        Raises:
+            ValueError: If the key file cannot be read or is empty.
+        """
         if self.api_key is not None and self.api_key_file is not None:
-            raise OptionError("api_key", None, "api_key: give api_key or api_key_file, not both")
+            raise OptionError("api_key", None, "api_key: cannot be combined with api_key_file")
         if self.api_key_file is None:
             return None if self.api_key is None else self.api_key.encode()
         try:
@@ -110,23 +117,23 @@ class Settings(Strict):
             message = f"api_key_file cannot be read: {error}"
             raise OptionError("api_key_file", self.api_key_file, message) from error
         if not key:
-            message = f"api_key_file: {self.api_key_file} holds no key"
+            message = f"api_key_file: {self.api_key_file} is empty"
             raise OptionError("api_key_file", self.api_key_file, message)
         return key
 
     @property
     def local(self) -> bool:
-        """Whether only this machine reaches it, and so pages that a browser here has open."""
+        """Whether only this machine, including pages open in its browsers, reaches the server."""
         return self.host in LOOPBACK
 
     def check(self) -> None:
-        """Raise `ValueError` for a key that is none, and where everybody could ask without one."""
+        """Raise `ValueError` for an invalid key, or for public access without a key."""
         if not (self.key() or self.local or self.insecure):
             raise OptionError(
                 "host",
                 self.host,
-                f"host {self.host!r} can be reached from elsewhere: give an API key "
-                "(--api-key-file), or --insecure where everybody may ask",
+                f"host {self.host!r} is reachable from other machines: set an API key "
+                "(--api-key-file), or --insecure to accept everyone",
             )
 
 
@@ -142,17 +149,16 @@ else:
 
 
 class Entry(Loaded):
-    """One model of the server.
+    """One model of the server, with the options of its `LLM`.
 
     Attributes:
-        path: folder, hub name, or model of the zoo.
-        method: how it decodes unless a request says otherwise; its family's by default.
-        options: options of that method.
-        methods: those that requests may choose; all that fit by default.
-        further: models that requests may name for a role, by the names that they use, and where
-            these are.
-        limits: least and most of a number, or the words that are allowed, for options of methods.
-        max_tokens: most tokens of an answer that a request may ask for.
+        path: Folder, Hugging Face name, or model of the zoo.
+        method: Default decoding method; that of the model family if None.
+        options: Options of that method.
+        methods: Methods that requests may select; all that fit if None.
+        further: Paths of further models that requests may select for a role, by public name.
+        limits: Minimum and maximum, or allowed words, for options of methods.
+        max_tokens: Maximum number of tokens of an answer.
     """
 
     path: Located
@@ -164,22 +170,22 @@ class Entry(Loaded):
     max_tokens: Positive | None = None
 
     def loading(self) -> dict[str, Any]:
-        """The options of its `LLM`."""
+        """Return the options of its `LLM`."""
         return self.model_dump(include={*LOAD})
 
 
 class Config(Strict):
-    """A whole file."""
+    """Configuration file of a server."""
 
     server: Settings = Settings()
     models: Annotated[dict[str, Entry], Field(min_length=1)]
 
     def check(self) -> None:
-        """Raise `ValueError` for settings of the server, and for more than one split model."""
+        """Raise `ValueError` for invalid settings, or a tensor-parallel model among several."""
         self.server.check()
         split = [name for name, entry in self.models.items() if entry.tensor_parallel > 1]
         if split and len(self.models) > 1:
-            message = f"tensor_parallel: the processes of {split[0]} hold one model; serve it alone"
+            message = f"tensor_parallel: {split[0]} must be the only model of the server"
             raise OptionError("tensor_parallel", split, message)
 
 
@@ -187,7 +193,7 @@ Section = TypeVar("Section", bound=Strict)
 
 
 def checked(kind: type[Section], values: Mapping[str, Any], where: str) -> Section:
-    """Settings from plain values; `ValueError` that names the first key that is wrong."""
+    """Return a section from plain values; `OptionError` for an unknown key or invalid value."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -195,24 +201,24 @@ def checked(kind: type[Section], values: Mapping[str, Any], where: str) -> Secti
 
 
 def fault(error: ValidationError) -> OptionError:
-    """The first key that is unknown, or wrong, with its value; that of a key stays secret."""
+    """Return an error for the first unknown or invalid key; API keys are not quoted."""
     errors = error.errors(include_url=False)
     first = min(errors, key=lambda each: each["type"] != "extra_forbidden")
     place = ".".join(map(str, first["loc"]))
     if first["type"] in FAULTS:
         return OptionError(place, None, f"{place} {FAULTS[first['type']]}")
-    raised = first.get("ctx", {}).get("error")
-    told = first["msg"].replace("Input should", "must") if raised is None else raised
+    cause = first.get("ctx", {}).get("error")
+    problem = first["msg"].replace("Input should", "must") if cause is None else cause
     if place.endswith("api_key"):
-        return OptionError(place, None, f"{place} {told}")
-    given = first["input"]
-    return OptionError(place, given, f"{place} {told}, not {reprlib.repr(given)}")
+        return OptionError(place, None, f"{place} {problem}")
+    value = first["input"]
+    return OptionError(place, value, f"{place} {problem}, got {reprlib.repr(value)}")
 
 
 def read(path: Path) -> Config:
-    """The settings of a TOML file; `ValueError` for what cannot be read or is unknown."""
+    """Return the configuration of a TOML file; `ValueError` for an invalid one."""
     if not path.is_file():
-        message = f"config: no settings at {str(path)!r}; give a TOML file"
+        message = f"config: no file at {str(path)!r}; set it to a TOML file"
         raise OptionError("config", path, message)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -222,7 +228,7 @@ def read(path: Path) -> Config:
 
 
 ZOO_CACHE = 0.25
-"""GiB for the cache of each model of the zoo: some eighty requests of full length."""
+"""Cache size of each zoo model in GiB: about eighty requests of full length."""
 
 ZOO: dict[str, tuple[str, ...]] = {
     "tiny-ar": ("tiny-dflash", "tiny-eagle", "tiny-aux"),
@@ -235,16 +241,16 @@ ZOO: dict[str, tuple[str, ...]] = {
     "tiny-dream-sudoku": ("tiny-aux-sudoku",),
     "tiny-aux-sudoku": (),
 }
-"""Models that are served where none is named, and those that may draft or verify for them."""
+"""Models served if none is given, and those that may draft or verify for them."""
 
 METHOD: dict[str, dict[str, Any]] = {
     "tiny-d2f": {"method": "d2f", "options": {"add": 0.5, "confidence": 0.98}}
 }
-"""How they decode where that is not their family's way: as docs/results.md measures them."""
+"""Methods of zoo models other than their family's default, as measured in docs/results.md."""
 
 
 def zoo() -> dict[str, Entry]:
-    """The models of the zoo."""
+    """Return entries for the models of the zoo."""
     return {
         name: Entry(
             path=name,
@@ -259,64 +265,65 @@ def zoo() -> dict[str, Entry]:
 def entry(
     path: str, method: Method | None, further: Mapping[str, str], loading: Mapping[str, Any]
 ) -> Entry:
-    """A model of the command line, with the models that its method names."""
+    """Return an entry for a model of the command line, with the models its method names."""
     values: dict[str, Any] = {"path": path, "further": dict(further), **loading}
     if method is not None:
         roles = models_of(method, path)
         options = {f.name: getattr(method, f.name) for f in fields(method)}
         named = named_roles(roles, further)
         options = {k: v for k, v in (options | named).items() if v is not None}
-        # The names that the method gives come first: they are what its roles are by default.
+        # The method's own models come first: they are the defaults of its roles.
         values["further"] = {named[role]: name for role, name in roles.items()} | values["further"]
         values |= {"method": name_in(METHODS, type(method)), "options": options}
     return checked(Entry, values, path)
 
 
 def named_roles(roles: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
-    """Name the model of each role: as in `further`, or as its file, told apart by a number."""
+    """Name the model of each role as in `further`, or by its file with a number if ambiguous."""
     places = dict(further)
-    named = {}
+    names = {}
     for role, path in roles.items():
         same = (name for name, place in places.items() if place == path)
-        named[role] = next(same, None) or distinct_name(name_of(path), places)
-        places[named[role]] = path
-    return named
+        names[role] = next(same, None) or distinct_name(name_of(path), places)
+        places[names[role]] = path
+    return names
 
 
 def named_models(model: str | None, others: Iterable[str]) -> dict[str, str]:
-    """Name the models of a command line: `others` by `name=path`, or by a path alone.
+    """Name the models of a command line: `name=path`, or a path alone.
 
-    Raises `ValueError` for a name that was given twice.
+    Raises:
+        OptionError: If a name is given twice.
     """
     unnamed = [] if model is None else [model]
-    named: dict[str, str] = {}
+    named_paths: dict[str, str] = {}
     for text in others:
         name, equals, path = text.partition("=")
         if not equals or os.path.exists(text):
             unnamed.append(text)
         elif not (name and path):
-            message = f"--model {text!r} names no model; write name=path, or a path"
+            message = f"--model must be name=path, or a path, got {text!r}"
             raise OptionError("model", text, message)
-        elif name in named:
-            raise OptionError("model", text, f"--model: a name was given twice: {name}")
+        elif name in named_paths:
+            raise OptionError("model", text, f"--model: the name {name} is given twice")
         else:
-            named[name] = path
+            named_paths[name] = path
     models: dict[str, str] = {}
     for path in unnamed:
-        models[distinct_name(name_of(path), {*named, *models})] = path
-    return models | named
+        models[distinct_name(name_of(path), {*named_paths, *models})] = path
+    return models | named_paths
 
 
 def name_in(registry: Mapping[str, type[Method]], kind: type[Method]) -> str:
-    """Under which name a method is registered."""
+    """Return the name under which a method is registered."""
     return next(name for name, each in registry.items() if each is kind)
 
 
 def merged(path: Path | None, models: Mapping[str, Entry], flags: Mapping[str, Any]) -> Config:
-    """What a file says, or else models; what flags say goes before the file."""
-    known = None if path is None else read(path)
-    server = {} if known is None else known.server.model_dump(exclude_unset=True)
+    """Return the configuration of a file or of `models`; flags override the file."""
+    file_config = None if path is None else read(path)
+    server = {} if file_config is None else file_config.server.model_dump(exclude_unset=True)
     return Config(
         server=checked(Settings, server | dict(flags), "command line"),
-        models=dict(models or zoo()) if known is None else known.models,
+        models=dict(models or zoo()) if file_config is None else file_config.models,
     )

@@ -1,4 +1,4 @@
-"""The choices of a streamed answer: events of the engine to events of the stream."""
+"""Streamed choices: engine events converted to chunks of the stream."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from outpace.server.schema import Asked
 
 
 class Strand:
-    """What of a choice has been sent."""
+    """State of one streamed choice."""
 
-    def __init__(self, reply: Reply, index: int, seed: int, asked: Asked) -> None:
+    def __init__(self, reply: Reply, index: int, seed: int, request: Asked) -> None:
         self.reply = reply
         self.index = index
-        self.trace = bool(asked.extension.trace)
-        self.provisional = bool(asked.extension.provisional)
-        self.told = self.trace or self.provisional or asked.usage
+        self.trace = bool(request.extension.trace)
+        self.provisional = bool(request.extension.provisional)
+        self.told = self.trace or self.provisional or request.usage
         self.seed = seed
         self.first = True
         self.offsets = Offsets(reply.model)
@@ -31,7 +31,7 @@ class Strand:
         self.canvas: list[int] = []
 
     def chunks(self, event: Event) -> Iterator[str]:
-        """The chunk with the text of an event, what stands behind that, and the end."""
+        """Yield the chunks for an event: text, canvas, end."""
         scores = None
         if event.logprobs:
             scores = self.reply.scores(event.ids, event.logprobs, self.offsets)
@@ -44,44 +44,44 @@ class Strand:
             self.first = False
         if self.provisional and (canvas := list(event.canvas)) != self.canvas:
             self.canvas = canvas
-            told = self.extra() if self.steps else None
-            shown = {"index": self.index, "canvas": self.shown(canvas)}
-            yield self.reply.aside(outpace=shown | (told or {}))
+            extra = self.extra() if self.steps else None
+            state = {"index": self.index, "canvas": self.shown(canvas)}
+            yield self.reply.aside(outpace=state | (extra or {}))
         if event.output is not None:
-            if self.first:  # an answer without text has a role all the same
+            if self.first:  # an empty answer has a role, too
                 yield self.reply.chunk(self.index, "", first=True)
             finish = event.output.finish_reason
             yield self.reply.chunk(self.index, None, finish=finish, outpace=self.extra(end=True))
 
     def note(self, event: Event) -> None:
-        """Keep the steps and tokens of an event until a chunk tells them."""
+        """Buffer steps and tokens until a chunk reports them."""
         self.steps += map(step, event.steps)
         self.texts += map(self.reply.model.token, event.ids)
         self.tokens += event.chosen
         self.forwards += sum(each.model == "target" for each in event.steps)
 
     def extra(self, end: bool = False) -> dict[str, Any] | None:
-        """What a chunk says beside its text."""
+        """Return the extension fields of a chunk and clear the buffer."""
         if not self.trace:
             return {"index": self.index, "seed": self.seed} if end and not self.told else None
         if end and not self.steps:
             return None
-        told = {"steps": self.steps, "texts": self.texts}
+        trace = {"steps": self.steps, "texts": self.texts}
         self.steps, self.texts = [], []
-        return {"index": self.index, **told, "tokens": self.tokens, "forwards": self.forwards}
+        return {"index": self.index, **trace, "tokens": self.tokens, "forwards": self.forwards}
 
     def shown(self, canvas: Sequence[int]) -> list[str | None]:
-        """What lies behind the committed text; None for a hole."""
+        """Return the texts of the canvas after the committed text; None for a hole."""
         return [None if token < 0 else self.reply.model.token(token) for token in canvas]
 
 
 async def merged(answers: Sequence[PendingRequest]) -> AsyncGenerator[tuple[int, Event], None]:
-    """Events of all choices, with the number of their choice."""
-    if len(answers) == 1:  # nothing stands between it and what is written
+    """Yield the events of all choices with the index of their choice."""
+    if len(answers) == 1:  # no queue is needed
         async for event in answers[0]:
             yield 0, event
         return
-    # Where nobody reads, what comes waits in its answer, which makes one event of it.
+    # With a slow reader, events accumulate in their request, which merges them into one.
     queue: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue(1)
 
     async def pump(index: int, answer: PendingRequest) -> None:
@@ -93,12 +93,12 @@ async def merged(answers: Sequence[PendingRequest]) -> AsyncGenerator[tuple[int,
 
     pumps = [asyncio.ensure_future(pump(*each)) for each in enumerate(answers)]
     try:
-        left = len(pumps)
-        while left:
+        remaining = len(pumps)
+        while remaining:
             index, each = await queue.get()
             if isinstance(each, Exception):
                 raise each
-            left -= each.output is not None
+            remaining -= each.output is not None
             yield index, each
     finally:
         for task in pumps:

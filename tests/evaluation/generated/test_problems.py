@@ -1,4 +1,4 @@
-"""What the zoo makes up, of whichever kind."""
+"""Generated problems of all kinds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS = [(kind, split) for kind in (story, sudoku, table) for split in kind.SPLI
 
 
 @pytest.mark.parametrize(("kind", "split"), KINDS)
-def test_a_problem_depends_on_its_index_alone(kind: ModuleType, split: str) -> None:
+def test_problems_depend_only_on_their_index(kind: ModuleType, split: str) -> None:
     """And on the seed."""
     assert kind.problems(split, 10)[6:] == kind.problems(split, 4, start=6)
     assert kind.problems(split, 10) != kind.problems(split, 10, seed=1)

@@ -1,4 +1,4 @@
-"""Stories: exact arithmetic, disjoint splits, problems by index; and the vocabulary for them."""
+"""Generated stories: correct arithmetic, disjoint splits, problems by index; their vocabulary."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ EQUATION = re.compile(r"<<(\d+)([-+*/])(\d+)=(\d+)>>(\d+)")
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    """The zoo's."""
+    """The zoo's tokenizer."""
     with as_file(files("outpace.zoo") / "vocabulary") as folder:
         return AutoTokenizer.from_pretrained(folder)
 
 
 def assert_true_equation(left: str, op: str, right: str, result: str, repeated: str) -> None:
-    """Exact, in numbers that a small model can learn."""
+    """Assert a correct equation within the table of small numbers."""
     x, y, z = int(left), int(right), int(result)
     assert result == repeated
     assert OPERATIONS[op](x, y) == z
@@ -48,8 +48,8 @@ def assert_true_equation(left: str, op: str, right: str, result: str, repeated: 
 
 
 @pytest.mark.parametrize("split", SPLITS.names)
-def test_every_step_is_a_true_equation_and_the_last_one_is_the_result(split: str) -> None:
-    """In every split."""
+def test_steps_are_correct_equations(split: str) -> None:
+    """In every split; the last one gives the result."""
     for problem in problems(split, 500):
         equations = EQUATION.findall(problem.answer)
         assert 2 <= len(equations) <= 4
@@ -61,8 +61,8 @@ def test_every_step_is_a_true_equation_and_the_last_one_is_the_result(split: str
 
 
 @pytest.mark.parametrize("split", SPLITS.names)
-def test_every_operand_is_in_the_question_or_found_before(split: str) -> None:
-    """Nothing falls from the sky."""
+def test_operands_are_derivable(split: str) -> None:
+    """From the question or earlier steps."""
     for problem in problems(split, 500):
         known = set(re.findall(r"\d+", problem.question)) | {"2"}  # for "half", "twice"
         for left, _, right, result, _ in EQUATION.findall(problem.answer):
@@ -72,7 +72,7 @@ def test_every_operand_is_in_the_question_or_found_before(split: str) -> None:
 
 @pytest.mark.parametrize("split", SPLITS.names)
 def test_text_is_filled_and_well_formed(split: str) -> None:
-    """No brace is left, no question without its mark."""
+    """No placeholder remains, and questions end with a question mark."""
     for problem in problems(split, 500):
         assert not re.search(r"[{}]|  |\b[01] ", problem.question + problem.answer)
         assert problem.question.endswith("?")
@@ -80,13 +80,13 @@ def test_text_is_filled_and_well_formed(split: str) -> None:
 
 
 def test_equations_are_few_enough_to_learn() -> None:
-    """However many problems there are."""
+    """For any number of problems."""
     equations = {found for p in problems("train", 5000) for found in EQUATION.findall(p.answer)}
     assert len(equations) < 5000
 
 
 def test_splits_share_no_question() -> None:
-    """However many are drawn."""
+    """For many problems."""
     train = {problem.question for problem in problems("train", 20_000)}
     test = {problem.question for problem in problems("test", 300)}
     unseen = {problem.question for problem in problems("unseen", 300)}
@@ -95,7 +95,7 @@ def test_splits_share_no_question() -> None:
 
 
 def test_problems_stay_the_same() -> None:
-    """What was measured on them holds."""
+    """Published measurements depend on them."""
     assert problems("train", 1) == [
         Problem(
             question=(
@@ -110,7 +110,7 @@ def test_problems_stay_the_same() -> None:
     ]
 
 
-def test_drills_are_true_equations() -> None:
+def test_drills_are_correct_equations() -> None:
     """Six to eight of them."""
     rng = Random(0)
     for _ in range(100):
@@ -122,8 +122,8 @@ def test_drills_are_true_equations() -> None:
             assert_true_equation(*equation)
 
 
-def test_bad_requests_are_refused() -> None:
-    """With the splits that there are."""
+def test_invalid_arguments_are_rejected() -> None:
+    """The message lists the splits."""
     with pytest.raises(ValueError, match="'dev': choose one of train, test, unseen"):
         problems("dev", 1)
     with pytest.raises(ValueError, match="negative"):
@@ -135,7 +135,7 @@ def test_bad_requests_are_refused() -> None:
 def test_vocabulary_is_full_with_the_special_tokens_last(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """End and mask among them."""
+    """Including end and mask."""
     assert len(tokenizer) == 1024
     assert tokenizer.convert_tokens_to_ids(list(SPECIALS)) == [1020, 1021, 1022, 1023]
     assert tokenizer.eos_token_id == tokenizer.pad_token_id == 1020
@@ -143,8 +143,10 @@ def test_vocabulary_is_full_with_the_special_tokens_last(
 
 
 @pytest.mark.parametrize("split", SPLITS.names)
-def test_prompt_and_answer_tokenize_apart(split: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Into the tokens of both together."""
+def test_prompt_and_answer_tokenize_separately(
+    split: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Into the same tokens as both together."""
     for problem in problems(split, 100):
         prompt, answer = problem.question + "\n", problem.answer + tokenizer.eos_token
         apart = tokenizer(prompt).input_ids + tokenizer(answer).input_ids
@@ -155,22 +157,22 @@ def test_prompt_and_answer_tokenize_apart(split: str, tokenizer: PreTrainedToken
 
 
 def test_plain_answers_have_one_wording_and_the_same_result() -> None:
-    """That of each sentence's first."""
+    """The first wording of each sentence."""
     pairs = list(zip(problems("train", 200), problems("train", 200, plain=True), strict=True))
     assert all((a.question, a.final) == (b.question, b.final) for a, b in pairs)
     changed = sum(a.answer != b.answer for a, b in pairs)
     assert 100 < changed < 200
 
 
-def test_digits_stand_alone_and_any_text_survives(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Byte for byte."""
+def test_digits_are_single_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    """And any text round-trips byte for byte."""
     assert tokenizer.tokenize("4096") == list("4096")
     text = "Zoë — 12×3\n\t<x> 日本"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
 def test_chat_template_is_the_training_format(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Word for word."""
+    """Character by character."""
     chat = [{"role": "user", "content": "How many?"}]
     assert tokenizer.apply_chat_template(chat, tokenize=False) == "How many?\n"
     chat += [{"role": "assistant", "content": "#### 2"}, {"role": "user", "content": "Why?"}]
@@ -179,7 +181,7 @@ def test_chat_template_is_the_training_format(tokenizer: PreTrainedTokenizerBase
 
 
 def test_a_built_vocabulary_is_saved_and_loaded(tmp_path: Path) -> None:
-    """By `transformers`."""
+    """With `transformers`."""
     built = build_tokenizer(story_texts(200), vocab=300)
     save_tokenizer(built, tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
@@ -187,14 +189,14 @@ def test_a_built_vocabulary_is_saved_and_loaded(tmp_path: Path) -> None:
     assert loaded("Tom has 12 cups.").input_ids == built.encode("Tom has 12 cups.").ids
 
 
-def test_a_vocabulary_that_the_text_cannot_fill_is_refused() -> None:
-    """With the size that it gives."""
-    with pytest.raises(ValueError, match="not 1024"):
+def test_too_little_text_is_an_error() -> None:
+    """The message names the size reached."""
+    with pytest.raises(ValueError, match="vocab=1024"):
         build_tokenizer(["too short"])
 
 
 def test_questions_are_printed_as_prompts(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line of JSON each."""
+    """One JSON line each."""
     main(["train", "3"])
     lines = capsys.readouterr().out.splitlines()
     expected = [{"prompt": problem.question} for problem in problems("train", 3)]

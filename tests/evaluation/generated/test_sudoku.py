@@ -1,4 +1,4 @@
-"""Sheets of Sudoku: one solution each, no puzzle in both splits, the zoo's words alone."""
+"""Generated Sudoku sheets: unique solutions, disjoint splits, only words of the zoo."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Board = list[list[int]]
 
 
 def fillings(board: Board) -> list[Board]:
-    """All ways to fill a board, by trying: slower than the module's, and nothing of it."""
+    """All solutions of a board, by brute force independent of the module."""
     empty = [(y, x) for y, x in product(range(4), repeat=2) if board[y][x] == 0]
     if not empty:
         return [board]
@@ -43,7 +43,7 @@ def fillings(board: Board) -> list[Board]:
 
 
 def puzzles(problem: Problem) -> list[tuple[Board, Board]]:
-    """Boards of a sheet, asked and answered."""
+    """Puzzles and solutions of a sheet."""
     asked, answered = sheet_of(problem.question).split("\n\n"), problem.answer.split("\n\n")
     found = []
     for question, answer in zip(asked, answered, strict=True):
@@ -54,27 +54,27 @@ def puzzles(problem: Problem) -> list[tuple[Board, Board]]:
 
 
 def puzzles_of(made: list[Problem]) -> list[str]:
-    """All that the sheets ask, in their order."""
+    """All puzzles of the sheets, in order."""
     return [text for problem in made for text in sheet_of(problem.question).split("\n\n")]
 
 
-def test_grids_are_all_there_are() -> None:
-    """Those that trying finds."""
+def test_grids_are_complete() -> None:
+    """Compared with brute force."""
     tried = fillings([[0] * 4 for _ in range(4)])
     assert sorted(grids()) == sorted(tuple(sum(board, [])) for board in tried)
     assert len(grids()) == 288
 
 
 @pytest.mark.parametrize("split", SPLITS.names)
-def test_each_puzzle_has_the_answer_and_no_other(split: str) -> None:
-    """Found by trying."""
+def test_solutions_are_unique(split: str) -> None:
+    """By brute force."""
     for problem in problems(split, 100):
         for board, solved in puzzles(problem):
             assert fillings(board) == [solved] != [board]
 
 
-def test_sheets_and_givens_are_drawn_alike() -> None:
-    """One to four puzzles of four to ten givens."""
+def test_sizes_are_uniform() -> None:
+    """One to four puzzles with four to ten given cells."""
     sheets = [puzzles(problem) for problem in problems("train", 2000)]
     sizes = Counter(map(len, sheets))
     assert set(sizes) == set(range(1, MOST + 1)) and min(sizes.values()) > 400
@@ -85,7 +85,7 @@ def test_sheets_and_givens_are_drawn_alike() -> None:
 
 
 def test_splits_share_no_puzzle() -> None:
-    """However many are drawn: not only no sheet."""
+    """Not only no sheet."""
     train = puzzles_of(problems("train", 5000))
     test = puzzles_of(problems("test", 100))
     assert not set(train) & set(test)
@@ -93,14 +93,14 @@ def test_splits_share_no_puzzle() -> None:
 
 
 def test_problems_stay_the_same() -> None:
-    """What was measured on them holds."""
+    """Published measurements depend on them."""
     asked = "0000\n4302\n2000\n0124\n\n0401\n3142\n0203\n0304"
     solved = "1243\n4312\n2431\n3124\n\n2431\n3142\n4213\n1324"
     assert problems("test", 1, start=2) == [Problem(f"Solve:\n{asked}", solved)]
 
 
-def test_prompt_and_answer_tokenize_apart_and_are_short() -> None:
-    """A token for each digit and line; the longest sheets fit what the task allows."""
+def test_prompts_and_answers_are_short() -> None:
+    """One token per digit and line; the longest sheets fit the task's limit."""
     with as_file(files("outpace.zoo") / "vocabulary") as folder:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     lengths = set()
@@ -112,8 +112,8 @@ def test_prompt_and_answer_tokenize_apart_and_are_short() -> None:
     assert lengths == {20, 41, 62, 83}
 
 
-def test_a_sheet_is_right_as_a_whole() -> None:
-    """Every puzzle, in order, and none besides; spaces are free, as in the published rule."""
+def test_sheets_are_judged_as_a_whole() -> None:
+    """Every puzzle in order and no others; spaces are ignored, as in the published rule."""
     problem = next(each for each in problems("train", 30) if each.answer.count("\n\n") == 2)
     reference = sheet_of(problem.question)
     first, second, third = problem.answer.split("\n\n")
@@ -132,15 +132,15 @@ def test_a_sheet_is_right_as_a_whole() -> None:
         assert not sheet(answer, reference)
 
 
-def test_hard_puzzles_are_made_too() -> None:
-    """Four givens are as few as there can be."""
+def test_hard_puzzles_occur() -> None:
+    """Four given cells are the minimum."""
     rng = Random(0)
     fewest = min(sum(cell > 0 for cell in puzzle("train", rng)[0]) for _ in range(50))
     assert fewest == 4
 
 
-def test_bad_requests_are_refused() -> None:
-    """With the splits that there are."""
+def test_invalid_arguments_are_rejected() -> None:
+    """The message lists the splits."""
     with pytest.raises(ValueError, match="'unseen': choose one of train, test"):
         problems("unseen", 1)
     with pytest.raises(ValueError, match="negative"):

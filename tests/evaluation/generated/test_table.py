@@ -1,4 +1,4 @@
-"""Tables: true answers, disjoint splits, problems by index, and the zoo's words alone."""
+"""Generated tables: correct answers, disjoint splits, only words of the zoo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILL = re.compile(r"Fill the table n([-+*])(\d+) from (\d+) to (\d+)\.")
 
 
 def solved(question: str) -> str:
-    """The answer that a question asks for."""
+    """The answer to a question."""
     if found := COUNT.fullmatch(question):
         first, step, last = int(found[2]), int(found[3]), int(found[4])
         numbers = range(first, last - 1, -step) if found[1] else range(first, last + 1, step)
@@ -30,7 +30,7 @@ def solved(question: str) -> str:
 
 
 @pytest.mark.parametrize("split", SPLITS.names)
-def test_answers_are_what_the_questions_ask_for(split: str) -> None:
+def test_answers_are_correct(split: str) -> None:
     """And no question is its own answer."""
     for problem in problems(split, 1000):
         assert problem.answer == solved(problem.question) != problem.question
@@ -44,7 +44,7 @@ def test_numbers_have_one_or_two_digits(split: str) -> None:
         assert min(numbers) >= 1 and max(numbers) <= 99
 
 
-def test_kinds_are_drawn_alike() -> None:
+def test_kinds_are_uniform() -> None:
     """Counting, copying and filling."""
     kinds = Counter(problem.question.split()[0] for problem in problems("train", 3000))
     assert set(kinds) == {"Count", "Copy:", "Fill"}
@@ -52,7 +52,7 @@ def test_kinds_are_drawn_alike() -> None:
 
 
 def test_splits_share_no_question() -> None:
-    """However many are drawn."""
+    """For many problems."""
     train = {problem.question for problem in problems("train", 20_000)}
     test = {problem.question for problem in problems("test", 500)}
     assert not train & test
@@ -60,12 +60,12 @@ def test_splits_share_no_question() -> None:
 
 
 def test_problems_stay_the_same() -> None:
-    """What was measured on them holds."""
+    """Published measurements depend on them."""
     numbers = "58 56 12 65 94 37 52 47"
     assert problems("test", 1, start=5) == [Problem(f"Copy: {numbers}", numbers)]
 
 
-def test_prompt_and_answer_tokenize_apart_and_are_short() -> None:
+def test_prompts_and_answers_are_short() -> None:
     """Short enough for the zoo's models."""
     with as_file(files("outpace.zoo") / "vocabulary") as folder:
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -78,8 +78,8 @@ def test_prompt_and_answer_tokenize_apart_and_are_short() -> None:
             assert 24 <= len(tokenizer(answer).input_ids) <= 100
 
 
-def test_bad_requests_are_refused() -> None:
-    """With the splits that there are."""
+def test_invalid_arguments_are_rejected() -> None:
+    """The message lists the splits."""
     with pytest.raises(ValueError, match="'unseen': choose one of train, test"):
         problems("unseen", 1)
     with pytest.raises(ValueError, match="negative"):

@@ -1,1 +1,1 @@
-"""Problems made by rules: stories, sudoku and table questions."""
+"""Generated problems: stories, Sudoku sheets and tables."""

@@ -1,4 +1,4 @@
-"""Problems without end and by seed: what all kinds of them share."""
+"""Common parts of generated problems: questions with answers, and their splits."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ class Problem:
 
     @property
     def final(self) -> str:
-        """The result: what stands after `#### `."""
+        """The result after `#### `."""
         return self.answer.rpartition("#### ")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """How the problems of one kind are shared out.
+    """Assignment of problems of one kind to splits.
 
     Attributes:
-        names: of the splits; those but `train` and `test` have questions of their own.
-        test_every: one question of so many belongs to the split `test`.
+        names: Names of the splits; those other than `train` and `test` have separate questions.
+        test_every: One question in this many belongs to the split `test`.
     """
 
     names: tuple[str, ...]
     test_every: int
 
     def sources(self, split: str, count: int, seed: int, start: int) -> Iterator[Random]:
-        """The chance that makes problems `start` to `start + count`, each from its index alone."""
+        """Return a random generator for each of the problems `start` to `start + count`.
+
+        Each depends only on the seed, the split and its index.
+        """
         if split not in self.names:
             raise ValueError(f"unknown split {split!r}: choose one of {', '.join(self.names)}")
         if count < 0 or start < 0:
@@ -42,7 +45,7 @@ class Splits:
         return (Random(f"{split}/{seed}/{index}") for index in range(start, start + count))
 
     def holds(self, split: str, question: str) -> bool:
-        """Whether a question falls into a split: no list to store, the same in every process."""
+        """Return whether a question belongs to a split, by a hash of its text."""
         if split not in ("train", "test"):
             return True
         return (crc32(question.encode()) % self.test_every == 0) == (split == "test")

@@ -1,8 +1,8 @@
-"""Grade-school word problems with worked solutions in GSM8K's format, without end and by seed.
+"""Generated grade-school word problems with worked solutions in GSM8K's format.
 
-A template is data: wordings of a question and, for each step, one equation over named quantities
-with wordings of its sentence. Every equation comes from one small table, so a problem is made by
-looking up equations that agree with the quantities known so far.
+A template is data: wordings of a question and, for each step, an equation over named quantities
+with wordings of its sentence. All equations are in one small table, so that a problem is made by
+looking up equations that agree with the quantities drawn so far.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outpace.evaluation.generated.problems import Problem, Splits
 Equation = tuple[int, int, int]
 
 SPLITS = Splits(("train", "test", "unseen"), test_every=50)
-TOTAL = 70  # sums end here: a small model can learn every equation
+TOTAL = 70  # a small model can learn every equation up to this sum
 
 HE = "Tom Ben Sam Max Leo Dan Tim Jack Adam Paul Mark Luke Omar Ivan Hugo Noah Eric Finn Carl Ravi"
 SHE = "Amy Eva Mia Zoe Ann Lucy Kate Emma Sara Nina Rosa Lena Jane Ella Lily Maya Ruth Vera Iris"
@@ -35,7 +35,7 @@ NAMES = tuple(PRONOUNS)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One equation over the names of quantities (or literal numbers), and wordings for it."""
+    """One equation over names of quantities or literal numbers, with wordings for it."""
 
     left: str
     op: str
@@ -46,7 +46,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A kind of story: what it is about, how it asks, and the steps that solve it."""
+    """A kind of story: its subjects, its question, and the steps that solve it."""
 
     things: tuple[str, ...]
     questions: tuple[str, ...]
@@ -58,15 +58,21 @@ class Template:
 def problems(
     split: str, count: int, *, seed: int = 0, start: int = 0, plain: bool = False
 ) -> list[Problem]:
-    """Problems `start` to `start + count` of a split; each depends on its index alone.
+    """Return problems `start` to `start + count` of a split; each depends only on its index.
 
-    `plain` answers take the first wording of each sentence, so that they follow from the question.
+    Args:
+        split: Name of the split.
+        count: Number of problems.
+        seed: Seed of all problems.
+        start: Index of the first problem.
+        plain: Whether answers use the first wording of each sentence, so that they follow from the
+            question.
     """
     return [told(split, rng, plain) for rng in SPLITS.sources(split, count, seed, start)]
 
 
 def drill(rng: Random) -> str:
-    """A line of six to eight bare equations, drawn as the training problems draw theirs."""
+    """Return a line of six to eight equations, with the distribution of training problems."""
     equations: list[str] = []
     count = rng.randint(6, 8)
     while len(equations) < count:
@@ -77,7 +83,7 @@ def drill(rng: Random) -> str:
 
 
 def told(split: str, rng: Random, plain: bool) -> Problem:
-    """A story; one whose question falls into another split is drawn again."""
+    """Draw a story; questions of another split are drawn again."""
     while True:
         template = rng.choice(templates()["unseen" if split == "unseen" else "train"])
         values = quantities(template, rng)
@@ -90,7 +96,10 @@ def told(split: str, rng: Random, plain: bool) -> Problem:
 def solution(
     template: Template, values: dict[str, int], fields: dict[str, int | str], rng: Random | None
 ) -> str:
-    """The worked solution: a sentence for each step, of any wording or the first; the result."""
+    """Return the worked solution: one sentence per step, then the result.
+
+    Each sentence has a random wording, or the first one if `rng` is None.
+    """
     sentences = []
     for step in template.steps:
         left, result = term(step, values), values[step.result]
@@ -101,17 +110,17 @@ def solution(
 
 
 def term(step: Step, values: dict[str, int]) -> str:
-    """The left side of a step in numbers, such as `4*6`."""
+    """Return the left side of a step in numbers, such as `4*6`."""
     return f"{values[step.left]}{step.op}{values[step.right]}"
 
 
 def annotated(term: str, result: int) -> str:
-    """GSM8K's calculator annotation with the result after it: `<<4*6=24>>24`."""
+    """Return GSM8K's calculator annotation with the result: `<<4*6=24>>24`."""
     return f"<<{term}={result}>>{result}"
 
 
 def cast(template: Template, rng: Random) -> dict[str, str]:
-    """The people and things of one story, with the pronouns of the main person."""
+    """Draw the people and things of a story, with the pronouns of the main person."""
     name, friend = rng.sample(NAMES, 2)
     thing, other = rng.sample(template.things, 2)
     he, his, him = PRONOUNS[name]
@@ -120,20 +129,20 @@ def cast(template: Template, rng: Random) -> dict[str, str]:
 
 
 def quantities(template: Template, rng: Random) -> dict[str, int]:
-    """Numbers for all names of a template such that every step is an equation of the table."""
+    """Draw numbers for all names of a template, so that every step is an equation of the table."""
     while True:
         values = dict(template.constants)
         for step in template.search:
-            known = values.get(step.left), values.get(step.right), values.get(step.result)
-            if not (found := equations().get((step.op, *known))):
+            constraint = values.get(step.left), values.get(step.right), values.get(step.result)
+            if not (choices := equations().get((step.op, *constraint))):
                 break
-            values[step.left], values[step.right], values[step.result] = rng.choice(found)
+            values[step.left], values[step.right], values[step.result] = rng.choice(choices)
         else:
             return values
 
 
 def facts() -> Iterator[tuple[str, Equation]]:
-    """Every equation of the stories: sums up to `TOTAL`, small products, and their inverses."""
+    """Yield every equation of the stories: sums up to `MAX_SUM`, small products, inverses."""
     numbers = range(2, TOTAL)
     for x, y in product(numbers, numbers):
         if x + y <= TOTAL:
@@ -147,7 +156,7 @@ def facts() -> Iterator[tuple[str, Equation]]:
 
 @cache
 def equations() -> dict[tuple[str, int | None, int | None, int | None], list[Equation]]:
-    """The equations by operation and any choice of known numbers (`None`: not known)."""
+    """Return the equations by operation and any choice of known numbers (None: unknown)."""
     index = defaultdict(list)
     for op, equation in facts():
         for x, y, z in product(*((number, None) for number in equation)):
@@ -156,10 +165,10 @@ def equations() -> dict[tuple[str, int | None, int | None, int | None], list[Equ
 
 
 def parse(entry: dict[str, Any]) -> Template:
-    """Read one template."""
+    """Return the template of a JSON entry."""
     steps = tuple(parse_step(*step) for step in entry["steps"])
     # Products and quotients fit least often, so they are drawn first, and from the end: a factor
-    # is small, while any sum or product may be asked to give it.
+    # is small, while any sum or product may have to result in it.
     scarce = [step for step in reversed(steps) if step.op in "*/"]
     names = {name for step in steps for name in (step.left, step.right, step.result)}
     return Template(
@@ -172,7 +181,7 @@ def parse(entry: dict[str, Any]) -> Template:
 
 
 def parse_step(equation: str, *sentences: str) -> Step:
-    """Read a step such as `t=a*b` with its wordings."""
+    """Return the step of an equation such as `t=a*b`, with its wordings."""
     result, term = equation.split("=")
     left, op, right = re.split(r"([-+*/])", term)
     return Step(left, op, right, result, sentences)
@@ -180,13 +189,13 @@ def parse_step(equation: str, *sentences: str) -> Step:
 
 @cache
 def templates() -> dict[str, tuple[Template, ...]]:
-    """The templates of each kind, read from the data file next to this module."""
+    """Return the templates of each kind from the data file next to this module."""
     stories = json.loads(files(__package__).joinpath("stories.json").read_text("utf-8"))
     return {kind: tuple(map(parse, entries)) for kind, entries in stories.items()}
 
 
 def main(words: list[str]) -> None:
-    """Print questions as JSON lines, prompts for `outpace generate`."""
+    """Print questions as JSON Lines: prompts for `outpace generate`."""
     match words:
         case [split, count] if count.isdecimal():
             for problem in problems(split, int(count)):

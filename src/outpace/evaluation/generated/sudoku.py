@@ -1,8 +1,8 @@
-"""Sheets of 4×4 Sudoku: answers that are planned, not read off from left to right.
+"""Generated sheets of 4×4 Sudoku: answers that need planning, not left-to-right order.
 
-A row is four digits, 0 for a cell to be filled, as in Dream's planning data (Ye et al., 2025). A
-puzzle has exactly one solution. Few givens make hard ones, in which the cells that come first in
-the text are seldom the ones that are known first. Sheets are made without end and by seed.
+A row is four digits, with 0 for an empty cell, as in Dream's planning data (Ye et al., 2025). A
+puzzle has exactly one solution. With few given cells it is hard: the first cells in the text are
+seldom the first that can be deduced.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from outpace.evaluation.generated.problems import Problem, Splits
 
 SPLITS = Splits(("train", "test"), test_every=50)
 GIVENS = range(4, 11)
-"""How many cells of a puzzle may be given; with less than four none has one solution."""
+"""Numbers of given cells; with fewer than four, no puzzle has a unique solution."""
 
 MOST = 4
-"""Puzzles of a sheet at most."""
+"""Maximum number of puzzles of a sheet."""
 
 ASKED = "Solve:\n"
-"""How a question begins, which a sheet ends."""
+"""Beginning of a question; the sheet follows."""
 
 SIDE = 4
 CELLS = range(SIDE * SIDE)
@@ -33,27 +33,28 @@ Grid = tuple[int, ...]
 
 
 def problems(split: str, count: int, *, seed: int = 0, start: int = 0) -> list[Problem]:
-    """Problems `start` to `start + count` of a split; each depends on its index alone."""
+    """Return problems `start` to `start + count` of a split; each depends only on its index."""
     return [drawn(split, rng) for rng in SPLITS.sources(split, count, seed, start)]
 
 
 def drawn(split: str, rng: Random) -> Problem:
-    """A sheet of one to four puzzles, all of them of the split."""
+    """Draw a sheet of one to four puzzles, all of the split."""
     sheet = [puzzle(split, rng) for _ in range(rng.randint(1, MOST))]
-    asked, solved = zip(*sheet, strict=True)
-    return Problem(ASKED + written(asked), written(solved))
+    questions, solutions = zip(*sheet, strict=True)
+    return Problem(ASKED + written(questions), written(solutions))
 
 
 def sheet_of(question: str) -> str:
-    """The puzzles that a question asks."""
+    """Return the sheet of a question."""
     return question.removeprefix(ASKED)
 
 
 def puzzle(split: str, rng: Random) -> tuple[Grid, Grid]:
-    """A puzzle with one solution, and that; one that falls into another split is drawn again.
+    """Draw a puzzle of the split and its unique solution.
 
-    Cells are emptied in random order wherever one solution is left, until as many are given as were
-    drawn; where an order does not lead there, another is tried.
+    Cells are emptied in random order while the solution remains unique, until the drawn number of
+    given cells is left. Orders that do not reach it are drawn again, as are puzzles of other
+    splits.
     """
     givens = rng.choice(GIVENS)
     while True:
@@ -61,19 +62,19 @@ def puzzle(split: str, rng: Random) -> tuple[Grid, Grid]:
         for cell in rng.sample(CELLS, len(CELLS)):
             if len(given) > givens and solutions(solution, given - {cell}).bit_count() == 1:
                 given.remove(cell)
-        asked = tuple(solution[cell] if cell in given else 0 for cell in CELLS)
-        if len(given) == givens and SPLITS.holds(split, written([asked])):
-            return asked, solution
+        grid = tuple(solution[cell] if cell in given else 0 for cell in CELLS)
+        if len(given) == givens and SPLITS.holds(split, written([grid])):
+            return grid, solution
 
 
 def solutions(grid: Grid, given: Iterable[int]) -> int:
-    """Which grids agree with one in the given cells, as bits in the order of `grids`."""
+    """Return the grids that agree with one in the given cells, as bits ordered as `all_grids`."""
     return reduce(and_, (agreeing()[cell, grid[cell]] for cell in given), -1)
 
 
 @cache
 def agreeing() -> dict[tuple[int, int], int]:
-    """For each cell and digit the grids that have it there, as bits."""
+    """Return, for each cell and digit, the grids with this digit there, as bits."""
     return {
         (cell, digit): sum(1 << n for n, grid in enumerate(grids()) if grid[cell] == digit)
         for cell in CELLS
@@ -83,7 +84,7 @@ def agreeing() -> dict[tuple[int, int], int]:
 
 @cache
 def grids() -> tuple[Grid, ...]:
-    """All 288 grids whose rows, columns and boxes hold the digits from 1 to 4."""
+    """Return all 288 grids whose rows, columns and boxes contain the digits 1 to 4."""
     rows = tuple(permutations(range(1, SIDE + 1)))
     halves = [(*a, *b) for a in rows for b in rows if fits(a, b)]
     return tuple(
@@ -97,12 +98,12 @@ def grids() -> tuple[Grid, ...]:
 
 
 def fits(upper: Grid, lower: Grid) -> bool:
-    """Whether two rows make two boxes."""
+    """Return whether two rows form two valid boxes."""
     return not ({*upper[:2]} & {*lower[:2]} or {*upper[2:]} & {*lower[2:]})
 
 
 def written(sheet: Iterable[Grid]) -> str:
-    """Grids as lines of four digits, with an empty line between two of them."""
+    """Return grids as lines of four digits, separated by empty lines."""
     return "\n\n".join(
         "\n".join("".join(map(str, grid[at : at + SIDE])) for at in range(0, len(grid), SIDE))
         for grid in sheet

@@ -1,8 +1,7 @@
-"""Counting, copying and filling tables: answers in which hardly a token is in doubt.
+"""Generated counting, copying and table problems: answers with hardly an uncertain token.
 
-They stand beside the stories as what needs little thought. A method that fills many tokens in one
-forward shows here how far that can go. Problems are made without end and by seed, in words and
-digits of the zoo's vocabulary.
+Compared with the stories they need little reasoning, and show how far a method that fills many
+tokens per forward can go. They use the words and digits of the zoo's vocabulary.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ TOP = 99  # numbers have at most two digits
 
 
 def problems(split: str, count: int, *, seed: int = 0, start: int = 0) -> list[Problem]:
-    """Problems `start` to `start + count` of a split; each depends on its index alone."""
+    """Return problems `start` to `start + count` of a split; each depends only on its index."""
     return [drawn(split, rng) for rng in SPLITS.sources(split, count, seed, start)]
 
 
 def drawn(split: str, rng: Random) -> Problem:
-    """A problem of any kind; one whose question falls into another split is drawn again."""
+    """Draw a problem of any kind; questions of another split are drawn again."""
     while True:
         problem = rng.choice(KINDS)(rng)
         if SPLITS.holds(split, problem.question):
@@ -30,7 +29,7 @@ def drawn(split: str, rng: Random) -> Problem:
 
 
 def count(rng: Random) -> Problem:
-    """Twelve to thirty numbers, up to the bound or down to it, which need not be met."""
+    """Draw a sequence of twelve to thirty numbers, upwards or downwards to a bound."""
     step = rng.randint(1, 5)
     length = rng.randint(12, min(30, (TOP - 1) // step + 1))
     start = min(1 + step * (length - 1) + rng.randrange(step), TOP)
@@ -43,13 +42,13 @@ def count(rng: Random) -> Problem:
 
 
 def copy(rng: Random) -> Problem:
-    """The same eight to eighteen numbers again."""
+    """Draw eight to eighteen numbers to be copied."""
     numbers = joined(rng.randint(10, TOP) for _ in range(rng.randint(8, 18)))
     return Problem(f"Copy: {numbers}", numbers)
 
 
 def fill(rng: Random) -> Problem:
-    """A table of six to ten sums, differences or products, a line each, up to a multiple of ten."""
+    """Draw a table of six to ten sums, differences or products, one per line."""
     op = rng.choice("+-*")
     last = 10 * {"+": rng.randint(1, 8), "-": rng.randint(2, 9), "*": 1}[op]
     first = last + 1 - rng.randint(6, 10)
@@ -59,7 +58,7 @@ def fill(rng: Random) -> Problem:
 
 
 def joined(numbers: Iterable[int]) -> str:
-    """Numbers with spaces between them."""
+    """Return numbers separated by spaces."""
     return " ".join(map(str, numbers))
 
 

@@ -1,4 +1,4 @@
-"""The zoo's own small vocabulary: a byte-level BPE over stories, split as Qwen2 splits text."""
+"""The zoo's small vocabulary: byte-level BPE trained on stories, split as Qwen2 does."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ def build_tokenizer(texts: Iterable[str], vocab: int = 1024) -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIALS])
     if (size := tokenizer.get_vocab_size()) != vocab:
-        raise ValueError(
-            f"the texts give {size} tokens, not {vocab}: ask for that many or add text"
-        )
+        raise ValueError(f"vocab={vocab}, but the texts give {size} tokens: reduce it, or add text")
     return tokenizer
 
 
@@ -75,7 +73,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def story_texts(count: int = 20_000) -> Iterator[str]:
-    """The text that the zoo's vocabulary is built from: training problems and drills."""
+    """Yield the text from which the vocabulary is trained: training problems and drills."""
     for problem in problems("train", count):
         yield f"{problem.question}\n{problem.answer}"
     rng = Random(0)

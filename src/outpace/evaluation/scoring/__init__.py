@@ -1,4 +1,4 @@
-"""How answers are judged, by name; written by hand. Each rule is that of a published scorer."""
+"""Scoring rules by name. Each follows that of a published scorer."""
 
 import re
 from collections.abc import Callable
@@ -8,21 +8,21 @@ from outpace.evaluation import sandbox
 from outpace.evaluation.scoring import code, expressions, numbers, planning
 
 Scorer = Callable[[str, Any], bool | None]
-"""Whether an answer is right, given what its task knows of it; None where nobody can say."""
+"""Return whether an answer is correct for a reference; None if it cannot be judged."""
 
 
 def exact(answer: str, reference: str) -> bool:
-    """The whole text to the letter; white space around it is free."""
+    """Compare the whole text, without surrounding white space."""
     return answer.strip() == reference
 
 
 def matched(answer: str, reference: str) -> bool:
-    """A regular expression that matches somewhere in the text."""
+    """Search for a regular expression in the text."""
     return re.search(reference, answer) is not None
 
 
 def unscored(answer: str, reference: object) -> None:
-    """Prompts that are there for speed only."""
+    """Judge nothing; for prompts that only measure speed."""
 
 
 SCORERS: dict[str, Scorer] = {
@@ -48,6 +48,6 @@ NEEDED: dict[str, Callable[[], object]] = {
     "equal": expressions.math_verify,
     **dict.fromkeys(("humaneval", "humaneval-completion", "mbpp", "mbpp-done"), sandbox.needed),
 }
-"""What raises where a rule cannot judge on this machine, before there is an answer to lose."""
+"""Functions that raise if a rule cannot judge on this machine, called before answering."""
 
 __all__ = ["NEEDED", "SCORERS", "Scorer"]

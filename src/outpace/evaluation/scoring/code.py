@@ -1,4 +1,4 @@
-"""Answers that are programs: found in what a model wrote, and run with their tests."""
+"""Scoring of programs: extract them from answers and run them with their tests."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.Assign
 
 
 def humaneval(answer: str, reference: Record) -> bool:
-    """HumanEval as Dream and D2F judge it: the fenced block, or all, behind the prompt, sanitized.
+    """Judge HumanEval as Dream and D2F do: prompt and fenced block (or all), sanitized.
 
     The reference is a line of the published file.
     """
-    written = answer.partition(PYTHON)[2] or answer
-    program = f"{reference['prompt']}\n{written.partition(FENCE)[0]}"
+    code = answer.partition(PYTHON)[2] or answer
+    program = f"{reference['prompt']}\n{code.partition(FENCE)[0]}"
     return passes(sanitized(program, reference["entry_point"]), reference)
 
 
 def completion(answer: str, reference: Record) -> bool:
-    """HumanEval as lm-eval judges it: prompt and answer as they stand, up to a fence."""
+    """Judge HumanEval as lm-eval does: prompt and answer unchanged, up to a fence."""
     return passes(reference["prompt"] + answer.partition(FENCE)[0], reference)
 
 
 def passes(program: str, reference: Record) -> bool:
-    """Whether a program passes the tests of a line of HumanEval."""
+    """Return whether a program passes the tests of a line of HumanEval."""
     tests = f"{reference['test']}\ncheck({reference['entry_point']})"
     return sandbox.run(f"{program}\n{tests}").passed
 
 
 def fenced(answer: str, reference: Record) -> bool:
-    """MBPP as lm-eval's `mbpp_instruct` judges it: the first fenced block, and the tests.
+    """Judge MBPP as lm-eval's `mbpp_instruct` does: the first fenced block, and the tests.
 
-    There the prompt has opened the block, and an answer that goes on in it is judged as published,
-    where a word right behind the fence is taken for the name of a language. An answer that opens a
-    block itself is taken as it stands.
+    The prompt has already opened the block. An answer that continues it is judged as published: a
+    word directly after the fence counts as the language name. An answer that opens a block itself
+    is
+    judged unchanged.
     """
     opens = answer.count(FENCE) % 2 == 0 or re.match(r"\w", answer.partition(FENCE)[2])
     block = BLOCK.search(answer if opens else FENCE + answer)
@@ -53,7 +54,7 @@ def fenced(answer: str, reference: Record) -> bool:
 
 
 def done(answer: str, reference: Record) -> bool:
-    """MBPP of few shots as WeDLM judges it: what stands before `[DONE]`, without quotes."""
+    """Judge few-shot MBPP as WeDLM does: the text before `[DONE]`, without quotes."""
     program = answer.partition(DONE)[0].strip()
     if len(program) > 1 and program[0] == program[-1] == "'":
         program = program[1:-1].strip()
@@ -61,48 +62,48 @@ def done(answer: str, reference: Record) -> bool:
 
 
 def tested(program: str, reference: Record) -> bool:
-    """Whether a program passes the tests of a line of MBPP."""
+    """Return whether a program passes the tests of a line of MBPP."""
     parts = (program, reference.get("test_setup_code") or "", *reference["test_list"])
     return sandbox.run("\n".join(parts)).passed
 
 
 def sanitized(text: str, entry: str) -> str:
-    """The longest piece of a text that is Python, cut to what `entry` needs.
+    """Return the longest part of a text that is Python, reduced to what `entry` needs.
 
-    Imports stay, and of classes, functions that return something, and named values those that
-    `entry` reaches by name; a later one replaces an earlier one.
+    Keeps imports, and those classes, functions with a return, and assigned names that `entry` uses.
+    A later definition replaces an earlier one.
     """
     text = text.replace("\t", "    ").replace("\r\n", "\n").replace("\r", "\n").strip()
     tree = longest(text.splitlines()[:MOST_LINES])
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     definitions = dict(defined(tree))
     reached: set[str] = set()
-    coming = [entry]
-    while coming:
-        name = coming.pop()
+    pending = [entry]
+    while pending:
+        name = pending.pop()
         if name not in reached:
             reached.add(name)
-            coming += names(definitions[name]) if name in definitions else []
-    kept = [node for name, node in definitions.items() if name in reached]
-    return "\n".join(ast.unparse(node) for node in [*imports, *kept])
+            pending += names(definitions[name]) if name in definitions else []
+    used = [node for name, node in definitions.items() if name in reached]
+    return "\n".join(ast.unparse(node) for node in [*imports, *used])
 
 
 def longest(lines: list[str]) -> ast.Module:
-    """The run of lines with most text that is Python, the first of them; empty without one."""
-    found, best = ast.Module([], []), 0
+    """Return the largest run of lines that is Python, the first of them; else an empty module."""
+    program, best = ast.Module([], []), 0
     for begin in range(len(lines)):
         for end in range(len(lines), begin, -1):
             count = sum(bool(line.strip()) for line in lines[begin:end])
             if count <= best:
                 break
             if (tree := parsed("\n".join(lines[begin:end]))) is not None:
-                found, best = tree, count
+                program, best = tree, count
                 break
-    return found
+    return program
 
 
 def parsed(text: str) -> ast.Module | None:
-    """A text as Python; None where it is none."""
+    """Return the syntax tree of a text; None if it is not Python."""
     try:
         with warnings.catch_warnings(action="ignore"):
             return ast.parse(text)
@@ -111,7 +112,7 @@ def parsed(text: str) -> ast.Module | None:
 
 
 def defined(tree: ast.Module) -> Iterator[tuple[str, Definition]]:
-    """Names that a program gives at its top, and what they stand for."""
+    """Yield the names that a program defines at the top level, with their nodes."""
     for node in tree.body:
         match node:
             case ast.ClassDef(name=name):
@@ -125,7 +126,7 @@ def defined(tree: ast.Module) -> Iterator[tuple[str, Definition]]:
 
 
 def names(node: ast.AST) -> Iterator[str]:
-    """Names that a definition uses; of `a.b.c` only `c`, as published."""
+    """Yield the names that a definition uses; only `c` of `a.b.c`, as published."""
     for child in ast.iter_child_nodes(node):
         match child:
             case ast.Name(id=name) | ast.Attribute(attr=name):

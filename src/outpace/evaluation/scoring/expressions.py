@@ -1,4 +1,4 @@
-"""Answers that end in an expression, as those of MATH: as text, or by what they mean."""
+"""Scoring of mathematical expressions (MATH): as text, or by value."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ IGNORED = ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$", "$", "\\%", "%", 
 
 
 def boxed(answer: str, reference: str) -> bool:
-    """What stands in the last `\\boxed{}`, compared as text: WeDLM's rule for MATH.
+    r"""Compare the last `\boxed{}` as text: WeDLM's rule for MATH.
 
-    Spaces, sizes of brackets and fractions, signs of dollars, percents and degrees, and commas
-    between digits do not count. What comes after another `Problem:` is not looked at.
+    Ignores spaces, sizes of brackets and fractions, dollar, percent and degree signs, and commas
+    between digits. Text after another `Problem:` is not considered.
     """
-    found = last_boxed(NEXT_PROBLEM.split(answer)[0])
-    return bool(found) and normal(found or "") == normal(reference)
+    content = last_boxed(NEXT_PROBLEM.split(answer)[0])
+    return bool(content) and normal(content or "") == normal(reference)
 
 
 def equal(answer: str, reference: str) -> bool:
-    """What the answer ends in, compared by its value, by the library math-verify.
+    r"""Compare the final expression by value with math-verify, as lm-eval's `math_verify` does.
 
-    This is `math_verify` of lm-eval's MATH tasks. The reference is LaTeX, alone or in a
-    `\\boxed{}`. Raises `ValueError` where the library is missing, and `RuntimeError` in another
-    thread than the main one, where its time limits do not work and it would judge all wrong.
+    The reference is LaTeX, alone or in a `\boxed{}`.
+
+    Raises:
+        ValueError: If the library is not installed.
+        RuntimeError: In another thread than the main one, where its time limits do not work and it
+            would judge every answer wrong.
     """
     library = math_verify()
     if current_thread() is not main_thread():
@@ -38,7 +41,7 @@ def equal(answer: str, reference: str) -> bool:
 
 
 def math_verify() -> Any:
-    """The library that compares expressions."""
+    """Return the library that compares expressions."""
     try:
         import math_verify
     except ImportError as error:
@@ -49,16 +52,16 @@ def math_verify() -> Any:
 
 
 def last_boxed(text: str) -> str | None:
-    """What stands in the last `\\boxed{}`, or `\\fbox{}` where there is none; None without one."""
+    r"""Return the content of the last `\boxed{}`, or `\fbox{}` without one; None without both."""
     for mark in ("\\boxed", "\\fbox"):
         if mark in text:
-            behind = text[text.rfind(mark) + len(mark) :]
-            return braced(behind) if behind.startswith("{") else None
+            rest = text[text.rfind(mark) + len(mark) :]
+            return braced(rest) if rest.startswith("{") else None
     return None
 
 
 def braced(text: str) -> str | None:
-    """What stands in the braces that a text begins with; None where they are not closed."""
+    """Return the content of the braces that begin a text; None if they are not closed."""
     depth = 0
     for end, character in enumerate(text):
         depth += (character == "{") - (character == "}")
@@ -68,11 +71,11 @@ def braced(text: str) -> str | None:
 
 
 def normal(expression: str) -> str:
-    """An expression without what does not count."""
+    """Return an expression without the marks that are ignored."""
     for mark in DROPPED:
         expression = expression.replace(mark, "")
-    for mark, instead in RENAMED:
-        expression = expression.replace(mark, instead)
+    for mark, replacement in RENAMED:
+        expression = expression.replace(mark, replacement)
     for mark in IGNORED:
         expression = expression.replace(mark, "")
     expression = re.sub(r"(\d),(\d)", r"\1\2", expression)

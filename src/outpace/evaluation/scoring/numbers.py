@@ -1,4 +1,4 @@
-"""Answers that end in a number, judged as published scorers of GSM8K judge them."""
+"""Scoring of final numbers, by the rules of published scorers of GSM8K."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ CLOSE = 1e-6
 
 
 def strict(answer: str, reference: str) -> bool:
-    """The first number behind `#### `: GSM8K's own rule, `strict-match` of lm-eval's `gsm8k`."""
+    """Judge the first number after `#### `: GSM8K's rule, lm-eval's `strict-match`."""
     return matches(STRICT.search(answer), reference)
 
 
 def stated(answer: str, reference: str) -> bool:
-    """The first number behind `The answer is `: `strict-match` of lm-eval's `gsm8k_cot`.
+    """Judge the first number after `The answer is `: `strict-match` of lm-eval's `gsm8k_cot`.
 
-    As published, a character must follow the number; where none does, its last digit is lost.
+    As published, a character must follow the number; otherwise its last digit is lost.
     """
     return matches(STATED.search(answer), reference)
 
 
 def flexible(answer: str, reference: str) -> bool:
-    """The last thing that looks like a number: `flexible-extract` of lm-eval.
+    """Judge the last text that looks like a number: lm-eval's `flexible-extract`.
 
-    As published, dots, commas and dollars alone look like one too, and 72.00 is not 72.
+    As published, dots, commas and dollar signs alone count as numbers, and 72.00 is not 72.
     """
     found = None
     for found in FLEXIBLE.finditer(answer):  # noqa: B007
@@ -36,31 +36,31 @@ def flexible(answer: str, reference: str) -> bool:
 
 
 def last_number(answer: str, reference: str) -> bool:
-    """WeDLM's rule: the first number behind the last `####`, else the last number of all.
+    """Judge the first number after the last `####`, else the last number: WeDLM's rule.
 
-    What comes after another `Question:` is not looked at; numbers are equal to 1e-6.
+    Text after another `Question:` is ignored; numbers are equal up to 1e-6.
     """
     found = final(answer.partition("Question:")[0])
     return found is not None and abs(float(found) - float(reference.replace(",", ""))) < CLOSE
 
 
 def final(text: str) -> str | None:
-    """The number that a text ends in: the first behind its last `####`, else the last of all."""
+    """Return the first number after the last `####`, else the last number of the text."""
     text = text.replace(",", "")
     _, marked, tail = text.rpartition("####")
-    found = PLAIN.findall(tail)[:1] if marked else []
-    found = found or PLAIN.findall(text)[-1:]
-    return found[0] if found else None
+    numbers = PLAIN.findall(tail)[:1] if marked else []
+    numbers = numbers or PLAIN.findall(text)[-1:]
+    return numbers[0] if numbers else None
 
 
 def matches(found: re.Match[str] | None, reference: str) -> bool:
-    """Whether what was found is the reference, by lm-eval's `exact_match` for GSM8K."""
+    """Return whether a match is the reference, by lm-eval's `exact_match` for GSM8K."""
     if found is None:
         return False
     return normal(found[found.re.groups].strip()) == normal(reference)
 
 
 def normal(number: str) -> str:
-    """A number without commas, dollars, what stands before `#### `, and a full stop at its end."""
+    """Return a number without commas, dollar signs, text before `#### ` and a final period."""
     number = number.replace(",", "").replace("$", "")
     return re.sub(r"\.$", "", re.sub(r"(?s).*#### ", "", number)).lower()

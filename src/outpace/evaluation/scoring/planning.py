@@ -1,4 +1,4 @@
-"""Plans that can be checked: Countdown and 4×4 Sudoku, judged as Dream's authors judge them."""
+"""Scoring of plans by checking them: Countdown and 4×4 Sudoku, as by Dream's authors."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ ARITHMETIC = re.compile(r"\d+[+\-*/]\d[\d+\-*/(). ]*", re.ASCII)
 USED = re.compile(r"\d+(?=[+,\-./*=])")
 SIDE, BOX = 4, 2
 LONGEST = 1000
-"""Characters of an equation that is still worked out."""
+"""Maximum number of characters of an expression that is evaluated."""
 
 
 def countdown(answer: str, reference: str) -> bool:
-    """Whether the first line is a chain of equations from the given numbers to the last of them.
+    """Check that the first line is a chain of equations from the given numbers to the goal.
 
-    `reference` is the numbers, with commas. Every equation must hold, and every number be used
-    once, results included. Unlike the published scorer nothing is executed, so that powers and
-    whole division, which the task does not offer, are wrong.
+    `reference` is the numbers, separated by commas, the goal last. Every equation must hold, and
+    every number, results included, must be used once. Unlike the published scorer, nothing is
+    executed: powers and integer division, which the task does not offer, are wrong.
     """
     *given, goal = reference.split(",")
-    left = Counter(given)
+    unused = Counter(given)
     equations = answer.split("\n")[0].split(",")
     for equation in equations:
         sides = equation.split("=")
         if len(sides) != 2 or not holds(*sides):
             return False
-        left.subtract(USED.findall(equation))
-        left[sides[1]] += 1
-    left[goal] -= 1
-    return equations[-1].split("=")[-1] == goal and not any(left.values())
+        unused.subtract(USED.findall(equation))
+        unused[sides[1]] += 1
+    unused[goal] -= 1
+    return equations[-1].split("=")[-1] == goal and not any(unused.values())
 
 
 def holds(expression: str, result: str) -> bool:
-    """Whether an expression that begins with an operation on two numbers has this value."""
+    """Return whether an expression of at least two numbers has this value."""
     if len(expression) > LONGEST or not ARITHMETIC.fullmatch(expression):
         return False
     try:
@@ -52,7 +52,11 @@ def holds(expression: str, result: str) -> bool:
 
 
 def value(node: ast.expr) -> float:
-    """Value of a sum, difference, product or quotient; `ValueError` for anything else."""
+    """Return the value of a sum, difference, product or quotient.
+
+    Raises:
+        ValueError: For any other expression.
+    """
     match node:
         case ast.Constant(value=int() | float() as number):
             return number
@@ -62,35 +66,36 @@ def value(node: ast.expr) -> float:
             return -value(operand)
         case ast.UnaryOp(ast.UAdd(), operand):
             return value(operand)
-    raise ValueError(f"{ast.unparse(node)} is no arithmetic")
+    raise ValueError(f"{ast.unparse(node)} is not arithmetic")
 
 
 def sudoku(answer: str, reference: str) -> bool:
-    """Whether the first paragraph fills the puzzle: rows, columns and boxes of 1 to 4.
+    """Check that the first paragraph solves the puzzle: rows, columns and boxes of 1 to 4.
 
-    `reference` is the puzzle, zeros to be filled. As published, spaces are left out, and no more
-    characters are read than the puzzle has.
+    `reference` is the puzzle, with zeros for empty cells. As published, spaces are removed, and
+    only
+    as many characters are read as the puzzle has.
     """
-    written = answer.split("\n\n")[0].replace(" ", "")[: len(reference)]
-    puzzle, grid = rows(reference), rows(written)
+    solution = answer.split("\n\n")[0].replace(" ", "")[: len(reference)]
+    puzzle, grid = rows(reference), rows(solution)
     if grid is None or puzzle is None:
         return False
-    kept = all(
+    matches_givens = all(
         given in (0, filled)
-        for asked, done in zip(puzzle, grid, strict=True)
-        for given, filled in zip(asked, done, strict=True)
+        for puzzle_row, row in zip(puzzle, grid, strict=True)
+        for given, filled in zip(puzzle_row, row, strict=True)
     )
-    return kept and all(sorted(group) == [1, 2, 3, 4] for group in groups(grid))
+    return matches_givens and all(sorted(group) == [1, 2, 3, 4] for group in groups(grid))
 
 
 def sheet(answer: str, reference: str) -> bool:
-    """Whether paragraph by paragraph each fills its puzzle of a sheet, and there are no more."""
-    filled, asked = answer.strip().split("\n\n"), reference.split("\n\n")
-    return len(filled) == len(asked) and all(map(sudoku, filled, asked))
+    """Check that each paragraph solves its puzzle of a sheet, and that there are no others."""
+    solutions, puzzles = answer.strip().split("\n\n"), reference.split("\n\n")
+    return len(solutions) == len(puzzles) and all(map(sudoku, solutions, puzzles))
 
 
 def rows(text: str) -> list[list[int]] | None:
-    """A square of digits; None where a text is none."""
+    """Return a square of digits; None if the text is not one."""
     try:
         square = [[int(digit) for digit in row] for row in text.strip().split("\n")]
     except ValueError:
@@ -99,7 +104,7 @@ def rows(text: str) -> list[list[int]] | None:
 
 
 def groups(grid: list[list[int]]) -> list[list[int]]:
-    """Rows, columns and boxes."""
+    """Return rows, columns and boxes."""
     columns = [list(column) for column in zip(*grid, strict=True)]
     boxes = [
         [grid[top + y][left + x] for y in range(BOX) for x in range(BOX)]

@@ -1,4 +1,4 @@
-"""What a model can be evaluated on, by name; written by hand."""
+"""Evaluation tasks by name."""
 
 import re
 from functools import partial
@@ -11,29 +11,29 @@ from outpace.jsonl import Record
 
 
 def number(record: Record) -> str | None:
-    """The number behind `#### ` of a worked answer."""
-    found = STRICT.search(record["answer"])
-    return found[1].replace(",", "").removesuffix(".") if found else None
+    """Return the number after `#### ` of a worked answer."""
+    number_match = STRICT.search(record["answer"])
+    return number_match[1].replace(",", "").removesuffix(".") if number_match else None
 
 
 def expression(record: Record) -> str | None:
-    """The answer of a line, or else what its solution puts into a box."""
+    """Return the answer of a line, or else the boxed result of its solution."""
     answer = record.get("answer")
     return answer if isinstance(answer, str) and answer else last_boxed(record["solution"])
 
 
 def puzzle(record: Record) -> str:
-    """What was given: a plan is checked, not compared."""
+    """Return the puzzle: a plan is checked, not compared."""
     return record["input"]
 
 
 def whole(record: Record) -> Record:
-    """All of a line."""
+    """Return the whole line."""
     return record
 
 
 def pattern(record: Record) -> str | None:
-    """The regular expression that the answer of a line is."""
+    """Return the answer of a line if it is a regular expression."""
     try:
         re.compile(record["answer"])
     except (re.error, OverflowError, RecursionError):
@@ -42,7 +42,7 @@ def pattern(record: Record) -> str | None:
 
 
 OWN = "own-"
-"""How the tasks begin that ask lines of one's own; a judge's name follows."""
+"""Prefix of the tasks that read a user's own lines; the name of a judge follows."""
 
 own = partial(Published, file="JSON lines of question and answer", texts=("question", "answer"))
 
@@ -79,6 +79,6 @@ TASKS: dict[str, Task] = {
 }
 
 JUDGES = tuple(name.removeprefix(OWN) for name in TASKS if name.startswith(OWN))
-"""How answers to lines of one's own are judged."""
+"""Scoring rules for a user's own lines."""
 
 __all__ = ["JUDGES", "OWN", "TASKS", "Task"]

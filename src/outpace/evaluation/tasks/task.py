@@ -1,4 +1,4 @@
-"""Where the lines of a task come from, and what a prompt and a scorer may know of each."""
+"""Tasks: sources of lines, and what prompts and scorers read of each line."""
 
 from __future__ import annotations
 
@@ -13,33 +13,37 @@ from outpace.evaluation.generated.problems import Problem
 from outpace.jsonl import Record, read_records
 
 MOST = 100_000
-"""Problems that are made at a time: a few seconds, and some hundred megabytes."""
+"""Maximum number of generated problems: a few seconds and some hundred megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """Lines, each with texts that a template may name.
+    """A source of lines, whose texts a template can include.
 
     Attributes:
-        reference: what a scorer needs to know of a line.
+        reference: Returns the scorer's reference for a line.
     """
 
     reference: Callable[[Record], Any]
 
     @abstractmethod
     def lines(self, path: str | None, limit: int) -> list[Record]:
-        """The first lines; `ValueError` for a bad one, or a file that is missing or not read."""
+        """Return the first `limit` lines.
+
+        Raises:
+            ValueError: If a line is invalid, or a file is missing or unexpected.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published(Task):
-    """Lines of a published file of JSON lines, which is not part of this package.
+    """Lines of a published JSON Lines file, which is not part of this package.
 
     Attributes:
-        texts: fields that must hold a text.
-        lists: fields that must hold a list of texts; a template finds them one below the other.
-        file: what the file is called where it is published.
-        wanted: what its last text must hold, in words.
+        texts: Fields that must contain a text.
+        lists: Fields that must contain a list of texts; templates join them by newlines.
+        file: Name of the file where it is published.
+        wanted: What its last text must contain, for error messages.
     """
 
     file: str
@@ -48,38 +52,38 @@ class Published(Task):
     wanted: str = "a result"
 
     def lines(self, path: str | None, limit: int) -> list[Record]:
-        """Of the file; a bad line is named with its field."""
+        """Return the first `limit` lines of the file."""
         if path is None or not Path(path).is_file():
-            raise ValueError(f"no file of the task at {path!r}: name one with --data: {self.file}")
+            raise ValueError(f"--data: no file of the task at {path!r}; set it to {self.file}")
         return [self.checked(record, place) for place, record in read_records(Path(path), limit)]
 
     def checked(self, record: Record, place: str) -> Record:
-        """A line that has what it must."""
+        """Return a line after checking its fields."""
         for field in self.texts:
             if not isinstance(text := record.get(field), str) or not text:
-                raise ValueError(f"{place} needs a text as {field}, not {brief(text)}")
+                raise ValueError(f"{place}: {field} must be a text, got {brief(text)}")
         for field in self.lists:
             texts = record.get(field)
             if not (isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)):
-                raise ValueError(f"{place} needs a list of texts as {field}, not {brief(texts)}")
+                raise ValueError(f"{place}: {field} must be a list of texts, got {brief(texts)}")
         if self.reference(record) is None:
-            raise ValueError(f"{place} needs {self.wanted} in its {self.texts[-1]}")
+            raise ValueError(f"{place}: {self.texts[-1]} must contain {self.wanted}")
         return record
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made(Task):
-    """Lines that are made by seed, here."""
+    """Lines that are generated from a seed."""
 
     problems: Callable[[int], Sequence[Problem]]
 
     def lines(self, path: str | None, limit: int) -> list[Record]:
-        """As many as are wanted."""
+        """Return `limit` generated lines."""
         if path is not None:
             raise ValueError(
-                f"problems of this task are generated; they are not read from {path!r}"
+                f"--data: the problems of this task are generated; omit the file {path!r}"
             )
         if limit > MOST:
-            raise ValueError(f"limit must be at most {MOST} where problems are made, not {limit}")
-        made = self.problems(limit)
-        return [{"question": p.question, "answer": p.answer, "final": p.final} for p in made]
+            raise ValueError(f"limit must be at most {MOST} for generated problems, got {limit}")
+        problems = self.problems(limit)
+        return [{"question": p.question, "answer": p.answer, "final": p.final} for p in problems]

@@ -1,0 +1,134 @@
+"""Parsing of request bodies: complexity limits, and errors that name the invalid field."""
+
+from __future__ import annotations
+
+import re
+from reprlib import repr as brief
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from outpace.errors import OptionError
+from outpace.server.fault import Fault
+
+TOOLS = "tool calls are not supported yet"
+
+NOT_YET = {
+    "not supported yet": (
+        *("audio", "prediction", "reasoning_effort", "verbosity", "suffix", "echo", "best_of"),
+        *("web_search_options", "top_logprobs", "refusal"),
+    ),
+    TOOLS: ("tools", "tool_choice", "tool_calls", "functions", "function_call"),
+    "only text is supported": ("modalities",),
+}
+
+REFUSED = {name: reason for reason, names in NOT_YET.items() for name in names}
+"""Fields of OpenAI's with unsupported values, and the reason given."""
+
+Request = TypeVar("Request", bound=BaseModel)
+
+TAG = re.compile(r"str|int|float|bool|none|\[key\]|(list|dict|constrained-|function-|literal).*")
+
+STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+
+SMALL = 2**16
+"""Size up to which every body is fast to parse."""
+
+COUNTS = {"values": (b",", 2**18), "lists and objects": (b"[{", 2**14), "fields": (b":", 2**14)}
+"""Maximum counts in a body, and the bytes outside of strings that are counted."""
+
+
+def check_shape(body: bytes) -> None:
+    """Raise `HttpError` for a body that would take long to parse."""
+    if len(body) <= SMALL:
+        return
+    stripped = STRING.sub(b"", body)
+    for what, (marks, maximum) in COUNTS.items():
+        if sum(stripped.count(mark) for mark in marks) > maximum:
+            raise Fault(400, f"the body must have at most {maximum} {what}", code="too_many_values")
+
+
+def parse(kind: type[Request], body: bytes) -> Request:
+    """Return a request from its JSON.
+
+    Raises:
+        HttpError: If a field is invalid; `param` is its path.
+    """
+    check_shape(body)
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise fault(error) from None
+
+
+def fault(error: ValidationError) -> Fault:
+    """Return the first error, reported for the deepest field where several types are allowed.
+
+    Unsupported features come first, since other fields may be invalid only because of them.
+    """
+    errors = error.errors(include_url=False)
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return Fault(400, f"the body must be valid JSON: {first['msg']}")
+    related = [each for each in errors if each["loc"][:1] == first["loc"][:1]]
+    location = max(
+        map(path, related), key=lambda location: (unsupported(location) is not None, len(location))
+    )
+    related = [each for each in related if path(each) == location]
+    # If one of the types matches, report only its other errors.
+    worst = [each for each in related if not each["type"].endswith("_type")] or related
+    message = " or ".join(dict.fromkeys(map(message_of, worst)))
+    cause = first.get("ctx", {}).get("error")
+    if not location and isinstance(
+        cause, OptionError
+    ):  # raised by a validator of the whole request
+        return Fault(400, str(cause), param=cause.param)
+    if not location:
+        return Fault(400, "the body must be a JSON object")
+    if (end := unsupported(location)) is not None:
+        location = location[: end + 1]
+    param = ".".join(map(str, location))
+    return Fault(400, f"{param}: {describe(location, worst[0], message)}", param=param)
+
+
+def unsupported(place: tuple[str | int, ...]) -> int | None:
+    """Return the depth of an unsupported field on a path, or None."""
+    depth = 2 if place[:1] == ("messages",) else 0
+    step = place[depth] if len(place) > depth else None
+    return depth if step in REFUSED or (depth and step == "role") else None
+
+
+def message_of(error: Any) -> str:
+    """Return pydantic's message, reworded for lists of the wrong length."""
+    bounds = {"too_long": "at most {max_length}", "too_short": "at least {min_length}"}
+    if (bound := bounds.get(error["type"])) is None:
+        return str(error["msg"])
+    count = error["ctx"]["actual_length"]
+    actual = "more" if count is None else count  # pydantic reports no count for objects
+    return f"must have {bound.format(**error['ctx'])} entries, got {actual}"
+
+
+def describe(place: tuple[str | int, ...], error: Any, message: str) -> str:
+    """Return what is wrong with a field."""
+    if error["type"] == "extra_forbidden":
+        return "unknown field"
+    if error["type"] == "missing":
+        return "is required"
+    if unsupported(place) is not None and place[-1] in REFUSED:
+        return f"{REFUSED[str(place[-1])]}; leave the field out"
+    if place[-1] == "role" and error["input"] in ("tool", "function"):
+        return f"{error['input']!r}: {TOOLS}; leave such messages out"
+    if place[-1] == "type":
+        return f"{brief(error['input'])} is not supported yet"
+    text = message.removeprefix("Value error, ").replace("Input should", "must")
+    if error["type"] in ("too_long", "too_short"):
+        return text
+    return f"{text}, got {brief(error['input'])}"
+
+
+def path(error: Any) -> tuple[str | int, ...]:
+    """Return the location of an error without the union types that pydantic tried."""
+    place = error["loc"]
+    inner = place[:-1] if error["type"] in ("extra_forbidden", "missing") else place
+    fields = tuple(step for step in inner if isinstance(step, int) or not TAG.fullmatch(step))
+    return fields + place[len(inner) :]
