@@ -1,4 +1,4 @@
-"""Fields of a tokenizer's files that are used, and whether a tokenizer that was read works."""
+"""Checks of a tokenizer's files and of the loaded tokenizer."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from outpace.checkpoints.fields import Check, Given, checked, flag, line, panics
 
 
 def length(value: Any) -> float:
-    """A number of tokens; published tokenizers have 1e30 for no limit."""
+    """Parse a number of tokens; published tokenizers write 1e30 for no limit."""
     if type(value) in (int, float) and value > 0:
         return float(value)
     raise ValueError("a positive number")
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """A list of names."""
+    """Parse a list of names."""
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return tuple(value)
     raise ValueError("a list of texts")
 
 
 def templates(value: Any) -> Any:
-    """A chat template, or several by name."""
+    """Parse a chat template, or several by name."""
     if isinstance(value, str):
         return value
     named = value.items() if isinstance(value, dict) else pairs(value)
@@ -36,7 +36,7 @@ def templates(value: Any) -> Any:
 
 
 def pairs(value: Any) -> list[tuple[Any, Any]]:
-    """Names and templates of a list; empty for any other value."""
+    """Return names and templates of a list; empty for any other value."""
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         return []
     return [(each.get("name"), each.get("template")) for each in value]
@@ -52,11 +52,11 @@ FIELDS: Mapping[str, Check] = {
     "model_input_names": texts,
     "chat_template": templates,
 }
-"""Fields that change how a text is encoded; transformers checks the others as it loads."""
+"""Fields that change how text is encoded; transformers checks the others while loading."""
 
 
 def check_fields(given: Given, path: Path) -> None:
-    """Raise `ValueError` naming the file for a field of another type."""
+    """Raise `ValueError` naming the file for a field of the wrong type."""
     for name, check in FIELDS.items():
         if given.get(name) is not None:
             try:
@@ -66,10 +66,14 @@ def check_fields(given: Given, path: Path) -> None:
 
 
 def try_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Encode and decode a text; `ValueError` naming the file where that fails."""
+    """Encode and decode a text.
+
+    Raises:
+        ValueError: If that fails; the message names the file.
+    """
     try:
         with panics(str(path)):
             ids = tokenizer("a", verbose=False).input_ids
             tokenizer.decode(ids, skip_special_tokens=True)
     except Exception as error:  # wrong types fail wherever the library first uses them
-        raise ValueError(f"{path} is no tokenizer that works: {line(error)}") from error
+        raise ValueError(f"{path} is not a working tokenizer: {line(error)}") from error

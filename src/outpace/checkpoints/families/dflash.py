@@ -8,11 +8,11 @@ from outpace.checkpoints.families.family import (
     BIASED,
     DECODER,
     FIXED,
+    HUGGING_FACE_NAMES,
     IGNORED,
     Family,
     without_prefix,
 )
-from outpace.checkpoints.families.family import HUGGING_FACE_NAMES as NAMES
 from outpace.checkpoints.families.features import COUNTED, LISTED, OWN, TARGET, feature_layers, flat
 from outpace.checkpoints.families.sights import SIGHTS
 from outpace.checkpoints.fields import Field, count, few, field, flag, index
@@ -56,7 +56,7 @@ DFLASH = Family(
     remote={"dflash.DFlashDraftModel"},
     flat=flat,
     names={
-        **without_prefix(NAMES, "model."),
+        **without_prefix(HUGGING_FACE_NAMES, "model."),
         "fusion.weight": "fc.weight",
         "fusion_norm.weight": "hidden_norm.weight",
         "feature_norm.weight": "feature_norm.weight",

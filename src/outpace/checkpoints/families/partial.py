@@ -1,4 +1,4 @@
-"""What a `config.json` says of rotary embedding of a part of each head."""
+"""Partial rotary embedding: only a share of each head is rotated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FACTOR = "partial_rotary_factor"
 
 
 def partial(usual: float) -> Field:
-    """Rotary embedding of a share of each head, which is the `usual` one else."""
+    """Return the field of a rotary embedding of a share of each head, `usual` by default."""
 
     def value(given: Given, ours: Given) -> Rope:
         nested = {name: given[name] for name in ROPE.names if isinstance(given.get(name), Mapping)}
@@ -26,7 +26,7 @@ def partial(usual: float) -> Field:
         size = int(ours["head_dim"] * part)
         if part > 1 or size < 2 or size % 2:
             raise ValueError(
-                f"{FACTOR} is {part}, but must turn pairs of {ours['head_dim']} dimensions"
+                f"{FACTOR} must rotate pairs of {ours['head_dim']} dimensions, got {part}"
             )
         rest = {
             name: {key: each for key, each in place.items() if key != FACTOR}

@@ -1,4 +1,4 @@
-"""What layers see whose windows follow a rule, unless a `config.json` lists them."""
+"""Attention windows that follow a rule unless a `config.json` lists them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATTERN = field("sliding_window_pattern _sliding_window_pattern", count, None)
 
 
 def sliding(usual: int | None) -> Field:
-    """Sights of layers that all slide where there is a window, which is the `usual` one else."""
+    """Return the field of windows in all layers; `usual` is the default length."""
 
     def value(given: Given, ours: Given) -> tuple[Sight, ...]:
         window = checked_window(given.get("sliding_window", usual))
@@ -29,7 +29,7 @@ def sliding(usual: int | None) -> Field:
 
 
 def alternating(usual: int) -> Field:
-    """Sights where each layer of a number sees all and others slide, or as a checkpoint lists."""
+    """Return the field of windows in all but every n-th layer, by default n = `usual`."""
 
     def value(given: Given, ours: Given) -> tuple[Sight, ...]:
         every = PATTERN.value(given, ours) or usual
