@@ -161,7 +161,7 @@ def test_shards_stay_shards(plain: Path) -> None:
 def test_what_is_quantised_or_there_is_refused(plain: Path, tmp_path: Path) -> None:
     """Nothing is quantised twice, and nothing is written over."""
     folder = compress(plain, tmp_path / "small")
-    with pytest.raises(ValueError, match="small' is quantised already: give the checkpoint that"):
+    with pytest.raises(ValueError, match="small' is already quantized: give the original"):
         compress(folder, tmp_path / "third")
     with pytest.raises(ValueError, match="small exists: name a new folder"):
         compress(plain, folder)

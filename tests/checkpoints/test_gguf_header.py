@@ -72,8 +72,8 @@ NESTED = field("a", ARRAY, struct.pack("<IQ", ARRAY, 1) + array(U32, [1]))
 BROKEN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "does not begin with GGUF"),
     "foreign": (b"PK\3\4" + bytes(100), "does not begin with GGUF"),
-    "magic alone": (b"GGUF", "it is cut: 4 bytes were to follow byte 4, and it has 4"),
-    "version 1": (file(version=1), "it is of version 1; 2 and 3 are read"),
+    "magic alone": (b"GGUF", "it is truncated: 4 bytes should follow byte 4 of 4"),
+    "version 1": (file(version=1), "it is of version 1; supported: 2 and 3"),
     "big-endian": (file(version=3 << 24), "it is big-endian, and only little-endian files"),
     "tensors": (file(counts=(2**62, 0)), f"it has {2**62} tensors; at most 65536 are read"),
     "fields": (file(counts=(0, 2**40)), f"it has {2**40} fields; at most 65536 are read"),
@@ -87,7 +87,10 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         file([field("a", STRING, struct.pack("<Q", 2**63))]),
         f"has {2**63} bytes; at most {2**24} are read",
     ),
-    "string past the end": (file([field("a", STRING, struct.pack("<Q", 5000))]), "it is cut: 5000"),
+    "string past the end": (
+        file([field("a", STRING, struct.pack("<Q", 5000))]),
+        "it is truncated: 5000",
+    ),
     "array": (
         file([field("a", ARRAY, array(U32, [], 2**61))]),
         f"a is an array of {2**61}; at most {MOST_ELEMENTS} are read of all arrays",
@@ -96,7 +99,10 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         file([field(n, ARRAY, array(0, [0] * 2**21)) for n in "abc"]),
         f"c is an array of {2**21}; at most",
     ),
-    "array past the end": (file([field("a", ARRAY, array(U32, [1], 999))]), "is cut: 3996 bytes"),
+    "array past the end": (
+        file([field("a", ARRAY, array(U32, [1], 999))]),
+        "is truncated: 3996 bytes",
+    ),
     "array of an unknown type": (
         file([field("a", ARRAY, struct.pack("<IQ", 77, 1))]),
         "a is an array of type 77, which is not supported",
@@ -104,17 +110,17 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "nested array": (file([NESTED]), "a is an array of type 9, which is not supported"),
     "strings past the end": (
         file([field("a", ARRAY, array(STRING, ["x"], 2**20))]),
-        "it is cut, or a length before byte",
+        "it is truncated, or a length before byte",
     ),
     "length in an array": (
         file([field("a", ARRAY, struct.pack("<IQQ", STRING, 1, 2**63))]),
-        "it is cut, or a length before byte",
+        "it is truncated, or a length before byte",
     ),
     "alignment": (file([number("general.alignment", 33)]), "general.alignment is 33, which is no"),
     "no alignment": (file([number("general.alignment", 0)]), "general.alignment is 0, which is no"),
     "alignment of text": (
         file([field("general.alignment", STRING, text("x"))]),
-        "general.alignment is 'x', which is no power of two",
+        "general.alignment must be a power of two, got 'x'",
     ),
     "dimensions": (file([], [tensor("t", [])]), "tensor 't' has 0 dimensions; 1 to 4 are read"),
     "more dimensions": (
@@ -122,11 +128,14 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         f"tensor 't' has {2**31} dimensions; 1 to 4 are read",
     ),
     "no size": (file([], [tensor("t", [4, 0])]), r"tensor 't' has sizes \(4, 0\); each must be"),
-    "product": (file([], [tensor("t", [2**63] * 4)]), "is cut: tensor 't' ends at byte"),
+    "product": (file([], [tensor("t", [2**63] * 4)]), "is truncated: tensor 't' ends at byte"),
     "tensor type": (file([], [tensor("t", [4], 99)]), "tensor 't' is of type 99, which is unknown"),
     "rows": (file([], [tensor("t", [33], 8)]), "'t' has rows of 33, and Q8_0 has blocks of 32"),
-    "offset": (file([], [tensor("t", [4], offset=8)]), "begins at byte 8, which is no multiple"),
-    "offset past the end": (file([], [tensor("t", [4], offset=2**62)]), "is cut: tensor 't' ends"),
+    "offset": (file([], [tensor("t", [4], offset=8)]), "begins at byte 8, which is not a multiple"),
+    "offset past the end": (
+        file([], [tensor("t", [4], offset=2**62)]),
+        "is truncated: tensor 't' ends",
+    ),
     "tensor twice": (file([], [tensor("t", [4])] * 2), "two entries have the name 't'"),
     "part": (file([number("split.count", 3)]), "is one of 3 parts; merge them first"),
 }
@@ -208,7 +217,7 @@ def test_tokens_of_another_type_are_refused_at_once(tmp_path: Path) -> None:
         field(TOKENS, ARRAY, array(0, [1] * 4000)),
     ]
     path.write_bytes(file(fields))
-    with pytest.raises(ValueError, match="tokens is 4000 of type uint8, but must be an array of s"):
+    with pytest.raises(ValueError, match="tokens must be an array of s.*got 4000 of type uint8"):
         load_tokenizer(path)
 
 
@@ -219,8 +228,8 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "nowhere.gguf").symlink_to("missing")
     (tmp_path / "folder.gguf").mkdir()
     for name, message in {
-        "pipe": "is no regular file: give a GGUF file",
-        "device": "is no regular file: give a GGUF file",
+        "pipe": "is not a regular file: give a GGUF file",
+        "device": "is not a regular file: give a GGUF file",
         "nowhere": "cannot be read: .*No such file",
         "folder": r"config.json does not exist: a checkpoint folder needs",
         "a\0b": "cannot be read: .*null",

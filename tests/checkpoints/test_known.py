@@ -55,11 +55,13 @@ def test_a_draft_that_is_not_here_is_named_and_not_downloaded(
 
     monkeypatch.setattr(load, "snapshot_download", snapshot)
     shutil.copytree(load.ZOO / "tiny-ar", tmp_path / "Qwen3-8B")
-    with pytest.raises(ValueError, match=r"z-lab/Qwen3-8B-DFlash-b16.*none of them is on this"):
+    with pytest.raises(
+        ValueError, match=r"no published draft .*z-lab/Qwen3-8B-DFlash-b16.* is on this"
+    ):
         LLM(tmp_path / "Qwen3-8B", DFlash(draft="auto"), cache_gib=0.05)
     assert asked == [("z-lab/Qwen3-8B-DFlash-b16", True)]
     shutil.copytree(load.ZOO / "tiny-ar", tmp_path / "mine")
-    with pytest.raises(ValueError, match="no draft for '.*mine' is known to speculative"):
+    with pytest.raises(ValueError, match="no published draft of speculative for '.*mine'"):
         LLM(tmp_path / "mine", Speculative(draft="auto"), cache_gib=0.05)
 
 

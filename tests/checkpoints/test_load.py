@@ -88,14 +88,16 @@ def test_hub_failure_names_the_repository(monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError("offline")
 
     monkeypatch.setattr(load, "snapshot_download", refuse)
-    with pytest.raises(ValueError, match="did not give 'someone/something': offline"):
+    with pytest.raises(
+        ValueError, match="cannot download 'someone/something' from the hub: offline"
+    ):
         load_model("someone/something")
 
 
 def test_broken_config_names_the_file(folder: Path) -> None:
     """And not only the column."""
     (folder / "config.json").write_text('{"architectures": [')
-    with pytest.raises(ValueError, match=r"config\.json is no JSON"):
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
         load_model(folder)
 
 
@@ -124,7 +126,7 @@ def test_unknown_architecture_names_it_and_the_known_ones(folder: Path) -> None:
 def test_missing_field_names_it(folder: Path) -> None:
     """A required field of `config.json`."""
     change(folder, hidden_size=None)
-    with pytest.raises(ValueError, match=r"config\.json: the field 'hidden_size' is missing"):
+    with pytest.raises(ValueError, match=r"config\.json: field 'hidden_size' is missing"):
         load_model(folder)
 
 
@@ -207,12 +209,12 @@ def test_values_too_large_for_a_dtype_are_refused(folder: Path) -> None:
 def test_tensors_that_nothing_reads_are_refused(folder: Path) -> None:
     """Layers behind the last, biases of a family without, scales of quantised weights."""
     change(folder, num_hidden_layers=1)
-    with pytest.raises(ValueError, match=r"12 tensors .* such as 'model\.layers\.1\..*what loads"):
+    with pytest.raises(ValueError, match=r"12 tensors .* such as 'model\.layers\.1\..*supported"):
         load_model(folder)
     change(folder, num_hidden_layers=2)
     for name in ("model.layers.0.self_attn.o_proj.bias", "model.layers.0.mlp.weight_scale_inv"):
         rewrite(folder, **{name: torch.ones(32)})
-        with pytest.raises(ValueError, match=f"1 tensors .* such as '{name}'; what loads is Qwen2"):
+        with pytest.raises(ValueError, match=f"1 tensors .* such as '{name}'; supported: Qwen2"):
             load_model(folder)
         rewrite(folder, drop=name)
     rewrite(folder, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
@@ -235,7 +237,7 @@ def test_more_layers_than_there_are_weights_for_are_not_made(folder: Path) -> No
     with pytest.raises(ValueError, match=r"no tensor 'model\.layers\.4095\."):
         load_model(folder)
     change(folder, num_hidden_layers=4097)
-    with pytest.raises(ValueError, match=r"num_hidden_layers is 4097, but must be .* to 4096"):
+    with pytest.raises(ValueError, match=r"num_hidden_layers must be .* to 4096.*got 4097"):
         load_model(folder)
 
 
@@ -244,11 +246,11 @@ def test_positions_that_no_table_holds_want_a_limit(
 ) -> None:
     """Before anything is allocated; 160 positions of 8 numbers here."""
     monkeypatch.setattr(load, "TABLES", 1279)
-    with pytest.raises(ValueError, match=r"tables of 160 positions.*give a max_length"):
+    with pytest.raises(ValueError, match=r"tables of 160 positions.*set a smaller max_length"):
         load_model(folder)
     assert len(load_model(folder, max_length=159).cos) == 159
     for wrong in (0, -1, 1.5, 10**30):
-        with pytest.raises(ValueError, match="max_length is .*, but must be a whole number"):
+        with pytest.raises(ValueError, match="max_length must be a whole number.*got .*"):
             load_model(folder, max_length=wrong)  # type: ignore[arg-type]
 
 
@@ -280,7 +282,9 @@ def test_a_model_without_all_of_its_parameters_is_not_saved(tmp_path: Path) -> N
     """The first that differs is named, and nothing is written."""
     model = causal_model()
     model.blocks[0].mlp.down = torch.nn.Identity()
-    with pytest.raises(ValueError, match=r"'blocks\.0\.mlp\.down\.weight' is missing, new or of"):
+    with pytest.raises(
+        ValueError, match=r"'blocks\.0\.mlp\.down\.weight' is missing, unexpected or of"
+    ):
         save_model(model, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
@@ -325,7 +329,9 @@ def test_mask_outside_the_vocabulary_is_refused() -> None:
 
 def test_heads_that_cannot_be_shared_are_refused() -> None:
     """Query heads share key heads evenly."""
-    with pytest.raises(ValueError, match="4 attention heads cannot share 3"):
+    with pytest.raises(
+        ValueError, match="hidden_size must be a multiple of the 4 attention heads, got 3"
+    ):
         translate(published(num_key_value_heads=3))
 
 

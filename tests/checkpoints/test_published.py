@@ -21,7 +21,7 @@ PUBLISHED: dict[str, dict[str, Any]] = json.loads(
 )
 REFUSED = {
     "LLaDA2.0-Uni": r"auto_map names 'configuration_llada2uni_moe.LLaDA2MoeConfig', code of",
-    "dflash-test": r"the field 'mask_token_id' is missing",
+    "dflash-test": r"field 'mask_token_id' is missing",
     "sdar_4b_multi_block_causal-final": r"block_causal_prompt is True, which is not supported",
 }
 """Those that are decoded otherwise than their architecture says, and why."""
@@ -78,7 +78,7 @@ def test_code_of_another_kind_is_refused(name: str) -> None:
             with pytest.raises(ValueError, match=r"^config\.json: auto_map names '(.*Other|5)'"):
                 translate({**published, "auto_map": code})
     named = [*published["architectures"], "OtherForCausalLM"]
-    with pytest.raises(ValueError, match=r"architectures \[.*\] names several|is not supported"):
+    with pytest.raises(ValueError, match=r"architectures must name one|is not supported"):
         translate({**published, "architectures": named})
 
 
@@ -90,7 +90,7 @@ def test_a_model_that_fills_masks_under_the_name_of_another_is_refused() -> None
     for wrong in ([], {}, None, False):
         assert translate({**PUBLISHED["Qwen3-8B"], "auto_map": wrong}).family == "qwen3"
     for wrong in ("modeling", 3, [1], True):
-        with pytest.raises(ValueError, match="auto_map is .*, but must be an object"):
+        with pytest.raises(ValueError, match="auto_map must be an object.*got .*"):
             translate({**PUBLISHED["Qwen3-8B"], "auto_map": wrong})
 
 
@@ -165,37 +165,41 @@ def test_quantised_checkpoint_is_that_of_the_plain_model(name: str, method: str)
     ("name", "fields", "message"),
     [
         ("Qwen2-0.5B", {"use_sliding_window": True}, "use_sliding_window is True"),
-        ("Qwen2-0.5B", {"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supp"),
-        ("Qwen2-0.5B", {"attention_bias": False}, "attention_bias is False, but only True"),
+        ("Qwen2-0.5B", {"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
+        ("Qwen2-0.5B", {"attention_bias": False}, "attention_bias must be True, got False"),
         ("Qwen3-0.6B", {"num_experts": 128}, "num_experts is 128"),
         ("Qwen3-0.6B", {"a_multiplier": 0}, "a_multiplier is 0, which is not supported"),
         ("Qwen3-8B", {"layer_types": ["sliding_attention"] * 36}, "has 'sliding_attention'"),
         ("Qwen3-8B", {"layer_types": ["full_attention"]}, "the kinds of 36 layers"),
         ("Llama-3.2-1B", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ("Llama-3.2-1B", {"sliding_window": 4096}, "sliding_window is 4096"),
-        ("Llama-3.2-1B", {"rope_parameters": {"rope_type": "default"}}, "say different things"),
+        ("Llama-3.2-1B", {"rope_parameters": {"rope_type": "default"}}, "have different values"),
         ("Llama-3.2-1B", {"head_dim": 63}, "head size of 63 is odd"),
         ("Llama-3.2-1B", {"head_dim": None, "hidden_size": 2050}, "hidden size of 2050"),
-        ("Llama-3.2-1B", {"rope_theta": 1.0}, "rope_theta is 1.0, but must be above 1"),
+        ("Llama-3.2-1B", {"rope_theta": 1.0}, "rope_theta must be above 1.*got 1.0"),
         ("LLaDA-8B-Instruct", {"layer_norm_type": None}, "'layer_norm_type' is missing"),
         ("gemma-3-1b-it", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, whi"),
         ("gemma-3-1b-it", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0, w"),
         ("gemma-3-1b-it", {"use_bidirectional_attention": True}, "use_bidirectional_attention is"),
-        ("gemma-3-1b-it", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu', but only"),
+        ("gemma-3-1b-it", {"hidden_activation": "gelu"}, "hidden_activation must be .*got 'gelu'"),
         ("gemma-3-1b-it", {"rope_local_base_freq": None}, "'rope_local_base_freq' is missing"),
-        ("gemma-3-1b-it", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0, but must be"),
-        ("gemma-3-1b-it", {"rope_parameters": {"full_attention": {}}}, "say different things"),
-        ("gpt-oss-20b", {"swiglu_limit": 6.0}, "swiglu_limit is 6.0, but only 7.0"),
-        ("gpt-oss-20b", {"experts_per_token": 2}, "experts_per_token is 2, but only 4"),
+        ("gemma-3-1b-it", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be .*got 0"),
+        ("gemma-3-1b-it", {"rope_parameters": {"full_attention": {}}}, "have different values"),
+        ("gpt-oss-20b", {"swiglu_limit": 6.0}, "swiglu_limit must be 7.0, got 6.0"),
+        ("gpt-oss-20b", {"experts_per_token": 2}, "experts_per_token must be 4, got 2"),
         ("gpt-oss-20b", {"num_local_experts": 2}, "4 of 2 experts"),
         ("Olmo-3-7B-Think", {"sliding_window": None}, "'sliding_window' is missing"),
         ("Olmo-3-7B-Think", {"rope_local_base_freq": 1e4}, "rope_local_base_freq is 10000.0"),
         ("Qwen3.5-4B-DFlash", {"layer_types": None}, "says of which layers"),
-        ("Qwen3.5-4B-DFlash", {"layer_types": []}, r"layer_types is \[\], but must be a list of t"),
-        ("Qwen3.5-4B-DFlash", {"layer_types": ["full_attention"]}, "but must be a list of the ki"),
+        ("Qwen3.5-4B-DFlash", {"layer_types": []}, r"layer_types must list the types.*got \[\]"),
+        (
+            "Qwen3.5-4B-DFlash",
+            {"layer_types": ["full_attention"]},
+            "layer_types must list the types of",
+        ),
         ("Qwen3.5-4B-DFlash", {"layer_types": ["full_attention"] * 6}, "has 0 sliding layers"),
         ("Qwen3.5-4B-DFlash", {"use_sliding_window": False}, "layer_types has 5 sliding layers"),
-        ("Qwen3.5-4B-DFlash", {"sliding_window": 0}, "sliding_window is 0, but must be a whole"),
+        ("Qwen3.5-4B-DFlash", {"sliding_window": 0}, "sliding_window must be a whole.*got 0"),
         (
             "Qwen3.5-4B-DFlash",
             {"dflash_config": {"target_layer_ids": [], "mask_token_id": 9}},
@@ -204,17 +208,17 @@ def test_quantised_checkpoint_is_that_of_the_plain_model(name: str, method: str)
         ("Qwen3.5-4B-DFlash", {"block_size": 8}, "block_size is 8 in one place and 16 in ano"),
         ("Qwen3.5-4B-DFlash", {"mask_token_id": 1}, "mask_token_id is 1 in one place and 248"),
         ("Qwen3.5-4B-DFlash", {"target_layer_ids": [1]}, r"target_layer_ids is \[1\] in one pl"),
-        ("Qwen3.5-4B-DFlash", {"eagle_aux_hidden_state_layer_ids": [1, 5]}, "different things"),
+        ("Qwen3.5-4B-DFlash", {"eagle_aux_hidden_state_layer_ids": [1, 5]}, "different values"),
         ("Qwen3.5-4B-DFlash", {"is_causal": True, "causal": False}, "causal and is_causal say"),
-        ("Qwen3-8B-DFlash-b16", {"sliding_window": 0}, "sliding_window is 0, but must be a wh"),
+        ("Qwen3-8B-DFlash-b16", {"sliding_window": 0}, "sliding_window must be a wh.*got 0"),
         ("Qwen3-8B-DFlash-b16", {"use_sliding_window": True}, "has 0 sliding layers"),
-        ("Qwen3-8B-DFlash-b16", {"layer_types": []}, r"layer_types is \[\], but must be a list"),
-        ("Qwen3-8B", {"layer_types": []}, r"layer_types is \[\], but must be a list of the ki"),
-        ("gpt-oss-20b", {"layer_types": []}, r"layer_types is \[\], but must be a list of the"),
-        ("Kimi-K25-eagle3", {"layer_types": []}, r"layer_types is \[\], but must be a list of"),
+        ("Qwen3-8B-DFlash-b16", {"layer_types": []}, r"layer_types must list the types.*got \[\]"),
+        ("Qwen3-8B", {"layer_types": []}, r"layer_types must list the types.*got \[\]"),
+        ("gpt-oss-20b", {"layer_types": []}, r"layer_types must list the types.*got \[\]"),
+        ("Kimi-K25-eagle3", {"layer_types": []}, r"layer_types must list the types.*got \[\]"),
         ("Qwen3.5-4B-DFlash", {"sliding_window": None}, "'sliding_window' is missing"),
         ("Qwen3.5-4B-DFlash", {"rope_theta": 5.0}, "rope_theta is 5.0 in one place and 10000000"),
-        ("Qwen3.5-4B-DFlash", {"target_hidden_size": 64}, "target_hidden_size is 64, but only"),
+        ("Qwen3.5-4B-DFlash", {"target_hidden_size": 64}, "target_hidden_size must be .*got 64"),
     ],
 )
 def test_other_models_of_a_format_are_refused(
@@ -228,14 +232,14 @@ def test_other_models_of_a_format_are_refused(
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [
-        ({"type": "longrope", "factor": 2.0}, "'longrope' is not supported; what loads is default"),
+        ({"type": "longrope", "factor": 2.0}, "'longrope' is not supported; supported: default"),
         ({"type": ["yarn"]}, r"\['yarn'\] is not supported"),
         ({"type": "yarn", "factor": 4.0}, "'original_max_position_embeddings' is missing"),
-        ({"type": "linear", "factor": "2"}, "factor is '2', but must be a positive"),
+        ({"type": "linear", "factor": "2"}, "factor must be a positive.*got '2'"),
         ({"type": "linear", "factor": 2.0, "mscale": 1.0}, "mscale is 1.0, which is not supported"),
-        ({"type": "linear", "factor": 2.0, "truncate": False}, "truncate is False, but only True"),
+        ({"type": "linear", "factor": 2.0, "truncate": False}, "truncate must be True, got False"),
         ({"type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ({"type": "yarn", **YARN, "truncate": 0}, "truncate is 0, but must be true or false"),
+        ({"type": "yarn", **YARN, "truncate": 0}, "truncate must be true or false.*got 0"),
     ],
 )
 def test_scaling_is_understood_or_refused(scaling: dict[str, Any], message: str) -> None:

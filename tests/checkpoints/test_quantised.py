@@ -343,7 +343,7 @@ def test_scales_are_numbers(name: str, value: float, tmp_path: Path) -> None:
     """The tensor that has another is named, and its extremes."""
     folder, scales = write(tmp_path, name), DOWN.replace("weight", SCALES[name])
     change(folder, lambda tensors: tensors[scales].view(-1)[-1:].fill_(value))
-    with pytest.raises(ValueError, match=rf"{FILE}: the scales '{scales}' go from .* must be fin"):
+    with pytest.raises(ValueError, match=rf"{FILE}: scales '{scales}' must be finite"):
         load_model(folder)
 
 
@@ -354,7 +354,7 @@ def test_a_group_of_noughts_may_have_the_scale_nought(name: str, tmp_path: Path)
     change(folder, lambda tensors: tensors[scales].view(-1)[-1:].fill_(0))
     assert not load_model(folder).blocks[0].mlp.down.weight[-1, -1]
     change(folder, lambda tensors: tensors[scales].fill_(0))
-    with pytest.raises(ValueError, match="go from 0 to 0"):
+    with pytest.raises(ValueError, match="got 0 to 0"):
         load_model(folder)
 
 
@@ -396,7 +396,7 @@ def test_groups_that_are_none_are_refused(tmp_path: Path) -> None:
         for value in (-1, 3):
             folder = write(tmp_path / f"{name}{value}", name)
             change(folder, lambda t, e=end, v=value: t[DOWN.replace("weight", e)][:1].fill_(v))
-            with pytest.raises(ValueError, match=f"{end}' names groups beyond the 3 there are"):
+            with pytest.raises(ValueError, match=f"groups in '.*{end}' must be below 3"):
                 load_model(folder)
 
 
@@ -422,7 +422,9 @@ def test_a_scheme_of_plain_weights_is_refused(tmp_path: Path) -> None:
     """The configuration says one thing, the weights another."""
     folder = write(tmp_path, "fp8")
     (tmp_path / "plain" / CONFIG).write_text((folder / CONFIG).read_text())
-    with pytest.raises(ValueError, match="no matrix of the weights is quantised so; what loads"):
+    with pytest.raises(
+        ValueError, match="no matrix of the weights is quantized that way; supported"
+    ):
         load_model(tmp_path / "plain")
 
 
@@ -434,27 +436,27 @@ def test_modules_that_were_left_out_are_plain(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not supported; what loads"),
-    ({"load_in_4bit": True}, "quant_method None is not supported; what loads is awq, compressed"),
+    ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not supported; supported"),
+    ({"load_in_4bit": True}, "quant_method None is not supported; supported: awq, compressed"),
     ([], ""),
-    (5, "quantization_config is 5, but must be an object"),
-    (gptq_config(bits=3), "bits is 3, but must be 4 or 8"),
-    (gptq_config(bits=True), "bits is True, but must be 4 or 8"),
-    (gptq_config(group_size=0), "group_size is 0, but must be a number of inputs, or -1"),
-    (gptq_config(checkpoint_format="marlin"), "checkpoint_format is 'marlin', but must be 'gptq'"),
-    (gptq_config(dynamic={"a": 1}), "dynamic is {'a': 1}, which is not supported; what loads is G"),
+    (5, "quantization_config must be an object.*got 5"),
+    (gptq_config(bits=3), "bits must be 4 or 8.*got 3"),
+    (gptq_config(bits=True), "bits must be 4 or 8.*got True"),
+    (gptq_config(group_size=0), "group_size must be a number of inputs, or -1.*got 0"),
+    (gptq_config(checkpoint_format="marlin"), "checkpoint_format must be 'gptq'.*got 'marlin'"),
+    (gptq_config(dynamic={"a": 1}), "dynamic is {'a': 1}, which is not supported; supported: G"),
     (gptq_config(is_marlin_format=True), "is_marlin_format is True, which is not supported"),
-    ({**AWQ, "version": "gemv"}, "version is 'gemv', but must be 'gemm'"),
-    ({**AWQ, "bits": 8}, "bits is 8, but only 4 is supported"),
-    ({**AWQ, "zero_point": False}, "zero_point is False, but only True is supported"),
-    ({**FP8, "fmt": "e5m2"}, "fmt is 'e5m2', but must be 'e4m3'"),
-    ({**FP8, "weight_block_size": [128]}, r"weight_block_size is \[128\], but must be two sizes"),
-    ({**FP8, "weight_block_size": [0, 1]}, r"weight_block_size is \[0, 1\], but must be a whole"),
+    ({**AWQ, "version": "gemv"}, "version must be 'gemm'.*got 'gemv'"),
+    ({**AWQ, "bits": 8}, "bits must be 4, got 8"),
+    ({**AWQ, "zero_point": False}, "zero_point must be True, got False"),
+    ({**FP8, "fmt": "e5m2"}, "fmt must be 'e4m3'.*got 'e5m2'"),
+    ({**FP8, "weight_block_size": [128]}, r"weight_block_size must be two sizes.*got \[128\]"),
+    ({**FP8, "weight_block_size": [0, 1]}, r"weight_block_size must be a whole.*got \[0, 1\]"),
     ({**FP8, "kv_cache_scheme": {"a": 1}}, "kv_cache_scheme is .*, which is not supported"),
-    (compressed("marlin-24"), "format is 'marlin-24', but must be 'int-quantized' or"),
+    (compressed("marlin-24"), "format must be 'int-quantized' or.*got 'marlin-24'"),
     (
         compressed("int-quantized", num_bits=2),
-        "config_groups.group_0: num_bits is 2, but must be 4",
+        "config_groups.group_0: num_bits must be 4.*got 2",
     ),
     (
         compressed("int-quantized", type="float"),
@@ -464,12 +466,12 @@ REFUSED: list[tuple[Any, str]] = [
     (compressed("int-quantized", strategy="tensor_group"), "strategy is 'tensor_group', but must"),
     (compressed("int-quantized", strategy="group"), "strategy 'group' needs its group_size"),
     (compressed("int-quantized", strategy="block"), "strategy 'block' needs its block_structure"),
-    (compressed("int-quantized", actorder="x"), "actorder is 'x', but must be"),
+    (compressed("int-quantized", actorder="x"), "actorder must be .*got 'x'"),
     (compressed("int-quantized", later=1), "later is 1, which is not supported"),
-    ({**compressed("int-quantized"), "config_groups": {}}, "config_groups is empty"),
+    ({**compressed("int-quantized"), "config_groups": {}}, "config_groups must not be empty"),
     ({**compressed("int-quantized"), "config_groups": {"a": 1}}, "config_groups.a is 1, but must"),
     ({**compressed("int-quantized"), "ignore": ["re:("]}, r"ignore is .*'re:\(' is not"),
-    ({**compressed("int-quantized"), "ignore": "x"}, "ignore is 'x', but must be a list of names"),
+    ({**compressed("int-quantized"), "ignore": "x"}, "ignore must be a list of names.*got 'x'"),
     ({**compressed("int-quantized"), "kv_cache_scheme": {"a": 1}}, "kv_cache_scheme is"),
     ({**compressed("int-quantized"), "quantization_status": "frozen"}, "only 'compressed' is supp"),
     (

@@ -112,14 +112,18 @@ def test_family_without_a_template_adds_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("tokenizer.json", "[]", r"tokenizer\.json has no JSON object but \[\]"),
-        ("tokenizer.json", '{"model"', r"tokenizer\.json is no JSON"),
+        ("tokenizer.json", "[]", r"tokenizer\.json must be a JSON object, got \[\]"),
+        ("tokenizer.json", '{"model"', r"tokenizer\.json is not JSON"),
         (
             "tokenizer.json",
             '{"model": {"type": "BPE"}}',
-            r"tokenizer\.json is no readable tokenizer",
+            r"tokenizer\.json is not a readable tokenizer",
         ),
-        ("tokenizer_config.json", "null", r"tokenizer_config\.json has no JSON object but None"),
+        (
+            "tokenizer_config.json",
+            "null",
+            r"tokenizer_config\.json must be a JSON object, got None",
+        ),
     ],
 )
 def test_broken_tokenizer_is_named(tmp_path: Path, file: str, content: str, message: str) -> None:

@@ -98,13 +98,13 @@ def test_end_of_turn_ends_an_answer_too() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("block_type", "sequential", "block_type is 'sequential', but only 'llama' is supported"),
+        ("block_type", "sequential", "block_type must be 'llama', got 'sequential'"),
         ("block_type", None, "'block_type' is missing"),
         ("block_group_size", 2, "block_group_size is 2"),
-        ("activation_type", "swiglu", "activation_type is 'swiglu', but only 'silu'"),
+        ("activation_type", "swiglu", "activation_type must be 'silu', got 'swiglu'"),
         ("layer_norm_type", "default", "layer_norm_type is 'default'"),
-        ("rope", False, "rope is False, but only True"),
-        ("alibi", True, "alibi is True, which is not supported; what loads is LLaDA"),
+        ("rope", False, "rope must be True, got False"),
+        ("alibi", True, "alibi is True, which is not supported; supported: LLaDA"),
         ("include_bias", True, "include_bias is True"),
         ("mask_token_id", None, "'mask_token_id' is missing"),
     ],

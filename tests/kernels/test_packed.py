@@ -160,17 +160,17 @@ def test_what_does_not_fit_is_refused() -> None:
     packed = pack_blocks("Q4_0", random_blocks("Q4_0", 16, 64))
     product = bind_product(packed)
     for rows in (torch.zeros(1, 32), torch.zeros(1, 64, dtype=torch.float64)):
-        with pytest.raises(ValueError, match="64 inputs of float32"):
+        with pytest.raises(ValueError, match=r"x must be float32\[\.\.\., 64\]"):
             product(rows)
     with pytest.raises(ValueError, match="bias"):
         bind_product(packed, torch.zeros(15))
-    with pytest.raises(ValueError, match="rows 0 to 16 of a matrix of 16"):
+    with pytest.raises(ValueError, match="must be below 16, got 0 to 16"):
         unpack_rows(packed, torch.tensor([0, 16]))
-    with pytest.raises(ValueError, match="rows -1"):
+    with pytest.raises(ValueError, match="got -1 to"):
         unpack_rows(packed, torch.tensor([-1]))
     with pytest.raises(ValueError, match="32 inputs in blocks of type 12"):
         pack_rows([Rows(KINDS["Q4_K"], np.zeros(1, np.uint64))], 32)
     with pytest.raises(ValueError, match="32 inputs in blocks of type 99"):
         pack_rows([Rows(99, np.zeros(1, np.uint64))], 32)
-    with pytest.raises(ValueError, match="loop 3 needs another processor"):
+    with pytest.raises(ValueError, match="loop must be from 1 to .*got 3"):
         bind_product(packed, loop=3)

@@ -221,7 +221,7 @@ def test_sliding_layers_are_causal_unless_told(
         *(
             (
                 {"dflash_config": {**NESTED, "input_fusion": wrong}},
-                "dflash_config.input_fusion is .*, but must be true or false",
+                "dflash_config.input_fusion must be true or false, got",
             )
             for wrong in (1, 0, "true", [], {}, 1.0)
         ),
@@ -272,7 +272,7 @@ def test_draft_and_model_do_not_stand_for_each_other(pair: Path, draft: FeatureD
     """Each is told what it is."""
     with pytest.raises(ValueError, match="is a draft that reads the features of a target"):
         load_model(pair / "draft")
-    with pytest.raises(ValueError, match="is no draft that reads features.* Qwen3ForCausalLM"):
+    with pytest.raises(ValueError, match="is not a draft that reads features.* Qwen3ForCausalLM"):
         load_draft(pair / "target", *draft.lender)
 
 
