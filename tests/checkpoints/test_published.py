@@ -171,7 +171,7 @@ def test_quantised_checkpoint_is_that_of_the_plain_model(name: str, method: str)
         ("Qwen3-0.6B", {"a_multiplier": 0}, "a_multiplier is 0, which is not supported"),
         ("Qwen3-8B", {"layer_types": ["sliding_attention"] * 36}, "has 'sliding_attention'"),
         ("Qwen3-8B", {"layer_types": ["full_attention"]}, "the kinds of 36 layers"),
-        ("Llama-3.2-1B", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ("Llama-3.2-1B", {"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1.0"),
         ("Llama-3.2-1B", {"sliding_window": 4096}, "sliding_window is 4096"),
         ("Llama-3.2-1B", {"rope_parameters": {"rope_type": "default"}}, "have different values"),
         ("Llama-3.2-1B", {"head_dim": 63}, "head size of 63 is odd"),
@@ -238,7 +238,7 @@ def test_other_models_of_a_format_are_refused(
         ({"type": "linear", "factor": "2"}, "factor must be a positive.*got '2'"),
         ({"type": "linear", "factor": 2.0, "mscale": 1.0}, "mscale is 1.0, which is not supported"),
         ({"type": "linear", "factor": 2.0, "truncate": False}, "truncate must be True, got False"),
-        ({"type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1.0"),
         ({"type": "yarn", **YARN, "truncate": 0}, "truncate must be true or false.*got 0"),
     ],
 )

@@ -279,7 +279,7 @@ def test_dflash_is_the_plain_draft(
         (eagle({"model_type": None}), "'model_type' is missing"),
         (eagle({"num_hidden_layers": 2}), "num_hidden_layers must be 1, got 2"),
         (eagle({"vocab_size": 8}), "draft_vocab_size 24 exceeds the vocabulary of 8"),
-        (eagle({"hidden_act": "gelu"}), "hidden_act is 'gelu'"),
+        (eagle({"hidden_act": "gelu"}), "hidden_act must be 'silu'"),
         (eagle({"layer_types": ["sliding_attention"]}), "layer_types has 'sliding_attention'"),
         (eagle(hidden_size=48), "hidden_size is 32 in one place and 48 in another"),
         (eagle(fc_norm=True), "fc_norm is True, which is not supported"),

@@ -100,9 +100,9 @@ def test_end_of_turn_ends_an_answer_too() -> None:
     [
         ("block_type", "sequential", "block_type must be 'llama', got 'sequential'"),
         ("block_type", None, "'block_type' is missing"),
-        ("block_group_size", 2, "block_group_size is 2"),
+        ("block_group_size", 2, "block_group_size must be 1, got 2"),
         ("activation_type", "swiglu", "activation_type must be 'silu', got 'swiglu'"),
-        ("layer_norm_type", "default", "layer_norm_type is 'default'"),
+        ("layer_norm_type", "default", "layer_norm_type must be 'rms'"),
         ("rope", False, "rope must be True, got False"),
         ("alibi", True, "alibi is True, which is not supported; supported: LLaDA"),
         ("include_bias", True, "include_bias is True"),

@@ -203,10 +203,10 @@ def test_what_is_not_exactly_supported_is_refused(tmp_path: Path) -> None:
 
     for fields, words in [
         ({"use_linear_attention": True}, "use_linear_attention is True"),
-        ({"score_function": "softmax"}, "score_function is 'softmax'"),
-        ({"use_qk_norm": False}, "use_qk_norm is False"),
-        ({"partial_rotary_factor": 0.7}, "partial_rotary_factor is 0.7"),
-        ({"partial_rotary_factor": 2.0}, "partial_rotary_factor is 2.0"),
+        ({"score_function": "softmax"}, "score_function must be 'sigmoid'"),
+        ({"use_qk_norm": False}, "use_qk_norm must be True"),
+        ({"partial_rotary_factor": 0.7}, "partial_rotary_factor must .*got 0.7"),
+        ({"partial_rotary_factor": 2.0}, "partial_rotary_factor must .*got 2.0"),
         ({"rotary_dim": 16}, "rotary_dim must be 8, got 16"),
         ({"rotary_dim": 8, "partial_rotary_factor": 0.25}, "rotary_dim must be 4, got 8"),
         ({"router_dtype": "bf16"}, "router_dtype must be 'fp32', got 'bf16'"),

@@ -226,9 +226,9 @@ def test_sliding_layers_are_causal_unless_told(
             for wrong in (1, 0, "true", [], {}, 1.0)
         ),
         ({"input_fusion": True}, "input_fusion is True, which is not supported"),
-        ({"draft_vocab_size": 12}, "draft_vocab_size is 12"),
-        ({"is_neox_style": False}, "is_neox_style is False"),
-        ({"output_multiplier": 0.5}, "output_multiplier is 0.5"),
+        ({"draft_vocab_size": 12}, "draft_vocab_size must be .*got 12"),
+        ({"is_neox_style": False}, "is_neox_style must be True"),
+        ({"output_multiplier": 0.5}, "output_multiplier must be 1.0"),
         ({"layer_types": ["full_attention", "linear"]}, "layer_types has 'linear'"),
         ({"dflash_config": {"target_layer_ids": [1, 5]}}, "'mask_token_id' is missing"),
         ({"dflash_config": {"mask_token_id": 24}}, "mask token 24 .* vocabulary of 24"),

@@ -54,7 +54,7 @@ def fill(
         keep_int8: Whether matrices stored in 8 bits keep their codes.
         native: Whether matrices in a block format of GGUF keep it.
         narrow: Converts a module to fewer bits once it is filled, if not None.
-        parts: Parts of each parameter; whole tensors by default.
+        parts_by_name: Parts of each parameter; whole tensors by default.
     """
     wanted = wanted or pieces(model)
     names = {piece.source for parts in wanted.values() for piece in parts}
