@@ -116,8 +116,14 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         file([field("a", ARRAY, struct.pack("<IQQ", STRING, 1, 2**63))]),
         "it is truncated, or a length before byte",
     ),
-    "alignment": (file([number("general.alignment", 33)]), "general.alignment must be a power of two"),
-    "no alignment": (file([number("general.alignment", 0)]), "general.alignment must be a power of two"),
+    "alignment": (
+        file([number("general.alignment", 33)]),
+        "general.alignment must be a power of two",
+    ),
+    "no alignment": (
+        file([number("general.alignment", 0)]),
+        "general.alignment must be a power of two",
+    ),
     "alignment of text": (
         file([field("general.alignment", STRING, text("x"))]),
         "general.alignment must be a power of two, got 'x'",

@@ -160,13 +160,13 @@ class Adapter:
         return weight.float() + update.delta()
 
 
-def configured(given: Given) -> Given:
+def configured(config: Given) -> Given:
     """Read the fields of an `adapter_config.json` that define the updates."""
-    if given.get("peft_type") != "LORA":
-        raise ValueError(f"peft_type must be 'LORA', got {given.get('peft_type')!r}")
-    refuse_unknown(given, {*names_of(FIELDS), *FIXED, *IGNORED}, REMEDY)
-    refuse_other(given, FIXED, {}, REMEDY)
-    return taken(FIELDS, given)
+    if config.get("peft_type") != "LORA":
+        raise ValueError(f"peft_type must be 'LORA', got {config.get('peft_type')!r}")
+    refuse_unknown(config, {*names_of(FIELDS), *FIXED, *IGNORED}, REMEDY)
+    refuse_other(config, FIXED, {}, REMEDY)
+    return taken(FIELDS, config)
 
 
 def paired(

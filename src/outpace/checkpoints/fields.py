@@ -48,9 +48,9 @@ def field(names: str, check: Check, default: Any = REQUIRED) -> Field:
     """
     spellings = tuple(names.split())
 
-    def value(given: Given, ours: Given) -> Any:
+    def value(published: Given, ours: Given) -> Any:
         for name in spellings:
-            if (found := given.get(name)) is not None:
+            if (found := published.get(name)) is not None:
                 return checked(name, found, check)
         if default is REQUIRED:
             raise ValueError(f"field {spellings[-1]!r} is missing")
@@ -61,15 +61,15 @@ def field(names: str, check: Check, default: Any = REQUIRED) -> Field:
 
 def group(make: Callable[..., Any], fields: Given) -> Field:
     """Return a field whose value is an object made from a table of fields."""
-    return Field(tuple(names_of(fields)), lambda given, ours: make(**taken(fields, given)))
+    return Field(tuple(names_of(fields)), lambda published, ours: make(**taken(fields, published)))
 
 
-def taken(fields: Given, given: Given) -> dict[str, Any]:
+def taken(fields: Given, published: Given) -> dict[str, Any]:
     """Read a table of fields; entries may also be functions of earlier values, or constants."""
     ours: dict[str, Any] = {}
     for name, entry in fields.items():
         if isinstance(entry, Field):
-            ours[name] = entry.value(given, ours)
+            ours[name] = entry.value(published, ours)
         else:
             ours[name] = entry(ours) if callable(entry) else entry
     return ours
@@ -88,21 +88,21 @@ def checked(name: str, value: Any, check: Check) -> Any:
         raise OptionError(name, value, f"{name} must be {error}, got {brief(value)}") from None
 
 
-def refuse_unknown(given: Given, known: Collection[str], remedy: str) -> None:
+def refuse_unknown(published: Given, known: Collection[str], remedy: str) -> None:
     """Raise `ValueError` for an unknown field that may change the computation."""
-    for name, value in given.items():
+    for name, value in published.items():
         neutral = value is None or value is False or value in ([], {}, "")
         if name not in known and not neutral:
             raise ValueError(f"{name} is {brief(value)}, which is not supported; {remedy}")
 
 
-def refuse_other(given: Given, fixed: Given, ours: Given, remedy: str) -> None:
+def refuse_other(published: Given, fixed: Given, ours: Given, remedy: str) -> None:
     """Raise `ValueError` for a field with a value other than the only supported one."""
     for name, entry in fixed.items():
-        wanted = entry(ours) if callable(entry) else entry
-        if given.get(name) not in (None, wanted):
-            value = brief(given[name])
-            raise ValueError(f"{name} must be {wanted!r}, got {value}; {remedy}")
+        expected = entry(ours) if callable(entry) else entry
+        if published.get(name) not in (None, expected):
+            value = brief(published[name])
+            raise ValueError(f"{name} must be {expected!r}, got {value}; {remedy}")
 
 
 def words(text: str) -> frozenset[str]:
@@ -132,11 +132,11 @@ def brief(value: Any) -> str:
     return reprlib.repr(value)
 
 
-def count(value: Any, most: int = LARGE) -> int:
+def count(value: Any, maximum: int = LARGE) -> int:
     """Parse a size from 1 to `maximum`."""
-    if is_whole(value) and 0 < value <= most:
+    if is_whole(value) and 0 < value <= maximum:
         return int(value)
-    raise ValueError(f"a whole number from 1 to {most}")
+    raise ValueError(f"a whole number from 1 to {maximum}")
 
 
 def few(value: Any) -> int:
@@ -167,16 +167,16 @@ def index(value: Any) -> int:
 
 def indices(value: Any) -> tuple[int, ...]:
     """Parse indices of tokens or layers, given as one or a list."""
-    listed = value if isinstance(value, list) else [value]
-    if len(listed) > MANY:
+    values = value if isinstance(value, list) else [value]
+    if len(values) > MANY:
         raise ValueError(f"at most {MANY} numbers")
-    return tuple(index(entry) for entry in listed)
+    return tuple(index(entry) for entry in values)
 
 
 def some(value: Any) -> tuple[int, ...]:
     """Parse at least one index of a layer."""
-    if listed := indices(value):
-        return listed
+    if values := indices(value):
+        return values
     raise ValueError("at least one number")
 
 

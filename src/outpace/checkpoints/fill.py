@@ -62,9 +62,9 @@ def fill(
     weights.check_names(model.config, names | tables | borrowed(model, weights))
     if adapter is not None:
         adapter.check(names)
-    say, done, size = TOLD.get(), 0, weights.size
+    report, done, size = TOLD.get(), 0, weights.size
     total = max(sum(parameter.numel() for parameter in model.parameters()), 1)
-    say(0, size)
+    report(0, size)
     for prefix, module in list(model.named_modules()):
         stored = None
         if keeps and type(module) in QUANTISED:
@@ -73,12 +73,12 @@ def fill(
                 stored = stored_matrix(weights, parts, rounded=quantize, native=native)
         for name, parameter in list(module.named_parameters(prefix, recurse=False)):
             done += parameter.numel()
-            say(size * done // total, size)
+            report(size * done // total, size)
             if stored is not None and parameter.dim() == 2:
                 continue
-            rounds = quantize and parameter.dim() == 2 and type(module) in QUANTISED
-            kept = None if rounds else dtype
-            found = [part(weights, piece, kept, device, adapter) for piece in wanted[name]]
+            is_rounded = quantize and parameter.dim() == 2 and type(module) in QUANTISED
+            part_dtype = None if is_rounded else dtype
+            found = [part(weights, piece, part_dtype, device, adapter) for piece in wanted[name]]
             whole = torch.cat(found) if len(found) > 1 else found[0]
             if missing := len(parameter) - len(whole):  # the last shard of a vocabulary is padded
                 whole = F.pad(whole, (0, 0, 0, missing))
@@ -176,15 +176,15 @@ def part(
     """Read a part with its adapter update; by default in the published type, at most float32."""
     source = piece.source
     if adapter is not None and source in adapter.updates:
-        found = adapter.merge(source, weights.tensor(source, piece.shape))[piece.index]
+        tensor = adapter.merge(source, weights.tensor(source, piece.shape))[piece.index]
     else:
-        found = weights.tensor(source, piece.shape, piece.index)
+        tensor = weights.tensor(source, piece.shape, piece.index)
     if dtype is None:
-        dtype = torch.float32 if found.dtype == torch.float64 else found.dtype
-    found = found.to(device, dtype)
-    if not finite(found):
+        dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
+    tensor = tensor.to(device, dtype)
+    if not finite(tensor):
         raise not_finite(weights.path(source), source, dtype)
-    return found
+    return tensor
 
 
 def not_finite(path: Path, name: str, dtype: torch.dtype) -> ValueError:

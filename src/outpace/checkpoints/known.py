@@ -15,9 +15,9 @@ AUTO = "auto"
 def drafts_for(target: str | Path, method: str) -> tuple[str, ...]:
     """Return the published drafts of a method for a target, by the last part of its name."""
     name = Path(target).name.lower()
-    named = DRAFTS.get(method, {}).items()
+    targets = DRAFTS.get(method, {}).items()
     return tuple(
-        draft for known, drafts in named for draft in drafts if Path(known).name.lower() == name
+        draft for known, drafts in targets for draft in drafts if Path(known).name.lower() == name
     )
 
 

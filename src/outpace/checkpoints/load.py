@@ -122,9 +122,9 @@ def load_config(name: str | Path, **changes: Any) -> ModelConfig:
 def generation_ends(folder: Path) -> tuple[int, ...]:
     """Return the end tokens of a checkpoint's `generation_config.json`."""
     path = folder / GENERATION
-    given = read_json(path).get("eos_token_id") if path.is_file() else None
+    ids = read_json(path).get("eos_token_id") if path.is_file() else None
     try:
-        return () if given is None else checked("eos_token_id", given, indices)
+        return () if ids is None else checked("eos_token_id", ids, indices)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -350,17 +350,17 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
             return with_template(tokenizer_of(opened(folder)), folder)
     home = tokenizer_folder(folder)
     # These classes never load code of the repository, as AutoTokenizer would.
-    here = [home / name for name in TOKENIZERS if (home / name).is_file()]
-    if not here:
+    paths = [home / name for name in TOKENIZERS if (home / name).is_file()]
+    if not paths:
         return None
-    for path in (here[0], *(home / name for name in PARTS if (home / name).is_file())):
+    for path in (paths[0], *(home / name for name in PARTS if (home / name).is_file())):
         check_fields(read_json(path), path)
     try:
-        with panics(str(here[0])):
-            tokenizer = TOKENIZERS[here[0].name].from_pretrained(home)
+        with panics(str(paths[0])):
+            tokenizer = TOKENIZERS[paths[0].name].from_pretrained(home)
     except Exception as error:  # the tokenizers library raises the base class
-        raise ValueError(f"{here[0]} is not a readable tokenizer: {line(error)}") from error
-    try_tokenizer(tokenizer, here[0])
+        raise ValueError(f"{paths[0]} is not a readable tokenizer: {line(error)}") from error
+    try_tokenizer(tokenizer, paths[0])
     return with_template(tokenizer, folder / CONFIG)
 
 

@@ -58,7 +58,7 @@ def save_model(
         raise ValueError(f"{folder} cannot be written: {error}") from error
 
 
-def check_whole(model: Stack, given: Mapping[str, Tensor]) -> None:
+def check_whole(model: Stack, parameters: Mapping[str, Tensor]) -> None:
     """Raise `ValueError` naming a parameter that does not match the model's configuration."""
     with torch.device("meta"):
         fresh = (
@@ -67,10 +67,10 @@ def check_whole(model: Stack, given: Mapping[str, Tensor]) -> None:
             else Transformer(model.config)
         )
     wanted = {name: parameter.shape for name, parameter in fresh.state_dict().items()}
-    found = {name: parameter.shape for name, parameter in given.items()}
+    found = {name: parameter.shape for name, parameter in parameters.items()}
     if differing := sorted(dict(wanted.items() ^ found.items())):
         raise ValueError(
-            f"parameter {differing[0]!r} is missing, unexpected or of another shape, as are "
-            f"{len(differing)} in all: a saved model must have the modules of "
+            f"parameter {differing[0]!r} is missing, unexpected or of another shape "
+            f"({len(differing)} such parameters): a saved model must have the modules of "
             f"{model.config.architecture}"
         )

@@ -29,8 +29,8 @@ def templates(value: Any) -> Any:
     """Parse a chat template, or several by name."""
     if isinstance(value, str):
         return value
-    named = value.items() if isinstance(value, dict) else pairs(value)
-    if named and all(isinstance(each, str) for pair in named for each in pair):
+    entries = value.items() if isinstance(value, dict) else pairs(value)
+    if entries and all(isinstance(each, str) for pair in entries for each in pair):
         return value
     raise ValueError("text, or a list of {name, template}")
 
@@ -55,12 +55,12 @@ FIELDS: Mapping[str, Check] = {
 """Fields that change how text is encoded; transformers checks the others while loading."""
 
 
-def check_fields(given: Given, path: Path) -> None:
+def check_fields(config: Given, path: Path) -> None:
     """Raise `ValueError` naming the file for a field of the wrong type."""
     for name, check in FIELDS.items():
-        if given.get(name) is not None:
+        if config.get(name) is not None:
             try:
-                checked(name, given[name], check)
+                checked(name, config[name], check)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from None
 

@@ -103,9 +103,9 @@ class Weights:
                 f"{path}: tensor {name!r} has shape {found}, but config.json requires {wanted}"
             )
         # Opened again, since pages that were read stay in memory until the file is closed.
-        with safe_open(path, framework="pt") as again:
-            where = index if entry is None else (entry.number, *index)
-            tensor: Tensor = again.get_slice(name)[where] if where else again.get_tensor(name)
+        with safe_open(path, framework="pt") as reopened:
+            item = index if entry is None else (entry.number, *index)
+            tensor: Tensor = reopened.get_slice(name)[item] if item else reopened.get_tensor(name)
         return tensor
 
     @property
@@ -157,20 +157,20 @@ class Weights:
         """Raise `ValueError` for unused tensors, or for a scheme that no matrix uses."""
         stored = {part for name in wanted for part in self.parts(name) or (name,)}
         self.stacks, used = sizes(stored), {*map(held, stored)}
-        left = {name for name in self.files if name not in used and not name.endswith(COMPUTED)}
+        unused = {name for name in self.files if name not in used and not name.endswith(COMPUTED)}
         if config.tied:
-            left -= self.copies(config)
+            unused -= self.copies(config)
         if self.scheme is not None:
-            left = {name for name in left if not self.scheme.idle(self, name)}
+            unused = {name for name in unused if not self.scheme.idle(self, name)}
             if not any(map(self.parts, wanted)):
                 raise ValueError(
                     f"{self.folder}: config.json has a quantization_config, but no matrix of the "
                     f"weights is quantized that way; supported: {self.about}"
                 )
-        if left:
-            names = ", ".join(repr(name) for name in sorted(left)[:3])
+        if unused:
+            names = ", ".join(repr(name) for name in sorted(unused)[:3])
             raise ValueError(
-                f"{self.folder}: {len(left)} tensors of its weights are not of the model that "
+                f"{self.folder}: {len(unused)} tensors of its weights are not of the model that "
                 f"config.json describes, such as {names}; supported: "
                 f"{FAMILIES[config.family].about}, {self.about} and whole"
             )
@@ -203,11 +203,11 @@ def shards(folder: Path) -> list[Path]:
 
 def indexed(folder: Path, index: Path) -> list[Path]:
     """Return the files of an index; raise `ValueError` for one that is not in the folder."""
-    named = read_json(index).get("weight_map")
-    if not isinstance(named, dict) or not named:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index}: weight_map must name the file of each tensor")
-    here = {path.name for path in folder.iterdir() if path.is_file()}
+    files = {path.name for path in folder.iterdir() if path.is_file()}
     # Names are compared with the folder's files, so a path in a name is refused.
-    if missing := sorted({str(name) for name in named.values()} - here):
+    if missing := sorted({str(name) for name in weight_map.values()} - files):
         raise ValueError(f"{index} names {', '.join(missing[:3])}, which {folder} does not have")
-    return [folder / name for name in sorted(set(named.values()))]
+    return [folder / name for name in sorted(set(weight_map.values()))]

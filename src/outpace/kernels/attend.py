@@ -18,9 +18,10 @@ LOG2E = tl.constexpr(math.log2(math.e))
 
 @triton.jit
 def look(
-    top, total, acc, query, keys, values, table, low, stop, trunk, bits, own, begin, end, scale,
-    slot_stride, N: tl.constexpr, PAGE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
-    MASKED: tl.constexpr, UPCAST: tl.constexpr, TREES: tl.constexpr,
+    top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
+    own_slot, begin, end, scale, slot_stride, N: tl.constexpr, PAGE: tl.constexpr,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr,
+    TREES: tl.constexpr,
 ):  # fmt: skip
     """Accumulate the slots `begin` to `end` for all lanes; `MASKED` unless all lanes see them."""
     dims = tl.arange(0, WIDTH)
@@ -40,13 +41,17 @@ def look(
             v = v.to(tl.float32)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         if MASKED:
-            seen = (slots[None, :] >= low[:, None]) & (slots[None, :] < stop[:, None])
+            visible = (slots[None, :] >= low[:, None]) & (slots[None, :] < visible_end[:, None])
             if TREES:
-                behind = slots[None, :] - trunk[:, None]
-                by = tl.minimum(tl.maximum(behind, 0), 62)  # higher bits are never set
-                named = ((bits[:, None] >> by.to(tl.int64)) & 1) != 0
-                seen = seen | (named & (behind == by)) | (slots[None, :] == own[:, None])
-            scores = tl.where(seen, scores, float("-inf"))
+                offset = slots[None, :] - root_slot[:, None]
+                bit = tl.minimum(tl.maximum(offset, 0), 62)  # higher bits are never set
+                is_ancestor = ((ancestors[:, None] >> bit.to(tl.int64)) & 1) != 0
+                visible = (
+                    visible
+                    | (is_ancestor & (offset == bit))
+                    | (slots[None, :] == own_slot[:, None])
+                )
+            scores = tl.where(visible, scores, float("-inf"))
         new = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(new == float("-inf"), 0.0, new)  # a lane may not have seen a slot yet
         weights = tl.exp2(scores - base[:, None])
@@ -84,12 +89,12 @@ def attend(
     real = lanes < count * GROUP
     whole = real[:, None] & (dims < SIZE)[None, :]
     low = tl.load(bounds + row, mask=real, other=0).to(tl.int32)
-    stop = tl.load(bounds + rows + row, mask=real, other=0).to(tl.int32)
-    trunk, bits, own = None, None, None
+    visible_end = tl.load(bounds + rows + row, mask=real, other=0).to(tl.int32)
+    root_slot, ancestors, own_slot = None, None, None
     if TREES:
-        trunk = tl.load(bounds + 2 * rows + row, mask=real, other=0).to(tl.int32)
-        bits = tl.load(bounds + 3 * rows + row, mask=real, other=0)
-        own = tl.load(bounds + 4 * rows + row, mask=real, other=-1).to(tl.int32)
+        root_slot = tl.load(bounds + 2 * rows + row, mask=real, other=0).to(tl.int32)
+        ancestors = tl.load(bounds + 3 * rows + row, mask=real, other=0)
+        own_slot = tl.load(bounds + 4 * rows + row, mask=real, other=-1).to(tl.int32)
     at = row[:, None] * q_row + head[:, None] * q_head + dims[None, :]
     query = tl.load(q + at, mask=whole, other=0.0)
     if UPCAST:
@@ -101,16 +106,16 @@ def attend(
     acc = tl.zeros([M, WIDTH], tl.float32)
     # Only the first and last slots need a mask.
     top, total, acc = look(
-        top, total, acc, query, keys, values, table, low, stop, trunk, bits, own, begin,
-        clear, scale, slot_stride, N, PAGE, SIZE, WIDTH, True, UPCAST, TREES,
+        top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
+        own_slot, begin, clear, scale, slot_stride, N, PAGE, SIZE, WIDTH, True, UPCAST, TREES,
     )  # fmt: skip
     top, total, acc = look(
-        top, total, acc, query, keys, values, table, low, stop, trunk, bits, own, clear,
-        unclear, scale, slot_stride, N, PAGE, SIZE, WIDTH, False, UPCAST, TREES,
+        top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
+        own_slot, clear, unclear, scale, slot_stride, N, PAGE, SIZE, WIDTH, False, UPCAST, TREES,
     )  # fmt: skip
     top, total, acc = look(
-        top, total, acc, query, keys, values, table, low, stop, trunk, bits, own, unclear,
-        end, scale, slot_stride, N, PAGE, SIZE, WIDTH, True, UPCAST, TREES,
+        top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
+        own_slot, unclear, end, scale, slot_stride, N, PAGE, SIZE, WIDTH, True, UPCAST, TREES,
     )  # fmt: skip
     keep(
         out, sums, tops, sinks, top, total, acc, row, head, part + lanes // GROUP, real, whole,
@@ -137,14 +142,14 @@ def keep(
     if sinks is not None:  # for partial sums, the merge applies it
         sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32)
         total, acc = drained(top, total, acc, tl.where(alone, sink, float("-inf")))
-    nought = total == 0.0
-    acc = acc / tl.where(nought, 1.0, total)[:, None]
+    is_empty = total == 0.0
+    acc = acc / tl.where(is_empty, 1.0, total)[:, None]
     if alone:
         place = (row * heads + head)[:, None] * SIZE + dims[None, :]
         tl.store(out + place, acc.to(out.dtype.element_ty), mask=whole)
     else:
         lane = part * heads + head
-        weight = tl.where(nought, float("-inf"), top + tl.log2(tl.where(nought, 1.0, total)))
+        weight = tl.where(is_empty, float("-inf"), top + tl.log2(tl.where(is_empty, 1.0, total)))
         tl.store(tops + lane, weight, mask=real)
         tl.store(sums + lane[:, None] * SIZE + dims[None, :], acc, mask=whole)
 

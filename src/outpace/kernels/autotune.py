@@ -49,12 +49,12 @@ GAIN = 0.7
 def quickest(weight: Tensor) -> str:
     """Return the fastest batch-invariant layout of a matrix `[out, in]`; `rows` if none is."""
     outputs, inputs = weight.shape
-    some = max(COLD // weight.itemsize // max(inputs, 1) // WHOLE, 1) * WHOLE
-    shape, threads = (min(outputs, some), inputs), torch.get_num_threads()
+    outputs_timed = max(COLD // weight.itemsize // max(inputs, 1) // WHOLE, 1) * WHOLE
+    shape, threads = (min(outputs, outputs_timed), inputs), torch.get_num_threads()
     names = layouts(weight)
     while names:
-        timed = len(names) > 1 and weight.numel() >= SMALL
-        best = fastest(shape, weight.dtype, names) if timed else names[0]
+        is_timed = len(names) > 1 and weight.numel() >= SMALL
+        best = fastest(shape, weight.dtype, names) if is_timed else names[0]
         if is_batch_invariant(best, shape, weight.dtype, threads):
             return best
         names = tuple(name for name in names if name != best)
@@ -96,8 +96,8 @@ def is_batch_invariant(
         for count in COUNTS:
             for rows in (slice(count), slice(-count, None)):
                 if not torch.equal(product(x[rows]), whole[rows]):
-                    told = (layout, dtype, *shape, count)
-                    LOG.info("%s %s %s x %s is not batch invariant for %s rows: not used", *told)
+                    details = (layout, dtype, *shape, count)
+                    LOG.info("%s %s %s x %s is not batch invariant for %s rows: not used", *details)
                     return False
     return True
 
@@ -108,23 +108,23 @@ def seconds(
 ) -> dict[str, dict[int, float]]:
     """Return the seconds of a product per layout and number of rows, with `threads` threads."""
     weight = torch.ones(shape, dtype=dtype)
-    eight = dtype == torch.int8
-    copies, scale = max(COLD // weight.nbytes, 1), torch.ones(shape[0]) if eight else None
+    is_int8 = dtype == torch.int8
+    copies, scale = max(COLD // weight.nbytes, 1), torch.ones(shape[0]) if is_int8 else None
     products = {
         name: [bind_product(LAYOUTS[name](weight.clone()), None, scale) for _ in range(copies)]
         for name in layouts
     }
     best = {name: dict.fromkeys(ROWS, float("inf")) for name in layouts}
     for count in ROWS:
-        x = torch.ones(count, shape[1], dtype=torch.float32 if eight else dtype)
+        x = torch.ones(count, shape[1], dtype=torch.float32 if is_int8 else dtype)
         for _ in range(TURNS):
             for name in layouts:
                 best[name][count] = min(best[name][count], turn(x, products[name]))
-    told = "; ".join(
+    summary = "; ".join(
         f"{name} {'/'.join(f'{1e6 * time:.0f}' for time in times.values())}"
         for name, times in best.items()
     )
-    LOG.info("%s %s x %s, microseconds of %s rows: %s", dtype, *shape, ROWS, told)
+    LOG.info("%s %s x %s, microseconds of %s rows: %s", dtype, *shape, ROWS, summary)
     return best
 
 
@@ -133,7 +133,7 @@ def turn(x: Tensor, products: list[Product]) -> float:
     """Return the mean seconds of a product, over copies of its matrix in sequence."""
     # On one thread, its CPU clock excludes the time of other programs.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    began = clock()
+    start = clock()
     for product in products:
         product(x)
-    return (clock() - began) / len(products)
+    return (clock() - start) / len(products)

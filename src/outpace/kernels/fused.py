@@ -58,13 +58,13 @@ def read_rows(
 
     rows, vocab = logits.shape
     logits = in_rows(logits)
-    other = logits if guess is None else in_rows(guess)
+    guess_rows = logits if guess is None else in_rows(guess)
     tokens, scores = blank(logits)
     read.read[rows,](
-        *(logits, other, keys if ratio is None else ratio),
+        *(logits, guess_rows, keys if ratio is None else ratio),
         *(settings.temperature, settings.top_p, settings.top_k, settings.min_p.log()),
         *(keys, keys if drawn is None else drawn, tokens, scores),
-        *(rows, vocab, logits.stride(0), other.stride(0)),
+        *(rows, vocab, logits.stride(0), guess_rows.stride(0)),
         BLOCK=BLOCK,
         GUESS=guess is not None,
         DRAWN=drawn is not None,
@@ -124,7 +124,7 @@ def blank(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Copy an array to a device asynchronously."""
-    there = torch.from_numpy(array)
+    tensor = torch.from_numpy(array)
     if device.type != "cuda":
-        return there.to(device)
-    return there.pin_memory().to(device, non_blocking=True)
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -78,9 +78,9 @@ def bind_product(
 
 def multiply_codes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply rows `x f32[T, in]` by an int8 matrix in rows or blocks, and add a bias."""
-    codes, own = of_rows(x)
-    whole = (of_codes if weight.is_mkldnn else of_plain)(codes, weight, scale).mul_(own)
-    return whole if bias is None else whole.add_(bias)
+    codes, row_scale = of_rows(x)
+    product = (of_codes if weight.is_mkldnn else of_plain)(codes, weight, scale).mul_(row_scale)
+    return product if bias is None else product.add_(bias)
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -90,11 +90,11 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not weight.is_mkldnn and not (by_row and has("blocks", torch.float32)):
         return F.linear(x, weight, bias)
     rows = len(x)
-    spare = -rows % STEP if rows > MANY else 0
-    if spare:
-        x = F.pad(x, (0, 0, 0, spare))
+    padding = -rows % STEP if rows > MANY else 0
+    if padding:
+        x = F.pad(x, (0, 0, 0, padding))
     out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return out[:rows] if spare else out
+    return out[:rows] if padding else out
 
 
 def of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,11 +114,11 @@ def of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def of_codes(codes: Tensor, blocks: Tensor, scale: Tensor) -> Tensor:
     """Multiply codes `u8[T, in]` by an int8 matrix in blocks, with a scale per output."""
-    whole: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+    product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
         *(codes, 1.0, NOUGHT, blocks, scale, noughts(len(scale)), None),
         *(1.0, 0, torch.float32, "none", [], ""),
     )
-    return whole
+    return product
 
 
 def of_plain(codes: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
@@ -126,8 +126,8 @@ def of_plain(codes: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
     Used for sizes that no fast layout supports.
     """
-    whole = (codes.double() - NOUGHT) @ weight.double().T
-    return whole.float().mul_(scale)
+    product = (codes.double() - NOUGHT) @ weight.double().T
+    return product.float().mul_(scale)
 
 
 @cache

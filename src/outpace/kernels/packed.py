@@ -98,8 +98,8 @@ def pack_rows(parts: Sequence[Rows], inputs: int) -> Packed | None:
         place, work = tiles.data_ptr() + start, threads(outputs * inputs)
         if not loaded.outpace_pack(part.kind, rows.ctypes.data, outputs, inputs, place, work):
             return None
-    held = ((parts[n].kind, len(parts[n].addresses), starts[n]) for n in range(count))
-    return Packed(tiles, inputs, tuple(held))
+    entries = ((parts[n].kind, len(parts[n].addresses), starts[n]) for n in range(count))
+    return Packed(tiles, inputs, tuple(entries))
 
 
 def dequantize(matrix: Packed) -> Tensor:

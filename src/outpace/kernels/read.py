@@ -64,8 +64,8 @@ def numbers(row, guess, ratio, columns, vocab, GUESS: tl.constexpr):
 @triton.jit
 def better(best, token, noised, begin):
     """Update the best value and its column with the columns from `begin` on."""
-    luck, lucky = tl.max(noised, 0), tl.argmax(noised, 0)
-    return tl.maximum(best, luck), tl.where(luck > best, begin + lucky, token)
+    value, column = tl.max(noised, 0), tl.argmax(noised, 0)
+    return tl.maximum(best, value), tl.where(value > best, begin + column, token)
 
 
 @triton.jit
@@ -115,23 +115,23 @@ def settle(
     """
     lanes = tl.arange(0, BLOCK)
     unsure = (top_p < 1.0) | (top_k < vocab) | (min_p > float("-inf"))
-    turns = tl.full([], 0, tl.int32)
-    while unsure & (turns < TURNS):
-        turns += 1
+    attempts = tl.full([], 0, tl.int32)
+    while unsure & (attempts < TURNS):
+        attempts += 1
         level = numbers(row, guess, ratio, token, vocab, GUESS) / heat
         above = tl.full([], 0.0, tl.float32)
         count = tl.full([], 0, tl.int32)
         best = tl.full([], float("-inf"), tl.float32)
-        found = token
+        candidate = token
         for begin in range(0, vocab, BLOCK):
             x = numbers(row, guess, ratio, begin + lanes, vocab, GUESS)
-            over = x / heat > level
-            above += tl.sum(tl.where(over, tl.exp((x - top) / heat), 0.0), 0)
-            count += tl.sum(over.to(tl.int32), 0)
-            noised = tl.where(over, x / heat + gumbel(begin + lanes, low, high), float("-inf"))
-            best, found = better(best, found, noised, begin)
+            is_above = x / heat > level
+            above += tl.sum(tl.where(is_above, tl.exp((x - top) / heat), 0.0), 0)
+            count += tl.sum(is_above.to(tl.int32), 0)
+            noised = tl.where(is_above, x / heat + gumbel(begin + lanes, low, high), float("-inf"))
+            best, candidate = better(best, candidate, noised, begin)
         unsure = (above > top_p * mass) | (count >= top_k) | (level < top / heat + min_p)
-        token = tl.where(unsure, found, token)
+        token = tl.where(unsure, candidate, token)
     if unsure:
         edge = bound(
             row, guess, ratio, vocab, heat, top / heat, mass, top_p, top_k, min_p, BLOCK, GUESS

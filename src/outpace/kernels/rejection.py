@@ -62,21 +62,21 @@ def verify(
         top_p, top_k, min_p = tl.load(top_ps + me), tl.load(top_ks + me), tl.load(min_ps + me)
         mine = law(row, row, 0.0, vocab, heat, top, top_p, top_k, min_p, BLOCK, False)
         draft, guess = tl.load(drafted + me), guesses + tl.load(places + me) * guess_stride
-        other, kept = mine, draft >= 0
+        other, is_accepted = mine, draft >= 0
         # Without a draft token the guess is not read, and the residual is all of p.
-        seen = tl.where(kept, width, 0)
-        if kept:
+        seen = tl.where(is_accepted, width, 0)
+        if is_accepted:
             most = survey(guess, row, 0.0, seen, False, 1.0, 0, 0, BLOCK, False)[0]
             other = law(guess, row, 0.0, seen, heat, most, top_p, top_k, min_p, BLOCK, False)
             p = share(numbers(row, row, 0.0, draft, vocab, False), heat, mine)
             q = share(numbers(guess, row, 0.0, draft, seen, False), heat, other)
             low, high = words(tl.load(coins + me))
-            kept = uniform(tl.full([], 0, tl.int32), low, high) * q < p
+            is_accepted = uniform(tl.full([], 0, tl.int32), low, high) * q < p
         # A NaN logit makes the sum NaN and is the largest logit; it then stays the token.
         if (mine[2] > 0) & (other[2] > 0):
             low, high = words(tl.load(keys + me))
             found, best = draft.to(tl.int32), tl.full([], 0.0, tl.float32)
-            if kept == 0:
+            if is_accepted == 0:
                 found, best = draw(row, guess, vocab, seen, heat, mine, other, low, high, BLOCK)
             # For equal distributions, rounding may leave no residual.
             if best == float("-inf"):

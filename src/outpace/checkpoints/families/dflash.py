@@ -37,7 +37,7 @@ DFLASH = Family(
         "tied": False,
         "qk_norm": True,
         "shift": 0,
-        "kind": field(FUSION, lambda said: Kind.ADDING if flag(said) else Kind.DRAFT, Kind.DRAFT),
+        "kind": field(FUSION, lambda value: Kind.ADDING if flag(value) else Kind.DRAFT, Kind.DRAFT),
         "mask_id": field("mask_token_id", index),
         "eos": (),
         "sights": SIGHTS,

@@ -19,11 +19,11 @@ def flat(published: Given) -> Given:
     return {name: value for name, value in published.items() if name != OWN} | nested
 
 
-def feature_layers(given: Given, ours: Given) -> tuple[int, ...]:
+def feature_layers(published: Given, ours: Given) -> tuple[int, ...]:
     """Return the target layers whose outputs are read, from 0; empty if none are listed."""
     # At the top level, layers are numbered by their inputs.
-    counted = tuple(layer - 1 for layer in COUNTED.value(given, ours))
-    listed = either(NESTED.value(given, ours), counted, (*NESTED.names, *COUNTED.names))
+    counted = tuple(layer - 1 for layer in COUNTED.value(published, ours))
+    listed = either(NESTED.value(published, ours), counted, (*NESTED.names, *COUNTED.names))
     if len(set(listed)) != len(listed) or len(listed) == 1:
         raise ValueError(f"{LISTED} must list several distinct layers, got {[*listed]}")
     return listed

@@ -227,14 +227,14 @@ class Family:
 
     def config(self, published: Given) -> ModelConfig:
         """Translate a `config.json`; raise `ValueError` for an invalid or unknown field."""
-        given = self.flat(published)
+        flattened = self.flat(published)
         remedy = f"supported: {self.about}; unquantized, without such fields"
         fixed = {**self.fixed, **self.stated}
-        refuse_unknown(given, {*names_of(self.fields), *fixed, *self.ignored}, remedy)
-        if missing := [name for name in self.stated if given.get(name) is None]:
+        refuse_unknown(flattened, {*names_of(self.fields), *fixed, *self.ignored}, remedy)
+        if missing := [name for name in self.stated if flattened.get(name) is None]:
             raise ValueError(f"field {missing[0]!r} is missing")
-        ours = taken(self.fields, given)
-        refuse_other(given, fixed, ours, remedy)
+        ours = taken(self.fields, flattened)
+        refuse_other(flattened, fixed, ours, remedy)
         return ModelConfig(
             family=self.name,
             architecture=published["architectures"][0],
@@ -244,9 +244,9 @@ class Family:
 
     def check_remote(self, published: Given) -> None:
         """Raise `ValueError` if `auto_map` names code that may compute something else."""
-        if not (named := published.get("auto_map")):
+        if not (auto_map := published.get("auto_map")):
             return
-        for key, value in checked("auto_map", named, mapping).items():
+        for key, value in checked("auto_map", auto_map, mapping).items():
             classes = value if isinstance(value, list) else [value]
             # Tokenizers of remote code are read by their plain class, see `load_tokenizer`.
             for name in classes if key not in TOKENS else ():

@@ -17,12 +17,14 @@ def flat(published: Given) -> Given:
     return beside({name: value for name, value in published.items() if name != OWN}, nested)
 
 
-def feature_layers(given: Given, ours: Given) -> tuple[int, ...]:
+def feature_layers(published: Given, ours: Given) -> tuple[int, ...]:
     """Return the target layers that are read, from 0; evenly spread if none are listed."""
-    counted = tuple(layer - 1 for layer in COUNTED.value(given, ours) or ())  # 0: the embedding
-    if listed := either(LISTED.value(given, ours) or (), counted, (*LISTED.names, *COUNTED.names)):
+    counted = tuple(layer - 1 for layer in COUNTED.value(published, ours) or ())  # 0: the embedding
+    if listed := either(
+        LISTED.value(published, ours) or (), counted, (*LISTED.names, *COUNTED.names)
+    ):
         return listed
-    deep, layers = TARGET.value(given, ours), ours["layers"]
+    deep, layers = TARGET.value(published, ours), ours["layers"]
     if layers == 1:
         return (deep // 2,)
     return tuple(round(1 + layer * (deep - 4) / (layers - 1)) for layer in range(layers))

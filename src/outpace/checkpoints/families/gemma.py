@@ -10,9 +10,9 @@ from outpace.checkpoints.fields import Field, Given, few, field, flag, number
 SCALAR = field("query_pre_attn_scalar", number)
 
 
-def query_factor(given: Given, ours: Given) -> float:
+def query_factor(published: Given, ours: Given) -> float:
     """Return the factor for queries: the scale's divisor may differ from the head size."""
-    return float((ours["head_dim"] / SCALAR.value(given, ours)) ** 0.5)
+    return float((ours["head_dim"] / SCALAR.value(published, ours)) ** 0.5)
 
 
 GEMMA3 = Family(

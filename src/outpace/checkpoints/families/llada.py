@@ -38,9 +38,9 @@ TEMPLATE = (
 ROTARY = {"theta": field("rope_theta", number), "float32": field("rope_full_precision", flag, True)}
 
 
-def ends(given: Given, ours: Given) -> tuple[int, ...]:
+def ends(published: Given, ours: Given) -> tuple[int, ...]:
     """Return the tokens that end an answer."""
-    eos: tuple[int, ...] = EOS.value(given, ours)
+    eos: tuple[int, ...] = EOS.value(published, ours)
     return (*eos, EOT) if ours["vocab"] > EOT else eos
 
 

@@ -40,9 +40,9 @@ GROUPS: Given = {
 EVERY = field("num_shared_experts", index, 0)
 
 
-def shared(given: Given, ours: Given) -> int:
+def shared(published: Given, ours: Given) -> int:
     """Return the width of the shared experts, which form one MLP."""
-    return int(EVERY.value(given, ours) * ours["mlp"])
+    return int(EVERY.value(published, ours) * ours["mlp"])
 
 
 LLADA2 = Family(

@@ -24,15 +24,15 @@ def flat(published: Given) -> Given:
 
 def with_sights(published: Given) -> Given:
     """Flatten, and translate attention within a block to the field of a DFlash draft."""
-    given = dict(flat(published))
-    value = given.pop(BOTH_WAYS, None)
-    unbound = value is not None and checked(BOTH_WAYS, value, flag)
-    return {**given, "is_causal": False} if unbound else given
+    flattened = dict(flat(published))
+    value = flattened.pop(BOTH_WAYS, None)
+    bidirectional = value is not None and checked(BOTH_WAYS, value, flag)
+    return {**flattened, "is_causal": False} if bidirectional else flattened
 
 
-def feature_layers(given: Given, ours: Given) -> tuple[int, ...]:
+def feature_layers(published: Given, ours: Given) -> tuple[int, ...]:
     """Return the target layers that are read, from 0; in the published field 0 is the embedding."""
-    return tuple(layer - 1 for layer in COUNTED.value(given, ours))
+    return tuple(layer - 1 for layer in COUNTED.value(published, ours))
 
 
 def is_qwen3(value: Any) -> bool:

@@ -14,8 +14,8 @@ from outpace.models.config import Rope
 def precise(rope: Field) -> Field:
     """Return a rotary embedding's field with tables in float32 for any dtype."""
 
-    def value(given: Given, ours: Given) -> Rope:
-        return replace(rope.value(given, ours), float32=True)
+    def value(published: Given, ours: Given) -> Rope:
+        return replace(rope.value(published, ours), float32=True)
 
     return Field(rope.names, value)
 

@@ -10,17 +10,17 @@ from outpace.checkpoints.fields import Field, Given, checked, field, mapping
 from outpace.models.config import Rope
 
 
-def stated(given: Given, ours: Given) -> Rope:
+def stated(published: Given, ours: Given) -> Rope:
     """Read a rotary embedding whose base frequency is required."""
-    parts = [given, *(given.get(name) for name in NAMES)]
+    parts = [published, *(published.get(name) for name in NAMES)]
     if not any(isinstance(part, Mapping) and part.get("rope_theta") for part in parts):
         raise ValueError("field 'rope_theta' is missing")
-    return rope(given, ours)
+    return rope(published, ours)
 
 
-def everywhere(given: Given, ours: Given) -> Rope:
+def everywhere(published: Given, ours: Given) -> Rope:
     """Read the rotary embedding of full-attention layers."""
-    return stated(of_kind(given, EVERY), ours)
+    return stated(of_kind(published, EVERY), ours)
 
 
 def sliding(local: str) -> Field:
@@ -31,19 +31,19 @@ def sliding(local: str) -> Field:
     """
     plain = field(local, base)
 
-    def value(given: Given, ours: Given) -> Rope:
-        part = of_kind(given, SLIDING)
-        return Rope(theta=plain.value(given, ours)) if part is given else stated(part, ours)
+    def value(published: Given, ours: Given) -> Rope:
+        part = of_kind(published, SLIDING)
+        return Rope(theta=plain.value(published, ours)) if part is published else stated(part, ours)
 
     return Field((*NAMES, local), value)
 
 
-def of_kind(given: Given, kind: str) -> Given:
+def of_kind(published: Given, kind: str) -> Given:
     """Return the rotary fields of one type of layer, or of all if they are shared."""
-    parts = given.get("rope_parameters")
+    parts = published.get("rope_parameters")
     if not isinstance(parts, Mapping) or not {EVERY, SLIDING} & parts.keys():
-        return given
-    if twice := [name for name in NAMES[:2] if given.get(name)]:
+        return published
+    if twice := [name for name in NAMES[:2] if published.get(name)]:
         raise ValueError(f"{twice[0]} and rope_parameters have different values; keep one")
     if unknown := parts.keys() - {EVERY, SLIDING}:
         raise ValueError(f"rope_parameters has {min(unknown)!r}, which is not a layer type")

@@ -45,32 +45,36 @@ def base(value: Any) -> float:
     raise ValueError("above 1")
 
 
-def rope(given: Given, ours: Given) -> Rope:
+def rope(published: Given, ours: Given) -> Rope:
     """Read base frequency and scaling, in the old and in the new format."""
     parts = [
-        checked(name, given[name], mapping)
+        checked(name, published[name], mapping)
         for name in ("rope_scaling", "rope_parameters")
-        if given.get(name)
+        if published.get(name)
     ]
     if len(parts) > 1 and parts[0] != parts[1]:
         raise ValueError("rope_scaling and rope_parameters have different values; keep one")
-    said = [part["rope_theta"] for part in [given, *parts] if part.get("rope_theta") is not None]
-    thetas = {checked("rope_theta", theta, base) for theta in said}
+    bases = [
+        part["rope_theta"] for part in [published, *parts] if part.get("rope_theta") is not None
+    ]
+    thetas = {checked("rope_theta", theta, base) for theta in bases}
     if len(thetas) > 1:
         raise ValueError(f"rope_theta is {min(thetas)} in one place and {max(thetas)} in another")
     return Rope(theta=min(thetas, default=Rope.theta), scaling=scaling(parts[0] if parts else {}))
 
 
-def scaling(given: Given) -> Given | None:
+def scaling(published: Given) -> Given | None:
     """Read a scaling with its fields; None without one. Raise `ValueError` for an unknown one."""
-    kind = given.get("rope_type", given.get("type", "default"))
+    kind = published.get("rope_type", published.get("type", "default"))
     if not isinstance(kind, str) or kind not in SCALINGS:
         known = ", ".join(SCALINGS)
         raise ValueError(f"rope_scaling {kind!r} is not supported; supported: {known}")
     fields, remedy = SCALINGS[kind], f"supported: rope_scaling {kind!r} without it"
-    refuse_unknown(given, {*ANY, *FIXED, *names_of(fields)}, remedy)
-    refuse_other(given, {name: FIXED[name] for name in FIXED.keys() - fields.keys()}, {}, remedy)
-    own = taken(fields, given)
+    refuse_unknown(published, {*ANY, *FIXED, *names_of(fields)}, remedy)
+    refuse_other(
+        published, {name: FIXED[name] for name in FIXED.keys() - fields.keys()}, {}, remedy
+    )
+    own = taken(fields, published)
     if kind == "llama3" and own["low_freq_factor"] >= own["high_freq_factor"]:
         raise ValueError("low_freq_factor must be below high_freq_factor")
     return None if kind == "default" else {"rope_type": kind, **own}

@@ -14,9 +14,9 @@ SLIDES = field("use_sliding_window", flag, None)
 WINDOW, CAUSAL = field("sliding_window", count), field("causal is_causal", flag, None)
 
 
-def kinds(given: Given, ours: Given, known: Collection[str]) -> list[str]:
+def kinds(published: Given, ours: Given, known: Collection[str]) -> list[str]:
     """Return the type of each layer; full attention by default."""
-    found: Any = given.get(KINDS)
+    found: Any = published.get(KINDS)
     if found is None:
         found = [EVERY] * ours["layers"]
     if not isinstance(found, list) or len(found) != ours["layers"]:
@@ -29,36 +29,36 @@ def kinds(given: Given, ours: Given, known: Collection[str]) -> list[str]:
     return found
 
 
-def full(given: Given, ours: Given) -> tuple[()]:
+def full(published: Given, ours: Given) -> tuple[()]:
     """Return no windows; raise `ValueError` if a layer has one."""
-    kinds(given, ours, (EVERY,))
+    kinds(published, ours, (EVERY,))
     return ()
 
 
-def sights(given: Given, ours: Given) -> tuple[Sight, ...]:
+def sights(published: Given, ours: Given) -> tuple[Sight, ...]:
     """Return the window of each layer; sliding ones are causal unless a field disables that."""
-    slides = [kind == SLIDING for kind in kinds(given, ours, (EVERY, SLIDING))]
-    window = checked_window(given.get("sliding_window"))
+    slides = [kind == SLIDING for kind in kinds(published, ours, (EVERY, SLIDING))]
+    window = checked_window(published.get("sliding_window"))
     if any(slides):
-        window = WINDOW.value(given, ours)
-    check_agreement(given, ours, slides)
-    causal = CAUSAL.value(given, ours)
+        window = WINDOW.value(published, ours)
+    check_agreement(published, ours, slides)
+    causal = CAUSAL.value(published, ours)
     return tuple(
         Sight(window=window if here else None, causal=here if causal is None else causal)
         for here in slides
     )
 
 
-def check_agreement(given: Given, ours: Given, slides: list[bool]) -> None:
+def check_agreement(published: Given, ours: Given, slides: list[bool]) -> None:
     """Raise `ValueError` for contradictory fields about attention windows."""
-    used = SLIDES.value(given, ours)
-    if used and given.get(KINDS) is None:
+    used = SLIDES.value(published, ours)
+    if used and published.get(KINDS) is None:
         raise ValueError(f"use_sliding_window is True, which needs {KINDS}")
     if used is not None and used != any(slides):
         raise ValueError(
             f"use_sliding_window is {used}, but {KINDS} has {slides.count(True)} sliding layers"
         )
-    if len({given[name] for name in CAUSAL.names if isinstance(given.get(name), bool)}) > 1:
+    if len({published[name] for name in CAUSAL.names if isinstance(published.get(name), bool)}) > 1:
         raise ValueError(f"{' and '.join(CAUSAL.names)} have different values; keep one")
 
 

@@ -18,11 +18,11 @@ def flags(value: Any) -> list[int]:
     raise ValueError("a list of 0 (no rotary embedding) and 1")
 
 
-def unrotated(given: Given, ours: Given) -> tuple[int, ...]:
+def unrotated(published: Given, ours: Given) -> tuple[int, ...]:
     """Return the layers without rotary embedding."""
-    every = EVERY.value(given, ours)
+    every = EVERY.value(published, ours)
     usual = [int((layer + 1) % every != 0) for layer in range(ours["layers"])]
-    found = given.get(FLAGS)
+    found = published.get(FLAGS)
     rotated = checked(FLAGS, usual if found is None else found, flags)
     if len(rotated) != ours["layers"]:
         raise ValueError(f"{FLAGS} must have {len(usual)} entries, got {len(rotated)}")

@@ -75,23 +75,25 @@ def fields_of(file: File) -> dict[str, Any]:
         ValueError: For metadata that are not supported.
     """
     family = family_in(file)
-    own = {
+    metadata = {
         name.removeprefix(f"{family.gguf}."): plain(value)
         for name, value in file.metadata.items()
         if name.startswith(f"{family.gguf}.")
     }
-    fields = {ours: own.pop(name) for name, ours in SIZES.items() if name in own}
-    rope = {ours: own.pop(name) for name, ours in SCALING.items() if name in own}
+    fields = {ours: metadata.pop(name) for name, ours in SIZES.items() if name in metadata}
+    rope = {ours: metadata.pop(name) for name, ours in SCALING.items() if name in metadata}
     size = fields.get("head_dim") or head_size(fields)
     for name in SAME:
-        if (said := own.pop(name, size)) != size:
-            raise ValueError(f"{file.path}: {name} must be the head size {size}, got {brief(said)}")
+        if (value := metadata.pop(name, size)) != size:
+            raise ValueError(
+                f"{file.path}: {name} must be the head size {size}, got {brief(value)}"
+            )
     for name in SILENT:
-        if (said := own.pop(name, None)) not in (None, True, False, 1.0):
-            raise ValueError(f"{file.path}: {name} is {brief(said)}, which is not supported")
-    for name, wanted in family.gguf_stated.items():
-        if (said := own.pop(name, wanted)) != wanted:
-            raise ValueError(f"{file.path}: {name} must be {wanted}, got {brief(said)}")
+        if (value := metadata.pop(name, None)) not in (None, True, False, 1.0):
+            raise ValueError(f"{file.path}: {name} is {brief(value)}, which is not supported")
+    for name, supported in family.gguf_stated.items():
+        if (value := metadata.pop(name, supported)) != supported:
+            raise ValueError(f"{file.path}: {name} must be {supported}, got {brief(value)}")
     embedding = file.tensors.get("token_embd.weight")
     return {
         "architectures": [family.architectures[0]],
@@ -102,7 +104,7 @@ def fields_of(file: File) -> dict[str, Any]:
         **scaling(file, rope, fields, size),
         **special(file),
         # Metadata without a translation are refused by name unless their value is neutral.
-        **{f"{family.gguf}.{name}": value for name, value in own.items()},
+        **{f"{family.gguf}.{name}": value for name, value in metadata.items()},
     }
 
 
@@ -139,11 +141,11 @@ def stretched(file: File, fields: Given, size: int | None) -> dict[str, Any]:
     theta = fields.get("rope_theta", Rope.theta)
     shape = file.tensors[STRETCH].shape
     if isinstance(size, int) and isinstance(theta, float) and theta > 0 and shape == (size // 2,):
-        found = file.numbers(STRETCH).double()
-        rule = {"rope_type": "llama3", "factor": float(found.max()), **LLAMA3}
+        divisors = file.numbers(STRETCH).double()
+        rule = {"rope_type": "llama3", "factor": float(divisors.max()), **LLAMA3}
         usual, _ = frequencies(Rope(theta=theta), size)
         slower, _ = frequencies(Rope(theta=theta, scaling=rule), size)
-        if torch.allclose(usual / slower, found, rtol=1e-4):
+        if torch.allclose(usual / slower, divisors, rtol=1e-4):
             return rule
     raise ValueError(
         f"{file.path}: tensor {STRETCH!r} is not supported; supported: Llama 3.1's rule for "
@@ -155,12 +157,12 @@ def special(file: File) -> dict[str, Any]:
     """Return the tokens that end an answer, and the mask token."""
     names = {name: f"tokenizer.ggml.{name}" for name in (*ENDS, "mask_token_id")}
     try:
-        named = {
-            ours: checked(name, value, index)
-            for ours, name in names.items()
+        ids = {
+            field: checked(name, value, index)
+            for field, name in names.items()
             if (value := file.metadata.get(name)) is not None
         }
     except ValueError as error:
         raise ValueError(f"{file.path}: {error}") from None
-    mask = {"mask_token_id": named.pop("mask_token_id")} if "mask_token_id" in named else {}
-    return {"eos_token_id": sorted(set(named.values())), **mask}
+    mask = {"mask_token_id": ids.pop("mask_token_id")} if "mask_token_id" in ids else {}
+    return {"eos_token_id": sorted(set(ids.values())), **mask}

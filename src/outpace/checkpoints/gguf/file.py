@@ -60,27 +60,27 @@ class File:
             shape, size = shape[1:], size // shape[0]
             offset += part * size
         width, rows = shape[-1], prod(shape[:-1])
-        some = max(PIECE // max(width, 1), 1)
+        step = max(PIECE // max(width, 1), 1)
         row = size // max(rows, 1)
-        for first in range(0, rows, some):
-            count = min(some, rows - first)
+        for first in range(0, rows, step):
+            count = min(step, rows - first)
             # Read instead of mapped: mapped pages stay in memory until the map is closed.
             content = np.fromfile(self.path, np.uint8, count * row, offset=offset + first * row)
             blocks = content.reshape(count, row)
-            if (quick := dequantized(entry.kind.value, blocks, width)) is not None:
-                yield quick
+            if (dequantized_rows := dequantized(entry.kind.value, blocks, width)) is not None:
+                yield dequantized_rows
                 continue
             try:
                 # As one row, since the library loops over blocks of sixteen rows in Python.
                 with np.errstate(all="ignore"):  # the caller refuses NaN and infinity
-                    plain = gguf.quants.dequantize(content[None], entry.kind)
-                plain = plain.reshape(count, width).astype(np.float32, copy=False)
+                    numbers = gguf.quants.dequantize(content[None], entry.kind)
+                numbers = numbers.reshape(count, width).astype(np.float32, copy=False)
             except (NotImplementedError, ValueError) as error:
                 raise ValueError(
                     f"{self.path}: tensor {name!r} is of type {entry.kind.name}, which cannot be "
                     f"read ({line(error)})"
                 ) from error
-            yield torch.from_numpy(plain)
+            yield torch.from_numpy(numbers)
 
     def content(self, name: str, part: int | None = None) -> NDArray[np.uint8]:
         """Map the bytes `u8[rows, bytes]` of a tensor's rows.

@@ -186,29 +186,29 @@ def tokenizer_of(file: File) -> PreTrainedTokenizerFast | None:
 
 def pieces_of(file: File) -> Pieces | None:
     """Read the vocabulary of a file; None if it has none."""
-    said = {
+    metadata = {
         name.removeprefix(PREFIX): value
         for name, value in file.metadata.items()
         if name.startswith(PREFIX)
     }
-    if said.get("model") in (None, "none", "no_vocab"):
+    if metadata.get("model") in (None, "none", "no_vocab"):
         return None
-    tokens = listed(said, "tokens", str)
-    kinds = listed(said, "token_type", int) or [Kind.NORMAL] * len(tokens)
+    tokens = listed(metadata, "tokens", str)
+    kinds = listed(metadata, "token_type", int) or [Kind.NORMAL] * len(tokens)
     if not tokens or len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
         raise ValueError(
             f"its {len(tokens)} tokens must be distinct, with one type each, got {len(kinds)}"
         )
-    return Pieces(tokens, np.array(kinds, np.int64), said)
+    return Pieces(tokens, np.array(kinds, np.int64), metadata)
 
 
-def listed(said: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+def listed(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
     """Read an array of some element type; empty if the file has none.
 
     Raises:
         ValueError: For elements of another type.
     """
-    array = said.get(name)
+    array = metadata.get(name)
     if array is None:
         return []
     if not (isinstance(array, Array) and array.holds(kind)):

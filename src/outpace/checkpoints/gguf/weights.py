@@ -49,8 +49,8 @@ class GGUFWeights(Weights):
         found = self.names.get_name(stem)
         if found is not None:
             return f"{found}.{kind}", None
-        before, inside, behind = stem.partition(".experts.")
-        number, _, part = behind.partition(".")
+        before, inside, rest = stem.partition(".experts.")
+        number, _, part = rest.partition(".")
         found = self.names.get_name(f"{before}.experts.{part}") if inside else None
         return f"{found or stem}.{kind}", int(number) if found else None
 
@@ -137,12 +137,12 @@ class GGUFWeights(Weights):
 
     def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
         """Raise `ValueError` for tensors that the model does not use."""
-        left = set(self.file.tensors) - {self.theirs(name)[0] for name in wanted} - {STRETCH}
-        if left:
-            names = ", ".join(repr(name) for name in sorted(left)[:3])
+        unused = set(self.file.tensors) - {self.theirs(name)[0] for name in wanted} - {STRETCH}
+        if unused:
+            names = ", ".join(repr(name) for name in sorted(unused)[:3])
             raise ValueError(
-                f"{self.folder}: {len(left)} of its tensors are not of the model that its metadata "
-                f"describe, such as {names}; supported: {self.family.about}"
+                f"{self.folder}: {len(unused)} of its tensors are not of the model that its "
+                f"metadata describe, such as {names}; supported: {self.family.about}"
             )
 
 

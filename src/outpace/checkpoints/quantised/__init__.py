@@ -31,14 +31,14 @@ def scheme_of(published: Given) -> Scheme | None:
     """
     if published.get(FIELD) in (None, {}, False):
         return None
-    given: Any = checked(FIELD, published[FIELD], mapping)
-    method = given.get("quant_method")
+    config: Any = checked(FIELD, published[FIELD], mapping)
+    method = config.get("quant_method")
     if not isinstance(method, str) or method not in SCHEMES:
         raise ValueError(
             f"{FIELD}: quant_method {brief(method)} is not supported; supported: "
             f"{', '.join(SCHEMES)}, or a checkpoint that is not quantized"
         )
     try:
-        return SCHEMES[method](given)
+        return SCHEMES[method](config)
     except ValueError as error:
         raise ValueError(f"{FIELD}: {error}") from error

@@ -57,12 +57,12 @@ class AWQ(Scheme):
     about = ABOUT
 
     @classmethod
-    def read(cls, given: Given) -> AWQ:
+    def read(cls, config: Given) -> AWQ:
         """Read a `quantization_config`."""
         remedy = f"supported: {ABOUT}"
-        refuse_unknown(given, {*names_of(FIELDS), *FIXED, *IGNORED}, remedy)
-        refuse_other(given, FIXED, {}, remedy)
-        return cls(taken(FIELDS, given)["size"])
+        refuse_unknown(config, {*names_of(FIELDS), *FIXED, *IGNORED}, remedy)
+        refuse_other(config, FIXED, {}, remedy)
+        return cls(taken(FIELDS, config)["size"])
 
     def parts(self, source: Source, name: str) -> tuple[str, ...]:
         """Return the names of codes, zero points and scales."""
@@ -75,12 +75,12 @@ class AWQ(Scheme):
         """Read a matrix: (codes - zero point) * scale."""
         codes, zeros, scale = self.parts(source, name)
         (out, inputs), (count, group) = shape, groups(shape, self.size)
-        held = source.stored(codes, ((inputs, -(-out // 8)),), ("I32",))
-        noughts = source.stored(zeros, ((count, -(-out // 8)),), ("I32",))
+        packed_codes = source.stored(codes, ((inputs, -(-out // 8)),), ("I32",))
+        packed_zeros = source.stored(zeros, ((count, -(-out // 8)),), ("I32",))
         return scaled(
-            ordered(held, out).t(),
+            ordered(packed_codes, out).t(),
             scales(source, scale, (count, out)).t(),
-            ordered(noughts, out).t(),
+            ordered(packed_zeros, out).t(),
             group,
         )
 

@@ -148,15 +148,15 @@ class Numbers:
         """Read codes `i8[out, in]`, or numbers in FP8."""
         if not self.packed:
             return source.stored(name, (shape,), (KIND if self.kind == "float" else "I8",))
-        wide = -(-shape[1] * self.bits // 32)
-        said = source.stored(f"{name}_shape", ((2,),), ("I64", "I32")).tolist()
-        if said != list(shape):
+        width = -(-shape[1] * self.bits // 32)
+        stored_shape = source.stored(f"{name}_shape", ((2,),), ("I64", "I32")).tolist()
+        if stored_shape != list(shape):
             raise ValueError(
-                f"{source.path(f'{name}_shape')}: tensor {f'{name}_shape'!r} is {said}, but "
-                f"config.json requires {list(shape)}"
+                f"{source.path(f'{name}_shape')}: tensor {f'{name}_shape'!r} is {stored_shape}, "
+                f"but config.json requires {list(shape)}"
             )
-        held = source.stored(f"{name}_packed", ((shape[0], wide),), ("I32",))
-        return self.signed(unpacked(held, self.bits)[:, : shape[1]])
+        packed = source.stored(f"{name}_packed", ((shape[0], width),), ("I32",))
+        return self.signed(unpacked(packed, self.bits)[:, : shape[1]])
 
     def signed(self, codes: Tensor) -> Tensor:
         """Convert codes stored with an offset to signed ones."""
@@ -170,8 +170,8 @@ class Numbers:
         if source.kind(name) != "I32":
             return source.stored(name, self.shapes(shape), ("I8",))
         (out, _), count = shape, self.grid(shape)[0]
-        held = source.stored(name, ((-(-out * self.bits // 32), count),), ("I32",))
-        return self.signed(unpacked(held.t(), self.bits)[:, :out]).t()
+        packed = source.stored(name, ((-(-out * self.bits // 32), count),), ("I32",))
+        return self.signed(unpacked(packed.t(), self.bits)[:, :out]).t()
 
 
 @dataclass(frozen=True)
@@ -183,18 +183,20 @@ class Compressed(Scheme):
     about = ABOUT
 
     @classmethod
-    def read(cls, given: Given) -> Compressed:
+    def read(cls, config: Given) -> Compressed:
         """Read a `quantization_config`."""
         remedy = f"supported: {ABOUT}"
-        refuse_unknown(given, {*FIXED, *IGNORED}, remedy)
-        refuse_other(given, FIXED, {}, remedy)
-        checked("sparsity_config", given.get("sparsity_config") or {}, dense)
-        named = checked("config_groups", given.get("config_groups"), mapping)
-        if not named:
+        refuse_unknown(config, {*FIXED, *IGNORED}, remedy)
+        refuse_other(config, FIXED, {}, remedy)
+        checked("sparsity_config", config.get("sparsity_config") or {}, dense)
+        config_groups = checked("config_groups", config.get("config_groups"), mapping)
+        if not config_groups:
             raise ValueError(f"config_groups must not be empty; {remedy}")
         return cls(
-            tuple(group(f"config_groups.{name}", part, given) for name, part in named.items()),
-            checked("ignore", given.get("ignore") or [], texts),
+            tuple(
+                group(f"config_groups.{name}", part, config) for name, part in config_groups.items()
+            ),
+            checked("ignore", config.get("ignore") or [], texts),
         )
 
     def find(self, name: str) -> Numbers | None:
@@ -220,16 +222,16 @@ class Compressed(Scheme):
 
     def plain(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read a matrix: (codes - zero point) * scale."""
-        how = self.find(name)
-        assert how is not None
-        codes = how.numbers(source, name, shape)
-        scale = scales(source, f"{name}_scale", *how.shapes(shape))
-        zero = how.zero(source, name, shape)
-        if how.strategy == "block":
-            assert how.block is not None
-            return blocks(codes, scale, how.block)
-        count, group = how.grid(shape)
-        if how.mixed:
+        group_scheme = self.find(name)
+        assert group_scheme is not None
+        codes = group_scheme.numbers(source, name, shape)
+        scale = scales(source, f"{name}_scale", *group_scheme.shapes(shape))
+        zero = group_scheme.zero(source, name, shape)
+        if group_scheme.strategy == "block":
+            assert group_scheme.block is not None
+            return blocks(codes, scale, group_scheme.block)
+        count, group = group_scheme.grid(shape)
+        if group_scheme.mixed:
             group = order(source, f"{name}_g_idx", shape, count)
         wide = (shape[0], count)
         return scaled(
@@ -243,13 +245,18 @@ class Compressed(Scheme):
         self, source: Source, name: str, shape: tuple[int, ...]
     ) -> tuple[Tensor, Tensor] | None:
         """Read 8-bit codes with a scale per output, or return None."""
-        how = self.find(name)
-        if how is None or not self.parts(source, name):
+        group_scheme = self.find(name)
+        if group_scheme is None or not self.parts(source, name):
             return None
-        if (how.kind, how.bits, how.symmetric, how.strategy) != ("int", 8, True, "channel"):
+        if (
+            group_scheme.kind,
+            group_scheme.bits,
+            group_scheme.symmetric,
+            group_scheme.strategy,
+        ) != ("int", 8, True, "channel"):
             return None
-        scale = scales(source, f"{name}_scale", *how.shapes(shape))
-        return how.numbers(source, name, shape), scale.flatten().contiguous()
+        scale = scales(source, f"{name}_scale", *group_scheme.shapes(shape))
+        return group_scheme.numbers(source, name, shape), scale.flatten().contiguous()
 
     def rounds_rows(self, name: str) -> bool:
         """Return whether the group quantizes activations dynamically."""
@@ -263,24 +270,26 @@ class Compressed(Scheme):
         return name.endswith(IDLE) or super().idle(source, name)
 
 
-def group(name: str, given: Any, whole: Given) -> Numbers:
+def group(name: str, config: Any, whole_config: Given) -> Numbers:
     """Parse one group of a `quantization_config`."""
-    given, remedy = checked(name, given, mapping), f"supported: {ABOUT}"
+    config, remedy = checked(name, config, mapping), f"supported: {ABOUT}"
     try:
-        refuse_unknown(given, GROUP, remedy)
-        weights = checked("weights", given.get("weights"), mapping)
+        refuse_unknown(config, GROUP, remedy)
+        weights = checked("weights", config.get("weights"), mapping)
         refuse_unknown(weights, {*names_of(WEIGHTS), *ALSO}, remedy)
         refuse_other(weights, {"dynamic": False}, {}, remedy)
         ours = taken(WEIGHTS, weights)
-        form = checked("format", given.get("format") or whole.get("format"), choice(FORMATS))
-        check(ours, form)
-        targets = checked("targets", given.get("targets"), texts)
+        number_format = checked(
+            "format", config.get("format") or whole_config.get("format"), choice(FORMATS)
+        )
+        check(ours, number_format)
+        targets = checked("targets", config.get("targets"), texts)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    rows = given.get("input_activations")
+    rows = config.get("input_activations")
     return Numbers(
         targets=targets,
-        packed=form == "pack-quantized",
+        packed=number_format == "pack-quantized",
         rounds_rows=isinstance(rows, Mapping) and all(rows.get(k) == v for k, v in ROWS.items()),
         **ours,
     )

@@ -64,14 +64,14 @@ class FP8(Scheme):
     about = ABOUT
 
     @classmethod
-    def read(cls, given: Given) -> FP8:
+    def read(cls, config: Given) -> FP8:
         """Read a `quantization_config`."""
         remedy = f"supported: {ABOUT}"
-        refuse_unknown(given, {*names_of(FIELDS), *FIXED, *FORMATS, *IGNORED}, remedy)
-        refuse_other(given, FIXED, {}, remedy)
+        refuse_unknown(config, {*names_of(FIELDS), *FIXED, *FORMATS, *IGNORED}, remedy)
+        refuse_other(config, FIXED, {}, remedy)
         for name, known in FORMATS.items():
-            checked(name, given.get(name), one_of(known))
-        return cls(taken(FIELDS, given)["block"])
+            checked(name, config.get(name), one_of(known))
+        return cls(taken(FIELDS, config)["block"])
 
     def parts(self, source: Source, name: str) -> tuple[str, ...]:
         """Return the names of the matrix and its scales."""

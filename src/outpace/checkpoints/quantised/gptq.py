@@ -79,12 +79,12 @@ class GPTQ(Scheme):
     about = ABOUT
 
     @classmethod
-    def read(cls, given: Given) -> GPTQ:
+    def read(cls, config: Given) -> GPTQ:
         """Read a `quantization_config`."""
         remedy = f"supported: {ABOUT}"
-        refuse_unknown(given, {*names_of(FIELDS), *FIXED, *IGNORED}, remedy)
-        refuse_other(given, FIXED, {}, remedy)
-        ours = taken(FIELDS, given)
+        refuse_unknown(config, {*names_of(FIELDS), *FIXED, *IGNORED}, remedy)
+        refuse_other(config, FIXED, {}, remedy)
+        ours = taken(FIELDS, config)
         return cls(
             ours["bits"], ours["size"], ours["step"], ours["desc_act"] and ours["size"] != -1
         )
@@ -104,13 +104,13 @@ class GPTQ(Scheme):
         if mixed:
             group = order(source, mixed[0], shape, count)
         out, inputs = shape
-        packs = 32 // self.bits
-        held = source.stored(codes, ((-(-inputs // packs), out),), ("I32",))
-        noughts = source.stored(zeros, ((count, -(-out // packs)),), ("I32",))
+        codes_per_word = 32 // self.bits
+        packed_codes = source.stored(codes, ((-(-inputs // codes_per_word), out),), ("I32",))
+        packed_zeros = source.stored(zeros, ((count, -(-out // codes_per_word)),), ("I32",))
         # The format stores the zero point minus one, so 0 is stored as the largest code.
-        zero = (unpacked(noughts, self.bits)[:, :out] + self.step) & (2**self.bits - 1)
+        zero = (unpacked(packed_zeros, self.bits)[:, :out] + self.step) & (2**self.bits - 1)
         return scaled(
-            unpacked(held.t(), self.bits)[:, :inputs],
+            unpacked(packed_codes.t(), self.bits)[:, :inputs],
             scales(source, scale, (count, out)).t(),
             zero.t(),
             group,

@@ -49,10 +49,10 @@ class MXFP4(Scheme):
     about: str = ABOUT
 
     @classmethod
-    def read(cls, given: Given) -> MXFP4:
+    def read(cls, config: Given) -> MXFP4:
         """Read a `quantization_config`; raise `ValueError` for an unsupported field or value."""
-        refuse_unknown(given, {*FIXED, *IGNORED}, f"supported: {ABOUT}")
-        refuse_other(given, FIXED, {}, f"supported: {ABOUT}")
+        refuse_unknown(config, {*FIXED, *IGNORED}, f"supported: {ABOUT}")
+        refuse_other(config, FIXED, {}, f"supported: {ABOUT}")
         return cls()
 
     def parts(self, source: Source, name: str) -> tuple[str, ...]:

@@ -117,9 +117,9 @@ def scaled(codes: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor | No
         group: Group of each input, `i64[in]`; None for a single group.
     """
     plain = codes.float()
-    some = max(PIECE // plain.shape[1], 1)
-    for first in range(0, len(plain), some):
-        rows = slice(first, first + some)
+    step = max(PIECE // plain.shape[1], 1)
+    for first in range(0, len(plain), step):
+        rows = slice(first, first + step)
         if zero is not None:
             plain[rows] -= spread(zero[rows].float(), group)
         plain[rows] *= spread(scale[rows], group)
