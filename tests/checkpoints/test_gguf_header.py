@@ -1,4 +1,4 @@
-"""Headers of GGUF files that are cut, lie, or hold nonsense: refused at once, in one line."""
+"""Invalid headers of GGUF files: refused at once, with one line."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q"
 
 
 def text(value: str | bytes) -> bytes:
-    """A string as a file has it."""
+    """Return a string as in a file."""
     content = value.encode() if isinstance(value, str) else value
     return struct.pack("<Q", len(content)) + content
 
 
 def array(kind: int, values: list[Any], count: int | None = None) -> bytes:
-    """An array with its type and how many it says it has."""
+    """Return an array with its type and its claimed length."""
     body = b"".join(
         text(v) if kind == STRING else struct.pack("<" + CODES[kind], v) for v in values
     )
@@ -35,17 +35,17 @@ def array(kind: int, values: list[Any], count: int | None = None) -> bytes:
 
 
 def field(name: str | bytes, kind: int, value: bytes) -> bytes:
-    """An entry of the metadata."""
+    """Return an entry of the metadata."""
     return text(name) + struct.pack("<I", kind) + value
 
 
 def number(name: str, value: int) -> bytes:
-    """An entry with a whole number."""
+    """Return an entry with an integer."""
     return field(name, U32, struct.pack("<I", value))
 
 
 def tensor(name: str, sizes: list[int], kind: int = 0, offset: int = 0) -> bytes:
-    """Where a tensor is."""
+    """Return the header entry of a tensor."""
     head = text(name) + struct.pack("<I", len(sizes))
     return head + struct.pack(f"<{len(sizes)}QIQ", *sizes, kind, offset)
 
@@ -58,7 +58,7 @@ def file(
     counts: tuple[int, int] | None = None,
     data: bytes = bytes(64),
 ) -> bytes:
-    """A file, whose tensors begin at the next multiple of 32."""
+    """Return a file, whose tensors begin at the next multiple of 32."""
     fields, tensors = fields or [], tensors or []
     told = counts or (len(tensors), len(fields))
     head = b"GGUF" + struct.pack("<IQQ", version, *told) + b"".join(fields + tensors)
@@ -148,7 +148,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
 
 
 def refused(path: Path) -> str:
-    """What the one line says with which a file is refused."""
+    """Return the one-line error for a file."""
     began = time.process_time()
     with pytest.raises(ValueError) as error:
         for read in (load_config, load_tokenizer, load_model):
@@ -160,8 +160,8 @@ def refused(path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_lengths_that_lie_are_refused(name: str, tmp_path: Path) -> None:
-    """By what is wrong, before anything is read by them."""
+def test_wrong_lengths_are_refused(name: str, tmp_path: Path) -> None:
+    """The message names the fault, and nothing is read by that length."""
     content, message = BROKEN[name]
     path = tmp_path / "broken.gguf"
     path.write_bytes(content)
@@ -172,7 +172,7 @@ def test_lengths_that_lie_are_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", CODES)
 def test_every_type_of_number_is_read(kind: int, tmp_path: Path) -> None:
-    """As a value and in an array, as the library that defines the format reads them."""
+    """As a value and in an array, as by the library that defines the format."""
     value = {7: True, F32: 0.1, 12: 0.1}.get(kind, 7)
     packed = struct.pack("<" + CODES[kind], value)
     path = tmp_path / "numbers.gguf"
@@ -185,8 +185,8 @@ def test_every_type_of_number_is_read(kind: int, tmp_path: Path) -> None:
     assert set(NUMBERS) == set(CODES)
 
 
-def test_strings_are_read_when_they_are_needed(tmp_path: Path) -> None:
-    """And not before; those that are no text are refused then, and so is a file that changed."""
+def test_strings_are_read_on_demand(tmp_path: Path) -> None:
+    """Invalid text and a changed file are refused then."""
     path = tmp_path / "strings.gguf"
     words = ["", "a", "\u2581é", "x" * 300]
     odd = array(STRING, [b"\xff"])
@@ -201,7 +201,7 @@ def test_strings_are_read_when_they_are_needed(tmp_path: Path) -> None:
 
 
 def test_versions_two_and_three_are_read(tmp_path: Path) -> None:
-    """They differ in byte order alone."""
+    """They differ in byte order only."""
     for version in (2, 3):
         path = tmp_path / f"{version}.gguf"
         path.write_bytes(file([number("a", 5)], [tensor("t", [4, 2], offset=32)], version=version))
@@ -211,7 +211,7 @@ def test_versions_two_and_three_are_read(tmp_path: Path) -> None:
 
 
 def test_tokens_of_another_type_are_refused_at_once(tmp_path: Path) -> None:
-    """However many there are; an array of bytes as long as its file takes no memory either."""
+    """For any length; a long array of bytes takes no memory."""
     path = tmp_path / "tokens.gguf"
     many = array(0, [], 80_000_000)
     path.write_bytes(file([ARCHITECTURE, field(TOKENS, ARRAY, many)]))
@@ -227,8 +227,8 @@ def test_tokens_of_another_type_are_refused_at_once(tmp_path: Path) -> None:
         load_tokenizer(path)
 
 
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
-    """A pipe, a device, a folder, a link that leads nowhere; nothing waits for another end."""
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    """A pipe, a device, a folder or a broken link is refused without blocking."""
     os.mkfifo(tmp_path / "pipe.gguf")
     (tmp_path / "device.gguf").symlink_to("/dev/zero")
     (tmp_path / "nowhere.gguf").symlink_to("missing")

@@ -1,4 +1,4 @@
-"""Checkpoint folders: what loads, what is written back, and what each broken one is told."""
+"""Checkpoint folders: loading, saving, and the error of each invalid one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A small checkpoint."""
+    """Write a small checkpoint."""
     save_model(causal_model(), tmp_path, dtype=torch.float32)
     return tmp_path
 
 
 def change(folder: Path, **fields: object) -> None:
-    """Change fields of a `config.json`; None takes one out."""
+    """Change fields of a `config.json`; None removes one."""
     path = folder / "config.json"
     config = {**json.loads(path.read_text()), **fields}
     path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
@@ -41,7 +41,7 @@ def rewrite(folder: Path, drop: str = "", **tensors: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("make", [causal_model, diffusion_model])
-def test_saved_model_loads_as_it_was(make, tied: bool, tmp_path: Path) -> None:
+def test_saved_model_loads_unchanged(make, tied: bool, tmp_path: Path) -> None:
     """Configuration and logits survive the published format."""
     model = make(tie_word_embeddings=tied)
     save_model(model, tmp_path, dtype=torch.float32)
@@ -53,15 +53,15 @@ def test_saved_model_loads_as_it_was(make, tied: bool, tmp_path: Path) -> None:
     assert ("lm_head.weight" in names) is not tied
 
 
-def test_weights_are_written_as_bfloat16_unless_asked(tmp_path: Path) -> None:
-    """And `config.json` says so."""
+def test_weights_are_written_as_bfloat16_by_default(tmp_path: Path) -> None:
+    """Also in `config.json`."""
     save_model(causal_model(), tmp_path)
     kinds = {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()}
     assert kinds == {torch.bfloat16}
     assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
-def test_loading_draws_no_gradients_and_has_the_wanted_dtype(folder: Path) -> None:
+def test_loaded_parameters_have_no_gradients_and_the_dtype(folder: Path) -> None:
     """Rotary tables too."""
     model = load_model(folder, dtype=torch.bfloat16)
     assert not any(parameter.requires_grad for parameter in model.parameters())
@@ -69,20 +69,20 @@ def test_loading_draws_no_gradients_and_has_the_wanted_dtype(folder: Path) -> No
 
 
 def test_max_length_limits_the_rotary_tables(folder: Path) -> None:
-    """Shorter tables, the same logits."""
+    """Shorter tables give the same logits."""
     model = load_model(folder, max_length=len(IDS))
     assert model.config.max_length == len(model.cos) == len(IDS)
     assert torch.equal(whole(model, IDS, causal=True), whole(load_model(folder), IDS, causal=True))
 
 
-def test_missing_folder_names_what_could_be_given() -> None:
-    """Neither a folder nor a zoo model nor a hub name."""
+def test_missing_folder_names_the_options() -> None:
+    """The name is neither a folder nor a zoo model nor a hub name."""
     with pytest.raises(ValueError, match="no model 'no-such-model': give a folder"):
         resolve("no-such-model")
 
 
 def test_hub_failure_names_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No network, no such repository, no right to read it: the hub's own words follow."""
+    """For a missing network, repository or permission; the hub's message follows."""
 
     def refuse(*args: object, **options: object) -> str:
         raise OSError("offline")
@@ -95,7 +95,7 @@ def test_hub_failure_names_the_repository(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_broken_config_names_the_file(folder: Path) -> None:
-    """And not only the column."""
+    """In addition to the column."""
     (folder / "config.json").write_text('{"architectures": [')
     with pytest.raises(ValueError, match=r"config\.json is not JSON"):
         load_model(folder)
@@ -110,14 +110,14 @@ def test_shorter_length_is_not_written_back(folder: Path, tmp_path: Path) -> Non
 
 
 def test_missing_config_names_the_file(folder: Path) -> None:
-    """A folder of weights alone."""
+    """A folder of weights only."""
     (folder / "config.json").unlink()
     with pytest.raises(ValueError, match=r"config\.json does not exist"):
         load_model(folder)
 
 
 def test_unknown_architecture_names_it_and_the_known_ones(folder: Path) -> None:
-    """And the file that has it."""
+    """And its file."""
     change(folder, architectures=["MambaForCausalLM"])
     with pytest.raises(ValueError, match=r"config\.json: .*MambaForCausalLM.*Qwen2ForCausalLM"):
         load_model(folder)
@@ -131,14 +131,14 @@ def test_missing_field_names_it(folder: Path) -> None:
 
 
 def test_missing_tensor_names_it(folder: Path) -> None:
-    """One tensor less."""
+    """With one tensor removed."""
     rewrite(folder, drop=DOWN)
     with pytest.raises(ValueError, match=f"{folder}.*no tensor '{DOWN}'"):
         load_model(folder)
 
 
 def test_wrong_shape_names_tensor_file_and_both_shapes(folder: Path) -> None:
-    """A tensor that `config.json` means to be larger."""
+    """A tensor smaller than in `config.json`."""
     rewrite(folder, **{DOWN: torch.zeros(32, 40)})
     wanted = rf"model\.safetensors: tensor '{DOWN}' has shape \(32, 40\).*\(32, 48\)"
     with pytest.raises(ValueError, match=wanted):
@@ -164,7 +164,7 @@ def test_pickled_weights_alone_are_refused(folder: Path) -> None:
         load_model(folder)
 
 
-def test_no_weights_at_all(folder: Path) -> None:
+def test_missing_weights_are_refused(folder: Path) -> None:
     """Only a `config.json`."""
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"has no model\.safetensors"):
@@ -172,7 +172,7 @@ def test_no_weights_at_all(folder: Path) -> None:
 
 
 def test_missing_shard_is_named(folder: Path) -> None:
-    """An index that names a file which is not there."""
+    """An index with a missing file."""
     index = {"weight_map": {DOWN: "model-00002-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"names model-00002-of-00002\.safetensors, which"):
@@ -180,7 +180,7 @@ def test_missing_shard_is_named(folder: Path) -> None:
 
 
 def test_unreadable_weights_are_named(folder: Path) -> None:
-    """A file cut short by a broken download."""
+    """A file truncated by a broken download."""
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"model\.safetensors is not a readable safetensors"):
@@ -188,8 +188,8 @@ def test_unreadable_weights_are_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_values_that_are_no_numbers_are_refused(folder: Path, value: float) -> None:
-    """One is enough; the tensor is named."""
+def test_values_that_are_not_finite_are_refused(folder: Path, value: float) -> None:
+    """A single one is enough; the tensor is named."""
     weight = torch.zeros(32, 48)
     weight[3, 5] = value
     rewrite(folder, **{DOWN: weight})
@@ -198,7 +198,7 @@ def test_values_that_are_no_numbers_are_refused(folder: Path, value: float) -> N
 
 
 def test_values_too_large_for_a_dtype_are_refused(folder: Path) -> None:
-    """They would become infinite; in a wider one they load, however large their sum."""
+    """They would become infinite; in a wider dtype they load, even if their sum is large."""
     rewrite(folder, **{DOWN: torch.full((32, 48), 3e38)})
     load_model(folder)
     load_model(folder, dtype=torch.bfloat16)
@@ -206,8 +206,8 @@ def test_values_too_large_for_a_dtype_are_refused(folder: Path) -> None:
         load_model(folder, dtype=torch.float16)
 
 
-def test_tensors_that_nothing_reads_are_refused(folder: Path) -> None:
-    """Layers behind the last, biases of a family without, scales of quantised weights."""
+def test_unused_tensors_are_refused(folder: Path) -> None:
+    """Layers past the last, biases of a family without, scales of quantized weights."""
     change(folder, num_hidden_layers=1)
     with pytest.raises(ValueError, match=r"12 tensors .* such as 'model\.layers\.1\..*supported"):
         load_model(folder)
@@ -221,8 +221,8 @@ def test_tensors_that_nothing_reads_are_refused(folder: Path) -> None:
     load_model(folder)
 
 
-def test_a_tied_head_may_stand_in_the_file_as_well(folder: Path) -> None:
-    """If it is the embedding; published files have it twice."""
+def test_a_tied_head_may_be_stored_as_well(folder: Path) -> None:
+    """If it equals the embedding; some published files have both."""
     change(folder, tie_word_embeddings=True)
     with pytest.raises(ValueError, match=r"1 tensors .* such as 'lm_head\.weight'"):
         load_model(folder)
@@ -231,8 +231,8 @@ def test_a_tied_head_may_stand_in_the_file_as_well(folder: Path) -> None:
     assert load_model(folder).unembedding is None
 
 
-def test_more_layers_than_there_are_weights_for_are_not_made(folder: Path) -> None:
-    """The last one is looked for first."""
+def test_missing_layers_are_refused_before_allocation(folder: Path) -> None:
+    """The last layer is checked first."""
     change(folder, num_hidden_layers=4096)
     with pytest.raises(ValueError, match=r"no tensor 'model\.layers\.4095\."):
         load_model(folder)
@@ -241,7 +241,7 @@ def test_more_layers_than_there_are_weights_for_are_not_made(folder: Path) -> No
         load_model(folder)
 
 
-def test_positions_that_no_table_holds_want_a_limit(
+def test_too_large_rotary_tables_need_a_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is allocated; 160 positions of 8 numbers here."""
@@ -264,7 +264,7 @@ def test_an_index_names_files_of_its_own_folder(folder: Path, index: str) -> Non
 
 
 def test_a_hub_name_is_looked_up_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is read of the folder afterwards."""
+    """For all reads of the folder."""
     asked = []
 
     def download(name: str, **options: object) -> str:
@@ -279,7 +279,7 @@ def test_a_hub_name_is_looked_up_once(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_model_without_all_of_its_parameters_is_not_saved(tmp_path: Path) -> None:
-    """The first that differs is named, and nothing is written."""
+    """The first difference is named, and nothing is written."""
     model = causal_model()
     model.blocks[0].mlp.down = torch.nn.Identity()
     with pytest.raises(
@@ -290,8 +290,8 @@ def test_a_model_without_all_of_its_parameters_is_not_saved(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN's layouts")
-def test_packed_parameters_are_written_as_they_were(tmp_path: Path) -> None:
-    """A layout of a processor is no part of a checkpoint."""
+def test_packed_parameters_are_written_row_major(tmp_path: Path) -> None:
+    """A processor's layout is not part of a checkpoint."""
     model, plain = causal_model(), causal_model()
     linear = model.blocks[0].mlp.down
     linear.weight = torch.nn.Parameter(linear.weight.detach().to_mkldnn(), requires_grad=False)
@@ -309,26 +309,26 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_sliding_window_is_refused(folder: Path) -> None:
-    """Layers that see a window only would need another mask."""
+    """It would need another attention mask."""
     change(folder, use_sliding_window=True)
     with pytest.raises(ValueError, match="use_sliding_window"):
         load_config(folder)
 
 
 def test_diffusion_model_without_mask_is_refused() -> None:
-    """A mask token is what it decodes."""
+    """Decoding needs a mask token."""
     with pytest.raises(ValueError, match="mask_token_id"):
         translate(published("DreamModel"))
 
 
 def test_mask_outside_the_vocabulary_is_refused() -> None:
-    """It could not be fed."""
+    """It has no embedding."""
     with pytest.raises(ValueError, match="mask token 24 lies outside the vocabulary of 24"):
         translate(published("DreamModel", mask_token_id=24))
 
 
 def test_heads_that_cannot_be_shared_are_refused() -> None:
-    """Query heads share key heads evenly."""
+    """Query heads must be a multiple of key heads."""
     with pytest.raises(
         ValueError, match="hidden_size must be a multiple of the 4 attention heads, got 3"
     ):
@@ -351,7 +351,7 @@ def test_end_of_sequence_is_read(field: object, eos: tuple[int, ...]) -> None:
 
 
 def generates(folder: Path, content: str) -> Path:
-    """A checkpoint with a `generation_config.json`."""
+    """Write a checkpoint with a `generation_config.json`."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(published(eos_token_id=3)))
     (folder / "generation_config.json").write_text(content)
@@ -367,10 +367,10 @@ def generates(folder: Path, content: str) -> Path:
         ("{}", (3,)),
     ],
 )
-def test_what_only_the_generation_names_ends_an_answer(
+def test_end_tokens_of_the_generation_config_end_an_answer(
     tmp_path: Path, content: str, eos: tuple[int, ...]
 ) -> None:
-    """Beside what the model's configuration names."""
+    """In addition to those of the model's configuration."""
     assert load_config(generates(tmp_path / "model", content)).eos == eos
 
 
