@@ -44,17 +44,9 @@ def fill(
 ) -> None:
     """Give a model on the meta device its parameters, with an adapter's updates added.
 
-    Args:
-        model: The model.
-        weights: Tensors of the checkpoint.
-        dtype: Type of the parameters.
-        device: Device of the parameters.
-        adapter: Updates to merge, if any.
-        quantize: Whether matrices are rounded to int8, one at a time to limit memory.
-        keep_int8: Whether matrices stored in 8 bits keep their codes.
-        native: Whether matrices in a block format of GGUF keep it.
-        narrow: Converts a module to fewer bits once it is filled, if not None.
-        parts_by_name: Parts of each parameter; whole tensors by default.
+    With `quantize`, matrices are rounded to int8 one by one to limit memory, as `narrow` converts
+    modules. With `keep_int8`, stored int8 matrices keep their codes, and with `native` those in
+    GGUF's block formats. `parts_by_name` defaults to whole tensors.
     """
     wanted = wanted or pieces(model)
     names = {piece.source for parts in wanted.values() for piece in parts}

@@ -59,15 +59,10 @@ TABLES = 2**27
 
 
 def resolve(name: str | Path, patterns: Sequence[str] = FILES, *, param: str = "model") -> Path:
-    """Return the folder of a checkpoint, or the path of a GGUF file.
+    """Return the folder of a checkpoint: a path, a zoo model, or a hub name (downloaded once).
 
-    Args:
-        name: A path, a model of the zoo, or a hub name, which is downloaded once.
-        patterns: Files of a hub repository to download.
-        param: Option that `name` was given by, for errors.
-
-    Raises:
-        OptionError: If there is no such folder, file, zoo model or hub repository.
+    The path of a GGUF file is returned unchanged. Files of a hub repository must match `patterns`.
+    Raises `OptionError` for the option `param` if nothing is found.
     """
     if not isinstance(name, str | Path):
         message = f"{param} must be a name or a path, got {brief(name)}"
@@ -108,10 +103,7 @@ def zoo_names() -> list[str]:
 
 
 def load_config(name: str | Path, **changes: Any) -> ModelConfig:
-    """Load the configuration of a checkpoint, with `changes` to fields of its `config.json`.
-
-    End tokens are also read from `generation_config.json`.
-    """
+    """Load a configuration and its generation config, with `changes` to `config.json`."""
     folder = resolve(name, (CONFIG, GENERATION))  # download only these from the hub
     path = folder if is_gguf(folder) else folder / CONFIG
     config = translate({**published(path), **changes}, path)
@@ -139,15 +131,7 @@ def published(path: Path) -> dict[str, Any]:
 
 
 def translate(published: Mapping[str, Any], path: Path = Path(CONFIG)) -> ModelConfig:
-    """Translate published fields into the `ModelConfig` of the unquantized model.
-
-    Args:
-        published: Fields of a `config.json`.
-        path: Path of the file, for errors.
-
-    Raises:
-        ValueError: For an unsupported architecture, field or value.
-    """
+    """Translate published fields into a `ModelConfig`; raise `ValueError` naming `path`."""
     family = family_of(published, path)
     try:
         scheme_of(published)
@@ -159,10 +143,7 @@ def translate(published: Mapping[str, Any], path: Path = Path(CONFIG)) -> ModelC
 def target_config(
     name: str | Path, *, max_length: int | None = None, mask_id: int | None = None
 ) -> ModelConfig:
-    """Return the configuration of the model that `load_model` would load; raise its errors.
-
-    This takes a fraction of a second, so invalid options are refused before weights are read.
-    """
+    """Return the configuration that `load_model` would use; raise its errors without weights."""
     config = limited(load_config(name), max_length)
     if config.kind in DRAFT_KINDS:
         message = f"model: {str(name)!r} is a draft that reads the features of a target: give the"
@@ -188,24 +169,13 @@ def load_model(
     plain: bool = False,
     share: Share | None = None,
 ) -> Transformer:
-    """Load a model in its published format.
+    """Load a model in its published format, and merge an adapter if one is given.
 
-    Args:
-        name: Path, zoo model or hub name.
-        dtype: Type of the parameters.
-        device: Device of the parameters.
-        max_length: Limit on positions, and so on the rotary tables.
-        adapter: Low-rank adapter to merge, if any.
-        mask_id: Mask token; overrides `config.json`.
-        quantize: `int8` for a CPU with int8 products, `native` for a GGUF file's own formats, or
-            `fp8`, `int8` or `int4` for the projections on a GPU.
-        plain: Whether stored int8 matrices are dequantized too, as training requires. All other
-            quantized weights are dequantized in any case unless `quantize` is set.
-        share: This process's shard of the model, if several processes hold it.
-
-    Raises:
-        ValueError: For a missing tensor or one of another shape, naming file and tensor, and for a
-            draft, which needs its target.
+    `max_length` limits the rotary tables, and `mask_id` overrides the mask token. `quantize` is
+    `int8` on a CPU with int8 products, `native` for the formats of a GGUF file, or `fp8`, `int8` or
+    `int4` for projections on a GPU. Other quantized weights are dequantized, except int8 on such a
+    CPU; `plain` dequantizes these too, as training needs. `share` is this process's shard. Raises
+    `ValueError` for a missing tensor or wrong shape, and for a draft, which needs its target.
     """
     folder = resolve(name)
     config = target_config(folder, max_length=max_length, mask_id=mask_id)
@@ -224,8 +194,7 @@ def load_draft(
 ) -> Draft:
     """Load a draft that reads the features of `target`, with the target's dtype and device.
 
-    Raises:
-        ValueError: As in `load_model`, and if draft and target do not match.
+    Raises `ValueError` as `load_model` does, and if draft and target do not match.
     """
     folder = resolve(name)
     config = limited(load_config(folder), max_length)
@@ -320,11 +289,7 @@ def load_adapter(name: str | Path) -> Adapter:
 
 
 def tokenizer_folder(name: str | Path) -> Path:
-    """Return the folder of a checkpoint's tokenizer; zoo models share one.
-
-    Raises:
-        ValueError: For a GGUF file.
-    """
+    """Return the folder of a checkpoint's tokenizer; raise `ValueError` for a GGUF file."""
     folder = resolve(name)
     if is_gguf(folder):
         raise ValueError(
@@ -339,10 +304,7 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer of a checkpoint; None if it has none, so that only token ids work.
 
     A tokenizer whose class is remote code (Dream) is read from its vocabulary and merges as a
-    Qwen2 tokenizer.
-
-    Raises:
-        ValueError: For an invalid file, naming it.
+    Qwen2 tokenizer. Raises `ValueError` naming an invalid file.
     """
     folder = resolve(name)
     if is_gguf(folder):

@@ -22,8 +22,8 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
     family = named_family(names, config, path)
     if len(names) > 1:
         raise ValueError(
-            f"{path}: architectures must name one architecture, got {brief(names)}; keep the one "
-            "of this checkpoint"
+            f"{path}: architectures must name one architecture, got {brief(names)}; "
+            "keep the one of this checkpoint"
         )
     try:
         family.check_remote(config)
@@ -44,8 +44,8 @@ def named_family(names: Any, config: Mapping[str, Any], path: Path) -> Family:
         return known[first]
     if first in LATER:
         raise ValueError(
-            f"{path}: {first} is {LATER[first]}, which is not supported; supported: drafts of the "
-            "families dflash and eagle"
+            f"{path}: {first} is {LATER[first]}, which is not supported; supported: "
+            "drafts of the families dflash and eagle"
         )
     raise ValueError(
         f"{path}: architectures {brief(names)} is not supported; known are "

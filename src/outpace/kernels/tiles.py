@@ -59,8 +59,8 @@ def unfit(weight: Tensor) -> str | None:
     outputs, inputs = weight.shape
     if outputs == 0 or outputs % WIDTH or inputs == 0 or inputs * weight.itemsize % UNIT:
         return (
-            f"outputs must be a multiple of {WIDTH}, and inputs of {UNIT // weight.itemsize}, "
-            f"got {describe(weight)}"
+            f"outputs must be a multiple of {WIDTH}, and inputs of "
+            f"{UNIT // weight.itemsize}, got {describe(weight)}"
         )
     if weight.dtype == torch.int8 and inputs > LONGEST:
         return f"int8 must have at most {LONGEST} inputs, got {inputs}"
@@ -106,19 +106,11 @@ Product = Callable[[Tensor], Tensor]
 
 
 def bind_product(tiles: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Product:
-    """Return the product of rows with a matrix in tiles, plus a bias.
+    """Return the product of rows with a matrix in tiles, plus a bias `f32[out]`.
 
-    Rows of float32 are quantized to 8 bits, one scale per row, for int8 tiles. A row with an
-    infinity or NaN becomes NaN.
-
-    Args:
-        tiles: The matrix.
-        bias: Bias `f32[out]` to add, if any.
-        scale: Scale per output, `f32[out]`, of int8 tiles.
-
-    Raises:
-        ValueError: For another shape, dtype or device, here or of the rows in the product: the
-            compiled loop does not check its pointers.
+    Tiles of int8 have a `scale f32[out]`, and rows of float32 are quantized to 8 bits with a scale
+    per row. A row with an infinity or NaN becomes NaN. Raises `ValueError` for another shape, dtype
+    or device, here or in the product: the compiled loop does not check its pointers.
     """
     eight = tiles.dtype is torch.uint8
     kind, loaded = loop(torch.int8 if eight else tiles.dtype), library()

@@ -20,8 +20,7 @@ def flat(published: Given) -> Given:
 
 
 def feature_layers(published: Given, ours: Given) -> tuple[int, ...]:
-    """Return the target layers whose outputs are read, from 0; empty if none are listed."""
-    # At the top level, layers are numbered by their inputs.
+    """Return the target layers whose outputs are read, from 0; the top level lists their inputs."""
     counted = tuple(layer - 1 for layer in COUNTED.value(published, ours))
     listed = either(NESTED.value(published, ours), counted, (*NESTED.names, *COUNTED.names))
     if len(set(listed)) != len(listed) or len(listed) == 1:

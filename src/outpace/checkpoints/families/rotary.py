@@ -35,7 +35,8 @@ SCALINGS: dict[str, dict[str, Field]] = {
 }
 """Supported scalings and their fields."""
 
-ANY, FIXED = ("rope_type", "type", "rope_theta"), {"partial_rotary_factor": 1.0, "truncate": True}
+ANY = ("rope_type", "type", "rope_theta")
+FIXED = {"partial_rotary_factor": 1.0, "truncate": True}
 
 
 def base(value: Any) -> float:
@@ -45,36 +46,30 @@ def base(value: Any) -> float:
     raise ValueError("above 1")
 
 
-def rope(published: Given, ours: Given) -> Rope:
+def rope(config: Given, ours: Given) -> Rope:
     """Read base frequency and scaling, in the old and in the new format."""
-    parts = [
-        checked(name, published[name], mapping)
-        for name in ("rope_scaling", "rope_parameters")
-        if published.get(name)
-    ]
+    names = ("rope_scaling", "rope_parameters")
+    parts = [checked(name, config[name], mapping) for name in names if config.get(name)]
     if len(parts) > 1 and parts[0] != parts[1]:
         raise ValueError("rope_scaling and rope_parameters have different values; keep one")
-    bases = [
-        part["rope_theta"] for part in [published, *parts] if part.get("rope_theta") is not None
-    ]
+    bases = [part["rope_theta"] for part in [config, *parts] if part.get("rope_theta") is not None]
     thetas = {checked("rope_theta", theta, base) for theta in bases}
     if len(thetas) > 1:
         raise ValueError(f"rope_theta is {min(thetas)} in one place and {max(thetas)} in another")
     return Rope(theta=min(thetas, default=Rope.theta), scaling=scaling(parts[0] if parts else {}))
 
 
-def scaling(published: Given) -> Given | None:
+def scaling(config: Given) -> Given | None:
     """Read a scaling with its fields; None without one. Raise `ValueError` for an unknown one."""
-    kind = published.get("rope_type", published.get("type", "default"))
+    kind = config.get("rope_type", config.get("type", "default"))
     if not isinstance(kind, str) or kind not in SCALINGS:
         known = ", ".join(SCALINGS)
         raise ValueError(f"rope_scaling {kind!r} is not supported; supported: {known}")
     fields, remedy = SCALINGS[kind], f"supported: rope_scaling {kind!r} without it"
-    refuse_unknown(published, {*ANY, *FIXED, *names_of(fields)}, remedy)
-    refuse_other(
-        published, {name: FIXED[name] for name in FIXED.keys() - fields.keys()}, {}, remedy
-    )
-    own = taken(fields, published)
+    refuse_unknown(config, {*ANY, *FIXED, *names_of(fields)}, remedy)
+    fixed = {name: FIXED[name] for name in FIXED.keys() - fields.keys()}
+    refuse_other(config, fixed, {}, remedy)
+    own = taken(fields, config)
     if kind == "llama3" and own["low_freq_factor"] >= own["high_freq_factor"]:
         raise ValueError("low_freq_factor must be below high_freq_factor")
     return None if kind == "default" else {"rope_type": kind, **own}

@@ -54,11 +54,11 @@ def check_agreement(published: Given, ours: Given, slides: list[bool]) -> None:
     used = SLIDES.value(published, ours)
     if used and published.get(KINDS) is None:
         raise ValueError(f"use_sliding_window is True, which needs {KINDS}")
+    sliding = slides.count(True)
     if used is not None and used != any(slides):
-        raise ValueError(
-            f"use_sliding_window is {used}, but {KINDS} has {slides.count(True)} sliding layers"
-        )
-    if len({published[name] for name in CAUSAL.names if isinstance(published.get(name), bool)}) > 1:
+        raise ValueError(f"use_sliding_window is {used}, but {KINDS} has {sliding} sliding layers")
+    values = [published.get(name) for name in CAUSAL.names]
+    if len({value for value in values if isinstance(value, bool)}) > 1:
         raise ValueError(f"{' and '.join(CAUSAL.names)} have different values; keep one")
 
 

@@ -62,8 +62,8 @@ def family_in(file: File) -> Family:
     known = {family.gguf: family for family in FAMILIES.values() if family.gguf}
     if not isinstance(name, str) or name not in known:
         raise ValueError(
-            f"{file.path}: general.architecture {brief(name)} is not supported in GGUF; known are "
-            f"{', '.join(sorted(known))}"
+            f"{file.path}: general.architecture {brief(name)} is not supported in GGUF; "
+            f"known are {', '.join(sorted(known))}"
         )
     return known[name]
 

@@ -60,12 +60,9 @@ ADDED = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED)
 class Split:
     """How text is split into words, which are encoded separately; by default as in GPT-2.
 
-    Attributes:
-        pattern: Regular expression of a word; None for GPT-2's.
-        single_digits: Whether each digit is a word.
-        ignores_merges: Whether a word that is a token needs no merges.
-        composes_accents: Whether text is normalized to NFC first.
-        adds_bos: Default of `tokenizer.ggml.add_bos_token`.
+    With `single_digits` each digit is a word. With `ignores_merges` a word that is a token needs no
+    merges. With `composes_accents` text is normalized to NFC first. `adds_bos` is the default of
+    `tokenizer.ggml.add_bos_token`.
     """
 
     pattern: str | None = None
@@ -116,13 +113,7 @@ class Handed:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The vocabulary of a file.
-
-    Attributes:
-        tokens: Text of each token.
-        kinds: Type of each token, `i64[V]`.
-        metadata: Fields below `tokenizer.ggml.`.
-    """
+    """The vocabulary of a file, with `kinds i64[V]`, and its metadata `tokenizer.ggml.*`."""
 
     tokens: Sequence[str]
     kinds: IntArray
@@ -180,7 +171,7 @@ def tokenizer_of(file: File) -> PreTrainedTokenizerFast | None:
     try:
         pieces = pieces_of(file)
         return None if pieces is None else whole(pieces, file.metadata.get(TEMPLATE))
-    except Exception as error:  # the base class is what the tokenizers library raises
+    except Exception as error:  # the tokenizers library raises the base class
         raise ValueError(f"{file.path} has no valid tokenizer: {line(error)}") from error
 
 
@@ -203,11 +194,7 @@ def pieces_of(file: File) -> Pieces | None:
 
 
 def listed(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
-    """Read an array of some element type; empty if the file has none.
-
-    Raises:
-        ValueError: For elements of another type.
-    """
+    """Read an array, empty if the file has none; raise `ValueError` for another element type."""
     array = metadata.get(name)
     if array is None:
         return []
@@ -228,9 +215,8 @@ def whole(pieces: Pieces, template: Any) -> PreTrainedTokenizerFast:
         raise ValueError(f"{TEMPLATE} must be a string, got {brief(template)}")
     model = pieces.said["model"]
     if not isinstance(model, str) or model not in MODELS:
-        raise ValueError(
-            f"{PREFIX}model {brief(model)} is not supported; known are {', '.join(MODELS)}"
-        )
+        known = ", ".join(MODELS)
+        raise ValueError(f"{PREFIX}model {brief(model)} is not supported; known are {known}")
     tokenizer, begins = MODELS[model](pieces)
     tokenizer.add_tokens(pieces.added_tokens())
     # The other tokens have their ids from the vocabulary.
@@ -269,9 +255,8 @@ def bytes_by_merges(pieces: Pieces) -> tuple[Tokenizer, bool]:
     """Build GPT-2's byte-level byte-pair encoding; also return whether texts begin with BOS."""
     name = pieces.said.get("pre")
     if not isinstance(name, str) or name not in SPLITS:
-        raise ValueError(
-            f"{PREFIX}pre {brief(name)} is not supported; known are {', '.join(SPLITS)}"
-        )
+        known = ", ".join(SPLITS)
+        raise ValueError(f"{PREFIX}pre {brief(name)} is not supported; known are {known}")
     split = SPLITS[name]
     merges = [tuple(merge.split(" ")) for merge in listed(pieces.said, "merges", str)]
     tokenizer = Tokenizer(BPE(pieces.vocabulary, merges, ignore_merges=split.whole))
