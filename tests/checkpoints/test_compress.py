@@ -59,8 +59,10 @@ def test_a_written_model_equals_one_quantized_on_load(plain: Path) -> None:
         again = load_model(folder, quantize=quantize)
         assert is_quantised(again) and torch.equal(logits(again), logits(direct))
     prompts, options = ["hello", "you there"], {"max_tokens": 12, "raw": True}
-    said = [llm.generate(prompts, **options) for llm in (LLM(folder), LLM(plain, quantize="int8"))]
-    assert [output.ids for output in said[0]] == [output.ids for output in said[1]]
+    outputs = [
+        llm.generate(prompts, **options) for llm in (LLM(folder), LLM(plain, quantize="int8"))
+    ]
+    assert [output.ids for output in outputs[0]] == [output.ids for output in outputs[1]]
     assert load_config(folder) == load_config(plain)
 
 

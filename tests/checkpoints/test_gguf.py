@@ -131,8 +131,8 @@ class Written:
         for name, tensor in self.tensors.items():
             stem, _, end = name.rpartition(".")
             if ".experts." in name:
-                before, _, behind = stem.partition(".experts.")
-                stem = f"{before}.experts.{behind.partition('.')[2]}"
+                before, _, rest = stem.partition(".experts.")
+                stem = f"{before}.experts.{rest.partition('.')[2]}"
                 stacks.setdefault(f"{names.get_name(stem)}.{end}", []).append(tensor)
                 continue
             halves = self.arch is MODEL_ARCH.LLAMA and stem.endswith(("q_proj", "k_proj"))
@@ -308,14 +308,14 @@ def write_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, pre: str, pad: int
     writer.add_chat_template(CHAT)
 
 
-def with_tokenizer(folder: Path, pre: str, **said: Any) -> tuple[Path, PreTrainedTokenizerFast]:
+def with_tokenizer(folder: Path, pre: str, **metadata: Any) -> tuple[Path, PreTrainedTokenizerFast]:
     """Return a file with a tokenizer, and the published format of the tokenizer."""
     tokenizer = trained(pre)
     written = Written(folder, "qwen2")
     write_tokenizer(written.writer, tokenizer, pre)
-    for name, value in said.items():
+    for name, value in metadata.items():
         getattr(written.writer, name)(value)
-    if said.get("add_add_bos_token", pre in ("llama-bpe", "tekken")):
+    if metadata.get("add_add_bos_token", pre in ("llama-bpe", "tekken")):
         begin = SPECIALS[0]
         tokenizer.post_processor = TemplateProcessing(
             single=f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]
@@ -488,7 +488,7 @@ def test_a_truncated_or_foreign_file_is_refused(tmp_path: Path) -> None:
 def mutated(content: bytes, header: int, count: int) -> Iterator[bytes]:
     """Yield truncated files, and files with changed bits or eight changed bytes of the header."""
     draw = Random(0)
-    lies = [0, 1, 2**16, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64 - 1]
+    values = [0, 1, 2**16, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64 - 1]
     for number in range(count):
         changed = bytearray(content)
         match number % 3:
@@ -500,7 +500,7 @@ def mutated(content: bytes, header: int, count: int) -> Iterator[bytes]:
                     changed[draw.randrange(header)] ^= 1 << draw.randrange(8)
             case _:
                 place = draw.randrange(header)
-                changed[place : place + 8] = draw.choice(lies).to_bytes(8, "little")
+                changed[place : place + 8] = draw.choice(values).to_bytes(8, "little")
         yield bytes(changed)
 
 
@@ -547,13 +547,13 @@ FOREIGN: list[tuple[Callable[[GGUFWriter], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("say", "message"), FOREIGN, ids=range(len(FOREIGN)))
+@pytest.mark.parametrize(("edit", "message"), FOREIGN, ids=range(len(FOREIGN)))
 def test_unknown_metadata_are_refused(
-    say: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
+    edit: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
 ) -> None:
     """The message has name and value."""
     written = Written(tmp_path, "qwen2")
-    say(written.writer)
+    edit(written.writer)
     with pytest.raises(ValueError, match=message):
         load_model(written.write())
 
@@ -604,7 +604,7 @@ def test_an_unknown_type_or_family_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("say", "message"),
+    ("edit", "message"),
     [
         (
             lambda w: w.add_tokenizer_model("t5"),
@@ -618,12 +618,12 @@ def test_an_unknown_type_or_family_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_unknown_tokenizers_are_refused(
-    say: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
+    edit: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
 ) -> None:
     """By their name in the file."""
     written = Written(tmp_path, "qwen2")
     written.writer.add_token_list([f"t{n}" for n in range(24)])
-    say(written.writer)
+    edit(written.writer)
     path = written.write()
     with pytest.raises(ValueError, match=rf"model.gguf has no valid tokenizer: .*{message}"):
         load_tokenizer(path)
@@ -670,7 +670,7 @@ class Blocked(Written):
             self.kind = usual
             return back
         blocks = random_blocks(kind, *tensor.shape)
-        if kind in MINIMA:  # which make numbers around zero of codes that are none
+        if kind in MINIMA:  # scales the codes to numbers around zero
             blocks[..., 2:4] = (blocks[..., :2].copy().view("f2") * 7).view("u1")
         self.writer.add_tensor(name, blocks.reshape(len(blocks), -1), raw_dtype=TYPES[kind])
         return torch.from_numpy(dequantized(kind, blocks))
@@ -700,7 +700,7 @@ def test_matrices_keep_their_block_formats(
     names = {module: f"{name}.weight" for name, module in ours.named_modules()}
     layers = [module for module in names if isinstance(module, torch.nn.Linear)]
     packed = [isinstance(module, PackedLinear) for module in layers if module.out_features != 4]
-    assert all(packed)  # but for a router
+    assert all(packed)  # except a router
     assert isinstance(ours.embedding, PackedEmbedding)
     found, wanted = ours.state_dict(), plain.state_dict()
     assert found.keys() == wanted.keys()

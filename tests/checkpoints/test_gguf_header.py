@@ -60,8 +60,8 @@ def file(
 ) -> bytes:
     """Return a file, whose tensors begin at the next multiple of 32."""
     fields, tensors = fields or [], tensors or []
-    told = counts or (len(tensors), len(fields))
-    head = b"GGUF" + struct.pack("<IQQ", version, *told) + b"".join(fields + tensors)
+    lengths = counts or (len(tensors), len(fields))
+    head = b"GGUF" + struct.pack("<IQQ", version, *lengths) + b"".join(fields + tensors)
     return head + bytes(-len(head) % 32) + data
 
 

@@ -47,10 +47,10 @@ def test_a_missing_draft_is_named_and_not_downloaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Only the cache of the hub's library is read."""
-    asked = []
+    requests = []
 
     def snapshot(name: str, *, local_files_only: bool = False, **others: object) -> str:
-        asked.append((name, local_files_only))
+        requests.append((name, local_files_only))
         raise FileNotFoundError
 
     monkeypatch.setattr(load, "snapshot_download", snapshot)
@@ -59,7 +59,7 @@ def test_a_missing_draft_is_named_and_not_downloaded(
         ValueError, match=r"no published draft .*z-lab/Qwen3-8B-DFlash-b16.* is on this"
     ):
         LLM(tmp_path / "Qwen3-8B", DFlash(draft="auto"), cache_gib=0.05)
-    assert asked == [("z-lab/Qwen3-8B-DFlash-b16", True)]
+    assert requests == [("z-lab/Qwen3-8B-DFlash-b16", True)]
     shutil.copytree(load.ZOO / "tiny-ar", tmp_path / "mine")
     with pytest.raises(ValueError, match="no published draft of speculative for '.*mine'"):
         LLM(tmp_path / "mine", Speculative(draft="auto"), cache_gib=0.05)

@@ -265,17 +265,17 @@ def test_an_index_names_files_of_its_own_folder(folder: Path, index: str) -> Non
 
 def test_a_hub_name_is_looked_up_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For all reads of the folder."""
-    asked = []
+    requests = []
 
     def download(name: str, **options: object) -> str:
-        asked.append(name)
+        requests.append(name)
         return str(folder)
 
     monkeypatch.setattr(load, "snapshot_download", download)
     load_model("someone/something", adapter=None)
-    assert asked == ["someone/something"]
+    assert requests == ["someone/something"]
     load.load_tokenizer("someone/something")
-    assert asked == ["someone/something"] * 2
+    assert requests == ["someone/something"] * 2
 
 
 def test_a_model_without_all_of_its_parameters_is_not_saved(tmp_path: Path) -> None:

@@ -292,9 +292,9 @@ def outcome(folder: Path, file: str, load: Callable[[Path], Any]) -> str:
         load(folder)
         found = "loaded"
     except ValueError as error:
-        said = str(error)
-        named = file in said or str(folder) in said
-        found = "refused" if named and "\n" not in said else f"ValueError: {said}"
+        message = str(error)
+        named = file in message or str(folder) in message
+        found = "refused" if named and "\n" not in message else f"ValueError: {message}"
     except BaseException as error:
         found = f"{type(error).__name__}: {error}"
     seconds = time.perf_counter() - began

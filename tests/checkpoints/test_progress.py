@@ -12,16 +12,16 @@ from outpace.cli import flags
 
 def test_loading_reports_progress() -> None:
     """By parameter, in bytes of the file, and only within the block."""
-    said: list[tuple[int, int]] = []
-    with told(lambda done, total: said.append((done, total))):
+    reports: list[tuple[int, int]] = []
+    with told(lambda done, total: reports.append((done, total))):
         model = load_model("tiny-ar")
     parameters = list(model.parameters())
-    assert len(said) == 1 + len(parameters) and said == sorted(said) and said[0][0] == 0
+    assert len(reports) == 1 + len(parameters) and reports == sorted(reports) and reports[0][0] == 0
     size = (ZOO / "tiny-ar" / SINGLE).stat().st_size
-    assert {total for _, total in said} == {size} == {said[-1][0]}
+    assert {total for _, total in reports} == {size} == {reports[-1][0]}
     assert TOLD.get() is ignore
     load_model("tiny-ar")
-    assert len(said) == 1 + len(parameters)
+    assert len(reports) == 1 + len(parameters)
 
 
 def test_a_callback_may_stop_loading() -> None:
@@ -37,7 +37,7 @@ def test_a_callback_may_stop_loading() -> None:
 
 def test_the_terminal_shows_it_for_large_models() -> None:
     """In GiB; a small model shows none."""
-    said: list[str] = []
-    flags.loaded(said.append, 2**26, 2**27)
-    flags.loaded(said.append, 2**30, 15 * 2**30)
-    assert said == ["1.0 of 15.0 GiB"]
+    reports: list[str] = []
+    flags.loaded(reports.append, 2**26, 2**27)
+    flags.loaded(reports.append, 2**30, 15 * 2**30)
+    assert reports == ["1.0 of 15.0 GiB"]

@@ -24,7 +24,7 @@ REFUSED = {
     "dflash-test": r"field 'mask_token_id' is missing",
     "sdar_4b_multi_block_causal-final": r"block_causal_prompt is True, which is not supported",
 }
-"""Those that are decoded otherwise than their architecture says, and why."""
+"""Models that are not decoded as their architecture implies, and why."""
 CONFIGS = {name: fields for name, fields in PUBLISHED.items() if name not in REFUSED}
 QUANTISED = {
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
@@ -133,10 +133,10 @@ def test_an_unknown_architecture_is_refused_first(
     (tmp_path / "config.json").write_text('{"architectures": ["NewForCausalLM"]}')
     (tmp_path / "tokenizer.json").write_text("broken")
     (tmp_path / "model.safetensors").write_text("broken")
-    asked = []
+    requests = []
 
     def snapshot(name: str, *, allow_patterns: list[str]) -> str:
-        asked.extend(allow_patterns)
+        requests.extend(allow_patterns)
         return str(tmp_path)
 
     monkeypatch.setattr("outpace.checkpoints.load.snapshot_download", snapshot)
@@ -145,7 +145,7 @@ def test_an_unknown_architecture_is_refused_first(
             LLM(name, cache_gib=0.01)
         with pytest.raises(ValueError, match="NewForCausalLM"):
             load_config(name)
-    assert set(asked) == {"config.json", "generation_config.json"}
+    assert set(requests) == {"config.json", "generation_config.json"}
 
 
 @pytest.mark.parametrize("method", QUANTISED)

@@ -98,9 +98,9 @@ WEIGHTS = "model.safetensors"
 
 def tables(tokens: list[int]) -> dict[str, Tensor]:
     """Return the two tables of a reduced vocabulary."""
-    known = torch.zeros(VOCAB, dtype=torch.bool)
-    known[tokens] = True
-    return {"d2t": torch.tensor(tokens) - torch.arange(len(tokens)), "t2d": known}
+    is_kept = torch.zeros(VOCAB, dtype=torch.bool)
+    is_kept[tokens] = True
+    return {"d2t": torch.tensor(tokens) - torch.arange(len(tokens)), "t2d": is_kept}
 
 
 def translated(target: Transformer, plain: Path) -> dict[str, Tensor]:

@@ -37,11 +37,11 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """Return a function that enables the kernels, with blocks of a few columns."""
     monkeypatch.setattr(fused, "BLOCK", 64)
 
-    def say(fits: bool) -> None:
+    def enable(fits: bool) -> None:
         for module in (sampling, accept):
             monkeypatch.setattr(module, "runs_triton", lambda device: fits)
 
-    return say
+    return enable
 
 
 def reads_of(guess: Tensor, seed: int = 0) -> list[Rejection]:
