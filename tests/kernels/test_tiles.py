@@ -112,12 +112,12 @@ def test_invalid_arguments_are_refused() -> None:
         ((x, torch.ones(32, 64)), "tiles: "),
         ((x, eight), "without scales"),
         ((x, whole, None, bias), "with scales"),
-        ((x, whole, bias[:16]), "bias: "),
-        ((x, whole, bias.double()), "bias: "),
-        ((x, whole, bias[None]), "bias: "),
-        ((x, whole, meta), "bias: "),
-        ((x, eight, None, bias[:16]), "scale: "),
-        ((x, eight, None, bias.bfloat16()), "scale: "),
+        ((x, whole, bias[:16]), "bias must be "),
+        ((x, whole, bias.double()), "bias must be "),
+        ((x, whole, bias[None]), "bias must be "),
+        ((x, whole, meta), "bias must be "),
+        ((x, eight, None, bias[:16]), "scale must be "),
+        ((x, eight, None, bias.bfloat16()), "scale must be "),
     ]:
         with pytest.raises(ValueError, match=words):
             tiles.bind_product(*matrix)(rows)

@@ -326,7 +326,9 @@ def test_weights_of_one_draft_are_not_those_of_the_other(
     content["dflash_config"]["input_fusion"] = not adds
     (tmp_path / "config.json").write_text(json.dumps(content))
     own, other = ("feature_norm", "hidden_norm") if adds else ("hidden_norm", "feature_norm")
-    with pytest.raises(ValueError, match=f"not of the model that .* describes, such as '{own}.weight'"):
+    with pytest.raises(
+        ValueError, match=f"not of the model that .* describes, such as '{own}.weight'"
+    ):
         load_draft(tmp_path, *draft.lender)
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[f"{own}.weight"]
