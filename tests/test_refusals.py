@@ -59,7 +59,7 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
     "absent": ({"method": ("speculative", {"draft": "nope"})}, "no model 'nope': give a folder"),
     "option": ({"method": ("speculative", {"draft": "tiny-ar", "tokens": 0})}, "tokens must be at"),
     "draft": ({"model": "tiny-dflash"}, "'tiny-dflash' is a draft that reads the features of a"),
-    "max_length": ({"max_length": 0}, "max_length is 0, but must be a whole number from 1"),
+    "max_length": ({"max_length": 0}, "max_length must be a whole number from 1"),
     "mask_id": ({"mask_id": 10**6}, "mask_id 1000000 is outside the vocabulary"),
 }
 

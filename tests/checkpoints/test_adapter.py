@@ -1,4 +1,4 @@
-"""Adapters in PEFT's format: what merges, and what each broken one is told."""
+"""Adapters in PEFT's format: merging, and the error of each invalid one."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ UP = f"base_model.model.{QUERY}.lora_B.weight"
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """A small checkpoint."""
+    """Write a small checkpoint."""
     save_model(causal_model(), tmp_path / "base", dtype=torch.float32)
     return tmp_path / "base"
 
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    """An adapter of its second layer's queries and down projection, of rank 2 and scale 1.5."""
+    """Write an adapter of layer 2's queries and down projection, of rank 2 and scale 1.5."""
     torch.manual_seed(0)
     sizes = {QUERY: (32, 32), "model.layers.1.mlp.down_proj": (32, 48)}
     updates = {
@@ -57,12 +57,12 @@ def rewrite(folder: Path, drop: str = "", **tensors: torch.Tensor) -> None:
 
 
 def queries(model: torch.nn.Module) -> torch.Tensor:
-    """The query rows of the second layer's fused matrix."""
+    """Return the query rows of the second layer's fused matrix."""
     return model.blocks[1].attention.qkv.weight[:32]
 
 
 def test_update_is_added_to_its_rows_of_a_fused_matrix(base: Path, adapter: Path) -> None:
-    """The scaled product, and nothing anywhere else."""
+    """The scaled product is added there, and nothing elsewhere."""
     plain, merged = load_model(base), load_model(base, adapter=adapter)
     tensors = load_file(adapter / WEIGHTS)
     delta = 1.5 * tensors[UP] @ tensors[DOWN]
@@ -80,7 +80,7 @@ def test_update_is_added_to_its_rows_of_a_fused_matrix(base: Path, adapter: Path
 
 @pytest.mark.parametrize("family", ["dream", "llada"])
 def test_published_adapters_load(family: str) -> None:
-    """Names of both families; the logits with it are not those without."""
+    """Both families' names load, and the adapter changes the logits."""
     folder = GOLDEN / f"{family}_tiny"
     adapter = GOLDEN / f"{family}_tiny_lora"
     updates = load_adapter(adapter).updates
@@ -90,7 +90,7 @@ def test_published_adapters_load(family: str) -> None:
 
 
 def test_pattern_gives_a_module_its_own_rank_and_alpha(base: Path, adapter: Path) -> None:
-    """A pattern matches the end of a module's name; its first match counts."""
+    """A pattern matches the end of a module's name; the first match counts."""
     torch.manual_seed(1)
     down, up = torch.randn(3, 32), torch.randn(32, 3)
     rewrite(adapter, **{DOWN: down, UP: up})
@@ -102,14 +102,14 @@ def test_pattern_gives_a_module_its_own_rank_and_alpha(base: Path, adapter: Path
 
 
 def test_rank_stabilised_scale_divides_by_the_root(adapter: Path) -> None:
-    """As `use_rslora` says."""
+    """With `use_rslora`."""
     change(adapter, use_rslora=True)
     scales = {update.scale for update in load_adapter(adapter).updates.values()}
     assert scales == {3 / math.sqrt(2)}
 
 
 def test_merging_keeps_the_wanted_dtype(base: Path, adapter: Path) -> None:
-    """Added in float32, stored in the dtype of the model."""
+    """Updates are added in float32 and stored in the dtype of the model."""
     exact = queries(load_model(base, adapter=adapter))
     rounded = queries(load_model(base, adapter=adapter, dtype=torch.bfloat16))
     assert torch.equal(rounded, exact.bfloat16())
@@ -118,56 +118,56 @@ def test_merging_keeps_the_wanted_dtype(base: Path, adapter: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"peft_type": "IA3"}, r"adapter_config\.json: peft_type 'IA3' is no LORA"),
-        ({"use_dora": True}, "use_dora is True, which is not supported; what loads is low-rank"),
+        ({"peft_type": "IA3"}, r"adapter_config\.json: peft_type must be 'LORA', got 'IA3'"),
+        ({"use_dora": True}, "use_dora is True, which is not supported; supported: low-rank"),
         ({"a_later_option": {"on": True}}, r"a_later_option is \{'on': True\}, which is not"),
-        ({"bias": "all"}, "bias is 'all', but only 'none' is supported"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', but must be one of true"),
-        ({"r": 0}, "r is 0, but must be a whole number from 1"),
-        ({"lora_alpha": "3"}, "lora_alpha is '3', but must be a positive number below 1e18"),
-        ({"rank_pattern": {"(": 1}}, r"rank_pattern is \{'\(': 1\}, but must be patterns of names"),
-        ({"r": 8}, r"(q|down)_proj has matrices \(2, .*means rank 8"),
+        ({"bias": "all"}, "bias must be 'none', got 'all'"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights must be one of true.*got 'pissa'"),
+        ({"r": 0}, "r must be a whole number from 1.*got 0"),
+        ({"lora_alpha": "3"}, "lora_alpha must be a positive number below 1e18.*got '3'"),
+        ({"rank_pattern": {"(": 1}}, r"rank_pattern must be patterns of names.*got \{'\(': 1\}"),
+        ({"r": 8}, r"(q|down)_proj has matrices \(2, .*requires rank 8"),
         ({"rank_pattern": {"q_proj": 1}}, rf"{QUERY} has matrices \(2, 32\).*rank 1"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(
+def test_invalid_settings_are_refused(
     adapter: Path, fields: dict[str, object], message: str
 ) -> None:
-    """Field or tensor, and both values."""
+    """The message has the field or tensor, and both values."""
     change(adapter, **fields)
     with pytest.raises(ValueError, match=message):
         load_adapter(adapter)
 
 
 def test_unknown_tensor_is_refused(adapter: Path) -> None:
-    """It would be lost."""
+    """Its update would be lost."""
     rewrite(adapter, **{"base_model.model.lm_head.weight": torch.zeros(2, 2)})
-    with pytest.raises(ValueError, match=r"'base_model\.model\.lm_head\.weight' is none of"):
+    with pytest.raises(ValueError, match=r"'base_model\.model\.lm_head\.weight' does not belong"):
         load_adapter(adapter)
 
 
-def test_half_a_pair_is_refused(adapter: Path) -> None:
-    """The half that is missing is named."""
+def test_unpaired_matrix_is_refused(adapter: Path) -> None:
+    """The message names the missing half."""
     rewrite(adapter, drop=UP)
     with pytest.raises(ValueError, match=r"no partner '.*q_proj\.lora_B\.weight'"):
         load_adapter(adapter)
 
 
 def test_adapter_of_another_family_is_refused(base: Path) -> None:
-    """None of its names is the model's."""
+    """None of its names is in the model."""
     with pytest.raises(ValueError, match=r"no 'model\.transformer.*12 of 12 updates are unknown"):
         load_model(base, adapter=GOLDEN / "llada_tiny_lora")
 
 
 def test_adapter_of_another_shape_is_refused(base: Path, adapter: Path) -> None:
-    """Both shapes are named."""
+    """The message has both shapes."""
     rewrite(adapter, **{DOWN: torch.zeros(2, 48)})
     with pytest.raises(ValueError, match=r"has shape \(32, 48\), but the weight \(32, 32\)"):
         load_model(base, adapter=adapter)
 
 
 def test_folder_without_an_adapter_is_refused(base: Path, adapter: Path) -> None:
-    """A whole model, or a configuration alone."""
+    """Such as a model, or a configuration alone."""
     with pytest.raises(ValueError, match=r"adapter_config\.json does not exist"):
         load_model(base, adapter=base)
     (adapter / WEIGHTS).unlink()

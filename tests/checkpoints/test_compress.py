@@ -1,4 +1,4 @@
-"""Checkpoints of 8 bits: written, read again to the same model, and never half-written."""
+"""int8 checkpoints: equal to quantizing while loading, and written atomically."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ needs_products = pytest.mark.skipif(not exact(), reason="this machine has no pro
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
 def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A checkpoint with a tokenizer."""
+    """Write a checkpoint with a tokenizer."""
     model = random_model(published(tie_word_embeddings=request.param, vocab_size=260))
     save_model(model, tmp_path / "plain")
     save_tokenizer(tmp_path / "plain")
@@ -46,26 +46,28 @@ def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def logits(model: Transformer) -> torch.Tensor:
-    """Of some rows."""
+    """Compute the logits of some rows."""
     return whole(model, IDS, causal=True)
 
 
 @needs_products
-def test_a_written_model_is_the_one_that_is_quantised_on_the_way(plain: Path) -> None:
-    """Bit by bit, with or without being asked to; and it says the same."""
+def test_a_written_model_equals_one_quantized_on_load(plain: Path) -> None:
+    """Bit by bit, with or without `quantize`; generated text is equal too."""
     folder = compress(plain, plain.parent / "small")
     direct = load_model(plain, quantize="int8")
     for quantize in (None, "int8"):
         again = load_model(folder, quantize=quantize)
         assert is_quantised(again) and torch.equal(logits(again), logits(direct))
     prompts, options = ["hello", "you there"], {"max_tokens": 12, "raw": True}
-    said = [llm.generate(prompts, **options) for llm in (LLM(folder), LLM(plain, quantize="int8"))]
-    assert [output.ids for output in said[0]] == [output.ids for output in said[1]]
+    outputs = [
+        llm.generate(prompts, **options) for llm in (LLM(folder), LLM(plain, quantize="int8"))
+    ]
+    assert [output.ids for output in outputs[0]] == [output.ids for output in outputs[1]]
     assert load_config(folder) == load_config(plain)
 
 
-def test_a_written_model_has_the_published_form(plain: Path) -> None:
-    """Codes and scales under the names that compressed-tensors gives them."""
+def test_a_written_model_has_the_published_format(plain: Path) -> None:
+    """Codes and scales have the names of compressed-tensors."""
     folder = compress(plain, plain.parent / "small")
     tensors, before = load_file(folder / FILE), load_file(plain / FILE)
     matrices = {name for name, tensor in before.items() if tensor.dim() == 2}
@@ -82,10 +84,8 @@ def test_a_written_model_has_the_published_form(plain: Path) -> None:
 
 
 @needs_products
-def test_codes_that_are_kept_are_those_of_the_file(
-    plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are not made floats and codes again, on the way to other numbers."""
+def test_stored_codes_are_kept(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not dequantized and quantized again."""
     folder = compress(plain, plain.parent / "small")
     change = {f"{DOWN}_scale": load_file(folder / FILE)[f"{DOWN}_scale"] * 1.01}
     save_file({**load_file(folder / FILE), **change}, folder / FILE)
@@ -100,8 +100,8 @@ def test_codes_that_are_kept_are_those_of_the_file(
 
 
 @needs_products
-def test_rows_are_rounded_where_the_file_says_so(plain: Path) -> None:
-    """Otherwise codes become plain numbers, unless 8 bits are asked for."""
+def test_rows_are_rounded_if_the_file_requests_it(plain: Path) -> None:
+    """Otherwise codes are dequantized, unless int8 is requested."""
     folder = compress(plain, plain.parent / "small")
     config = json.loads((folder / CONFIG).read_text())
     config[FIELD]["config_groups"]["group_0"]["input_activations"] = None
@@ -111,8 +111,8 @@ def test_rows_are_rounded_where_the_file_says_so(plain: Path) -> None:
 
 
 @needs_products
-def test_an_update_is_added_to_plain_numbers(plain: Path) -> None:
-    """The matrices that an adapter changes are no longer those of the file."""
+def test_an_update_is_added_to_dequantized_matrices(plain: Path) -> None:
+    """Matrices changed by an adapter are not those of the file."""
     folder = compress(plain, plain.parent / "small")
     update = {DOWN: LowRank(torch.ones(1, 48), torch.ones(32, 1), 1.0)}
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["down_proj"]}
@@ -126,10 +126,10 @@ def test_an_update_is_added_to_plain_numbers(plain: Path) -> None:
     )
 
 
-def test_without_products_or_for_training_it_is_plain_numbers(
+def test_without_products_or_for_training_it_is_dequantized(
     plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Codes times scales, in the dtype that is wanted."""
+    """Codes times scales, in the requested dtype."""
     folder = compress(plain, plain.parent / "small")
     tensors = load_file(folder / FILE)
     wanted = tensors[DOWN].float() * tensors[f"{DOWN}_scale"]
@@ -140,7 +140,7 @@ def test_without_products_or_for_training_it_is_plain_numbers(
 
 
 def test_shards_stay_shards(plain: Path) -> None:
-    """A file becomes a file, and the index names scales too."""
+    """Each file becomes one file, and the index has the scales too."""
     tensors = load_file(plain / FILE)
     names = sorted(tensors)
     files = {f"part-{n}.safetensors": names[n::2] for n in range(2)}
@@ -158,10 +158,10 @@ def test_shards_stay_shards(plain: Path) -> None:
     load_model(folder)
 
 
-def test_what_is_quantised_or_there_is_refused(plain: Path, tmp_path: Path) -> None:
-    """Nothing is quantised twice, and nothing is written over."""
+def test_quantized_models_and_existing_folders_are_refused(plain: Path, tmp_path: Path) -> None:
+    """Nothing is quantized twice or overwritten."""
     folder = compress(plain, tmp_path / "small")
-    with pytest.raises(ValueError, match="small' is quantised already: give the checkpoint that"):
+    with pytest.raises(ValueError, match="small' is already quantized: give the original"):
         compress(folder, tmp_path / "third")
     with pytest.raises(ValueError, match="small exists: name a new folder"):
         compress(plain, folder)
@@ -192,7 +192,7 @@ def test_a_full_disk_leaves_nothing(
 
 
 def test_ctrl_c_leaves_nothing(plain: Path) -> None:
-    """Wherever it comes."""
+    """At any time."""
 
     def interrupt(done: int, total: int) -> None:
         if done == total:
@@ -203,8 +203,8 @@ def test_ctrl_c_leaves_nothing(plain: Path) -> None:
     assert [path.name for path in plain.parent.iterdir()] == ["plain"]
 
 
-def test_what_killed_processes_left_is_removed(plain: Path) -> None:
-    """But not what another process has, what is for another output, or what is not ours."""
+def test_folders_of_killed_processes_are_removed(plain: Path) -> None:
+    """Except locked folders, folders for other outputs, and unrelated ones."""
     home = plain.parent
     kept = [home / name for name in (".small.7.partial", ".other.8.partial", ".small.partial")]
     for folder in [*kept, home / ".small.9.partial"]:
@@ -245,7 +245,7 @@ main(["quantize", "plain", "--output", "small"])
 def test_signals_that_end_the_command(
     number: signal.Signals, status: int, left: list[str], plain: Path
 ) -> None:
-    """What can be caught leaves nothing; what cannot leaves what the next run removes."""
+    """After a signal that can be caught nothing is left; after SIGKILL the next run cleans up."""
     home, pipe = plain.parent, subprocess.PIPE
     command = [sys.executable, "-c", SLOWLY]
     with subprocess.Popen(command, cwd=home, stdout=pipe, stderr=pipe, text=True) as process:
@@ -261,8 +261,8 @@ def test_signals_that_end_the_command(
 
 
 @pytest.mark.slow
-def test_the_command_on_a_disk_that_ends(tmp_path: Path) -> None:
-    """A real limit, a line of its own, and nothing left."""
+def test_the_command_on_a_full_disk(tmp_path: Path) -> None:
+    """A real limit gives one line of error, and nothing is left."""
     save_model(random_model(published(hidden_size=256)), tmp_path / "plain")
 
     def limit() -> None:
@@ -275,7 +275,7 @@ def test_the_command_on_a_disk_that_ends(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
 
 
-def test_weights_that_are_no_numbers_are_refused(plain: Path) -> None:
+def test_weights_that_are_not_finite_are_refused(plain: Path) -> None:
     """As when they are loaded."""
     tensors: dict[str, Any] = load_file(plain / FILE)
     tensors[DOWN][0, 0] = float("nan")
@@ -287,7 +287,7 @@ def test_weights_that_are_no_numbers_are_refused(plain: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_transformers_reads_it(plain: Path) -> None:
-    """With the library whose format it is; the same matrices, bit by bit."""
+    """With the library compressed-tensors; the matrices are equal bit by bit."""
     from transformers import CompressedTensorsConfig, Qwen2ForCausalLM
 
     folder = compress(plain, plain.parent / "small")

@@ -1,4 +1,4 @@
-"""Every family's logits are those of transformers, from checkpoints that transformers wrote."""
+"""Every family's logits equal those of transformers, from checkpoints that transformers wrote."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
 
 
 def random_weights(name: str) -> PreTrainedModel:
-    """A model of transformers with weights large enough for every part to matter."""
+    """Return a transformers model with weights large enough for every part to matter."""
     kind, config = MODELS[name]
     torch.manual_seed(0)
     model = kind(config).eval()
@@ -156,7 +156,7 @@ def random_weights(name: str) -> PreTrainedModel:
 
 @torch.inference_mode()
 def reference(model: PreTrainedModel) -> torch.Tensor:
-    """Logits of transformers."""
+    """Return the logits of transformers."""
     return model(torch.tensor([IDS]), use_cache=False).logits[0]
 
 
@@ -172,7 +172,7 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_text_equals_that_of_transformers(name: str, tmp_path: Path) -> None:
-    """Step by step, beside another request, and with drafts of the model's own text."""
+    """Token by token, in a batch, and with drafts of the model's own text."""
     theirs = random_weights(name)
     theirs.save_pretrained(tmp_path)
     llm = LLM(tmp_path, cache_gib=0.01)
@@ -189,7 +189,7 @@ def test_greedy_text_equals_that_of_transformers(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["qwen2-tied", "qwen3", "mixtral", "gemma3", "gpt_oss"])
 def test_shards_are_read_as_one(name: str, tmp_path: Path) -> None:
-    """A checkpoint cut into many files by `max_shard_size`."""
+    """A checkpoint split into many files by `max_shard_size`."""
     theirs = random_weights(name)
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
@@ -198,8 +198,8 @@ def test_shards_are_read_as_one(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2-yarn", "llama-llama3", "llama-linear"])
-def test_old_spelling_of_rotary_fields_means_the_same(name: str, tmp_path: Path) -> None:
-    """`rope_theta` and `rope_scaling` as checkpoints before transformers 5 have them."""
+def test_old_format_of_rotary_fields_is_equivalent(name: str, tmp_path: Path) -> None:
+    """`rope_theta` and `rope_scaling`, as in checkpoints before transformers 5."""
     random_weights(name).save_pretrained(tmp_path)
     new = whole(load_model(tmp_path), IDS, causal=True)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -212,7 +212,7 @@ def test_old_spelling_of_rotary_fields_means_the_same(name: str, tmp_path: Path)
 
 @pytest.mark.parametrize("scaling", [LINEAR, LLAMA3, YARN], ids=lambda s: s["rope_type"])
 def test_scaling_changes_the_logits(scaling: dict, tmp_path: Path) -> None:
-    """Without its scaling the same checkpoint is another model, so the tests above see it."""
+    """Without its scaling the checkpoint has other logits, so the tests above detect errors."""
     kind = {"linear": "llama-linear", "llama3": "llama-llama3", "yarn": "llama-yarn"}
     theirs = random_weights(kind[scaling["rope_type"]])
     theirs.save_pretrained(tmp_path)
@@ -226,8 +226,8 @@ def test_scaling_changes_the_logits(scaling: dict, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "own", [{}, {"beta_fast": 24, "beta_slow": 2}, {"attention_factor": 1.5}], ids=str
 )
-def test_yarn_turns_the_pairs_of_large_heads_as_transformers_does(own: dict[str, float]) -> None:
-    """Heads of a published size, in which the ramp is many pairs wide."""
+def test_yarn_rotates_large_heads_as_transformers_does(own: dict[str, float]) -> None:
+    """Heads of a published size, whose ramp is many pairs wide."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, **own}
     config = Qwen3Config(
         head_dim=128, max_position_embeddings=131072, rope_parameters={**yarn, "rope_theta": 1e6}
@@ -241,7 +241,7 @@ def test_yarn_turns_the_pairs_of_large_heads_as_transformers_does(own: dict[str,
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_close(dtype: torch.dtype, tmp_path: Path) -> None:
-    """Half precision keeps the order of magnitude of an error that its mantissa allows."""
+    """Errors have the magnitude that the mantissa implies."""
     random_weights("llama").save_pretrained(tmp_path)
     model = load_model(tmp_path, dtype=dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
@@ -251,7 +251,7 @@ def test_half_precision_is_close(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 def test_every_causal_family_is_compared() -> None:
-    """A new family belongs into the table above, or into a golden test of its own."""
+    """A new family needs an entry in the table above or a golden test."""
     compared = {name.partition("-")[0] for name in MODELS}
     blocks = {"fast_dllm_v2", "llada2", "sdar", "sdar_moe"}  # tests/models/test_blocks.py
     others = {"dflash", "dream", "eagle", "llada", "wedlm"}

@@ -1,4 +1,4 @@
-"""GGUF files beside checkpoints with the same weights and the same tokenizer."""
+"""GGUF files compared with checkpoints of the same weights and tokenizer."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ MODELS: dict[str, tuple[MODEL_ARCH, dict[str, Any]]] = {
 TYPES = GGMLQuantizationType
 
 
-def paired(rows: Tensor, size: int) -> Tensor:
-    """Heads of queries or keys as llama.cpp wants them of a Llama: i and i + half side by side."""
+def interleaved(rows: Tensor, size: int) -> Tensor:
+    """Interleave heads of queries or keys as in llama.cpp: rows i and i + half are adjacent."""
     heads = rows.reshape(-1, size, *rows.shape[1:])
     order = [row for i in range(size // 2) for row in (i, i + size // 2)]
     return heads[:, order].reshape(rows.shape)
@@ -94,7 +94,7 @@ class Written:
         self.sizes(model.config)
 
     def sizes(self, config: Any) -> None:
-        """Metadata of the model."""
+        """Write the model's metadata."""
         writer = self.writer
         writer.add_context_length(config.max_length)
         writer.add_embedding_length(config.dim)
@@ -124,22 +124,22 @@ class Written:
             writer.add_tensor("rope_freqs.weight", (usual / slow).float().numpy())
 
     def write(self) -> Path:
-        """Weights, and the file."""
+        """Write the weights and the file."""
         names = get_tensor_name_map(self.arch, self.config["num_hidden_layers"])
         stacks: dict[str, list[Tensor]] = {}
         plain = dict(self.tensors)
         for name, tensor in self.tensors.items():
             stem, _, end = name.rpartition(".")
             if ".experts." in name:
-                before, _, behind = stem.partition(".experts.")
-                stem = f"{before}.experts.{behind.partition('.')[2]}"
+                before, _, rest = stem.partition(".experts.")
+                stem = f"{before}.experts.{rest.partition('.')[2]}"
                 stacks.setdefault(f"{names.get_name(stem)}.{end}", []).append(tensor)
                 continue
             halves = self.arch is MODEL_ARCH.LLAMA and stem.endswith(("q_proj", "k_proj"))
-            own = paired(tensor, self.head) if halves else tensor
+            own = interleaved(tensor, self.head) if halves else tensor
             back = self.add(f"{names.get_name(stem)}.{end}", own)
             if halves:
-                order = paired(torch.arange(len(tensor)), self.head)
+                order = interleaved(torch.arange(len(tensor)), self.head)
                 back = torch.empty_like(back).index_copy_(0, order, back)
             plain[name] = back
         for name, parts in stacks.items():
@@ -162,8 +162,8 @@ class Written:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_file_is_the_checkpoint_that_it_was_made_of(name: str, tmp_path: Path) -> None:
-    """Configuration, every parameter, and logits, to the bit."""
+def test_a_file_equals_its_checkpoint(name: str, tmp_path: Path) -> None:
+    """Configuration, every parameter, and logits are equal to the bit."""
     written = Written(tmp_path, name)
     ours, theirs = load_model(written.write()), load_model(written.folder)
     assert ours.config == theirs.config
@@ -176,10 +176,10 @@ def test_a_file_is_the_checkpoint_that_it_was_made_of(name: str, tmp_path: Path)
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
 @pytest.mark.parametrize("name", ["qwen2 tied", "llama"])
-def test_types_are_dequantised(
+def test_types_are_dequantized(
     name: str, kind: str, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To what the library makes of them, by the loop in C and without; in 8 bits too."""
+    """As by the library, with the C loop and without; in int8 too."""
     if not compiled:
         monkeypatch.setattr(file_module, "level", lambda: 0)
     written = Written(tmp_path, name, TYPES[kind])
@@ -195,10 +195,10 @@ def test_types_are_dequantised(
     ("name", "kind", "bits"),
     [("llama", "Q4_0", None), ("llama", "Q4_0", "int8"), ("qwen3moe", "F32", None)],
 )
-def test_pieces_make_the_whole(
+def test_chunks_make_the_whole_matrix(
     name: str, kind: str, bits: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Matrices that are read a few rows at a time are the same, in 8 bits too."""
+    """Matrices read a few rows at a time are the same, in int8 too."""
     path = Written(tmp_path, name, TYPES[kind]).write()
     wanted = load_model(path, quantize=bits).state_dict()
     monkeypatch.setattr(file_module, "PIECE", 200)
@@ -208,8 +208,8 @@ def test_pieces_make_the_whole(
 
 
 @pytest.mark.parametrize("bits", [None, "int8"])
-def test_values_that_are_no_numbers_are_refused(bits: str | None, tmp_path: Path) -> None:
-    """By the tensor that has them, whether it stays whole or is rounded as it is read."""
+def test_values_that_are_not_finite_are_refused(bits: str | None, tmp_path: Path) -> None:
+    """The message names the tensor, whether or not it is quantized while reading."""
     written = Written(tmp_path, "llama")
     written.tensors["model.layers.1.self_attn.k_proj.weight"][3, 5] = torch.nan
     message = r"tensor 'model.layers.1.self_attn.k_proj.weight' has NaN or infinite values"
@@ -218,7 +218,7 @@ def test_values_that_are_no_numbers_are_refused(bits: str | None, tmp_path: Path
 
 
 def test_linear_scaling_is_read(tmp_path: Path) -> None:
-    """By the names that llama.cpp has for it."""
+    """By llama.cpp's names."""
     written = Written(tmp_path, "qwen2")
     written.writer.add_rope_scaling_type(RopeScalingType.LINEAR)
     written.writer.add_rope_scaling_factor(4.0)
@@ -251,7 +251,7 @@ SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>"]
 
 
 def split(pattern: str) -> Any:
-    """Cut by a pattern, as `tokenizer.json` of published models says."""
+    """Return a split by a pattern, as in the `tokenizer.json` of published models."""
     return pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), "isolated"),
@@ -276,7 +276,7 @@ CUTS: dict[str, tuple[Any, bool]] = {
 
 
 def trained(pre: str, size: int = 700) -> Tokenizer:
-    """A tokenizer as published for a model, trained on a little text."""
+    """Train a tokenizer as published for a model on a little text."""
     cut, ignores = CUTS[pre]
     tokenizer = Tokenizer(BPE(ignore_merges=ignores))
     tokenizer.pre_tokenizer, tokenizer.decoder = cut, decoders.ByteLevel()
@@ -290,8 +290,8 @@ def trained(pre: str, size: int = 700) -> Tokenizer:
     return tokenizer
 
 
-def put(writer: GGUFWriter, tokenizer: Tokenizer, pre: str, pad: int = 3) -> None:
-    """A tokenizer into a file, as the converter does; `pad` tokens stand for nothing."""
+def write_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, pre: str, pad: int = 3) -> None:
+    """Write a tokenizer into a file, as the converter does, with `pad` padding tokens."""
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
     special = {
         token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()
@@ -308,14 +308,14 @@ def put(writer: GGUFWriter, tokenizer: Tokenizer, pre: str, pad: int = 3) -> Non
     writer.add_chat_template(CHAT)
 
 
-def with_tokenizer(folder: Path, pre: str, **said: Any) -> tuple[Path, PreTrainedTokenizerFast]:
-    """A file with a tokenizer, and the published form of that."""
+def with_tokenizer(folder: Path, pre: str, **metadata: Any) -> tuple[Path, PreTrainedTokenizerFast]:
+    """Return a file with a tokenizer, and the published format of the tokenizer."""
     tokenizer = trained(pre)
     written = Written(folder, "qwen2")
-    put(written.writer, tokenizer, pre)
-    for name, value in said.items():
+    write_tokenizer(written.writer, tokenizer, pre)
+    for name, value in metadata.items():
         getattr(written.writer, name)(value)
-    if said.get("add_add_bos_token", pre in ("llama-bpe", "tekken")):
+    if metadata.get("add_add_bos_token", pre in ("llama-bpe", "tekken")):
         begin = SPECIALS[0]
         tokenizer.post_processor = TemplateProcessing(
             single=f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]
@@ -329,8 +329,8 @@ def with_tokenizer(folder: Path, pre: str, **said: Any) -> tuple[Path, PreTraine
     )
 
 
-def same(ours: Any, theirs: Any) -> None:
-    """Two tokenizers agree on texts, with special tokens and without, and on the way back."""
+def check_same_tokenizer(ours: Any, theirs: Any) -> None:
+    """Check that two tokenizers agree on encoding, on special tokens, and on decoding."""
     assert len(ours) == len(theirs) and ours.get_vocab() == theirs.get_vocab()
     for text in [*TEXTS, "".join(TEXTS), Path(__file__).read_text()]:
         for options in ({}, {"split_special_tokens": True}, {"add_special_tokens": False}):
@@ -344,20 +344,20 @@ def same(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("pre", CUTS)
-def test_a_tokenizer_of_merges_is_the_published_one(pre: str, tmp_path: Path) -> None:
-    """Token by token on texts of many scripts, with all its special tokens and its template."""
+def test_a_tokenizer_of_merges_equals_the_published_one(pre: str, tmp_path: Path) -> None:
+    """On texts of many scripts, with all special tokens and the chat template."""
     path, published_one = with_tokenizer(tmp_path, pre)
     ours = load_tokenizer(path)
     assert ours is not None and ours.chat_template == CHAT
-    same(ours, published_one)
+    check_same_tokenizer(ours, published_one)
 
 
-def test_the_file_says_whether_a_text_has_a_beginning(tmp_path: Path) -> None:
-    """Against what is usual."""
+def test_a_file_can_disable_the_begin_token(tmp_path: Path) -> None:
+    """And enable it, against the default."""
     for pre, begins in (("qwen2", True), ("llama-bpe", False)):
         (tmp_path / pre).mkdir()
         path, theirs = with_tokenizer(tmp_path / pre, pre, add_add_bos_token=begins)
-        same(load_tokenizer(path), theirs)
+        check_same_tokenizer(load_tokenizer(path), theirs)
 
 
 PIECES = {"<unk>": 2, "<s>": 3, "</s>": 3, **{f"<0x{byte:02X}>": 6 for byte in range(256)}}
@@ -368,7 +368,7 @@ MADE = "lo el hel hello ▁hello wo or ld wor world ▁world ▁w ▁h ▁a ▁�
 
 
 def scored() -> tuple[list[str], list[float], list[int]]:
-    """Tokens, scores and kinds of a small SentencePiece vocabulary."""
+    """Return tokens, scores and types of a small SentencePiece vocabulary."""
     made = MADE.split()
     letters = sorted(set("▁helowrdabcing,.!tT'sné"))
     scores = [-float(rank) for rank in range(len(made))] + [-100.0 - n for n in range(len(letters))]
@@ -378,10 +378,7 @@ def scored() -> tuple[list[str], list[float], list[int]]:
 
 
 def by_score(text: str, scores: dict[str, float]) -> list[str]:
-    """SentencePiece's own rule: join the neighbours whose whole has the best score, leftmost first.
-
-    Characters that are no token are their bytes.
-    """
+    """Merge as SentencePiece: neighbours whose token has the best score, leftmost first."""
     parts = list(text)
     while True:
         whole_ = [
@@ -400,8 +397,8 @@ def by_score(text: str, scores: dict[str, float]) -> list[str]:
 
 
 @pytest.mark.parametrize("spaced", [True, False])
-def test_a_vocabulary_with_scores_is_joined_by_them(spaced: bool, tmp_path: Path) -> None:
-    """As SentencePiece does, with a space before the text or not, and bytes for what is unknown."""
+def test_a_vocabulary_with_scores_is_merged_by_them(spaced: bool, tmp_path: Path) -> None:
+    """As SentencePiece, with and without a space before the text, and with byte fallback."""
     tokens, scores, kinds = scored()
     written = Written(tmp_path, "llama")
     writer = written.writer
@@ -425,8 +422,8 @@ def test_a_vocabulary_with_scores_is_joined_by_them(spaced: bool, tmp_path: Path
     assert tokenizer("</s>", add_special_tokens=False).input_ids == [2]
 
 
-def test_an_answer_of_a_file_is_that_of_the_checkpoint(tmp_path: Path) -> None:
-    """From text to text, by the model and the tokenizer of one file."""
+def test_an_answer_of_a_file_equals_that_of_the_checkpoint(tmp_path: Path) -> None:
+    """From text to text, with model and tokenizer of one file."""
     (tmp_path / "a").mkdir()
     path, theirs = with_tokenizer(tmp_path / "a", "qwen2")
     theirs.save_pretrained(tmp_path / "a" / "plain")
@@ -443,8 +440,8 @@ def test_an_answer_of_a_file_is_that_of_the_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama", "qwen3moe"])
-def test_a_file_becomes_a_folder_of_8_bits(name: str, tmp_path: Path) -> None:
-    """It computes what the file computes in 8 bits, and what can be quantised only once is not."""
+def test_a_file_becomes_an_int8_folder(name: str, tmp_path: Path) -> None:
+    """It computes what the file computes in int8; matrices are quantized only once."""
     path = Written(tmp_path, name, TYPES.F32 if name == "qwen3moe" else TYPES.Q8_0).write()
     folder = compress(path, tmp_path / "small")
     one, other = load_model(path, quantize="int8"), load_model(folder, quantize="int8")
@@ -455,20 +452,22 @@ def test_a_file_becomes_a_folder_of_8_bits(name: str, tmp_path: Path) -> None:
     assert theirs.removesuffix("Config") == architecture.removesuffix("ForCausalLM")
 
 
-def test_its_tokenizer_comes_along(tmp_path: Path) -> None:
-    """The same ids and the same template; without a folder of one training names what to do."""
+def test_a_quantized_file_keeps_its_tokenizer(tmp_path: Path) -> None:
+    """Ids and template are equal; without a folder, training names what to do."""
     path, theirs = with_tokenizer(tmp_path, "qwen2")
     folder = compress(path, tmp_path / "small")
     ours = load_tokenizer(folder)
     assert ours is not None and ours.chat_template == CHAT
-    same(ours, theirs)
+    check_same_tokenizer(ours, theirs)
     assert tokenizer_folder(folder) == folder
-    with pytest.raises(ValueError, match=r"GGUF file, which has no folder .* \(model.tokenizer\)"):
+    with pytest.raises(
+        ValueError, match=r"GGUF file, which has no tokenizer folder: set model.tokenizer"
+    ):
         tokenizer_folder(path)
 
 
-def test_a_file_that_is_cut_or_foreign_is_refused(tmp_path: Path) -> None:
-    """Wherever it ends, whatever it is, in one line that names it."""
+def test_a_truncated_or_foreign_file_is_refused(tmp_path: Path) -> None:
+    """At any position, with one line that names the file."""
     sound = Written(tmp_path, "qwen2").write()
     content, path = sound.read_bytes(), tmp_path / "broken.gguf"
     broken = [content[: len(content) * part // 16] for part in range(16)] + [content[:-1]]
@@ -487,9 +486,9 @@ def test_a_file_that_is_cut_or_foreign_is_refused(tmp_path: Path) -> None:
 
 
 def mutated(content: bytes, header: int, count: int) -> Iterator[bytes]:
-    """Files that are cut, or of which bits or eight bytes of the header are others."""
+    """Yield truncated files, and files with changed bits or eight changed bytes of the header."""
     draw = Random(0)
-    lies = [0, 1, 2**16, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64 - 1]
+    values = [0, 1, 2**16, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64 - 1]
     for number in range(count):
         changed = bytearray(content)
         match number % 3:
@@ -501,12 +500,12 @@ def mutated(content: bytes, header: int, count: int) -> Iterator[bytes]:
                     changed[draw.randrange(header)] ^= 1 << draw.randrange(8)
             case _:
                 place = draw.randrange(header)
-                changed[place : place + 8] = draw.choice(lies).to_bytes(8, "little")
+                changed[place : place + 8] = draw.choice(values).to_bytes(8, "little")
         yield bytes(changed)
 
 
 def memory(name: str) -> int:
-    """Bytes that this process has, or has had at most."""
+    """Return the bytes that this process uses, or its peak."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(name)) << 10
 
@@ -514,8 +513,8 @@ def memory(name: str) -> int:
 @pytest.mark.parametrize(
     "count", [90, pytest.param(6000, marks=pytest.mark.exhaustive)], ids=["few", "many"]
 )
-def test_other_bytes_never_break_more_than_the_file(count: int, tmp_path: Path) -> None:
-    """It loads or is refused in one line that names it, in a second and little memory."""
+def test_mutated_files_are_loaded_or_refused(count: int, tmp_path: Path) -> None:
+    """With one line that names the file, within a second and little memory."""
     sound, _ = with_tokenizer(tmp_path, "qwen2")
     content, path = sound.read_bytes(), tmp_path / "broken.gguf"
     header = min(entry.offset for entry in file_module.opened(sound).tensors.values())
@@ -544,23 +543,23 @@ FOREIGN: list[tuple[Callable[[GGUFWriter], Any], str]] = [
     (lambda w: w.add_uint32("split.count", 2), "is one of 2 parts; merge them first"),
     (lambda w: w.add_rope_scaling_type(RopeScalingType.LONGROPE), "'longrope' is not supported"),
     (lambda w: w.add_logit_scale(0.5), "qwen2.logit_scale is 0.5, which is not supported"),
-    (lambda w: w.add_value_length(4), "attention.value_length is 4, but the head size 16"),
+    (lambda w: w.add_value_length(4), "attention.value_length must be the head size 16, got 4"),
 ]
 
 
-@pytest.mark.parametrize(("say", "message"), FOREIGN, ids=range(len(FOREIGN)))
-def test_metadata_that_are_not_known_are_refused(
-    say: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
+@pytest.mark.parametrize(("edit", "message"), FOREIGN, ids=range(len(FOREIGN)))
+def test_unknown_metadata_are_refused(
+    edit: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
 ) -> None:
-    """By their name and value."""
+    """The message has name and value."""
     written = Written(tmp_path, "qwen2")
-    say(written.writer)
+    edit(written.writer)
     with pytest.raises(ValueError, match=message):
         load_model(written.write())
 
 
 def test_tensors_that_are_not_of_the_model_are_refused(tmp_path: Path) -> None:
-    """One more, one of another shape, one of a type that nobody dequantises, one less."""
+    """An additional one, one of another shape, one of an unsupported type, and a missing one."""
     for number, (name, message) in enumerate(
         (
             (
@@ -569,7 +568,7 @@ def test_tensors_that_are_not_of_the_model_are_refused(tmp_path: Path) -> None:
             ),
             (
                 "rope_freqs.weight",
-                "tensor 'rope_freqs.weight' is not supported; what loads is Llama",
+                "tensor 'rope_freqs.weight' is not supported; supported: Llama",
             ),
         )
     ):
@@ -586,7 +585,7 @@ def test_tensors_that_are_not_of_the_model_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_type_or_family_is_named(tmp_path: Path) -> None:
-    """With what is known."""
+    """With the supported ones."""
     path = tmp_path / "other.gguf"
     writer = GGUFWriter(path, "mamba")
     writer.write_header_to_file()
@@ -605,7 +604,7 @@ def test_an_unknown_type_or_family_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("say", "message"),
+    ("edit", "message"),
     [
         (
             lambda w: w.add_tokenizer_model("t5"),
@@ -618,15 +617,15 @@ def test_an_unknown_type_or_family_is_named(tmp_path: Path) -> None:
         (lambda w: w.add_tokenizer_model("llama"), "24 tokens have 0 scores"),
     ],
 )
-def test_tokenizers_that_are_not_known_are_refused(
-    say: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
+def test_unknown_tokenizers_are_refused(
+    edit: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
 ) -> None:
-    """By the name that the file has for them."""
+    """By their name in the file."""
     written = Written(tmp_path, "qwen2")
     written.writer.add_token_list([f"t{n}" for n in range(24)])
-    say(written.writer)
+    edit(written.writer)
     path = written.write()
-    with pytest.raises(ValueError, match=rf"model.gguf has no readable tokenizer: .*{message}"):
+    with pytest.raises(ValueError, match=rf"model.gguf has no valid tokenizer: .*{message}"):
         load_tokenizer(path)
 
 
@@ -638,7 +637,7 @@ def test_a_file_without_a_tokenizer_has_none(tmp_path: Path) -> None:
 def test_without_the_library_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nothing else."""
+    """And nothing else fails."""
     monkeypatch.setitem(sys.modules, "gguf", None)
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     with pytest.raises(ValueError, match=r"need the extra: pip install 'outpace\[gguf\]'"):
@@ -671,7 +670,7 @@ class Blocked(Written):
             self.kind = usual
             return back
         blocks = random_blocks(kind, *tensor.shape)
-        if kind in MINIMA:  # which make numbers around zero of codes that are none
+        if kind in MINIMA:  # scales the codes to numbers around zero
             blocks[..., 2:4] = (blocks[..., :2].copy().view("f2") * 7).view("u1")
         self.writer.add_tensor(name, blocks.reshape(len(blocks), -1), raw_dtype=TYPES[kind])
         return torch.from_numpy(dequantized(kind, blocks))
@@ -689,10 +688,10 @@ FILES: dict[str, tuple[str, str, dict[str, str]]] = {
 
 @needs_loops
 @pytest.mark.parametrize("name", FILES)
-def test_matrices_stay_in_their_own_bits(
+def test_matrices_keep_their_block_formats(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Their numbers are those of the file to the bit, and products are near those of float32."""
+    """They equal those of the file to the bit, and products are close to those of float32."""
     model, usual, kinds = FILES[name]
     path = Blocked(tmp_path, model, kinds, usual).write()
     with caplog.at_level("INFO", "outpace.models.packed"):
@@ -701,7 +700,7 @@ def test_matrices_stay_in_their_own_bits(
     names = {module: f"{name}.weight" for name, module in ours.named_modules()}
     layers = [module for module in names if isinstance(module, torch.nn.Linear)]
     packed = [isinstance(module, PackedLinear) for module in layers if module.out_features != 4]
-    assert all(packed)  # but for a router
+    assert all(packed)  # except a router
     assert isinstance(ours.embedding, PackedEmbedding)
     found, wanted = ours.state_dict(), plain.state_dict()
     assert found.keys() == wanted.keys()
@@ -720,8 +719,8 @@ def test_matrices_stay_in_their_own_bits(
 
 @needs_loops
 @pytest.mark.parametrize("name", ["tied, 4 bits", "as Q4_K_M"])
-def test_a_row_of_a_file_is_the_same_in_any_company(name: str, tmp_path: Path) -> None:
-    """A layer by itself: of one row and of many."""
+def test_a_row_of_a_file_is_batch_invariant(name: str, tmp_path: Path) -> None:
+    """A single layer, with one row and with many."""
     model, usual, kinds = FILES[name]
     path = Blocked(tmp_path, model, kinds, usual).write()
     ours = load_model(path, quantize="native", dtype=torch.bfloat16)
@@ -734,8 +733,8 @@ def test_a_row_of_a_file_is_the_same_in_any_company(name: str, tmp_path: Path) -
 
 @needs_loops
 @pytest.mark.parametrize("name", ["llama", "qwen3moe"])
-def test_requests_together_say_what_each_says_alone(name: str, tmp_path: Path) -> None:
-    """In their own bits: ids and log-probabilities, to the bit."""
+def test_batched_requests_equal_single_ones(name: str, tmp_path: Path) -> None:
+    """In their block formats: ids and log-probabilities, to the bit."""
     llm = LLM(Written(tmp_path, name, TYPES.Q8_0).write())
     assert is_quantised(llm.model)
     prompts = [[5, 3, 1 + n, 4, *range(2 * n)] for n in range(9)]
@@ -747,8 +746,8 @@ def test_requests_together_say_what_each_says_alone(name: str, tmp_path: Path) -
 
 
 @needs_loops
-def test_types_without_a_loop_become_plain(tmp_path: Path) -> None:
-    """One by one; a matrix of several tensors does so where any of them has such a type."""
+def test_types_without_a_loop_are_dequantized(tmp_path: Path) -> None:
+    """Per matrix; also a matrix with only one tensor of such a type."""
     kinds = {"attn_v": "F16", "ffn_down": "BF16"}
     ours = load_model(Blocked(tmp_path, "llama", kinds, "Q8_0").write(), quantize="native")
     block = ours.blocks[0]
@@ -758,8 +757,8 @@ def test_types_without_a_loop_become_plain(tmp_path: Path) -> None:
 
 
 @needs_loops
-def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    """By the tensor that has it, which is one of three that make a matrix."""
+def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    """The message names the tensor, one of three in the matrix."""
     path = Written(tmp_path, "llama", TYPES.Q8_0).write()
     entry = file_module.opened(path).tensors["blk.1.attn_k.weight"]
     with path.open("r+b") as file:
@@ -771,8 +770,8 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
 
 
 @needs_loops
-def test_a_file_runs_in_its_own_bits_unless_it_is_to_do_otherwise(tmp_path: Path) -> None:
-    """A dtype asks for plain numbers; what has no blocks is as ever."""
+def test_a_file_keeps_its_block_formats_by_default(tmp_path: Path) -> None:
+    """A `dtype` requests dequantized matrices; matrices without blocks are unaffected."""
     (tmp_path / "other").mkdir()
     path = Written(tmp_path, "qwen2", TYPES.Q4_0).write()
     other = Written(tmp_path / "other", "qwen2").write()
@@ -782,10 +781,10 @@ def test_a_file_runs_in_its_own_bits_unless_it_is_to_do_otherwise(tmp_path: Path
         assert not is_quantised(plain.model)
 
 
-def test_without_loops_a_file_becomes_plain(
+def test_without_loops_a_file_is_dequantized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And a line of the log says so once."""
+    """And the log has one line about it."""
     monkeypatch.setattr("outpace.models.packed.level", lambda: 0)
     has_packed_products.cache_clear()
     try:

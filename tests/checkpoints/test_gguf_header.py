@@ -1,4 +1,4 @@
-"""Headers of GGUF files that are cut, lie, or hold nonsense: refused at once, in one line."""
+"""Invalid headers of GGUF files: refused at once, with one line."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q"
 
 
 def text(value: str | bytes) -> bytes:
-    """A string as a file has it."""
+    """Return a string as in a file."""
     content = value.encode() if isinstance(value, str) else value
     return struct.pack("<Q", len(content)) + content
 
 
 def array(kind: int, values: list[Any], count: int | None = None) -> bytes:
-    """An array with its type and how many it says it has."""
+    """Return an array with its type and its claimed length."""
     body = b"".join(
         text(v) if kind == STRING else struct.pack("<" + CODES[kind], v) for v in values
     )
@@ -35,17 +35,17 @@ def array(kind: int, values: list[Any], count: int | None = None) -> bytes:
 
 
 def field(name: str | bytes, kind: int, value: bytes) -> bytes:
-    """An entry of the metadata."""
+    """Return an entry of the metadata."""
     return text(name) + struct.pack("<I", kind) + value
 
 
 def number(name: str, value: int) -> bytes:
-    """An entry with a whole number."""
+    """Return an entry with an integer."""
     return field(name, U32, struct.pack("<I", value))
 
 
 def tensor(name: str, sizes: list[int], kind: int = 0, offset: int = 0) -> bytes:
-    """Where a tensor is."""
+    """Return the header entry of a tensor."""
     head = text(name) + struct.pack("<I", len(sizes))
     return head + struct.pack(f"<{len(sizes)}QIQ", *sizes, kind, offset)
 
@@ -58,10 +58,10 @@ def file(
     counts: tuple[int, int] | None = None,
     data: bytes = bytes(64),
 ) -> bytes:
-    """A file, whose tensors begin at the next multiple of 32."""
+    """Return a file, whose tensors begin at the next multiple of 32."""
     fields, tensors = fields or [], tensors or []
-    told = counts or (len(tensors), len(fields))
-    head = b"GGUF" + struct.pack("<IQQ", version, *told) + b"".join(fields + tensors)
+    lengths = counts or (len(tensors), len(fields))
+    head = b"GGUF" + struct.pack("<IQQ", version, *lengths) + b"".join(fields + tensors)
     return head + bytes(-len(head) % 32) + data
 
 
@@ -72,8 +72,8 @@ NESTED = field("a", ARRAY, struct.pack("<IQ", ARRAY, 1) + array(U32, [1]))
 BROKEN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "does not begin with GGUF"),
     "foreign": (b"PK\3\4" + bytes(100), "does not begin with GGUF"),
-    "magic alone": (b"GGUF", "it is cut: 4 bytes were to follow byte 4, and it has 4"),
-    "version 1": (file(version=1), "it is of version 1; 2 and 3 are read"),
+    "magic alone": (b"GGUF", "it is truncated: 4 bytes should follow byte 4 of 4"),
+    "version 1": (file(version=1), "it is of version 1; supported: 2 and 3"),
     "big-endian": (file(version=3 << 24), "it is big-endian, and only little-endian files"),
     "tensors": (file(counts=(2**62, 0)), f"it has {2**62} tensors; at most 65536 are read"),
     "fields": (file(counts=(0, 2**40)), f"it has {2**40} fields; at most 65536 are read"),
@@ -87,7 +87,10 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         file([field("a", STRING, struct.pack("<Q", 2**63))]),
         f"has {2**63} bytes; at most {2**24} are read",
     ),
-    "string past the end": (file([field("a", STRING, struct.pack("<Q", 5000))]), "it is cut: 5000"),
+    "string past the end": (
+        file([field("a", STRING, struct.pack("<Q", 5000))]),
+        "it is truncated: 5000",
+    ),
     "array": (
         file([field("a", ARRAY, array(U32, [], 2**61))]),
         f"a is an array of {2**61}; at most {MOST_ELEMENTS} are read of all arrays",
@@ -96,7 +99,10 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         file([field(n, ARRAY, array(0, [0] * 2**21)) for n in "abc"]),
         f"c is an array of {2**21}; at most",
     ),
-    "array past the end": (file([field("a", ARRAY, array(U32, [1], 999))]), "is cut: 3996 bytes"),
+    "array past the end": (
+        file([field("a", ARRAY, array(U32, [1], 999))]),
+        "is truncated: 3996 bytes",
+    ),
     "array of an unknown type": (
         file([field("a", ARRAY, struct.pack("<IQ", 77, 1))]),
         "a is an array of type 77, which is not supported",
@@ -104,17 +110,23 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "nested array": (file([NESTED]), "a is an array of type 9, which is not supported"),
     "strings past the end": (
         file([field("a", ARRAY, array(STRING, ["x"], 2**20))]),
-        "it is cut, or a length before byte",
+        "it is truncated, or a length before byte",
     ),
     "length in an array": (
         file([field("a", ARRAY, struct.pack("<IQQ", STRING, 1, 2**63))]),
-        "it is cut, or a length before byte",
+        "it is truncated, or a length before byte",
     ),
-    "alignment": (file([number("general.alignment", 33)]), "general.alignment is 33, which is no"),
-    "no alignment": (file([number("general.alignment", 0)]), "general.alignment is 0, which is no"),
+    "alignment": (
+        file([number("general.alignment", 33)]),
+        "general.alignment must be a power of two",
+    ),
+    "no alignment": (
+        file([number("general.alignment", 0)]),
+        "general.alignment must be a power of two",
+    ),
     "alignment of text": (
         file([field("general.alignment", STRING, text("x"))]),
-        "general.alignment is 'x', which is no power of two",
+        "general.alignment must be a power of two, got 'x'",
     ),
     "dimensions": (file([], [tensor("t", [])]), "tensor 't' has 0 dimensions; 1 to 4 are read"),
     "more dimensions": (
@@ -122,18 +134,21 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         f"tensor 't' has {2**31} dimensions; 1 to 4 are read",
     ),
     "no size": (file([], [tensor("t", [4, 0])]), r"tensor 't' has sizes \(4, 0\); each must be"),
-    "product": (file([], [tensor("t", [2**63] * 4)]), "is cut: tensor 't' ends at byte"),
+    "product": (file([], [tensor("t", [2**63] * 4)]), "is truncated: tensor 't' ends at byte"),
     "tensor type": (file([], [tensor("t", [4], 99)]), "tensor 't' is of type 99, which is unknown"),
     "rows": (file([], [tensor("t", [33], 8)]), "'t' has rows of 33, and Q8_0 has blocks of 32"),
-    "offset": (file([], [tensor("t", [4], offset=8)]), "begins at byte 8, which is no multiple"),
-    "offset past the end": (file([], [tensor("t", [4], offset=2**62)]), "is cut: tensor 't' ends"),
+    "offset": (file([], [tensor("t", [4], offset=8)]), "begins at byte 8, which is not a multiple"),
+    "offset past the end": (
+        file([], [tensor("t", [4], offset=2**62)]),
+        "is truncated: tensor 't' ends",
+    ),
     "tensor twice": (file([], [tensor("t", [4])] * 2), "two entries have the name 't'"),
     "part": (file([number("split.count", 3)]), "is one of 3 parts; merge them first"),
 }
 
 
 def refused(path: Path) -> str:
-    """What the one line says with which a file is refused."""
+    """Return the one-line error for a file."""
     began = time.process_time()
     with pytest.raises(ValueError) as error:
         for read in (load_config, load_tokenizer, load_model):
@@ -145,8 +160,8 @@ def refused(path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_lengths_that_lie_are_refused(name: str, tmp_path: Path) -> None:
-    """By what is wrong, before anything is read by them."""
+def test_wrong_lengths_are_refused(name: str, tmp_path: Path) -> None:
+    """The message names the fault, and nothing is read by that length."""
     content, message = BROKEN[name]
     path = tmp_path / "broken.gguf"
     path.write_bytes(content)
@@ -157,7 +172,7 @@ def test_lengths_that_lie_are_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", CODES)
 def test_every_type_of_number_is_read(kind: int, tmp_path: Path) -> None:
-    """As a value and in an array, as the library that defines the format reads them."""
+    """As a value and in an array, as by the library that defines the format."""
     value = {7: True, F32: 0.1, 12: 0.1}.get(kind, 7)
     packed = struct.pack("<" + CODES[kind], value)
     path = tmp_path / "numbers.gguf"
@@ -170,8 +185,8 @@ def test_every_type_of_number_is_read(kind: int, tmp_path: Path) -> None:
     assert set(NUMBERS) == set(CODES)
 
 
-def test_strings_are_read_when_they_are_needed(tmp_path: Path) -> None:
-    """And not before; those that are no text are refused then, and so is a file that changed."""
+def test_strings_are_read_on_demand(tmp_path: Path) -> None:
+    """Invalid text and a changed file are refused then."""
     path = tmp_path / "strings.gguf"
     words = ["", "a", "\u2581é", "x" * 300]
     odd = array(STRING, [b"\xff"])
@@ -186,7 +201,7 @@ def test_strings_are_read_when_they_are_needed(tmp_path: Path) -> None:
 
 
 def test_versions_two_and_three_are_read(tmp_path: Path) -> None:
-    """They differ in byte order alone."""
+    """They differ in byte order only."""
     for version in (2, 3):
         path = tmp_path / f"{version}.gguf"
         path.write_bytes(file([number("a", 5)], [tensor("t", [4, 2], offset=32)], version=version))
@@ -196,7 +211,7 @@ def test_versions_two_and_three_are_read(tmp_path: Path) -> None:
 
 
 def test_tokens_of_another_type_are_refused_at_once(tmp_path: Path) -> None:
-    """However many there are; an array of bytes as long as its file takes no memory either."""
+    """For any length; a long array of bytes takes no memory."""
     path = tmp_path / "tokens.gguf"
     many = array(0, [], 80_000_000)
     path.write_bytes(file([ARCHITECTURE, field(TOKENS, ARRAY, many)]))
@@ -208,19 +223,19 @@ def test_tokens_of_another_type_are_refused_at_once(tmp_path: Path) -> None:
         field(TOKENS, ARRAY, array(0, [1] * 4000)),
     ]
     path.write_bytes(file(fields))
-    with pytest.raises(ValueError, match="tokens is 4000 of type uint8, but must be an array of s"):
+    with pytest.raises(ValueError, match="tokens must be an array of s.*got 4000 of type uint8"):
         load_tokenizer(path)
 
 
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
-    """A pipe, a device, a folder, a link that leads nowhere; nothing waits for another end."""
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    """A pipe, a device, a folder or a broken link is refused without blocking."""
     os.mkfifo(tmp_path / "pipe.gguf")
     (tmp_path / "device.gguf").symlink_to("/dev/zero")
     (tmp_path / "nowhere.gguf").symlink_to("missing")
     (tmp_path / "folder.gguf").mkdir()
     for name, message in {
-        "pipe": "is no regular file: give a GGUF file",
-        "device": "is no regular file: give a GGUF file",
+        "pipe": "is not a regular file: give a GGUF file",
+        "device": "is not a regular file: give a GGUF file",
         "nowhere": "cannot be read: .*No such file",
         "folder": r"config.json does not exist: a checkpoint folder needs",
         "a\0b": "cannot be read: .*null",

@@ -1,4 +1,4 @@
-"""Drafts that are known for a target: taken where they lie here, named where they do not."""
+"""Published drafts of a target: selected if on this machine, otherwise named."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from outpace.methods import METHODS, DFlash, Speculative
 from outpace.server.settings import entry
 
 
-def test_a_draft_of_the_zoo_is_taken() -> None:
-    """The text is that of the draft's name."""
+def test_a_draft_of_the_zoo_is_selected() -> None:
+    """The text equals that with the draft's name."""
     llm = LLM("tiny-ar", DFlash(draft="auto"), cache_gib=0.05)
     texts = [
         llm.generate("Tom has 5 coins.", method=method, max_tokens=12, seed=1)[0]
@@ -30,43 +30,45 @@ def test_a_draft_of_the_zoo_is_taken() -> None:
     assert set(llm.runners) == {"tiny-ar", "tiny-dflash", "tiny-aux"}
 
 
-def test_a_server_names_what_it_stands_for() -> None:
-    """So that requests may ask for it by that name."""
+def test_a_server_lists_the_selected_draft() -> None:
+    """Requests can use it by that name."""
     found = entry("tiny-ar", DFlash(draft="auto"), {}, {})
     assert found.options["draft"] == "tiny-dflash"
     assert found.further == {"tiny-dflash": "tiny-dflash"}
 
 
 def test_the_folder_of_a_target_has_its_name(tmp_path: Path) -> None:
-    """Of any parent."""
+    """With any parent."""
     shutil.copytree(load.ZOO / "tiny-ar", tmp_path / "Tiny-AR")
     assert drafts_for(tmp_path / "Tiny-AR", "dflash") == ("tiny-dflash",)
 
 
-def test_a_draft_that_is_not_here_is_named_and_not_downloaded(
+def test_a_missing_draft_is_named_and_not_downloaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What is asked of the hub's library is what lies in its cache."""
-    asked = []
+    """Only the cache of the hub's library is read."""
+    requests = []
 
     def snapshot(name: str, *, local_files_only: bool = False, **others: object) -> str:
-        asked.append((name, local_files_only))
+        requests.append((name, local_files_only))
         raise FileNotFoundError
 
     monkeypatch.setattr(load, "snapshot_download", snapshot)
     shutil.copytree(load.ZOO / "tiny-ar", tmp_path / "Qwen3-8B")
-    with pytest.raises(ValueError, match=r"z-lab/Qwen3-8B-DFlash-b16.*none of them is on this"):
+    with pytest.raises(
+        ValueError, match=r"no published draft .*z-lab/Qwen3-8B-DFlash-b16.* is on this"
+    ):
         LLM(tmp_path / "Qwen3-8B", DFlash(draft="auto"), cache_gib=0.05)
-    assert asked == [("z-lab/Qwen3-8B-DFlash-b16", True)]
+    assert requests == [("z-lab/Qwen3-8B-DFlash-b16", True)]
     shutil.copytree(load.ZOO / "tiny-ar", tmp_path / "mine")
-    with pytest.raises(ValueError, match="no draft for '.*mine' is known to speculative"):
+    with pytest.raises(ValueError, match="no published draft of speculative for '.*mine'"):
         LLM(tmp_path / "mine", Speculative(draft="auto"), cache_gib=0.05)
 
 
-def test_a_draft_in_the_cache_of_the_hub_is_taken(
+def test_a_draft_in_the_hub_cache_is_selected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where its folder is whole."""
+    """If its folder is complete."""
     monkeypatch.setattr(load, "snapshot_download", lambda name, **others: str(tmp_path))
     assert not load.here("z-lab/Qwen3-8B-DFlash-b16")
     (tmp_path / "config.json").write_text("{}")
@@ -81,8 +83,8 @@ def rows(heading: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in table.splitlines()[1:]]
 
 
-def test_the_page_of_models_says_which_drafts_are_known() -> None:
-    """And which targets do not load."""
+def test_the_page_of_models_lists_published_drafts() -> None:
+    """And which targets are not supported."""
     found = {
         (method.strip("`"), target.removesuffix(" †")): (draft, target.endswith("†"))
         for method, target, draft in rows("Drafts that auto finds")
@@ -94,8 +96,8 @@ def test_the_page_of_models_says_which_drafts_are_known() -> None:
     }
 
 
-def test_the_page_of_models_says_what_was_compared() -> None:
-    """Of every family, and with a mark the checkpoints whose configuration is read."""
+def test_the_page_of_models_lists_the_comparisons() -> None:
+    """For every family, with a mark for checkpoints whose configuration is read."""
     read = json.loads((Path(__file__).parent.parent / "golden" / "configs.json").read_text())
     found = {}
     for name, compared, published in rows("What was compared"):
@@ -107,7 +109,7 @@ def test_the_page_of_models_says_what_was_compared() -> None:
     }
 
 
-def test_drafts_are_those_of_methods_that_take_one() -> None:
+def test_drafts_belong_to_methods_with_a_draft() -> None:
     """Each for one target, under its method."""
     for method, targets in DRAFTS.items():
         assert "draft" in METHODS[method].roles

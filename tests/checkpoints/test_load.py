@@ -1,4 +1,4 @@
-"""Checkpoint folders: what loads, what is written back, and what each broken one is told."""
+"""Checkpoint folders: loading, saving, and the error of each invalid one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A small checkpoint."""
+    """Write a small checkpoint."""
     save_model(causal_model(), tmp_path, dtype=torch.float32)
     return tmp_path
 
 
 def change(folder: Path, **fields: object) -> None:
-    """Change fields of a `config.json`; None takes one out."""
+    """Change fields of a `config.json`; None removes one."""
     path = folder / "config.json"
     config = {**json.loads(path.read_text()), **fields}
     path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
@@ -41,7 +41,7 @@ def rewrite(folder: Path, drop: str = "", **tensors: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("make", [causal_model, diffusion_model])
-def test_saved_model_loads_as_it_was(make, tied: bool, tmp_path: Path) -> None:
+def test_saved_model_loads_unchanged(make, tied: bool, tmp_path: Path) -> None:
     """Configuration and logits survive the published format."""
     model = make(tie_word_embeddings=tied)
     save_model(model, tmp_path, dtype=torch.float32)
@@ -53,15 +53,15 @@ def test_saved_model_loads_as_it_was(make, tied: bool, tmp_path: Path) -> None:
     assert ("lm_head.weight" in names) is not tied
 
 
-def test_weights_are_written_as_bfloat16_unless_asked(tmp_path: Path) -> None:
-    """And `config.json` says so."""
+def test_weights_are_written_as_bfloat16_by_default(tmp_path: Path) -> None:
+    """Also in `config.json`."""
     save_model(causal_model(), tmp_path)
     kinds = {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()}
     assert kinds == {torch.bfloat16}
     assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
-def test_loading_draws_no_gradients_and_has_the_wanted_dtype(folder: Path) -> None:
+def test_loaded_parameters_have_no_gradients_and_the_dtype(folder: Path) -> None:
     """Rotary tables too."""
     model = load_model(folder, dtype=torch.bfloat16)
     assert not any(parameter.requires_grad for parameter in model.parameters())
@@ -69,33 +69,35 @@ def test_loading_draws_no_gradients_and_has_the_wanted_dtype(folder: Path) -> No
 
 
 def test_max_length_limits_the_rotary_tables(folder: Path) -> None:
-    """Shorter tables, the same logits."""
+    """Shorter tables give the same logits."""
     model = load_model(folder, max_length=len(IDS))
     assert model.config.max_length == len(model.cos) == len(IDS)
     assert torch.equal(whole(model, IDS, causal=True), whole(load_model(folder), IDS, causal=True))
 
 
-def test_missing_folder_names_what_could_be_given() -> None:
-    """Neither a folder nor a zoo model nor a hub name."""
+def test_missing_folder_names_the_options() -> None:
+    """The name is neither a folder nor a zoo model nor a hub name."""
     with pytest.raises(ValueError, match="no model 'no-such-model': give a folder"):
         resolve("no-such-model")
 
 
 def test_hub_failure_names_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No network, no such repository, no right to read it: the hub's own words follow."""
+    """For a missing network, repository or permission; the hub's message follows."""
 
     def refuse(*args: object, **options: object) -> str:
         raise OSError("offline")
 
     monkeypatch.setattr(load, "snapshot_download", refuse)
-    with pytest.raises(ValueError, match="did not give 'someone/something': offline"):
+    with pytest.raises(
+        ValueError, match="cannot download 'someone/something' from the hub: offline"
+    ):
         load_model("someone/something")
 
 
 def test_broken_config_names_the_file(folder: Path) -> None:
-    """And not only the column."""
+    """In addition to the column."""
     (folder / "config.json").write_text('{"architectures": [')
-    with pytest.raises(ValueError, match=r"config\.json is no JSON"):
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
         load_model(folder)
 
 
@@ -108,14 +110,14 @@ def test_shorter_length_is_not_written_back(folder: Path, tmp_path: Path) -> Non
 
 
 def test_missing_config_names_the_file(folder: Path) -> None:
-    """A folder of weights alone."""
+    """A folder of weights only."""
     (folder / "config.json").unlink()
     with pytest.raises(ValueError, match=r"config\.json does not exist"):
         load_model(folder)
 
 
 def test_unknown_architecture_names_it_and_the_known_ones(folder: Path) -> None:
-    """And the file that has it."""
+    """And its file."""
     change(folder, architectures=["MambaForCausalLM"])
     with pytest.raises(ValueError, match=r"config\.json: .*MambaForCausalLM.*Qwen2ForCausalLM"):
         load_model(folder)
@@ -124,19 +126,19 @@ def test_unknown_architecture_names_it_and_the_known_ones(folder: Path) -> None:
 def test_missing_field_names_it(folder: Path) -> None:
     """A required field of `config.json`."""
     change(folder, hidden_size=None)
-    with pytest.raises(ValueError, match=r"config\.json: the field 'hidden_size' is missing"):
+    with pytest.raises(ValueError, match=r"config\.json: field 'hidden_size' is missing"):
         load_model(folder)
 
 
 def test_missing_tensor_names_it(folder: Path) -> None:
-    """One tensor less."""
+    """With one tensor removed."""
     rewrite(folder, drop=DOWN)
     with pytest.raises(ValueError, match=f"{folder}.*no tensor '{DOWN}'"):
         load_model(folder)
 
 
 def test_wrong_shape_names_tensor_file_and_both_shapes(folder: Path) -> None:
-    """A tensor that `config.json` means to be larger."""
+    """A tensor smaller than in `config.json`."""
     rewrite(folder, **{DOWN: torch.zeros(32, 40)})
     wanted = rf"model\.safetensors: tensor '{DOWN}' has shape \(32, 40\).*\(32, 48\)"
     with pytest.raises(ValueError, match=wanted):
@@ -162,7 +164,7 @@ def test_pickled_weights_alone_are_refused(folder: Path) -> None:
         load_model(folder)
 
 
-def test_no_weights_at_all(folder: Path) -> None:
+def test_missing_weights_are_refused(folder: Path) -> None:
     """Only a `config.json`."""
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"has no model\.safetensors"):
@@ -170,7 +172,7 @@ def test_no_weights_at_all(folder: Path) -> None:
 
 
 def test_missing_shard_is_named(folder: Path) -> None:
-    """An index that names a file which is not there."""
+    """An index with a missing file."""
     index = {"weight_map": {DOWN: "model-00002-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"names model-00002-of-00002\.safetensors, which"):
@@ -178,7 +180,7 @@ def test_missing_shard_is_named(folder: Path) -> None:
 
 
 def test_unreadable_weights_are_named(folder: Path) -> None:
-    """A file cut short by a broken download."""
+    """A file truncated by a broken download."""
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"model\.safetensors is not a readable safetensors"):
@@ -186,8 +188,8 @@ def test_unreadable_weights_are_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_values_that_are_no_numbers_are_refused(folder: Path, value: float) -> None:
-    """One is enough; the tensor is named."""
+def test_values_that_are_not_finite_are_refused(folder: Path, value: float) -> None:
+    """A single one is enough; the tensor is named."""
     weight = torch.zeros(32, 48)
     weight[3, 5] = value
     rewrite(folder, **{DOWN: weight})
@@ -196,7 +198,7 @@ def test_values_that_are_no_numbers_are_refused(folder: Path, value: float) -> N
 
 
 def test_values_too_large_for_a_dtype_are_refused(folder: Path) -> None:
-    """They would become infinite; in a wider one they load, however large their sum."""
+    """They would become infinite; in a wider dtype they load, even if their sum is large."""
     rewrite(folder, **{DOWN: torch.full((32, 48), 3e38)})
     load_model(folder)
     load_model(folder, dtype=torch.bfloat16)
@@ -204,23 +206,23 @@ def test_values_too_large_for_a_dtype_are_refused(folder: Path) -> None:
         load_model(folder, dtype=torch.float16)
 
 
-def test_tensors_that_nothing_reads_are_refused(folder: Path) -> None:
-    """Layers behind the last, biases of a family without, scales of quantised weights."""
+def test_unused_tensors_are_refused(folder: Path) -> None:
+    """Layers past the last, biases of a family without, scales of quantized weights."""
     change(folder, num_hidden_layers=1)
-    with pytest.raises(ValueError, match=r"12 tensors .* such as 'model\.layers\.1\..*what loads"):
+    with pytest.raises(ValueError, match=r"12 tensors .* such as 'model\.layers\.1\..*supported"):
         load_model(folder)
     change(folder, num_hidden_layers=2)
     for name in ("model.layers.0.self_attn.o_proj.bias", "model.layers.0.mlp.weight_scale_inv"):
         rewrite(folder, **{name: torch.ones(32)})
-        with pytest.raises(ValueError, match=f"1 tensors .* such as '{name}'; what loads is Qwen2"):
+        with pytest.raises(ValueError, match=f"1 tensors .* such as '{name}'; supported: Qwen2"):
             load_model(folder)
         rewrite(folder, drop=name)
     rewrite(folder, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
     load_model(folder)
 
 
-def test_a_tied_head_may_stand_in_the_file_as_well(folder: Path) -> None:
-    """If it is the embedding; published files have it twice."""
+def test_a_tied_head_may_be_stored_as_well(folder: Path) -> None:
+    """If it equals the embedding; some published files have both."""
     change(folder, tie_word_embeddings=True)
     with pytest.raises(ValueError, match=r"1 tensors .* such as 'lm_head\.weight'"):
         load_model(folder)
@@ -229,26 +231,26 @@ def test_a_tied_head_may_stand_in_the_file_as_well(folder: Path) -> None:
     assert load_model(folder).unembedding is None
 
 
-def test_more_layers_than_there_are_weights_for_are_not_made(folder: Path) -> None:
-    """The last one is looked for first."""
+def test_missing_layers_are_refused_before_allocation(folder: Path) -> None:
+    """The last layer is checked first."""
     change(folder, num_hidden_layers=4096)
     with pytest.raises(ValueError, match=r"no tensor 'model\.layers\.4095\."):
         load_model(folder)
     change(folder, num_hidden_layers=4097)
-    with pytest.raises(ValueError, match=r"num_hidden_layers is 4097, but must be .* to 4096"):
+    with pytest.raises(ValueError, match=r"num_hidden_layers must be .* to 4096.*got 4097"):
         load_model(folder)
 
 
-def test_positions_that_no_table_holds_want_a_limit(
+def test_too_large_rotary_tables_need_a_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is allocated; 160 positions of 8 numbers here."""
     monkeypatch.setattr(load, "TABLES", 1279)
-    with pytest.raises(ValueError, match=r"tables of 160 positions.*give a max_length"):
+    with pytest.raises(ValueError, match=r"tables of 160 positions.*set a smaller max_length"):
         load_model(folder)
     assert len(load_model(folder, max_length=159).cos) == 159
     for wrong in (0, -1, 1.5, 10**30):
-        with pytest.raises(ValueError, match="max_length is .*, but must be a whole number"):
+        with pytest.raises(ValueError, match="max_length must be a whole number.*got .*"):
             load_model(folder, max_length=wrong)  # type: ignore[arg-type]
 
 
@@ -262,32 +264,34 @@ def test_an_index_names_files_of_its_own_folder(folder: Path, index: str) -> Non
 
 
 def test_a_hub_name_is_looked_up_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is read of the folder afterwards."""
-    asked = []
+    """For all reads of the folder."""
+    requests = []
 
     def download(name: str, **options: object) -> str:
-        asked.append(name)
+        requests.append(name)
         return str(folder)
 
     monkeypatch.setattr(load, "snapshot_download", download)
     load_model("someone/something", adapter=None)
-    assert asked == ["someone/something"]
+    assert requests == ["someone/something"]
     load.load_tokenizer("someone/something")
-    assert asked == ["someone/something"] * 2
+    assert requests == ["someone/something"] * 2
 
 
 def test_a_model_without_all_of_its_parameters_is_not_saved(tmp_path: Path) -> None:
-    """The first that differs is named, and nothing is written."""
+    """The first difference is named, and nothing is written."""
     model = causal_model()
     model.blocks[0].mlp.down = torch.nn.Identity()
-    with pytest.raises(ValueError, match=r"'blocks\.0\.mlp\.down\.weight' is missing, new or of"):
+    with pytest.raises(
+        ValueError, match=r"'blocks\.0\.mlp\.down\.weight' is missing, unexpected or of"
+    ):
         save_model(model, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN's layouts")
-def test_packed_parameters_are_written_as_they_were(tmp_path: Path) -> None:
-    """A layout of a processor is no part of a checkpoint."""
+def test_packed_parameters_are_written_row_major(tmp_path: Path) -> None:
+    """A processor's layout is not part of a checkpoint."""
     model, plain = causal_model(), causal_model()
     linear = model.blocks[0].mlp.down
     linear.weight = torch.nn.Parameter(linear.weight.detach().to_mkldnn(), requires_grad=False)
@@ -305,26 +309,26 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_sliding_window_is_refused(folder: Path) -> None:
-    """Layers that see a window only would need another mask."""
+    """It would need another attention mask."""
     change(folder, use_sliding_window=True)
     with pytest.raises(ValueError, match="use_sliding_window"):
         load_config(folder)
 
 
 def test_diffusion_model_without_mask_is_refused() -> None:
-    """A mask token is what it decodes."""
+    """Decoding needs a mask token."""
     with pytest.raises(ValueError, match="mask_token_id"):
         translate(published("DreamModel"))
 
 
 def test_mask_outside_the_vocabulary_is_refused() -> None:
-    """It could not be fed."""
+    """It has no embedding."""
     with pytest.raises(ValueError, match="mask_id 24 is outside the vocabulary of 24"):
         translate(published("DreamModel", mask_token_id=24))
 
 
 def test_heads_that_cannot_be_shared_are_refused() -> None:
-    """Query heads share key heads evenly."""
+    """Query heads must be a multiple of key heads."""
     with pytest.raises(ValueError, match="multiple of 3 key.value heads, got 4"):
         translate(published(num_key_value_heads=3))
 
@@ -345,7 +349,7 @@ def test_end_of_sequence_is_read(field: object, eos: tuple[int, ...]) -> None:
 
 
 def generates(folder: Path, content: str) -> Path:
-    """A checkpoint with a `generation_config.json`."""
+    """Write a checkpoint with a `generation_config.json`."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(published(eos_token_id=3)))
     (folder / "generation_config.json").write_text(content)
@@ -361,10 +365,10 @@ def generates(folder: Path, content: str) -> Path:
         ("{}", (3,)),
     ],
 )
-def test_what_only_the_generation_names_ends_an_answer(
+def test_end_tokens_of_the_generation_config_end_an_answer(
     tmp_path: Path, content: str, eos: tuple[int, ...]
 ) -> None:
-    """Beside what the model's configuration names."""
+    """In addition to those of the model's configuration."""
     assert load_config(generates(tmp_path / "model", content)).eos == eos
 
 

@@ -1,4 +1,4 @@
-"""Damaged and foreign checkpoints: each loads as it should, or is refused in one line.
+"""Damaged and foreign checkpoints: each loads correctly, or is refused with one line.
 
 A mutation changes one thing of a tiny checkpoint that loads.
 """
@@ -41,7 +41,7 @@ SECONDS = 5.0
 """More than any load of a tiny checkpoint takes."""
 
 Mutation = tuple[str, str, Callable[[Path], None]]
-"""The file that is changed, how, and what changes it in a folder."""
+"""The changed file, a description, and the function that changes it in a folder."""
 
 LLADA = {
     "architectures": ["LLaDAModelLM"],
@@ -154,13 +154,13 @@ BROKEN = {"cut": b'{"architectures": [', "list": b"[]", "null": b"null", "bytes"
 BROKEN |= {"deep": b"[" * 100_000, "empty": b"", "number": b"1" * 5000}
 
 
-def written(file: str, content: bytes) -> Callable[[Path], None]:
-    """A file with another content."""
+def write_bytes(file: str, content: bytes) -> Callable[[Path], None]:
+    """Write a file with other content."""
     return lambda folder: bool((folder / file).write_bytes(content)) and None
 
 
-def changed(file: str, keys: tuple[str, ...], value: Any) -> Callable[[Path], None]:
-    """A JSON file with another value of a field, which may be nested; None takes it out."""
+def change_field(file: str, keys: tuple[str, ...], value: Any) -> Callable[[Path], None]:
+    """Write a JSON file with another value of a field, which may be nested; None removes it."""
 
     def change(folder: Path) -> None:
         content = json.loads((folder / file).read_text())
@@ -176,7 +176,7 @@ def changed(file: str, keys: tuple[str, ...], value: Any) -> Callable[[Path], No
 
 
 def tensors(file: str, change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
-    """A safetensors file with other tensors."""
+    """Write a safetensors file with other tensors."""
 
     def rewrite(folder: Path) -> None:
         found = load_file(folder / file)
@@ -187,24 +187,24 @@ def tensors(file: str, change: Callable[[dict[str, torch.Tensor]], Any]) -> Call
 
 
 def paths(content: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Keys of all values of nested objects."""
+    """Yield the paths of all values of nested objects."""
     for key, value in content.items():
         yield (key,)
         if isinstance(value, dict):
             yield from ((key, *rest) for rest in paths(value))
 
 
-def of_json(file: str, content: dict[str, Any]) -> Iterator[Mutation]:
-    """Every field with every wrong value, and a file that is none."""
+def json_mutations(file: str, content: dict[str, Any]) -> Iterator[Mutation]:
+    """Yield every field with every wrong value, and invalid files."""
     for keys in paths(content):
         for value in WRONG:
-            yield file, f"{'.'.join(keys)}={value!r}", changed(file, keys, value)
+            yield file, f"{'.'.join(keys)}={value!r}", change_field(file, keys, value)
     for kind, content_ in BROKEN.items():
-        yield file, kind, written(file, content_)
+        yield file, kind, write_bytes(file, content_)
 
 
-def of_tensors(file: str) -> Iterator[Mutation]:
-    """A tensor more, fewer, or with other values; a file that is cut or none."""
+def tensor_mutations(file: str) -> Iterator[Mutation]:
+    """Yield added, removed and changed tensors, and truncated or invalid files."""
 
     def spoil(values: Callable[[torch.Tensor], torch.Tensor], found: dict[str, Any]) -> None:
         name = sorted(found)[-1]
@@ -232,77 +232,79 @@ def of_tensors(file: str) -> Iterator[Mutation]:
         yield (
             file,
             f"cut at {size}",
-            lambda folder, size=size: written(file, (folder / file).read_bytes()[:size])(folder),
+            lambda folder, size=size: write_bytes(file, (folder / file).read_bytes()[:size])(
+                folder
+            ),
         )
-    yield file, "text", written(file, b"version https://git-lfs.github.com/spec/v1\n")
-    yield file, "long header", written(file, (2**62).to_bytes(8, "little") + b"{}")
+    yield file, "text", write_bytes(file, b"version https://git-lfs.github.com/spec/v1\n")
+    yield file, "long header", write_bytes(file, (2**62).to_bytes(8, "little") + b"{}")
     yield file, "a folder", lambda folder: ((folder / file).unlink(), (folder / file).mkdir())[1]
     yield file, "missing", lambda folder: (folder / file).unlink()
 
 
-def of_index() -> Iterator[Mutation]:
-    """An index beside the weights."""
+def index_mutations() -> Iterator[Mutation]:
+    """Yield indices next to the weights."""
     file, weights = "model.safetensors.index.json", "model.safetensors"
     for name in ("../model.safetensors", "/etc/passwd", "", ".", "a\0b", "x" * 5000, 5, None, []):
         content = json.dumps({"weight_map": {"a": name}}).encode()
-        yield file, f"names {str(name)[:20]!r}", written(file, content)
+        yield file, f"names {str(name)[:20]!r}", write_bytes(file, content)
     for value in (None, [], {}, "x", 5, [weights], {"a": {"b": weights}}):
-        yield file, f"is {value!r}", written(file, json.dumps({"weight_map": value}).encode())
+        yield file, f"is {value!r}", write_bytes(file, json.dumps({"weight_map": value}).encode())
     for kind, content in BROKEN.items():
-        yield file, kind, written(file, content)
-    yield file, "is config.json", written(file, b'{"weight_map": {"a": "config.json"}}')
+        yield file, kind, write_bytes(file, content)
+    yield file, "is config.json", write_bytes(file, b'{"weight_map": {"a": "config.json"}}')
 
 
-def of_tokenizer(folder: Path) -> Iterator[Mutation]:
-    """The files of a tokenizer."""
+def tokenizer_mutations(folder: Path) -> Iterator[Mutation]:
+    """Yield changed files of a tokenizer."""
     for file in ("tokenizer.json", "tokenizer_config.json"):
         for kind, content in BROKEN.items():
-            yield file, kind, written(file, content)
+            yield file, kind, write_bytes(file, content)
         content = json.loads((folder / file).read_text())
         for key in content:
             for value in ("x", 5, [], {"a": 1}):
-                yield file, f"{key}={value!r}", changed(file, (key,), value)
+                yield file, f"{key}={value!r}", change_field(file, (key,), value)
     for key in FIELDS:
         for value in (*WRONG[1:], {"default": 5}, [{"name": "default"}]):
             yield (
                 "tokenizer_config.json",
                 f"{key}: {value!r}",
-                changed("tokenizer_config.json", (key,), value),
+                change_field("tokenizer_config.json", (key,), value),
             )
     yield (
         "tokenizer.json",
         "other vocabulary",
-        changed("tokenizer.json", ("model", "vocab"), {"a": -1}),
+        change_field("tokenizer.json", ("model", "vocab"), {"a": -1}),
     )
     for file in ("special_tokens_map.json", "added_tokens.json"):
         for kind, content in {**BROKEN, "other": b'{"eos_token": 5}'}.items():
-            yield file, kind, written(file, content)
+            yield file, kind, write_bytes(file, content)
     for chat in ("{% if", "{{ raise_exception('no') }}", "{{ 1 / 0 }}"):
-        yield "chat_template.jinja", chat, written("chat_template.jinja", chat.encode())
+        yield "chat_template.jinja", chat, write_bytes("chat_template.jinja", chat.encode())
     for kind, content in BROKEN.items():
-        yield "generation_config.json", kind, written("generation_config.json", content)
+        yield "generation_config.json", kind, write_bytes("generation_config.json", content)
 
 
 def outcome(folder: Path, file: str, load: Callable[[Path], Any]) -> str:
-    """What became of a mutation: loaded, refused, or what it should not do."""
+    """Return the outcome of a mutation: loaded, refused, or a failure."""
     began = time.perf_counter()
     try:
         load(folder)
         found = "loaded"
     except ValueError as error:
-        said = str(error)
-        named = file in said or str(folder) in said
-        found = "refused" if named and "\n" not in said else f"ValueError: {said}"
+        message = str(error)
+        named = file in message or str(folder) in message
+        found = "refused" if named and "\n" not in message else f"ValueError: {message}"
     except BaseException as error:
         found = f"{type(error).__name__}: {error}"
     seconds = time.perf_counter() - began
     return found if seconds < SECONDS else f"{seconds:.0f} seconds"
 
 
-def tried(
+def outcomes(
     sound: Path, scratch: Path, mutations: Iterator[Mutation], load: Callable[[Path], Any]
 ) -> dict[str, str]:
-    """Outcome of each mutation of a folder that loads."""
+    """Return the outcome of each mutation of a folder that loads."""
     load(sound)
     found = {}
     for number, (file, kind, mutate) in enumerate(mutations):
@@ -314,13 +316,13 @@ def tried(
     return found
 
 
-def runs(model: Transformer) -> None:
-    """Raise unless a model that was loaded computes numbers."""
+def check_runs(model: Transformer) -> None:
+    """Raise unless a loaded model computes finite logits."""
     assert bool(whole(model, IDS, causal=True).isfinite().all())
 
 
 def check(found: dict[str, str], least: int) -> None:
-    """Nothing but loaded and refused, and both of them."""
+    """Check that all mutations were loaded or refused, and that both occurred."""
     others = {kind: end for kind, end in found.items() if end not in ("loaded", "refused")}
     assert not others
     assert len(found) >= least and {"loaded", "refused"} == set(found.values())
@@ -331,54 +333,54 @@ def test_configurations(family: str, tmp_path: Path) -> None:
     """Every field with wrong values, and fields of other models."""
     save_model(random_model(CONFIGS[family]), tmp_path / "sound", dtype=torch.float32)
     content = json.loads((tmp_path / "sound" / "config.json").read_text())
-    found = tried(
+    found = outcomes(
         tmp_path / "sound",
         tmp_path,
-        of_json("config.json", content),
-        lambda folder: runs(load_model(folder)),
+        json_mutations("config.json", content),
+        lambda folder: check_runs(load_model(folder)),
     )
     check(found, 150)
 
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_fields_that_change_the_model(family: str, tmp_path: Path) -> None:
-    """None of them is passed over."""
+    """None is ignored."""
     save_model(random_model(CONFIGS[family]), tmp_path / "sound", dtype=torch.float32)
     own = {"partial_rotary_factor"} if family == "llada2" else set()  # which is its usual one
     foreign = [
-        ("config.json", name, changed("config.json", (name,), value))
+        ("config.json", name, change_field("config.json", (name,), value))
         for name, value in FOREIGN.items()
         if name not in own
     ]
-    found = tried(tmp_path / "sound", tmp_path, iter(foreign), load_model)
+    found = outcomes(tmp_path / "sound", tmp_path, iter(foreign), load_model)
     assert set(found.values()) == {"refused"} and len(found) == len(foreign)
 
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_weights(family: str, tmp_path: Path) -> None:
-    """Tensors that are none of the model's, and files that are none."""
+    """Tensors that are not of the model, and invalid files."""
     save_model(random_model(CONFIGS[family]), tmp_path / "sound", dtype=torch.float32)
-    mutations = [*of_tensors("model.safetensors"), *of_index()]
-    found = tried(tmp_path / "sound", tmp_path, iter(mutations), load_model)
+    mutations = [*tensor_mutations("model.safetensors"), *index_mutations()]
+    found = outcomes(tmp_path / "sound", tmp_path, iter(mutations), load_model)
     assert set(found.values()) == {"refused"} and len(found) > 30
 
 
 def test_drafts(tmp_path: Path) -> None:
-    """Configuration and weights of a draft, beside its sound target."""
+    """Configuration and weights of a draft, with its valid target."""
     target = random_model(CONFIGS["qwen3"])
     changes = {"num_target_layers": 2, "is_causal": False, "sliding_window": 8, **EXTRA}
     changes |= {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
     save_model(feature_draft(target, **changes), tmp_path / "sound", dtype=torch.float32)
     content = json.loads((tmp_path / "sound" / "config.json").read_text())
-    mutations = [*of_json("config.json", content), *of_tensors("model.safetensors")]
-    found = tried(
+    mutations = [*json_mutations("config.json", content), *tensor_mutations("model.safetensors")]
+    found = outcomes(
         tmp_path / "sound", tmp_path, iter(mutations), lambda folder: load_draft(folder, target)
     )
     check(found, 200)
 
 
-def test_drafts_that_extend(tmp_path: Path) -> None:
-    """Configuration and weights of a draft, beside its sound target."""
+def test_eagle_drafts(tmp_path: Path) -> None:
+    """Configuration and weights of a draft, with its valid target."""
     target = random_model(CONFIGS["llama"])
     save_model(
         extending_draft(target, vocab_size=target.config.vocab, draft_vocab_size=20),
@@ -386,8 +388,8 @@ def test_drafts_that_extend(tmp_path: Path) -> None:
         dtype=torch.float32,
     )
     content = json.loads((tmp_path / "sound" / "config.json").read_text())
-    mutations = [*of_json("config.json", content), *of_tensors("model.safetensors")]
-    found = tried(
+    mutations = [*json_mutations("config.json", content), *tensor_mutations("model.safetensors")]
+    found = outcomes(
         tmp_path / "sound", tmp_path, iter(mutations), lambda folder: load_draft(folder, target)
     )
     check(found, 100)
@@ -396,7 +398,7 @@ def test_drafts_that_extend(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_drafts_of_speculators(kind: str, tmp_path: Path) -> None:
-    """Fields in two places, two tables, and a head and an embedding of its own."""
+    """Nested and duplicate fields, vocabulary tables, and a separate head and embedding."""
     target = random_model(CONFIGS["llama"])
     layer = {**target.config.source, "num_hidden_layers": 1, "model_type": "qwen3"}
     for name in ("architectures", "rope_scaling", "mlp_bias", "attention_bias", "eos_token_id"):
@@ -417,15 +419,15 @@ def test_drafts_of_speculators(kind: str, tmp_path: Path) -> None:
     draft = draft_of(translate(config), target)
     save_model(draft, tmp_path / "sound", dtype=torch.float32)
     content = json.loads((tmp_path / "sound" / "config.json").read_text())
-    mutations = [*of_json("config.json", content), *of_tensors("model.safetensors")]
-    found = tried(
+    mutations = [*json_mutations("config.json", content), *tensor_mutations("model.safetensors")]
+    found = outcomes(
         tmp_path / "sound", tmp_path, iter(mutations), lambda folder: load_draft(folder, target)
     )
     check(found, 250)
 
 
 def test_adapters(tmp_path: Path) -> None:
-    """Configuration and weights of an adapter, over its sound base."""
+    """Configuration and weights of an adapter, on a valid base model."""
     save_model(random_model(CONFIGS["qwen2"]), tmp_path / "base", dtype=torch.float32)
     torch.manual_seed(0)
     update = LowRank(torch.randn(2, 32), torch.randn(32, 2), 1.5)
@@ -444,19 +446,19 @@ def test_adapters(tmp_path: Path) -> None:
     }
     save_adapter(tmp_path / "sound", {"model.layers.1.self_attn.q_proj.weight": update}, config)
     mutations = [
-        *of_json("adapter_config.json", config),
-        *of_tensors("adapter_model.safetensors"),
+        *json_mutations("adapter_config.json", config),
+        *tensor_mutations("adapter_model.safetensors"),
         (
             "adapter_config.json",
             "regex",
-            changed("adapter_config.json", ("rank_pattern",), {"(": 1}),
+            change_field("adapter_config.json", ("rank_pattern",), {"(": 1}),
         ),
     ]
-    found = tried(
+    found = outcomes(
         tmp_path / "sound",
         tmp_path,
         iter(mutations),
-        lambda folder: runs(load_model(tmp_path / "base", adapter=folder)),
+        lambda folder: check_runs(load_model(tmp_path / "base", adapter=folder)),
     )
     check(found, 120)
     weights = [end for kind, end in found.items() if kind.startswith("adapter_model")]
@@ -472,15 +474,15 @@ def use_tokenizer(folder: Path) -> None:
 
 
 def test_tokenizers(tmp_path: Path) -> None:
-    """Files of a tokenizer; what renders a prompt is looked at when one is rendered."""
+    """Files of a tokenizer; a chat template is only checked when it is rendered."""
     save_model(random_model(CONFIGS["dream"]), tmp_path / "sound")
     save_tokenizer(tmp_path / "sound")
-    mutations = of_tokenizer(tmp_path / "sound")
-    found = tried(tmp_path / "sound", tmp_path, mutations, use_tokenizer)
+    mutations = tokenizer_mutations(tmp_path / "sound")
+    found = outcomes(tmp_path / "sound", tmp_path, mutations, use_tokenizer)
     check(found, 80)
 
 
 def test_every_family_is_mutated() -> None:
-    """Drafts have a test of their own."""
+    """Drafts have separate tests."""
     drafts = {"dflash", "dflash_speculator", "eagle", "eagle_speculator"}
     assert CONFIGS.keys() | drafts == FAMILIES.keys()

@@ -1,4 +1,4 @@
-"""Weights of four bits: each number is what the format says, and a model of them is the model."""
+"""MXFP4 weights: each number matches the format's definition, and models match transformers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXPERTS = "model.layers.{}.mlp.experts.{}_proj"
 
 
 def by_hand(byte: int, scale: int) -> tuple[float, float]:
-    """The two numbers of a byte: sign, two bits of exponent, one of fraction, the lower first."""
+    """Return the two numbers of a byte: sign, two exponent bits, one fraction bit."""
     numbers = []
     for nibble in (byte & 15, byte >> 4):
         sign, exponent, fraction = nibble >> 3, nibble >> 1 & 3, nibble & 1
@@ -45,14 +45,14 @@ def by_hand(byte: int, scale: int) -> tuple[float, float]:
 
 
 def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random blocks and scales of matrices, of the sizes that weights have."""
+    """Return random blocks and scales of matrices, with magnitudes of weights."""
     blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
     return blocks, torch.randint(121, 127, shape, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("scale", [0, 1, 126, 127, 130, 251])
-def test_every_byte_is_what_the_format_says(scale: int) -> None:
-    """To the last bit, and in bfloat16 as in float32."""
+def test_every_byte_matches_the_definition(scale: int) -> None:
+    """To the last bit, in bfloat16 as in float32."""
     blocks = torch.arange(256, dtype=torch.uint8).view(16, 1, 16)
     found = dequantised(blocks, torch.full((16, 1), scale, dtype=torch.uint8))
     expected = torch.tensor([by_hand(byte, scale) for byte in range(256)]).view(16, 32)
@@ -60,8 +60,8 @@ def test_every_byte_is_what_the_format_says(scale: int) -> None:
     assert torch.equal(found.bfloat16().float(), expected)
 
 
-def test_it_is_what_transformers_makes_of_it() -> None:
-    """Entry by entry of a stack, which transformers turns."""
+def test_it_equals_transformers() -> None:
+    """Entry by entry of a stack, which transformers transposes."""
     torch.manual_seed(0)
     blocks, scales = packed(3, 24, 2)
     theirs = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
@@ -70,7 +70,7 @@ def test_it_is_what_transformers_makes_of_it() -> None:
 
 
 def written(folder: Path) -> GptOssForCausalLM:
-    """A checkpoint as it is published, and a model of transformers of the same numbers."""
+    """Write a checkpoint as published; return a transformers model of the same numbers."""
     torch.manual_seed(0)
     model = GptOssForCausalLM(CONFIG).eval()
     for parameter in model.parameters():
@@ -93,8 +93,8 @@ def written(folder: Path) -> GptOssForCausalLM:
     return model
 
 
-def test_a_checkpoint_of_four_bits_is_the_model(tmp_path: Path) -> None:
-    """Logits and greedy text; written again, it is the same in full."""
+def test_a_checkpoint_equals_the_model(tmp_path: Path) -> None:
+    """Logits and greedy text; written again, it is the same unquantized."""
     theirs = written(tmp_path / "packed")
     ours = load_model(tmp_path / "packed")
     with torch.inference_mode():
@@ -120,16 +120,18 @@ def test_a_checkpoint_of_four_bits_is_the_model(tmp_path: Path) -> None:
     ("part", "change", "message"),
     [
         ("_scales", lambda x: x.clone().fill_(255), "has NaN or infinite values"),
-        ("_scales", lambda x: x[:, :-1], r"has shape \(4, 63, 2\), but config.json means"),
-        ("_scales", lambda x: x.to(torch.int8), "holds I8; what loads is experts in MXFP4, in U8"),
-        ("_blocks", lambda x: x[:-1], r"has shape \(3, 64, 2, 16\), but config.json means \(4,"),
+        ("_scales", lambda x: x[:, :-1], r"has shape \(4, 63, 2\), but config.json requires"),
+        ("_scales", lambda x: x.to(torch.int8), "holds I8; supported: experts in MXFP4, in U8"),
+        ("_blocks", lambda x: x[:-1], r"has shape \(3, 64, 2, 16\), but config.json requires \(4,"),
         ("_blocks", lambda x: x[..., :8], "has shape"),
         ("_scales", None, "no tensor 'model.layers.1.mlp.experts.gate_up_proj_scales'"),
-        ("_blocks", None, "gate_up_proj_scales'; what loads is"),
+        ("_blocks", None, "gate_up_proj_scales'; supported:"),
     ],
 )
-def test_what_is_broken_is_refused(part: str, change: object, message: str, tmp_path: Path) -> None:
-    """By the tensor of the file."""
+def test_invalid_tensors_are_refused(
+    part: str, change: object, message: str, tmp_path: Path
+) -> None:
+    """By their name in the file."""
     written(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     name = EXPERTS.format(1, "gate_up") + part

@@ -1,4 +1,4 @@
-"""How far loading has come."""
+"""Progress of loading."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from outpace.checkpoints.weights import SINGLE
 from outpace.cli import flags
 
 
-def test_loading_says_how_much_has_come() -> None:
-    """Parameter by parameter, of the bytes of its file; only for as long as asked."""
-    said: list[tuple[int, int]] = []
-    with told(lambda done, total: said.append((done, total))):
+def test_loading_reports_progress() -> None:
+    """By parameter, in bytes of the file, and only within the block."""
+    reports: list[tuple[int, int]] = []
+    with told(lambda done, total: reports.append((done, total))):
         model = load_model("tiny-ar")
     parameters = list(model.parameters())
-    assert len(said) == 1 + len(parameters) and said == sorted(said) and said[0][0] == 0
+    assert len(reports) == 1 + len(parameters) and reports == sorted(reports) and reports[0][0] == 0
     size = (ZOO / "tiny-ar" / SINGLE).stat().st_size
-    assert {total for _, total in said} == {size} == {said[-1][0]}
+    assert {total for _, total in reports} == {size} == {reports[-1][0]}
     assert TOLD.get() is ignore
     load_model("tiny-ar")
-    assert len(said) == 1 + len(parameters)
+    assert len(reports) == 1 + len(parameters)
 
 
-def test_who_shows_it_may_end_it() -> None:
-    """As Ctrl-C does; nobody is told any longer."""
+def test_a_callback_may_stop_loading() -> None:
+    """As Ctrl-C does; the callback is not called afterwards."""
 
     def end(done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -36,8 +36,8 @@ def test_who_shows_it_may_end_it() -> None:
 
 
 def test_the_terminal_shows_it_for_large_models() -> None:
-    """In GiB; a small one is there at once."""
-    said: list[str] = []
-    flags.loaded(said.append, 2**26, 2**27)
-    flags.loaded(said.append, 2**30, 15 * 2**30)
-    assert said == ["1.0 of 15.0 GiB"]
+    """In GiB; a small model shows none."""
+    reports: list[str] = []
+    flags.loaded(reports.append, 2**26, 2**27)
+    flags.loaded(reports.append, 2**30, 15 * 2**30)
+    assert reports == ["1.0 of 15.0 GiB"]

@@ -1,6 +1,6 @@
-"""Published formats of quantised weights: each is the matrix that its definition says, to the bit.
+"""Published formats of quantized weights: each matrix equals its definition, to the bit.
 
-Packing and values are written out here element by element, as the formats define them.
+Packing and values are computed here element by element, as the formats define them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Packed = tuple[dict[str, Tensor], Tensor]
 
 
 def words(codes: list[list[int]], bits: int, order: tuple[int, ...] = ()) -> Tensor:
-    """Rows of codes as rows of words; `order` says which code stands at each place of a word."""
+    """Pack rows of codes into words; `order` has the code at each place of a word."""
     count = 32 // bits
     order = order or tuple(range(count))
     rows = []
@@ -45,24 +45,24 @@ def words(codes: list[list[int]], bits: int, order: tuple[int, ...] = ()) -> Ten
 
 
 def turned(table: list[list[int]]) -> list[list[int]]:
-    """Columns as rows."""
+    """Transpose rows and columns."""
     return [list(row) for row in zip(*table, strict=True)]
 
 
 def table(rows: int, columns: int, low: int, high: int) -> list[list[int]]:
-    """Random whole numbers."""
+    """Return random integers."""
     return [[random.randint(low, high) for _ in range(columns)] for _ in range(rows)]
 
 
 def grid(rows: int, columns: int, dtype: torch.dtype = torch.float16) -> Tensor:
-    """Random scales."""
+    """Return random scales."""
     return (torch.rand(rows, columns) * 0.01 + 1e-3).to(dtype)
 
 
 def gptq(
     out: int, inputs: int, *, bits: int = 4, size: int = 16, step: int = 1, mixed: bool = False
 ) -> Packed:
-    """Codes along the inputs; a zero point is stored less a step."""
+    """Pack codes along the inputs; zero points are stored minus a step."""
     size = inputs if size == -1 else size
     count, most = -(-inputs // size), 2**bits - 1
     codes, zeros = table(out, inputs, 0, most), table(count, out, 0, most)
@@ -88,7 +88,7 @@ def gptq(
 
 
 def awq(out: int, inputs: int, *, size: int = 16) -> Packed:
-    """Codes along the outputs, the even ones of eight before the odd ones."""
+    """Pack codes along the outputs, the even ones of eight before the odd ones."""
     count, order = inputs // size, (0, 2, 4, 6, 1, 3, 5, 7)
     codes, zeros, scale = table(inputs, out, 0, 15), table(count, out, 0, 15), grid(count, out)
     plain = [
@@ -103,7 +103,7 @@ def awq(out: int, inputs: int, *, size: int = 16) -> Packed:
 
 
 def fp8(out: int, inputs: int, *, block: tuple[int, int] | None = (20, 24)) -> Packed:
-    """Numbers in FP8 with a scale for each block, or one."""
+    """Return FP8 numbers with a scale per block, or one."""
     numbers = (torch.randn(out, inputs) * 20).to(torch.float8_e4m3fn)
     if block is None:
         scale = torch.rand(()) + 0.1
@@ -122,7 +122,7 @@ def fp8(out: int, inputs: int, *, block: tuple[int, int] | None = (20, 24)) -> P
 
 
 def whole(out: int, inputs: int, *, strategy: str = "channel", symmetric: bool = True) -> Packed:
-    """Whole numbers of 8 bits as they are, with a scale for each output, group or matrix."""
+    """Return unpacked 8-bit integers with a scale per output, group or matrix."""
     size = {"channel": inputs, "group": 16, "tensor": inputs}[strategy]
     count, rows = -(-inputs // size), 1 if strategy == "tensor" else out
     codes, scale = table(out, inputs, -128, 127), grid(rows, count, torch.bfloat16)
@@ -145,7 +145,7 @@ def whole(out: int, inputs: int, *, strategy: str = "channel", symmetric: bool =
 def packs(
     out: int, inputs: int, *, bits: int = 4, symmetric: bool = True, mixed: bool = False
 ) -> Packed:
-    """Codes stored above their least, along the inputs; zero points along the outputs."""
+    """Return codes packed with an offset along the inputs, and zero points along the outputs."""
     size, half = 16, 2 ** (bits - 1)
     count, scale = inputs // size, grid(out, inputs // size, torch.bfloat16)
     codes = table(out, inputs, -half, half - 1)
@@ -177,19 +177,19 @@ def packs(
 
 
 def blocked(out: int, inputs: int) -> Packed:
-    """FP8 by blocks, under compressed-tensors' names."""
+    """Return FP8 by blocks, with compressed-tensors' names."""
     stored, plain = fp8(out, inputs)
     return {"weight": stored["weight"], "weight_scale": stored["weight_scale_inv"]}, plain
 
 
 def rows8(out: int, inputs: int) -> Packed:
-    """FP8 with a scale for each output."""
+    """Return FP8 with a scale per output."""
     stored, plain = fp8(out, inputs, block=(1, inputs))
     return {"weight": stored["weight"], "weight_scale": stored["weight_scale_inv"]}, plain
 
 
 def compressed(form: str, *, activations: Any = None, **weights: Any) -> dict[str, Any]:
-    """A `quantization_config` of compressed-tensors, as published."""
+    """Return a `quantization_config` of compressed-tensors, as published."""
     usual = {
         "actorder": None,
         "block_structure": None,
@@ -222,7 +222,7 @@ def compressed(form: str, *, activations: Any = None, **weights: Any) -> dict[st
 
 
 def gptq_config(**changes: Any) -> dict[str, Any]:
-    """A `quantization_config` of GPTQ, as published."""
+    """Return a `quantization_config` of GPTQ, as published."""
     return {
         "bits": 4,
         "damp_percent": 0.01,
@@ -295,7 +295,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[..., Packed], dict[str, Any]]]
 
 
 def write(folder: Path, name: str, **config: Any) -> Path:
-    """A checkpoint in a format in `folder / "stored"`, and what it means in `folder / "plain"`."""
+    """Write a checkpoint to `folder / "stored"`, and dequantized to `folder / "plain"`."""
     random.seed(name)
     torch.manual_seed(0)
     scheme, pack, options = FORMATS[name]
@@ -317,7 +317,7 @@ def write(folder: Path, name: str, **config: Any) -> Path:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_is_read_as_it_is_defined(name: str, tmp_path: Path) -> None:
-    """To the last bit, in whole and in stacked matrices; and saved again it is a plain model."""
+    """To the last bit, in single and in stacked matrices; saved again it is not quantized."""
     model, plain = load_model(write(tmp_path, name)), load_model(tmp_path / "plain")
     for ours, theirs in zip(model.named_parameters(), plain.named_parameters(), strict=True):
         assert torch.equal(ours[1], theirs[1]), ours[0]
@@ -339,32 +339,32 @@ SCALES |= dict.fromkeys(("int8 channel", "int4 packed", "float8 block"), "weight
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5])
 @pytest.mark.parametrize("name", SCALES)
-def test_scales_are_numbers(name: str, value: float, tmp_path: Path) -> None:
-    """The tensor that has another is named, and its extremes."""
+def test_scales_must_be_finite(name: str, value: float, tmp_path: Path) -> None:
+    """The message has the tensor and its extremes."""
     folder, scales = write(tmp_path, name), DOWN.replace("weight", SCALES[name])
     change(folder, lambda tensors: tensors[scales].view(-1)[-1:].fill_(value))
-    with pytest.raises(ValueError, match=rf"{FILE}: the scales '{scales}' go from .* must be fin"):
+    with pytest.raises(ValueError, match=rf"{FILE}: scales '{scales}' must be finite"):
         load_model(folder)
 
 
 @pytest.mark.parametrize("name", SCALES)
-def test_a_group_of_noughts_may_have_the_scale_nought(name: str, tmp_path: Path) -> None:
-    """But not all of them."""
+def test_a_group_of_zeros_may_have_scale_zero(name: str, tmp_path: Path) -> None:
+    """But not all groups."""
     folder, scales = write(tmp_path, name), DOWN.replace("weight", SCALES[name])
     change(folder, lambda tensors: tensors[scales].view(-1)[-1:].fill_(0))
     assert not load_model(folder).blocks[0].mlp.down.weight[-1, -1]
     change(folder, lambda tensors: tensors[scales].fill_(0))
-    with pytest.raises(ValueError, match="go from 0 to 0"):
+    with pytest.raises(ValueError, match="got 0 to 0"):
         load_model(folder)
 
 
 def first(end: str) -> Callable[[dict[str, Tensor]], str]:
-    """The first tensor whose name ends so."""
+    """Return a function for the first tensor with this suffix."""
     return lambda tensors: next(name for name in sorted(tensors) if name.endswith(end))
 
 
 def edits(name: str) -> Iterator[tuple[str, Callable[[dict[str, Tensor]], Any]]]:
-    """Ways to spoil the parts of a matrix."""
+    """Yield invalid changes of the parts of a matrix."""
     _, pack, options = FORMATS[name]
     for end in pack(32, 32, **options)[0]:
         find = first(f"down_proj.{end}")
@@ -376,8 +376,8 @@ def edits(name: str) -> Iterator[tuple[str, Callable[[dict[str, Tensor]], Any]]]
 
 
 @pytest.mark.parametrize("name", ["fp8", "gptq mixed", "awq", "int8 asymmetric", "int4 mixed"])
-def test_broken_parts_are_refused(name: str, tmp_path: Path) -> None:
-    """Whichever it is, by its name or that of the folder, and in one line."""
+def test_invalid_parts_are_refused(name: str, tmp_path: Path) -> None:
+    """By the name of the tensor or of the folder, with one line."""
     folder = write(tmp_path, name)
     sound = (folder / FILE).read_bytes()
     for kind, edit in edits(name):
@@ -390,18 +390,18 @@ def test_broken_parts_are_refused(name: str, tmp_path: Path) -> None:
         assert str(folder) in str(error.value) and "\n" not in str(error.value), kind
 
 
-def test_groups_that_are_none_are_refused(tmp_path: Path) -> None:
-    """The stored number of an input's group is one of them."""
+def test_group_indices_out_of_range_are_refused(tmp_path: Path) -> None:
+    """Of the stored group of an input."""
     for name, end in (("gptq mixed", "g_idx"), ("int4 mixed", "weight_g_idx")):
         for value in (-1, 3):
             folder = write(tmp_path / f"{name}{value}", name)
             change(folder, lambda t, e=end, v=value: t[DOWN.replace("weight", e)][:1].fill_(v))
-            with pytest.raises(ValueError, match=f"{end}' names groups beyond the 3 there are"):
+            with pytest.raises(ValueError, match=f"groups in '.*{end}' must be below 3"):
                 load_model(folder)
 
 
-def test_biases_of_nothing_but_zeros_are_passed_over(tmp_path: Path) -> None:
-    """Writers of GPTQ give one to every matrix; any other one is no part of the model."""
+def test_zero_biases_are_ignored(tmp_path: Path) -> None:
+    """Writers of GPTQ add one to every matrix; any other bias is refused."""
     folder, bias = write(tmp_path, "gptq 4"), DOWN.replace("weight", "bias")
     change(folder, lambda tensors: tensors.update({bias: torch.zeros(32)}))
     load_model(folder)
@@ -410,68 +410,73 @@ def test_biases_of_nothing_but_zeros_are_passed_over(tmp_path: Path) -> None:
         load_model(folder)
 
 
-def test_scales_of_rows_are_passed_over(tmp_path: Path) -> None:
-    """Rows are not rounded here, so that their scales have no use."""
+def test_activation_scales_are_ignored(tmp_path: Path) -> None:
+    """Activations are not quantized with them."""
     folder = write(tmp_path, "fp8 whole")
     more = {DOWN.replace("weight", "input_scale"): torch.ones(())}
     change(folder, lambda tensors: tensors.update(more))
     load_model(folder)
 
 
-def test_a_scheme_of_plain_weights_is_refused(tmp_path: Path) -> None:
-    """The configuration says one thing, the weights another."""
+def test_a_scheme_without_quantized_weights_is_refused(tmp_path: Path) -> None:
+    """Configuration and weights contradict each other."""
     folder = write(tmp_path, "fp8")
     (tmp_path / "plain" / CONFIG).write_text((folder / CONFIG).read_text())
-    with pytest.raises(ValueError, match="no matrix of the weights is quantised so; what loads"):
+    with pytest.raises(
+        ValueError, match="no matrix of the weights is quantized that way; supported"
+    ):
         load_model(tmp_path / "plain")
 
 
-def test_modules_that_were_left_out_are_plain(tmp_path: Path) -> None:
-    """A matrix of floats beside quantised ones, here the head."""
+def test_excluded_modules_are_not_quantized(tmp_path: Path) -> None:
+    """Such as the head here."""
     model = load_model(write(tmp_path, "int4 packed"))
     head = load_file(tmp_path / "plain" / FILE)["lm_head.weight"]
     assert torch.equal(model.get_parameter("unembedding.weight"), head)
 
 
 REFUSED: list[tuple[Any, str]] = [
-    ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not supported; what loads"),
-    ({"load_in_4bit": True}, "quant_method None is not supported; what loads is awq, compressed"),
+    ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not supported; supported"),
+    ({"load_in_4bit": True}, "quant_method None is not supported; supported: awq, compressed"),
     ([], ""),
-    (5, "quantization_config is 5, but must be an object"),
-    (gptq_config(bits=3), "bits is 3, but must be 4 or 8"),
-    (gptq_config(bits=True), "bits is True, but must be 4 or 8"),
-    (gptq_config(group_size=0), "group_size is 0, but must be a number of inputs, or -1"),
-    (gptq_config(checkpoint_format="marlin"), "checkpoint_format is 'marlin', but must be 'gptq'"),
-    (gptq_config(dynamic={"a": 1}), "dynamic is {'a': 1}, which is not supported; what loads is G"),
+    (5, "quantization_config must be an object.*got 5"),
+    (gptq_config(bits=3), "bits must be 4 or 8.*got 3"),
+    (gptq_config(bits=True), "bits must be 4 or 8.*got True"),
+    (gptq_config(group_size=0), "group_size must be a number of inputs, or -1.*got 0"),
+    (gptq_config(checkpoint_format="marlin"), "checkpoint_format must be 'gptq'.*got 'marlin'"),
+    (gptq_config(dynamic={"a": 1}), "dynamic is {'a': 1}, which is not supported; supported: G"),
     (gptq_config(is_marlin_format=True), "is_marlin_format is True, which is not supported"),
-    ({**AWQ, "version": "gemv"}, "version is 'gemv', but must be 'gemm'"),
-    ({**AWQ, "bits": 8}, "bits is 8, but only 4 is supported"),
-    ({**AWQ, "zero_point": False}, "zero_point is False, but only True is supported"),
-    ({**FP8, "fmt": "e5m2"}, "fmt is 'e5m2', but must be 'e4m3'"),
-    ({**FP8, "weight_block_size": [128]}, r"weight_block_size is \[128\], but must be two sizes"),
-    ({**FP8, "weight_block_size": [0, 1]}, r"weight_block_size is \[0, 1\], but must be a whole"),
+    ({**AWQ, "version": "gemv"}, "version must be 'gemm'.*got 'gemv'"),
+    ({**AWQ, "bits": 8}, "bits must be 4, got 8"),
+    ({**AWQ, "zero_point": False}, "zero_point must be True, got False"),
+    ({**FP8, "fmt": "e5m2"}, "fmt must be 'e4m3'.*got 'e5m2'"),
+    ({**FP8, "weight_block_size": [128]}, r"weight_block_size must be two sizes.*got \[128\]"),
+    ({**FP8, "weight_block_size": [0, 1]}, r"weight_block_size must be a whole.*got \[0, 1\]"),
     ({**FP8, "kv_cache_scheme": {"a": 1}}, "kv_cache_scheme is .*, which is not supported"),
-    (compressed("marlin-24"), "format is 'marlin-24', but must be 'int-quantized' or"),
+    (compressed("marlin-24"), "format must be 'int-quantized' or.*got 'marlin-24'"),
     (
         compressed("int-quantized", num_bits=2),
-        "config_groups.group_0: num_bits is 2, but must be 4",
+        "config_groups.group_0: num_bits must be 4.*got 2",
     ),
     (
         compressed("int-quantized", type="float"),
         "format 'int-quantized' has no numbers of type 'fl",
     ),
-    (compressed("float-quantized", type="float", num_bits=4), "type 'float' has 8 bits"),
-    (compressed("int-quantized", strategy="tensor_group"), "strategy is 'tensor_group', but must"),
+    (compressed("float-quantized", type="float", num_bits=4), "type 'float' must have 8 bits"),
+    (compressed("int-quantized", strategy="tensor_group"), "strategy must be .*got 'tensor_group'"),
     (compressed("int-quantized", strategy="group"), "strategy 'group' needs its group_size"),
     (compressed("int-quantized", strategy="block"), "strategy 'block' needs its block_structure"),
-    (compressed("int-quantized", actorder="x"), "actorder is 'x', but must be"),
+    (compressed("int-quantized", actorder="x"), "actorder must be .*got 'x'"),
     (compressed("int-quantized", later=1), "later is 1, which is not supported"),
-    ({**compressed("int-quantized"), "config_groups": {}}, "config_groups is empty"),
-    ({**compressed("int-quantized"), "config_groups": {"a": 1}}, "config_groups.a is 1, but must"),
-    ({**compressed("int-quantized"), "ignore": ["re:("]}, r"ignore is .*'re:\(' is not"),
-    ({**compressed("int-quantized"), "ignore": "x"}, "ignore is 'x', but must be a list of names"),
+    ({**compressed("int-quantized"), "config_groups": {}}, "config_groups must not be empty"),
+    ({**compressed("int-quantized"), "config_groups": {"a": 1}}, "config_groups.a must be .*got 1"),
+    ({**compressed("int-quantized"), "ignore": ["re:("]}, r"ignore must be .*'re:\(' is not"),
+    ({**compressed("int-quantized"), "ignore": "x"}, "ignore must be a list of names.*got 'x'"),
     ({**compressed("int-quantized"), "kv_cache_scheme": {"a": 1}}, "kv_cache_scheme is"),
-    ({**compressed("int-quantized"), "quantization_status": "frozen"}, "only 'compressed' is supp"),
+    (
+        {**compressed("int-quantized"), "quantization_status": "frozen"},
+        "quantization_status must be 'compressed'",
+    ),
     (
         {**compressed("int-quantized"), "sparsity_config": {"format": "2:4"}},
         "must be of format 'de",
@@ -481,8 +486,8 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("scheme", "message"), REFUSED, ids=range(len(REFUSED)))
-def test_what_cannot_be_read_is_refused(scheme: Any, message: str) -> None:
-    """By the field, its value, and what loads."""
+def test_unsupported_schemes_are_refused(scheme: Any, message: str) -> None:
+    """The message has the field, its value, and what is supported."""
     if not message:
         assert scheme_of({FIELD: None}) is None
         return
@@ -493,8 +498,8 @@ def test_what_cannot_be_read_is_refused(scheme: Any, message: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.filterwarnings("ignore")
-def test_words_are_those_of_the_library(bits: int, tmp_path: Path) -> None:
-    """What compressed-tensors packs is what it unpacks to, here."""
+def test_packing_equals_the_library(bits: int, tmp_path: Path) -> None:
+    """Codes packed by compressed-tensors unpack to the same values."""
     compressors = pytest.importorskip("compressed_tensors.compressors")
     torch.manual_seed(bits)
     half = 2 ** (bits - 1)

@@ -1,4 +1,4 @@
-"""Drafts that the library speculators writes: the same numbers as in the plain formats."""
+"""Drafts written by the library speculators: the same numbers as in the plain formats."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def wrapped(kind: str, layer: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """A `config.json` of one kind of draft, as the library writes it."""
+    """Return a `config.json` of one kind of draft, as the library writes it."""
     return {
         "architectures": [{"eagle3": "Eagle3DraftModel", "dflash": "DFlashDraftModel"}[kind]],
         "auto_map": {"": {"eagle3": "eagle3.Eagle3", "dflash": "config.DFlash"}[kind] + CONFIG},
@@ -72,21 +72,21 @@ CONFIG = "SpeculatorConfig"
 
 
 def eagle(layer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """That of a draft that extends features."""
+    """Return that of an EAGLE-3 draft."""
     fields = {"model_type": "llama", "num_hidden_layers": 1, **(layer or {})}
     own = {f"eagle_{LISTED}": [1, 2], "embed_requires_grad": False, "norm_before_residual": False}
     return wrapped("eagle3", fields, **{**own, **changes})
 
 
 def dflash(layer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """That of a draft that fills blocks."""
+    """Return that of a DFlash draft."""
     fields = {"model_type": "qwen3", "num_hidden_layers": 2, **(layer or {})}
     own = {LISTED: [1, 2], "mask_token_id": VOCAB - 1, "block_size": 4}
     return wrapped("dflash", fields, **{**own, **changes})
 
 
 def written(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
-    """A folder with a draft."""
+    """Write a folder with a draft."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     save_file({name: part.contiguous() for name, part in tensors.items()}, folder / WEIGHTS)
@@ -97,14 +97,14 @@ WEIGHTS = "model.safetensors"
 
 
 def tables(tokens: list[int]) -> dict[str, Tensor]:
-    """The two tables of a reduced vocabulary."""
-    known = torch.zeros(VOCAB, dtype=torch.bool)
-    known[tokens] = True
-    return {"d2t": torch.tensor(tokens) - torch.arange(len(tokens)), "t2d": known}
+    """Return the two tables of a reduced vocabulary."""
+    is_kept = torch.zeros(VOCAB, dtype=torch.bool)
+    is_kept[tokens] = True
+    return {"d2t": torch.tensor(tokens) - torch.arange(len(tokens)), "t2d": is_kept}
 
 
 def translated(target: Transformer, plain: Path) -> dict[str, Tensor]:
-    """Tensors of a plain draft under the names of the library, with a copy of the embedding."""
+    """Return the tensors of a plain draft with the library's names, and a copy of the embedding."""
     found = {
         name.replace("midlayer.", "layers.0."): tensor
         for name, tensor in load_file(plain / WEIGHTS).items()
@@ -114,27 +114,27 @@ def translated(target: Transformer, plain: Path) -> dict[str, Tensor]:
 
 @pytest.fixture
 def target(tmp_path: Path) -> Transformer:
-    """A target, and its folder."""
+    """Write a target and its folder."""
     model = causal_model()
     save_model(model, tmp_path / "target", dtype=torch.float32)
     return model
 
 
 def same_weights(ours: Draft, theirs: Draft) -> None:
-    """Raise unless two drafts have the same parameters."""
+    """Check that two drafts have the same parameters."""
     found, wanted = (dict(draft.named_parameters()) for draft in (ours, theirs))
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in found)
 
 
 def texts(folder: Path, method: Method) -> list[Any]:
-    """Outputs of a few requests with a draft."""
+    """Generate outputs of a few requests with a draft."""
     llm = LLM(folder, method, cache_gib=0.01)
     return llm.generate([IDS, IDS[:3]], max_tokens=16, ignore_eos=True)
 
 
-def test_eagle_is_the_plain_draft(target: Transformer, tmp_path: Path) -> None:
-    """Weights, choices and text; with its own names it is saved again."""
+def test_eagle_equals_the_plain_draft(target: Transformer, tmp_path: Path) -> None:
+    """Weights, fields and text; it is saved with its own names."""
     plain = extending_draft(target, vocab_size=VOCAB, draft_vocab_size=len(SOME))
     for name, table in tables(SOME).items():
         plain.register_buffer(name, table)
@@ -157,19 +157,19 @@ def test_eagle_is_the_plain_draft(target: Transformer, tmp_path: Path) -> None:
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:
-    """RMSNorm."""
+    """Apply RMSNorm."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
 
 
-def turned(x: Tensor) -> Tensor:
-    """Heads `[H, T, 8]` with rotary embedding, base 10,000."""
+def rotated(x: Tensor) -> Tensor:
+    """Apply rotary embedding, base 10,000, to heads `[H, T, 8]`."""
     angles = torch.arange(x.shape[1])[:, None] * 10_000.0 ** (-torch.arange(0, 8, 2) / 8)
     cos, sin = (torch.cat((part, part), -1) for part in (angles.cos(), angles.sin()))
     return x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
 
 
 def official(config: dict[str, Any], part: dict[str, Tensor], features: Tensor) -> Tensor:
-    """Logits `[T, D]` of a draft by the definition of its layer, of tokens `IDS`."""
+    """Compute a draft's logits `[T, D]` for tokens `IDS` by the definition of its layer."""
     if config.get("norm_before_fc"):
         features = normed(features, part["input_norm.weight"])
     layer = {name[9:]: own for name, own in part.items() if name.startswith("layers.0.")}
@@ -185,8 +185,8 @@ def official(config: dict[str, Any], part: dict[str, Tensor], features: Tensor) 
     )
     if config[LAYER]["model_type"] == "qwen3":
         q, k = (normed(y, layer[f"self_attn.{n}_norm.weight"]) for n, y in (("q", q), ("k", k)))
-    k, v = (y.repeat_interleave(2, 0) for y in (turned(k), v))
-    seen = F.scaled_dot_product_attention(turned(q)[None], k[None], v[None], is_causal=True)[0]
+    k, v = (y.repeat_interleave(2, 0) for y in (rotated(k), v))
+    seen = F.scaled_dot_product_attention(rotated(q)[None], k[None], v[None], is_causal=True)[0]
     hidden = residual + seen.transpose(0, 1).flatten(1) @ layer["self_attn.o_proj.weight"].T
     x = normed(hidden, layer["post_attention_layernorm.weight"])
     gate, up = (x @ layer[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
@@ -199,10 +199,10 @@ def official(config: dict[str, Any], part: dict[str, Tensor], features: Tensor) 
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("before", [True, False])
-def test_eagle_computes_what_its_fields_say(
+def test_eagle_follows_its_fields(
     kind: str, own: bool, residual: bool, before: bool, target: Transformer, tmp_path: Path
 ) -> None:
-    """Every choice that the format has beside the plain one, in any company."""
+    """Every option that the format adds to the plain one, in any batch."""
     choices = {"norm_before_residual": residual, "norm_before_fc": before}
     config = {
         **eagle({"model_type": kind}, draft_vocab_size=len(SOME)),
@@ -234,10 +234,10 @@ def test_eagle_computes_what_its_fields_say(
 @torch.inference_mode()
 @pytest.mark.parametrize("tokens", [SOME, [*range(VOCAB)]], ids=["some", "all"])
 @pytest.mark.parametrize("windows", ["full", "causal", "both ways"])
-def test_dflash_is_the_plain_draft(
+def test_dflash_equals_the_plain_draft(
     tokens: list[int], windows: str, target: Transformer, tmp_path: Path
 ) -> None:
-    """With the rows of the target's head that the library copies, and windows in either way."""
+    """With the library's copy of rows of the target's head, and both kinds of windows."""
     layer: dict[str, Any] = {}
     if windows != "full":
         kinds = ["sliding_attention", "full_attention"]
@@ -275,41 +275,41 @@ def test_dflash_is_the_plain_draft(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (eagle({"model_type": "gemma"}), "model_type is 'gemma', but must be 'llama' or 'qwen3'"),
+        (eagle({"model_type": "gemma"}), "model_type must be 'llama' or 'qwen3'.*got 'gemma'"),
         (eagle({"model_type": None}), "'model_type' is missing"),
-        (eagle({"num_hidden_layers": 2}), "num_hidden_layers is 2, but only 1"),
+        (eagle({"num_hidden_layers": 2}), "num_hidden_layers must be 1, got 2"),
         (eagle({"vocab_size": 8}), "draft_vocab_size 24 exceeds the vocabulary of 8"),
-        (eagle({"hidden_act": "gelu"}), "hidden_act is 'gelu'"),
+        (eagle({"hidden_act": "gelu"}), "hidden_act must be 'silu'"),
         (eagle({"layer_types": ["sliding_attention"]}), "layer_types has 'sliding_attention'"),
         (eagle(hidden_size=48), "hidden_size is 32 in one place and 48 in another"),
         (eagle(fc_norm=True), "fc_norm is True, which is not supported"),
         (eagle(norm_output=True), "norm_output is True, which is not supported"),
-        (eagle(embed_requires_grad="no"), "embed_requires_grad is 'no', but must be true or"),
-        (eagle(target_hidden_size=64), "target_hidden_size is 64, but only 32"),
-        (eagle(speculators_model_type="eagle"), "model_type is 'eagle', but only 'eagle3'"),
-        (eagle(speculators_config={"algorithm": "mtp"}), "algorithm is 'mtp', but only 'eagle3'"),
-        (eagle(speculators_config=3), "speculators_config is 3, but must be an object"),
-        (eagle(**{LAYER: [1]}), "transformer_layer_config is .1., but must be an object"),
+        (eagle(embed_requires_grad="no"), "embed_requires_grad must be true or.*got 'no'"),
+        (eagle(target_hidden_size=64), "target_hidden_size must be 32, got 64"),
+        (eagle(speculators_model_type="eagle"), "model_type must be 'eagle3', got 'eagle'"),
+        (eagle(speculators_config={"algorithm": "mtp"}), "algorithm must be 'eagle3', got 'mtp'"),
+        (eagle(speculators_config=3), "speculators_config must be an object.*got 3"),
+        (eagle(**{LAYER: [1]}), "transformer_layer_config must be an object.*got .1."),
         (eagle(**{LAYER: None}), "'num_hidden_layers' is missing"),
         (dflash(sample_from_anchor=True), "sample_from_anchor is True, which is not supported"),
         (dflash(**{LISTED: None}), "'aux_hidden_state_layer_ids' is missing"),
-        (dflash(**{LISTED: []}), "layer_ids is .., but must be at least one number"),
+        (dflash(**{LISTED: []}), "layer_ids must be at least one number.*got .."),
         (dflash(mask_token_id=None), "'mask_token_id' is missing"),
         (dflash(hc_mult=4), "hc_mult is 4"),
-        (dflash(sliding_window_non_causal=1), "non_causal is 1, but must be true or false"),
-        (dflash({"layer_types": []}), "layer_types is .., but must be a list"),
-        (dflash(speculators_model_type="dspark"), "model_type is 'dspark', but only 'dflash'"),
+        (dflash(sliding_window_non_causal=1), "non_causal must be true or false.*got 1"),
+        (dflash({"layer_types": []}), "layer_types must list the types.*got .."),
+        (dflash(speculators_model_type="dspark"), "model_type must be 'dflash', got 'dspark'"),
         (dflash(architectures=["DSparkDraftModel"]), "'DSparkDraftModel'. is not supported"),
     ],
 )
-def test_what_changes_numbers_is_refused(config: dict[str, Any], message: str) -> None:
+def test_unsupported_fields_are_refused(config: dict[str, Any], message: str) -> None:
     """By the name of the field."""
     with pytest.raises(ValueError, match=rf"^config\.json: .*({message})"):
         translate(config)
 
 
-def test_fields_may_stand_in_both_places() -> None:
-    """Where they say the same; what does not count may differ."""
+def test_fields_may_be_repeated() -> None:
+    """If they are equal; ignored fields may differ."""
     changes = {"hidden_size": 32, "sliding_window": None, "transformers_version": "4", "dtype": "x"}
     layer = {"transformers_version": "5", "dtype": "y", "sliding_window": None}
     assert translate(eagle(layer, **changes)) == translate(eagle())
@@ -319,20 +319,22 @@ def test_fields_may_stand_in_both_places() -> None:
 
 
 def test_another_embedding_than_the_targets_is_refused(target: Transformer, tmp_path: Path) -> None:
-    """Where the draft is to borrow it."""
+    """If the draft borrows the target's."""
     save_model(extending_draft(target), tmp_path / "plain", dtype=torch.float32)
     tensors = translated(target, tmp_path / "plain")
     tensors["embed_tokens.weight"][-1, -1] += 0.25
     folder = written(tmp_path / "draft", eagle(), tensors)
-    with pytest.raises(ValueError, match=r"'embed_tokens.weight' is another embedding than the ta"):
+    with pytest.raises(ValueError, match=r"'embed_tokens.weight' differs from the target's embe"):
         load_draft(folder, target)
     (folder / "config.json").write_text(json.dumps(eagle(embed_requires_grad=True)))
     assert load_draft(folder, target).embedding is not None
 
 
 @torch.inference_mode()
-def test_a_draft_of_some_tokens_is_not_trained(target: Transformer, tmp_path: Path) -> None:
-    """Whose loss would count tokens that it cannot say; one of all tokens is."""
+def test_a_draft_of_a_reduced_vocabulary_is_not_trained(
+    target: Transformer, tmp_path: Path
+) -> None:
+    """Its loss would include tokens outside the vocabulary; a draft of all tokens is trained."""
     made = draft_of(translate(dflash(draft_vocab_size=len(SOME))), target)
     for name, table in tables(SOME).items():
         made.register_buffer(name, table)

@@ -1,4 +1,4 @@
-"""Tokenizers of checkpoints, without running code of theirs."""
+"""Tokenizers of checkpoints, without running remote code."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def mark(content: str) -> dict[str, object]:
-    """A special token as `tokenizer_config.json` spells it."""
+    """Return a special token as in `tokenizer_config.json`."""
     flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
     return {"content": content, **flags, "special": True}
 
 
 @pytest.fixture
 def dream(tmp_path: Path) -> Path:
-    """A folder as Dream's authors publish it: vocabulary, merges, and a class in remote code."""
+    """Write a folder as Dream's authors: vocabulary, merges, and a remote class."""
     save_model(diffusion_model(vocab_size=261, mask_token_id=260), tmp_path, dtype=torch.float32)
     vocab = {byte: index for index, byte in enumerate(sorted(ByteLevel.alphabet()))}
     (tmp_path / "vocab.json").write_text(json.dumps({**vocab, "he": 256}))
@@ -54,7 +54,7 @@ def test_folder_without_a_tokenizer_has_none(tmp_path: Path) -> None:
 def test_remote_class_is_read_without_its_code(
     dream: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dream's tokenizer is the one of Qwen2; nobody is asked whether to trust its code."""
+    """Dream's tokenizer is Qwen2's; there is no prompt to trust its code."""
 
     def refuse(*args: object, **options: object) -> None:
         raise AssertionError("remote code was asked for")
@@ -71,7 +71,7 @@ def test_remote_class_is_read_without_its_code(
 
 
 def test_remote_class_splits_digits_and_keeps_specials(dream: Path) -> None:
-    """As Qwen2 does: a digit is a token, a mark is a token unless it is meant as text."""
+    """As Qwen2: each digit is a token, and a special token is one unless it is plain text."""
     tokenizer = load_tokenizer(dream)
     assert tokenizer is not None
     assert len(tokenizer("12").input_ids) == 2
@@ -94,7 +94,7 @@ def test_dream_has_its_chat_template_when_none_is_published(dream: Path) -> None
 
 
 def test_published_chat_template_is_kept(tmp_path: Path) -> None:
-    """The family's template stands in only where there is none."""
+    """The family's template is only a default."""
     save_model(diffusion_model(vocab_size=260, mask_token_id=257), tmp_path)
     save_tokenizer(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
@@ -102,7 +102,7 @@ def test_published_chat_template_is_kept(tmp_path: Path) -> None:
 
 
 def test_family_without_a_template_adds_none(tmp_path: Path) -> None:
-    """A base model stays one."""
+    """A base model has no template."""
     save_model(causal_model(vocab_size=260), tmp_path)
     save_tokenizer(tmp_path, chat=None)
     tokenizer = load_tokenizer(tmp_path)
@@ -112,18 +112,22 @@ def test_family_without_a_template_adds_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("tokenizer.json", "[]", r"tokenizer\.json has no JSON object but \[\]"),
-        ("tokenizer.json", '{"model"', r"tokenizer\.json is no JSON"),
+        ("tokenizer.json", "[]", r"tokenizer\.json must be a JSON object, got \[\]"),
+        ("tokenizer.json", '{"model"', r"tokenizer\.json is not JSON"),
         (
             "tokenizer.json",
             '{"model": {"type": "BPE"}}',
-            r"tokenizer\.json is no readable tokenizer",
+            r"tokenizer\.json is not a readable tokenizer",
         ),
-        ("tokenizer_config.json", "null", r"tokenizer_config\.json has no JSON object but None"),
+        (
+            "tokenizer_config.json",
+            "null",
+            r"tokenizer_config\.json must be a JSON object, got None",
+        ),
     ],
 )
 def test_broken_tokenizer_is_named(tmp_path: Path, file: str, content: str, message: str) -> None:
-    """Whatever the library raises for it."""
+    """For any error of the library."""
     save_tokenizer(tmp_path)
     (tmp_path / file).write_text(content)
     with pytest.raises(ValueError, match=message):

@@ -156,7 +156,7 @@ def test_batch_dependent_layout_is_not_used(
     monkeypatch.setattr(autotune, "bind_product", bind_dependent)
     with caplog.at_level("INFO", "outpace"):
         assert autotune.quickest(weight) == ("tiles" if shape[0] % 16 == 0 else "rows")
-    assert f"blocks torch.float32 {shape[0]} x {shape[1]} are left out: {at} rows" in caplog.text
+    assert f"{shape[0]} x {shape[1]} is not batch invariant for {at} rows" in caplog.text
     monkeypatch.setattr(tiles, "usable", lambda dtype: False)
     assert autotune.quickest(weight) == "rows"
 

@@ -1,4 +1,4 @@
-"""Reading a row in one pass against the reads of the reference, under Triton's interpreter."""
+"""The fused sampling kernel compared with the reference, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SAMPLINGS = [
 
 
 def logits_of(rows: int, vocab: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """Rows of a head: some flat, some steep, and a token that is banned."""
+    """Return rows of logits: some flat, some steep, and one banned token."""
     drawn = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
     logits = (drawn * torch.linspace(0.5, 6, rows)[:, None]).to(dtype)
     logits[:, vocab // 2] = -1e30
@@ -44,17 +44,17 @@ def logits_of(rows: int, vocab: int, dtype: torch.dtype = torch.float32, seed: i
 
 
 def noisy(samplings: Sequence[Sampling], slots: Sequence[Sequence[int]]) -> Noisy:
-    """Rows with settings and noise of their own."""
+    """Return the noise of rows with separate settings."""
     return Noisy.of(samplings, range(len(samplings)), slots, CPU)
 
 
 @pytest.mark.parametrize("turns", [0, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("vocab", "count"), [(11, 3), (5000, 1)])
-def test_tokens_and_scores_are_those_of_the_reference(
+def test_tokens_and_scores_equal_the_reference(
     vocab: int, count: int, dtype: torch.dtype, turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Greedy and drawn, under every cut, from rows within a block and of several."""
+    """Greedy and sampled, with every filter, for rows of one and of several blocks."""
     monkeypatch.setattr(read, "TURNS", tl.constexpr(turns))
     slots = [range(count)] * len(SAMPLINGS)
     rows, each = slice(0, count * len(SAMPLINGS)), noisy(SAMPLINGS, slots)
@@ -71,10 +71,10 @@ def test_tokens_and_scores_are_those_of_the_reference(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("vocab", "block"), [(50, 64), (300, 64), (9000, BLOCK)])
-def test_scores_of_what_is_drawn_are_those_of_the_reference(
+def test_scores_of_the_sampling_distribution_equal_the_reference(
     vocab: int, block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside raw ones in one group, in chunks, at temperature 0 too, where a cut counts as well."""
+    """With raw ones in one group, in chunks, and with filters at temperature 0 too."""
     cold = [Sampling(top_p=0.6), Sampling(top_k=1), Sampling(min_p=0.2, top_k=5)]
     reads = [
         Sample(sampling=each, drawn=drawn, scores=NAMES)
@@ -104,8 +104,8 @@ def fill(keys, out, WIDTH: tl.constexpr):
     tl.store(out + row * WIDTH + columns, numbers)
 
 
-def test_noise_is_the_same_to_the_last_bit() -> None:
-    """Its integers and the numbers that they become; logarithms may differ by a rounding."""
+def test_noise_equals_the_reference_to_the_bit() -> None:
+    """Integers and uniform numbers; logarithms may differ by rounding."""
     keys = noise_of([Sampling(seed=7)], [3], [range(4)])
     out = torch.empty(4, 64)
     fill[4,](keys, out, WIDTH=64)
@@ -113,10 +113,10 @@ def test_noise_is_the_same_to_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3, 100])
-def test_cuts_leave_the_tokens_that_they_leave_in_the_reference(
+def test_filters_accept_the_tokens_of_the_reference(
     turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From flat rows, where most of what is drawn first lies outside: tried, or looked up."""
+    """For flat rows, where most first samples are rejected: by redrawing or by the threshold."""
     monkeypatch.setattr(read, "TURNS", tl.constexpr(turns))
     samplings = [
         Sampling(temperature=1e4, top_p=0.3, seed=1),
@@ -133,7 +133,7 @@ def test_cuts_leave_the_tokens_that_they_leave_in_the_reference(
 
 @triton.jit
 def bounds(logits, tops, settings, out, vocab, BLOCK: tl.constexpr):
-    """Write the edge of a row, and the mass above it."""
+    """Write the threshold of a row, and the mass above it."""
     me = tl.program_id(0)
     row, here = logits + me * vocab, settings + 4 * me
     heat, top_p, min_p = tl.load(here), tl.load(here + 1), tl.load(here + 3)
@@ -144,8 +144,8 @@ def bounds(logits, tops, settings, out, vocab, BLOCK: tl.constexpr):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_cuts_end_where_they_end_in_the_reference(dtype: torch.dtype) -> None:
-    """To the token, with ties, zeros of both signs, and rows all alike."""
+def test_thresholds_equal_the_reference(dtype: torch.dtype) -> None:
+    """To the token, with ties, zeros of both signs, and constant rows."""
     cuts = [
         *({"top_p": 0.1}, {"top_p": 0.6}, {"top_p": 0.999}, {"top_k": 1}, {"top_k": 7}),
         *({"min_p": 0.1}, {"top_k": 39}, {"top_p": 0.7, "top_k": 9, "min_p": 0.05}),
@@ -172,8 +172,8 @@ def test_cuts_end_where_they_end_in_the_reference(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out[:, 1], total, atol=1e-5, rtol=1e-5)
 
 
-def test_a_view_of_rows_is_read_as_it_lies() -> None:
-    """What a head has beyond the vocabulary is not read."""
+def test_a_view_of_rows_is_read_in_place() -> None:
+    """Columns past the vocabulary are not read."""
     wide = logits_of(4, 40)
     wide[:, 30:] = 50.0
     view = wide[1:3, :30]
@@ -184,8 +184,8 @@ def test_a_view_of_rows_is_read_as_it_lies() -> None:
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_no_number_is_chosen(value: float, temperature: float) -> None:
-    """So that the engine finds it."""
+def test_nan_and_infinity_are_selected(value: float, temperature: float) -> None:
+    """So the engine detects them."""
     logits = logits_of(2, 9)
     logits[0, 6] = value
     each = noisy([Sampling(temperature=temperature)], [range(2)])
@@ -194,10 +194,10 @@ def test_what_is_no_number_is_chosen(value: float, temperature: float) -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 0.7, 1.0])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_mixture_is_read_as_the_reference_reads_it(
+def test_a_mixture_equals_the_reference(
     ratio: float, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of vocabularies of two lengths, at its ends exactly the one or the other."""
+    """For vocabularies of two lengths; at its ends it is exactly one of the two."""
     sampled = Sampling(temperature=temperature, top_p=0.9, seed=3)
     guess, logits = logits_of(3, 30, seed=1), logits_of(3, 26, seed=2)
     reads = [Mixture(guess=guess, ratio=ratio, sampling=sampled, step=1)]
@@ -219,10 +219,10 @@ def test_a_mixture_is_read_as_the_reference_reads_it(
         ({}, 0),
     ],
 )
-def test_reads_take_one_pass_where_they_can(
+def test_reads_use_the_kernel_if_possible(
     fields: dict[str, Any], calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And give what they give otherwise."""
+    """With the same results."""
     counted = []
 
     def count(*given: Any) -> Any:

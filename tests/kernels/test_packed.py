@@ -1,4 +1,4 @@
-"""Products with packed matrices, against the published formats and a loop in NumPy."""
+"""Products with packed matrices, compared with the published formats and a loop in NumPy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZES = ((16, 1), (48, 3), (80, 2), (33, 1), (1, 2), (15, 5))
 
 
 def random_rows(count: int, inputs: int, seed: int = 1) -> Tensor:
-    """Rows with numbers of different sizes."""
+    """Return rows with numbers of different magnitudes."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(count, inputs, generator=generator)
     return rows * torch.rand(count, inputs, generator=generator).exp2_().pow(4)
@@ -36,8 +36,8 @@ def random_rows(count: int, inputs: int, seed: int = 1) -> Tensor:
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("size", SIZES)
-def test_packing_loses_nothing(name: str, size: tuple[int, int]) -> None:
-    """Rows that are unpacked have the bits of the published format."""
+def test_packing_is_lossless(name: str, size: tuple[int, int]) -> None:
+    """Unpacked rows have the bits of the published format."""
     outputs, inputs = size[0], size[1] * INPUTS[KINDS[name]]
     blocks = random_blocks(name, outputs, inputs)
     found = unpack_rows(pack_blocks(name, blocks), torch.arange(outputs))
@@ -45,7 +45,7 @@ def test_packing_loses_nothing(name: str, size: tuple[int, int]) -> None:
 
 
 def test_every_float16_is_a_scale() -> None:
-    """Also those that are not normal; those that are no numbers are refused."""
+    """Also subnormal ones; NaN and infinity are refused."""
     every = np.arange(2**16, dtype=np.uint16).reshape(-1, 1, 1).view(np.uint8)
     blocks = np.concatenate((every, np.full((2**16, 1, 32), 1, np.uint8)), -1)
     finite = np.isfinite(every.reshape(-1, 2).copy().view(np.float16))[:, 0]
@@ -60,7 +60,7 @@ def test_every_float16_is_a_scale() -> None:
 
 
 @pytest.mark.parametrize("name", ["Q4_1", "Q5_1", "Q4_K", "Q5_K"])
-def test_a_minimum_that_is_no_number_is_refused(name: str) -> None:
+def test_a_minimum_that_is_not_finite_is_refused(name: str) -> None:
     """As a scale is."""
     blocks = random_blocks(name, 1, 256)
     blocks[0, -1, 2:4] = np.array([np.inf], np.float16).view(np.uint8)
@@ -70,7 +70,7 @@ def test_a_minimum_that_is_no_number_is_refused(name: str) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", KINDS)
 def test_products_have_the_bits_of_the_plain_loop(name: str, loop: int) -> None:
-    """For all sizes, with a bias and without, and with any number of rows."""
+    """For all sizes, with and without a bias, and for any number of rows."""
     for number, (outputs, times) in enumerate(SIZES):
         inputs = times * INPUTS[KINDS[name]]
         blocks, x = random_blocks(name, outputs, inputs, number), random_rows(7, inputs, number)
@@ -87,7 +87,7 @@ def test_products_have_the_bits_of_the_plain_loop(name: str, loop: int) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", KINDS)
 def test_the_largest_codes_do_not_overflow(name: str, loop: int) -> None:
-    """All bits of all codes set or clear, and rows of the largest codes of either sign."""
+    """All bits of all codes set or clear, with rows of the largest codes of either sign."""
     inputs = 2 * INPUTS[KINDS[name]]
     x = torch.cat([torch.full((1, inputs), sign) for sign in (-1.0, 1.0)])
     x = torch.cat((x, x[:1] * torch.tensor([-1.0, 1.0]).repeat(inputs // 2)))
@@ -107,8 +107,8 @@ def test_the_largest_codes_do_not_overflow(name: str, loop: int) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", KINDS)
-def test_a_row_is_the_same_in_any_company(name: str, loop: int) -> None:
-    """The first and the last of 256 rows, among fewer rows and with any number of threads."""
+def test_a_row_is_batch_invariant(name: str, loop: int) -> None:
+    """The first and last of 256 rows, among fewer rows and with any number of threads."""
     inputs = 3 * INPUTS[KINDS[name]]
     product = bind_product(pack_blocks(name, random_blocks(name, 80, inputs)), loop=loop)
     x, threads = random_rows(256, inputs), torch.get_num_threads()
@@ -123,8 +123,8 @@ def test_a_row_is_the_same_in_any_company(name: str, loop: int) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_parts_stand_side_by_side(loop: int) -> None:
-    """One product with matrices of several formats gives what each gives alone."""
+def test_parts_are_independent(loop: int) -> None:
+    """One product with matrices of several formats equals separate products."""
     names = ("Q4_K", "Q6_K", "Q8_0", "Q4_K", "Q5_1")
     blocks = [random_blocks(name, 9 + 16 * n, 512) for n, name in enumerate(names)]
     pairs = list(zip(names, blocks, strict=True))
@@ -139,8 +139,8 @@ def test_parts_stand_side_by_side(loop: int) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", KINDS)
-def test_rows_that_are_no_numbers_stay_alone(name: str, loop: int) -> None:
-    """A row with an infinity or NaN becomes NaN, those beside it do not; extremes are numbers."""
+def test_rows_that_are_not_finite_do_not_affect_others(name: str, loop: int) -> None:
+    """A row with an infinity or NaN becomes NaN, others do not; the largest numbers are finite."""
     inputs = 2 * INPUTS[KINDS[name]]
     product = bind_product(pack_blocks(name, random_blocks(name, 16, inputs)), loop=loop)
     largest = torch.finfo(torch.float32).max
@@ -155,22 +155,22 @@ def test_rows_that_are_no_numbers_stay_alone(name: str, loop: int) -> None:
         assert not found[[0, 2]].any()
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    """The loop reads what it is pointed to."""
+def test_invalid_arguments_are_refused() -> None:
+    """The loop does not check its pointers."""
     packed = pack_blocks("Q4_0", random_blocks("Q4_0", 16, 64))
     product = bind_product(packed)
     for rows in (torch.zeros(1, 32), torch.zeros(1, 64, dtype=torch.float64)):
-        with pytest.raises(ValueError, match="64 inputs of float32"):
+        with pytest.raises(ValueError, match=r"x must be float32\[\.\.\., 64\]"):
             product(rows)
     with pytest.raises(ValueError, match="bias"):
         bind_product(packed, torch.zeros(15))
-    with pytest.raises(ValueError, match="rows 0 to 16 of a matrix of 16"):
+    with pytest.raises(ValueError, match="must be below 16, got 0 to 16"):
         unpack_rows(packed, torch.tensor([0, 16]))
-    with pytest.raises(ValueError, match="rows -1"):
+    with pytest.raises(ValueError, match="got -1 to"):
         unpack_rows(packed, torch.tensor([-1]))
     with pytest.raises(ValueError, match="32 inputs in blocks of type 12"):
         pack_rows([Rows(KINDS["Q4_K"], np.zeros(1, np.uint64))], 32)
     with pytest.raises(ValueError, match="32 inputs in blocks of type 99"):
         pack_rows([Rows(99, np.zeros(1, np.uint64))], 32)
-    with pytest.raises(ValueError, match="loop 3 needs another processor"):
+    with pytest.raises(ValueError, match="loop must be from 1 to .*got 3"):
         bind_product(packed, loop=3)

@@ -1,4 +1,4 @@
-"""Rejection sampling in one launch against that of the reference, under Triton's interpreter."""
+"""The rejection sampling kernel compared with the reference, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ Kernels = Callable[[bool], None]
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
-    """Says whether a device runs kernels; these read a few columns in one go."""
+    """Return a function that enables the kernels, with blocks of a few columns."""
     monkeypatch.setattr(fused, "BLOCK", 64)
 
-    def say(fits: bool) -> None:
+    def enable(fits: bool) -> None:
         for module in (sampling, accept):
             monkeypatch.setattr(module, "runs_triton", lambda device: fits)
 
-    return say
+    return enable
 
 
 def reads_of(guess: Tensor, seed: int = 0) -> list[Rejection]:
-    """A read for each setting, of two drafts each, drawn from `guess [2 reads, W]`."""
+    """Return a read per setting, of two drafts each, sampled from `guess [2 reads, W]`."""
     drawn = torch.Generator().manual_seed(seed)
     heats = torch.tensor([each.temperature or 0.1 for each in SAMPLINGS]).repeat_interleave(2)
     drafted = (guess / heats[:, None]).softmax(-1).multinomial(1, generator=drawn)
@@ -61,7 +61,7 @@ def reads_of(guess: Tensor, seed: int = 0) -> list[Rejection]:
 
 
 def case(vocab: int, width: int, seed: int = 0) -> tuple[Tensor, list[Rejection]]:
-    """Logits `[3 reads, vocab]` of a target, and reads of a draft that is like it."""
+    """Return logits `[3 reads, vocab]` of a target, and reads of a similar draft."""
     drawn, count = torch.Generator().manual_seed(seed), 3 * len(SAMPLINGS)
     logits = torch.randn(count, max(vocab, width), generator=drawn) * 3
     guess = logits + torch.randn(logits.shape, generator=drawn)
@@ -70,18 +70,18 @@ def case(vocab: int, width: int, seed: int = 0) -> tuple[Tensor, list[Rejection]
 
 
 def slots_of(reads: Sequence[Rejection]) -> list[range]:
-    """Of their drafts, and the one behind."""
+    """Return the slots of the drafts, and the next one."""
     return [range(len(read.drafted) + 1) for read in reads]
 
 
 def verified(reads: Sequence[Rejection], logits: Tensor, rows: slice | None = None) -> Readout:
-    """What comes of some rows."""
+    """Verify some rows."""
     rows = rows or slice(0, len(logits))
     return Rejection.group(reads, slots_of(reads), CPU)(logits[rows], rows)
 
 
-def same(found: Readout, wanted: Readout) -> None:
-    """Tokens, and scores but for rounding."""
+def check_same(found: Readout, wanted: Readout) -> None:
+    """Check that tokens are equal, and scores up to rounding."""
     assert torch.equal(found.tokens, wanted.tokens)
     assert found.scores.keys() == wanted.scores.keys()
     for name, expected in wanted.scores.items():
@@ -93,7 +93,7 @@ def same(found: Readout, wanted: Readout) -> None:
     ("vocab", "width", "seeds"),
     [(50, 60, 3), (60, 50, 3), (300, 300, 1), (9000, 5000, 1), (5000, 9000, 1)],
 )
-def test_tokens_and_scores_are_those_of_the_reference(
+def test_tokens_and_scores_equal_the_reference(
     vocab: int,
     width: int,
     seeds: int,
@@ -101,7 +101,7 @@ def test_tokens_and_scores_are_those_of_the_reference(
     kernels: Kernels,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of all settings in one group, with vocabularies of two lengths and rows of several blocks."""
+    """All settings in one group, with vocabularies of two lengths and rows of several blocks."""
     kept: list[bool] = []
     if vocab > 1000:
         monkeypatch.setattr(fused, "BLOCK", 4096)
@@ -111,14 +111,14 @@ def test_tokens_and_scores_are_those_of_the_reference(
         wanted = verified(reads, logits.to(dtype).float())
         kernels(True)
         found = verified(reads, logits.to(dtype))
-        same(found, wanted)
+        check_same(found, wanted)
         drafted = torch.tensor([token for read in reads for token in (*read.drafted, -1)])
         kept += (found.tokens == drafted)[drafted >= 0].tolist()
     assert 0.1 < sum(kept) / len(kept) < 0.8
 
 
 def test_a_group_is_read_in_chunks(kernels: Kernels) -> None:
-    """Which end anywhere; each row finds its own guess."""
+    """Of any size; each row uses its own draft logits."""
     logits, reads = case(40, 40)
     kernels(True)
     whole = verified(reads, logits).tokens
@@ -126,22 +126,24 @@ def test_a_group_is_read_in_chunks(kernels: Kernels) -> None:
     assert torch.equal(torch.cat(parts), whole)
 
 
-def test_views_are_read_as_they_lie(kernels: Kernels) -> None:
-    """What lies behind the vocabulary is not read, nor are columns side by side needed."""
+def test_views_are_read_in_place(kernels: Kernels) -> None:
+    """Columns past the vocabulary are not read, and columns need not be contiguous."""
     logits, reads = case(40, 40)
     kernels(True)
     whole = verified(reads, logits)
     wide = torch.full((len(logits), 50), 99.0)
     wide[:, :40] = logits
     turned = [replace(read, guess=read.guess.T.contiguous().T) for read in reads]
-    same(verified(turned, wide[:, :40]), whole)
-    same(verified(turned, logits.T.contiguous().T), whole)
+    check_same(verified(turned, wide[:, :40]), whole)
+    check_same(verified(turned, logits.T.contiguous().T), whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [{}, {"top_p": 0.8, "min_p": 0.02}], ids=str)
-def test_tokens_follow_the_law_of_the_target(cut: dict[str, float], kernels: Kernels) -> None:
-    """Whatever the draft: chi-square over keys, which the law of the draft does not pass."""
+def test_tokens_follow_the_distribution_of_the_target(
+    cut: dict[str, float], kernels: Kernels
+) -> None:
+    """For any draft: a chi-square test over keys, which the draft's distribution fails."""
     count, chosen = 300, Sampling(temperature=1.3, seed=5, **cut)
     target = torch.tensor([[1.0, 0.0, 2.0, -1.0, 0.5, 1.5, -4.0, 0.0]])
     guess = torch.tensor([[2.0, 1.0, 0.0, -1.0, 0.5, 1.0, -1.0, 2.0]])
@@ -156,8 +158,8 @@ def test_tokens_follow_the_law_of_the_target(cut: dict[str, float], kernels: Ker
     assert chi_square(found, law) > 1e-3 > 1e-9 > chi_square(found, other)
 
 
-def test_a_draft_of_the_same_law_is_kept(kernels: Kernels) -> None:
-    """Bit for bit the same sums, whatever the cut."""
+def test_a_draft_of_the_same_distribution_is_accepted(kernels: Kernels) -> None:
+    """The sums are equal bit for bit, with any filter."""
     logits, reads = case(60, 60)
     own = logits[torch.arange(len(logits)) % 3 != 2]
     kernels(False)
@@ -173,8 +175,8 @@ def test_a_draft_of_the_same_law_is_kept(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("draft", [1, 30], ids=["outside", "longer"])
-def test_where_nothing_is_left_a_token_comes_from_the_target(draft: int, kernels: Kernels) -> None:
-    """As where both laws are the same, and neither has the draft."""
+def test_an_empty_residual_samples_the_target(draft: int, kernels: Kernels) -> None:
+    """If both distributions are equal, and neither has the draft token."""
     logits = torch.tensor([[3.0, -5.0, 2.9, 2.8]]).repeat(21, 1)
     guess = torch.cat((logits[1:], torch.full((20, 30), -1e30)), 1)
     read = Rejection(
@@ -190,8 +192,8 @@ def test_where_nothing_is_left_a_token_comes_from_the_target(draft: int, kernels
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_what_is_no_number_is_chosen(value: float, kernels: Kernels) -> None:
-    """In the target; in the draft it makes the target's likeliest the token. Others are as ever."""
+def test_nan_and_infinity_are_selected(value: float, kernels: Kernels) -> None:
+    """In the target; in the draft they select the target's most probable token."""
     logits, reads = case(20, 20)
     logits[1::3, 6] = value
     for read in reads[::2]:
@@ -203,8 +205,8 @@ def test_what_is_no_number_is_chosen(value: float, kernels: Kernels) -> None:
     assert torch.equal(found, wanted) and set(found[1::3].tolist()) == {6}
 
 
-def test_a_method_says_what_it_says_otherwise(kernels: Kernels) -> None:
-    """Beside a greedy request, and one that is not cut."""
+def test_a_method_generates_the_same_text(kernels: Kernels) -> None:
+    """With a greedy request, and with an unfiltered one."""
     found, method = [], Speculative(draft="near", tokens=4, verify="rejection")
     for fits in (False, True):
         kernels(fits)

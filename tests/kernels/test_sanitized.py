@@ -1,4 +1,4 @@
-"""The compiled loops touch no memory but their own, and nothing they compute is undefined."""
+"""The compiled loops have no invalid memory access and no undefined behaviour."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECKS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 @pytest.fixture(scope="module")
 def preloaded() -> str:
-    """The sanitizer's library, which has to come before Python's own allocations."""
+    """Return the sanitizer's library, which must precede Python's own allocations."""
     if (gcc := shutil.which("gcc")) is None:
         pytest.skip("there is no gcc")
     if not any(map(tiles.usable, KINDS)):
@@ -34,7 +34,7 @@ def preloaded() -> str:
 
 @pytest.mark.slow
 def test_the_loops_are_clean(preloaded: str, tmp_path: Path) -> None:
-    """For all sizes, dtypes, rows, heads, sinks, trees, sights and page tables of the program."""
+    """For all sizes, dtypes, rows, heads, sinks, trees, windows and page tables of the program."""
     library = tmp_path / "loops.so"
     flags = ("-O1", "-g1", "-fopenmp", "-fPIC", "-shared", *CHECKS)
     build = ["gcc", *flags, "-o", str(library), *(str(ROOT / each) for each in SOURCES)]

@@ -1,4 +1,4 @@
-"""Products of tiles: exact, the same in any company, and refused where the loop cannot read."""
+"""Products of tiles: exact, batch invariant, and refused for invalid arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 @pytest.fixture(params=[(torch.float32, 0), (torch.bfloat16, 1), (torch.bfloat16, 3)], ids=str)
 def looped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
-    """A dtype with each of its loops, where this machine has it."""
+    """Return a dtype with each of its loops on this machine."""
     dtype, kind = request.param
     loaded = library()
     if loaded is None or not loaded.outpace_has_tiles(kind):
@@ -28,7 +28,7 @@ def looped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
 def test_a_product_of_tiles_is_exact(
     looped: torch.dtype, shape: tuple[int, int], rows: int
 ) -> None:
-    """Within the rounding of its dtype, of any number of rows, with a bias and without."""
+    """Within the rounding of its dtype, for any number of rows, with and without a bias."""
     dtype = looped
     torch.manual_seed(rows)
     weight, x = (torch.randn(n, shape[1]).to(dtype) for n in (shape[0], rows))
@@ -50,8 +50,8 @@ def test_a_product_of_tiles_is_exact(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_only_matrices_that_fill_tiles_lie_in_them(dtype: torch.dtype) -> None:
-    """All others keep the layouts that they had."""
+def test_only_matrices_of_whole_tiles_are_tiled(dtype: torch.dtype) -> None:
+    """All others keep their layout."""
     for shape in (
         (8, 64),
         (17, 64),
@@ -65,8 +65,8 @@ def test_only_matrices_that_fill_tiles_lie_in_them(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_no_number_stays_in_its_row(looped: torch.dtype, value: float) -> None:
-    """NaN and infinities, and is not hidden there."""
+def test_nan_and_infinity_stay_in_their_row(looped: torch.dtype, value: float) -> None:
+    """And are not hidden there."""
     weight, x = torch.randn(32, 64).to(looped), torch.randn(3, 64).to(looped)
     x[1, 5] = value
     found = bind_product(tiles.laid(weight))(x)
@@ -75,8 +75,8 @@ def test_what_is_no_number_stays_in_its_row(looped: torch.dtype, value: float) -
     assert not found[1].isfinite().any() and found[[0, 2]].isfinite().all()
 
 
-def test_rows_do_not_change_with_their_company_in_any_loop(looped: torch.dtype) -> None:
-    """On any number of threads, whether few rows share a tile or many."""
+def test_rows_are_batch_invariant_in_any_loop(looped: torch.dtype) -> None:
+    """With any number of threads and rows per tile."""
     weight, x = (torch.randn(n, 770).to(looped) for n in (176, 300))
     laid = tiles.laid(weight)
     product = bind_product(laid)
@@ -85,8 +85,8 @@ def test_rows_do_not_change_with_their_company_in_any_loop(looped: torch.dtype) 
         assert torch.equal(product(x[-rows:]), whole[-rows:]), rows
 
 
-def test_views_are_multiplied_as_what_they_show(looped: torch.dtype) -> None:
-    """Rows, bias and matrix that do not lie side by side, and rows that lie on each other."""
+def test_views_are_multiplied_correctly(looped: torch.dtype) -> None:
+    """Rows, bias and matrix that are not contiguous, and overlapping rows."""
     weight, x, bias = torch.randn(64, 32).to(looped), torch.randn(32, 6).to(looped), torch.randn(32)
     laid = tiles.laid(weight[::2])
     for rows in (x.T, x.T[1:4:2], x[:, :1].T.expand(5, -1), x.T.reshape(2, 3, 32)):
@@ -98,8 +98,8 @@ def test_views_are_multiplied_as_what_they_show(looped: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(not tiles.usable(torch.int8), reason="this machine has no tiles of 8 bits")
-def test_what_the_loop_cannot_read_is_refused() -> None:
-    """By name, before it is read."""
+def test_invalid_arguments_are_refused() -> None:
+    """By name, before they are read."""
     x, bias = torch.ones(3, 64), torch.ones(32)
     whole, eight = tiles.laid(torch.ones(32, 64)), tiles.laid(torch.ones(32, 64, dtype=torch.int8))
     meta = torch.ones(32, device="meta")
@@ -112,12 +112,12 @@ def test_what_the_loop_cannot_read_is_refused() -> None:
         ((x, torch.ones(32, 64)), "tiles: "),
         ((x, eight), "without scales"),
         ((x, whole, None, bias), "with scales"),
-        ((x, whole, bias[:16]), "bias: "),
-        ((x, whole, bias.double()), "bias: "),
-        ((x, whole, bias[None]), "bias: "),
-        ((x, whole, meta), "bias: "),
-        ((x, eight, None, bias[:16]), "scale: "),
-        ((x, eight, None, bias.bfloat16()), "scale: "),
+        ((x, whole, bias[:16]), "bias must be "),
+        ((x, whole, bias.double()), "bias must be "),
+        ((x, whole, bias[None]), "bias must be "),
+        ((x, whole, meta), "bias must be "),
+        ((x, eight, None, bias[:16]), "scale must be "),
+        ((x, eight, None, bias.bfloat16()), "scale must be "),
     ]:
         with pytest.raises(ValueError, match=words):
             tiles.bind_product(*matrix)(rows)
@@ -140,7 +140,7 @@ def test_what_the_loop_cannot_read_is_refused() -> None:
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
 @pytest.mark.parametrize("inputs", [1, 2, 4, 8])
 def test_tiles_are_a_copy(dtype: torch.dtype, inputs: int) -> None:
-    """However few inputs there are."""
+    """For any number of inputs."""
     weight = torch.ones(32, inputs, dtype=dtype)
     if not tiles.fits(weight):
         pytest.skip(f"{inputs} inputs of {dtype} do not fill tiles here")

@@ -219,14 +219,14 @@ def test_sliding_layers_are_causal_by_default(
         *(
             (
                 {"dflash_config": {**NESTED, "input_fusion": wrong}},
-                "dflash_config.input_fusion is .*, but must be true or false",
+                "dflash_config.input_fusion must be true or false, got",
             )
             for wrong in (1, 0, "true", [], {}, 1.0)
         ),
         ({"input_fusion": True}, "input_fusion is True, which is not supported"),
-        ({"draft_vocab_size": 12}, "draft_vocab_size is 12"),
-        ({"is_neox_style": False}, "is_neox_style is False"),
-        ({"output_multiplier": 0.5}, "output_multiplier is 0.5"),
+        ({"draft_vocab_size": 12}, "draft_vocab_size must be .*got 12"),
+        ({"is_neox_style": False}, "is_neox_style must be True"),
+        ({"output_multiplier": 0.5}, "output_multiplier must be 1.0"),
         ({"layer_types": ["full_attention", "linear"]}, "layer_types has 'linear'"),
         ({"dflash_config": {"target_layer_ids": [1, 5]}}, "'mask_token_id' is missing"),
         ({"dflash_config": {"mask_token_id": 24}}, "mask_id 24 .* vocabulary of 24"),
@@ -270,7 +270,7 @@ def test_draft_and_model_are_not_interchangeable(pair: Path, draft: FeatureDraft
     """Each error names the actual kind."""
     with pytest.raises(ValueError, match="is a draft that reads the features of a target"):
         load_model(pair / "draft")
-    with pytest.raises(ValueError, match="is no draft that reads features.* Qwen3ForCausalLM"):
+    with pytest.raises(ValueError, match="is not a draft that reads features.* Qwen3ForCausalLM"):
         load_draft(pair / "target", *draft.lender)
 
 
@@ -322,7 +322,9 @@ def test_weights_of_another_draft_are_refused(
     content["dflash_config"]["input_fusion"] = not adds
     (tmp_path / "config.json").write_text(json.dumps(content))
     own, other = ("feature_norm", "hidden_norm") if adds else ("hidden_norm", "feature_norm")
-    with pytest.raises(ValueError, match=f"not of the model that .* means, such as '{own}.weight'"):
+    with pytest.raises(
+        ValueError, match=f"not of the model that .* describes, such as '{own}.weight'"
+    ):
         load_draft(tmp_path, *draft.lender)
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[f"{own}.weight"]

@@ -1,1 +1,1 @@
-"""Published formats: what is read, translated, quantized and saved."""
+"""Published checkpoint formats: reading, translating, quantizing and saving."""

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al., 2021) in the folders that PEFT writes, by published names."""
+"""Low-rank adapters (LoRA, Hu et al., 2021) in PEFT's format."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 
 
 def patterns(check: Check) -> Check:
-    """A value of each pattern of names."""
+    """Return a parser of objects from patterns of names to values."""
 
     def entries(value: Any) -> dict[str, Any]:
         for pattern, entry in mapping(value).items():
@@ -53,7 +53,7 @@ def patterns(check: Check) -> Check:
 
 
 def beginning(value: Any) -> Any:
-    """How its matrices began; other ways than these change the weights that it is added to."""
+    """Parse the initialization; other methods than these change the base weights."""
     if value in (True, False, "eva", "gaussian", "orthogonal"):
         return value
     raise ValueError("one of true, false, eva, gaussian and orthogonal")
@@ -75,9 +75,9 @@ IGNORED = words(
     qalora_group_size revision runtime_config target_modules task_type
     """
 )
-"""What trained it and where; the tensors themselves say which modules it has."""
+"""Fields about training; which modules are adapted follows from the tensors."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-REMEDY = "what loads is low-rank updates of matrices and nothing besides"
+REMEDY = "supported: low-rank updates of matrices only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class LowRank:
     Attributes:
         down: `[rank, in]`.
         up: `[out, rank]`.
-        scale: alpha / rank, or alpha / sqrt(rank) where the adapter says so.
+        scale: alpha / rank, or alpha / sqrt(rank) with `use_rslora`.
     """
 
     down: Tensor
@@ -96,11 +96,11 @@ class LowRank:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape of the matrix that it updates."""
+        """Shape of the updated matrix."""
         return self.up.shape[0], self.down.shape[1]
 
     def delta(self) -> Tensor:
-        """The update, `f32[out, in]`."""
+        """Return the update `f32[out, in]`."""
         return self.scale * (self.up.float() @ self.down.float())
 
 
@@ -109,7 +109,7 @@ class Adapter:
     """Updates of a model's matrices.
 
     Attributes:
-        folder: Where they were read.
+        folder: Folder of the adapter.
         updates: Published name of a weight to its update.
     """
 
@@ -118,10 +118,11 @@ class Adapter:
 
     @classmethod
     def load(cls, folder: Path) -> Adapter:
-        """Adapter of a folder.
+        """Load the adapter of a folder.
 
-        Raises `ValueError` for another kind of adapter, a field that would change the update, an
-        unknown tensor, half a pair, or a rank that is not the configured one.
+        Raises:
+            ValueError: For another kind of adapter, an unsupported field, an unknown or unpaired
+                tensor, or a rank other than the configured one.
         """
         if not (folder / CONFIG).is_file():
             raise ValueError(f"{folder / CONFIG} does not exist: an adapter folder needs it")
@@ -143,11 +144,11 @@ class Adapter:
         if unknown := sorted(set(self.updates) - set(names)):
             raise ValueError(
                 f"{self.folder}: the model has no {unknown[0]!r} to adapt ({len(unknown)} of "
-                f"{len(self.updates)} updates are unknown); was the adapter trained on another?"
+                f"{len(self.updates)} updates are unknown); was it trained on another model?"
             )
 
     def merge(self, name: str, weight: Tensor) -> Tensor:
-        """A published weight with its update, if there is one."""
+        """Return a published weight with its update added, if it has one."""
         if name not in self.updates:
             return weight
         update = self.updates[name]
@@ -159,22 +160,22 @@ class Adapter:
         return weight.float() + update.delta()
 
 
-def configured(given: Given) -> Given:
-    """The fields of an `adapter_config.json` that make the update."""
-    if given.get("peft_type") != "LORA":
-        raise ValueError(f"peft_type {given.get('peft_type')!r} is no LORA")
-    refuse_unknown(given, {*names_of(FIELDS), *FIXED, *IGNORED}, REMEDY)
-    refuse_other(given, FIXED, {}, REMEDY)
-    return taken(FIELDS, given)
+def configured(config: Given) -> Given:
+    """Read the fields of an `adapter_config.json` that define the updates."""
+    if config.get("peft_type") != "LORA":
+        raise ValueError(f"peft_type must be 'LORA', got {config.get('peft_type')!r}")
+    refuse_unknown(config, {*names_of(FIELDS), *FIXED, *IGNORED}, REMEDY)
+    refuse_other(config, FIXED, {}, REMEDY)
+    return taken(FIELDS, config)
 
 
 def paired(
     tensors: Mapping[str, Tensor], config: Given, path: Path
 ) -> Iterator[tuple[str, LowRank]]:
-    """The update of each weight, by its published name."""
+    """Yield the update of each weight with its published name."""
     for name in sorted(tensors):
         if not name.startswith(PREFIX) or not name.endswith((DOWN, UP)):
-            raise ValueError(f"{path}: tensor {name!r} is none of a low-rank adapter")
+            raise ValueError(f"{path}: tensor {name!r} does not belong to a low-rank adapter")
         module = name.removeprefix(PREFIX).removesuffix(DOWN).removesuffix(UP)
         try:
             down, up = (tensors[f"{PREFIX}{module}{half}"] for half in (DOWN, UP))
@@ -188,20 +189,20 @@ def paired(
         if down.dim() != 2 or up.dim() != 2 or (down.shape[0], up.shape[1]) != (rank, rank):
             raise ValueError(
                 f"{path}: {module} has matrices {tuple(down.shape)} and {tuple(up.shape)}, but "
-                f"{CONFIG} means rank {rank}"
+                f"{CONFIG} requires rank {rank}"
             )
         yield f"{module}.weight", LowRank(down, up, scale)
 
 
 def scaled(config: Given, module: str) -> tuple[int, float]:
-    """Rank and scale of a module, as PEFT reads them."""
+    """Return rank and scale of a module, as PEFT computes them."""
     rank = patterned(config["rank_pattern"], module, config["r"])
     alpha = patterned(config["alpha_pattern"], module, config["lora_alpha"])
     return rank, alpha / (math.sqrt(rank) if config["use_rslora"] else rank)
 
 
 def patterned(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """Value of the first pattern that the end of a module's name matches."""
+    """Return the value of the first pattern that matches the end of a module's name."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value
@@ -211,7 +212,7 @@ def patterned(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
 def save_adapter(
     folder: str | Path, updates: Mapping[str, LowRank], config: Mapping[str, Any]
 ) -> None:
-    """Write updates as a PEFT folder; `config` is what stands in its `adapter_config.json`."""
+    """Write updates as a PEFT folder; `config` becomes its `adapter_config.json`."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
@@ -224,5 +225,5 @@ def save_adapter(
 
 
 def title(model: str | Path, adapter: str | Path | None) -> str:
-    """The name of a model, with that of what is merged into it."""
+    """Return the name of a model, followed by that of its adapter."""
     return str(model) if adapter is None else f"{model} + {adapter}"

@@ -1,7 +1,7 @@
-"""Checkpoints of 8 bits as compressed-tensors publishes them, in its format `int-quantized`.
+"""Writing int8 checkpoints in the format `int-quantized` of compressed-tensors.
 
-Every matrix has whole numbers under its name, and beside them a scale for each output; rows are
-rounded as they come. A file of the original becomes one file, so that no more is in memory.
+Every matrix is stored as integers with a scale per output; activations are quantized dynamically.
+Files are converted one at a time to limit memory.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from outpace.checkpoints.partial import partial_folder
 from outpace.checkpoints.piece import Piece, sources
 from outpace.checkpoints.progress import Progress, ignore
 from outpace.checkpoints.quantised import FIELD, scheme_of
+from outpace.checkpoints.quantised.compressed import CODES
 from outpace.checkpoints.weights import INDEX, SINGLE, Weights
 from outpace.decoding.target import DRAFT_KINDS
 from outpace.models.int8 import QUANTISED, of_weight
 from outpace.models.transformer import Transformer
 
 KNOWN = ("int8",)
-"""Formats that can be written."""
+"""Supported formats."""
 
-CODES = {"num_bits": 8, "type": "int", "symmetric": True}
 BESIDE = ("*.json", "*.txt", "*.jinja")
-"""What is copied: all but the weights and what says how they are stored."""
+"""Files that are copied: all but the weights, their configuration and their index."""
 
 
 def scheme(ignored: list[str]) -> dict[str, Any]:
-    """The `quantization_config` of matrices of 8 bits, embedding and head among them."""
+    """Return the `quantization_config` of int8 matrices, including embedding and head."""
     every = {
         "targets": ["Linear", "Embedding"],
         "weights": {**CODES, "strategy": "channel", "dynamic": False},
@@ -68,22 +68,31 @@ def scheme(ignored: list[str]) -> dict[str, Any]:
 def compress(
     name: str | Path, folder: str | Path, *, to: str = "int8", progress: Progress | None = None
 ) -> Path:
-    """Write a model with its matrices in 8 bits, its tokenizer beside it.
+    """Write a model with int8 matrices, and its tokenizer.
 
-    It computes what the model computes with `quantize="int8"`. Raises `ValueError` for a model that
-    is quantised already or no target, for a folder that has something in it, and where not all can
-    be written; then nothing is.
+    The result computes the same as the original with `quantize="int8"`.
+
+    Args:
+        name: Model to read.
+        folder: New or empty folder to write to.
+        to: Format, `int8`.
+        progress: Receives the number of written tensors and their total.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: For a model that is already quantized or is a draft, for a folder that is not
+            empty, and if a file cannot be written; then nothing is written.
     """
     if to not in KNOWN:
         raise ValueError(f"unknown format {brief(to)} to quantize to; known are {', '.join(KNOWN)}")
     origin, folder = resolve(name), Path(folder)
     config = load_config(origin)
     if not is_gguf(origin) and scheme_of(published(origin / CONFIG)) is not None:
-        raise ValueError(
-            f"{str(name)!r} is quantised already: give the checkpoint that it was made of"
-        )
+        raise ValueError(f"{str(name)!r} is already quantized: give the original checkpoint")
     if config.kind in DRAFT_KINDS:
-        raise ValueError(f"{str(name)!r} is a draft, which is small: its target is what to give")
+        raise ValueError(f"{str(name)!r} is a draft, which is small: give its target instead")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder} exists: name a new folder")
     try:
@@ -96,7 +105,7 @@ def compress(
 
 
 def write_tokenizer(origin: Path, folder: Path) -> None:
-    """Write the tokenizer of a checkpoint, and whatever else lies beside its weights."""
+    """Write the tokenizer of a checkpoint and its other small files."""
     if is_gguf(origin):
         if (tokenizer := load_tokenizer(origin)) is not None:
             tokenizer.save_pretrained(folder)
@@ -106,7 +115,7 @@ def write_tokenizer(origin: Path, folder: Path) -> None:
 
 
 def beside(*folders: Path) -> list[Path]:
-    """The tokenizer, and whatever else lies beside the weights of a checkpoint."""
+    """Return the tokenizer's files and the other small files of a checkpoint."""
     found = {
         path.name: path
         for folder in folders
@@ -159,7 +168,7 @@ def write(origin: Path, folder: Path, progress: Progress) -> None:
 def stored(
     weights: Weights, name: str, shape: tuple[int, ...], *, matrix: bool
 ) -> dict[str, Tensor]:
-    """Codes `i8[out, in]` and scales `f32[out, 1]` of a matrix; any other tensor as it is."""
+    """Return a matrix's codes `i8[out, in]` and scales `f32[out, 1]`; other tensors unchanged."""
     found = weights.codes(name, shape, rounded=True) if matrix else None
     if found is None:
         plain = part(weights, Piece(name, shape), None, "cpu", None)
@@ -171,5 +180,5 @@ def stored(
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """An object as a JSON file."""
+    """Write a JSON file."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Fields of a published configuration: what each may say, and those that nothing here knows."""
+"""Fields of published configurations: parsing, validation and refusal of unknown ones."""
 
 from __future__ import annotations
 
@@ -17,178 +17,187 @@ Given = Mapping[str, Any]
 """A published configuration, or a part of one."""
 
 Check = Callable[[Any], Any]
-"""From a published value to ours; `ValueError` saying what it must be."""
+"""Converts a published value; the message of its `ValueError` is what the value must be."""
 
 LARGE, MANY = 2**24, 2**12
-"""More than any size of a published model, and more layers or heads than any has."""
+"""Limits on sizes, and on numbers of layers or heads, above those of any published model."""
 
 REQUIRED = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What some published fields say together, given what has been read before, by our names."""
+    """A value read from published fields.
+
+    Attributes:
+        names: The published fields.
+        read: Function of all published fields and of the values read before, by our names.
+    """
 
     names: tuple[str, ...]
     value: Callable[[Given, Given], Any]
 
 
 def field(names: str, check: Check, default: Any = REQUIRED) -> Field:
-    """The first given of some published fields.
+    """Return a field with the value of the first of some published fields that is present.
 
-    A default, or what a function makes of what was read before, stands for none of them.
+    Args:
+        names: Published names, separated by spaces.
+        check: Parser of the value.
+        default: Value if none is present, or a function of the values read before.
     """
     spellings = tuple(names.split())
 
-    def value(given: Given, ours: Given) -> Any:
+    def value(published: Given, ours: Given) -> Any:
         for name in spellings:
-            if (found := given.get(name)) is not None:
+            if (found := published.get(name)) is not None:
                 return checked(name, found, check)
         if default is REQUIRED:
-            raise ValueError(f"the field {spellings[-1]!r} is missing")
+            raise ValueError(f"field {spellings[-1]!r} is missing")
         return default(ours) if callable(default) else default
 
     return Field(spellings, value)
 
 
 def group(make: Callable[..., Any], fields: Given) -> Field:
-    """Something made of a table of fields."""
-    return Field(tuple(names_of(fields)), lambda given, ours: make(**taken(fields, given)))
+    """Return a field whose value is an object made from a table of fields."""
+    return Field(tuple(names_of(fields)), lambda published, ours: make(**taken(fields, published)))
 
 
-def taken(fields: Given, given: Given) -> dict[str, Any]:
-    """Values of a table of fields, of functions of those before them, and of plain values."""
+def taken(fields: Given, published: Given) -> dict[str, Any]:
+    """Read a table of fields; entries may also be functions of earlier values, or constants."""
     ours: dict[str, Any] = {}
     for name, entry in fields.items():
         if isinstance(entry, Field):
-            ours[name] = entry.value(given, ours)
+            ours[name] = entry.value(published, ours)
         else:
             ours[name] = entry(ours) if callable(entry) else entry
     return ours
 
 
 def names_of(fields: Given) -> set[str]:
-    """Published names that a table of fields reads."""
+    """Return the published names that a table of fields reads."""
     return {name for entry in fields.values() if isinstance(entry, Field) for name in entry.names}
 
 
 def checked(name: str, value: Any, check: Check) -> Any:
-    """A published value as ours; `OptionError` with its name where it is of another kind."""
+    """Parse a published value; raise `OptionError` with its name if it is invalid."""
     try:
         return check(value)
     except ValueError as error:
-        raise OptionError(name, value, f"{name} is {brief(value)}, but must be {error}") from None
+        raise OptionError(name, value, f"{name} must be {error}, got {brief(value)}") from None
 
 
-def refuse_unknown(given: Given, known: Collection[str], remedy: str) -> None:
-    """Raise `ValueError` for a field that may change what is computed, and is not known."""
-    for name, value in given.items():
+def refuse_unknown(published: Given, known: Collection[str], remedy: str) -> None:
+    """Raise `ValueError` for an unknown field that may change the computation."""
+    for name, value in published.items():
         neutral = value is None or value is False or value in ([], {}, "")
         if name not in known and not neutral:
             raise ValueError(f"{name} is {brief(value)}, which is not supported; {remedy}")
 
 
-def refuse_other(given: Given, fixed: Given, ours: Given, remedy: str) -> None:
-    """Raise `ValueError` for a field that has another value than the only one that is right."""
+def refuse_other(published: Given, fixed: Given, ours: Given, remedy: str) -> None:
+    """Raise `ValueError` for a field with a value other than the only supported one."""
     for name, entry in fixed.items():
-        wanted = entry(ours) if callable(entry) else entry
-        if given.get(name) not in (None, wanted):
-            value = brief(given[name])
-            raise ValueError(f"{name} is {value}, but only {wanted!r} is supported; {remedy}")
+        expected = entry(ours) if callable(entry) else entry
+        if published.get(name) not in (None, expected):
+            value = brief(published[name])
+            raise ValueError(f"{name} must be {expected!r}, got {value}; {remedy}")
 
 
 def words(text: str) -> frozenset[str]:
-    """Names in a text."""
+    """Return the names in a text, separated by white space."""
     return frozenset(text.split())
 
 
 def line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """Return an error's message as one line."""
     return " ".join(str(error).split())
 
 
 @contextmanager
 def panics(what: str) -> Iterator[None]:
-    """Turn a panic of the tokenizers library, which is no `Exception`, into a `ValueError`."""
+    """Convert a panic of the tokenizers library, not an `Exception`, into a `ValueError`."""
     try:
         yield
     except BaseException as error:
-        # The class cannot be imported: each library of Rust has its own.
+        # The class cannot be imported: each Rust library defines its own.
         if type(error).__name__ != "PanicException":
             raise
         raise ValueError(f"{what}: the tokenizers library failed: {line(error)[:200]}") from error
 
 
 def brief(value: Any) -> str:
-    """A value in one short line."""
+    """Return a short representation of a value."""
     return reprlib.repr(value)
 
 
-def count(value: Any, most: int = LARGE) -> int:
-    """A size."""
-    if is_whole(value) and 0 < value <= most:
+def count(value: Any, maximum: int = LARGE) -> int:
+    """Parse a size from 1 to `maximum`."""
+    if is_whole(value) and 0 < value <= maximum:
         return int(value)
-    raise ValueError(f"a whole number from 1 to {most}")
+    raise ValueError(f"a whole number from 1 to {maximum}")
 
 
 def few(value: Any) -> int:
-    """A number of layers or heads."""
+    """Parse a number of layers or heads."""
     return count(value, MANY)
 
 
 def number(value: Any) -> float:
-    """A positive number."""
+    """Parse a positive number."""
     if type(value) in (int, float) and 0 < value < 1e18:
         return float(value)
     raise ValueError("a positive number below 1e18")
 
 
 def flag(value: Any) -> bool:
-    """A choice."""
+    """Parse a boolean."""
     if type(value) is bool:
         return value
     raise ValueError("true or false")
 
 
 def index(value: Any) -> int:
-    """Number of a token or of a layer."""
+    """Parse the index of a token or layer."""
     if is_whole(value) and 0 <= value < LARGE:
         return int(value)
     raise ValueError(f"a whole number from 0 to {LARGE - 1}")
 
 
 def indices(value: Any) -> tuple[int, ...]:
-    """Numbers of tokens or layers, from one or a list."""
-    listed = value if isinstance(value, list) else [value]
-    if len(listed) > MANY:
+    """Parse indices of tokens or layers, given as one or a list."""
+    values = value if isinstance(value, list) else [value]
+    if len(values) > MANY:
         raise ValueError(f"at most {MANY} numbers")
-    return tuple(index(entry) for entry in listed)
+    return tuple(index(entry) for entry in values)
 
 
 def some(value: Any) -> tuple[int, ...]:
-    """Numbers of layers, at least one."""
-    if listed := indices(value):
-        return listed
+    """Parse at least one index of a layer."""
+    if values := indices(value):
+        return values
     raise ValueError("at least one number")
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """A JSON object."""
+    """Parse a JSON object."""
     if isinstance(value, dict):
         return value
     raise ValueError("an object")
 
 
 def inner(published: Given, name: str) -> dict[str, Any]:
-    """The object under a name; an empty one where there is none."""
+    """Return the object under a name; an empty one if it is missing."""
     found: dict[str, Any] = checked(name, published.get(name) or {}, mapping)
     return found
 
 
 def beside(outer: Given, nested: Given) -> Given:
-    """Fields of two places as one; `ValueError` for one that has a value in each, and not the same.
+    """Merge the fields of two objects; null counts as missing.
 
-    A field that is null is not said.
+    Raises:
+        ValueError: For a field with different values in the two.
     """
     inside = {name: value for name, value in nested.items() if value is not None}
     for name, value in inside.items():
@@ -200,18 +209,18 @@ def beside(outer: Given, nested: Given) -> Given:
 
 
 def either(one: tuple[int, ...], other: tuple[int, ...], names: tuple[str, ...]) -> tuple[int, ...]:
-    """The one of two lists that is given; `ValueError` where both are, and not the same."""
+    """Return the list that is not empty; raise `ValueError` if both are and differ."""
     if one and other and one != other:
-        raise ValueError(f"{' and '.join(names)} say different things; keep one")
+        raise ValueError(f"{' and '.join(names)} have different values; keep one")
     return one or other
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; `ValueError` naming the file where it is broken or another."""
+    """Read a JSON object from a file; raise `ValueError` naming the file if it has none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
+        raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} has no JSON object but {brief(content)}")
+        raise ValueError(f"{path} must be a JSON object, got {brief(content)}")
     return content

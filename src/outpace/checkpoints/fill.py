@@ -1,4 +1,4 @@
-"""A model's parameters from the tensors of a checkpoint."""
+"""Filling a model's parameters from the tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from outpace.models.packed import hold_packed
 from outpace.models.transformer import Stack
 
 TABLES = {"d2t": "I64", "t2d": "BOOL"}
-"""Tables of a draft's vocabulary, and their dtypes."""
+"""Vocabulary tables of a draft, and their types."""
 
 PIECE = 2**14
-"""Rows of an embedding that are compared at a time."""
+"""Rows of an embedding compared at a time."""
 
 Matrix = tuple[Tensor, Tensor]
 """Codes `i8[out, in]` and scales `f32[out]`."""
@@ -42,12 +42,11 @@ def fill(
     narrow: Callable[[nn.Module], None] | None = None,
     wanted: Mapping[str, Sequence[Piece]] | None = None,
 ) -> None:
-    """Give a model without memory its parameters, with an adapter's updates added.
+    """Give a model on the meta device its parameters, with an adapter's updates added.
 
-    To `quantize` is done matrix by matrix, so that no two are in memory in full; so it is
-    where something else is to `narrow` a module. With `keeps`, matrices that are stored with 8 bits
-    stay so, and with `native` those in a block format as well. What is `wanted` for each parameter
-    are whole tensors unless it is given.
+    With `quantize`, matrices are rounded to int8 one by one to limit memory, as `narrow` converts
+    modules. With `keep_int8`, stored int8 matrices keep their codes, and with `native` those in
+    GGUF's block formats. `parts_by_name` defaults to whole tensors.
     """
     wanted = wanted or pieces(model)
     names = {piece.source for parts in wanted.values() for piece in parts}
@@ -55,9 +54,9 @@ def fill(
     weights.check_names(model.config, names | tables | borrowed(model, weights))
     if adapter is not None:
         adapter.check(names)
-    say, done, size = TOLD.get(), 0, weights.size
+    report, done, size = TOLD.get(), 0, weights.size
     total = max(sum(parameter.numel() for parameter in model.parameters()), 1)
-    say(0, size)
+    report(0, size)
     for prefix, module in list(model.named_modules()):
         stored = None
         if keeps and type(module) in QUANTISED:
@@ -66,14 +65,14 @@ def fill(
                 stored = stored_matrix(weights, parts, rounded=quantize, native=native)
         for name, parameter in list(module.named_parameters(prefix, recurse=False)):
             done += parameter.numel()
-            say(size * done // total, size)
+            report(size * done // total, size)
             if stored is not None and parameter.dim() == 2:
                 continue
-            rounds = quantize and parameter.dim() == 2 and type(module) in QUANTISED
-            kept = None if rounds else dtype
-            found = [part(weights, piece, kept, device, adapter) for piece in wanted[name]]
+            is_rounded = quantize and parameter.dim() == 2 and type(module) in QUANTISED
+            part_dtype = None if is_rounded else dtype
+            found = [part(weights, piece, part_dtype, device, adapter) for piece in wanted[name]]
             whole = torch.cat(found) if len(found) > 1 else found[0]
-            if missing := len(parameter) - len(whole):  # of the last slice of a vocabulary
+            if missing := len(parameter) - len(whole):  # the last shard of a vocabulary is padded
                 whole = F.pad(whole, (0, 0, 0, missing))
             own = nn.Parameter(whole, requires_grad=False)
             module.register_parameter(name.rpartition(".")[2], own)
@@ -91,7 +90,10 @@ def fill(
 def stored_matrix(
     weights: Weights, parts: Sequence[Piece], *, rounded: bool, native: bool
 ) -> Callable[[nn.Module, torch.dtype], None] | None:
-    """What gives a module its matrix as it is stored; None where that becomes plain."""
+    """Return a function that sets a module's matrix in its stored format.
+
+    Returns None if the matrix is to be dequantized.
+    """
     if native and (packed := weights.packed(parts)) is not None:
         return lambda module, dtype: hold_packed(module, packed, dtype)
     if (codes := coded(weights, parts, rounded=rounded)) is not None:
@@ -100,7 +102,7 @@ def stored_matrix(
 
 
 def coded(weights: Weights, parts: Sequence[Piece], *, rounded: bool) -> Matrix | None:
-    """A matrix that is stored with 8 bits, one part upon the other; None where one is not."""
+    """Read a matrix stored in 8 bits, its parts stacked; None if a part is stored otherwise."""
     found: list[Matrix] = []
     for piece in parts:
         matrix = weights.codes(piece.source, piece.shape, rounded=rounded)
@@ -112,7 +114,7 @@ def coded(weights: Weights, parts: Sequence[Piece], *, rounded: bool) -> Matrix 
 
 
 def fill_tables(model: Stack, weights: Weights, device: torch.device | str) -> set[str]:
-    """Give a draft the tables of its vocabulary; their published names."""
+    """Give a draft its vocabulary tables; return their published names."""
     if not isinstance(model, Draft) or model.says is None:
         return set()
     for name, kind in TABLES.items():
@@ -126,9 +128,15 @@ def fill_tables(model: Stack, weights: Weights, device: torch.device | str) -> s
 
 
 def borrowed(model: Stack, weights: Weights) -> set[str]:
-    """Published tensors that a draft has and its target lends it, which must be the same.
+    """Check a draft's copy of the embedding that it borrows from its target.
 
-    A target's embedding that is rounded or sliced cannot be compared, and is taken for the same.
+    A quantized or sharded embedding of the target cannot be compared and is assumed equal.
+
+    Returns:
+        Published names of the copied tensors.
+
+    Raises:
+        ValueError: If the embeddings differ.
     """
     if not isinstance(model, Draft) or model.embedding is not None:
         return set()
@@ -144,8 +152,8 @@ def borrowed(model: Stack, weights: Weights) -> set[str]:
         own = weights.tensor(name, size, (slice(first, first + PIECE),))
         if not torch.equal(own.to(rows), rows):
             raise ValueError(
-                f"{weights.path(name)}: tensor {name!r} is another embedding than the target's, "
-                "which the draft is to borrow; name the target that it was made for"
+                f"{weights.path(name)}: tensor {name!r} differs from the target's embedding, which "
+                "the draft borrows; give the target that the draft was trained for"
             )
     return {name}
 
@@ -157,22 +165,22 @@ def part(
     device: torch.device | str,
     adapter: Adapter | None,
 ) -> Tensor:
-    """A piece in a dtype, by default the published one as far as it is no wider than float32."""
+    """Read a part with its adapter update; by default in the published type, at most float32."""
     source = piece.source
     if adapter is not None and source in adapter.updates:
-        found = adapter.merge(source, weights.tensor(source, piece.shape))[piece.index]
+        tensor = adapter.merge(source, weights.tensor(source, piece.shape))[piece.index]
     else:
-        found = weights.tensor(source, piece.shape, piece.index)
+        tensor = weights.tensor(source, piece.shape, piece.index)
     if dtype is None:
-        dtype = torch.float32 if found.dtype == torch.float64 else found.dtype
-    found = found.to(device, dtype)
-    if not finite(found):
+        dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
+    tensor = tensor.to(device, dtype)
+    if not finite(tensor):
         raise not_finite(weights.path(source), source, dtype)
-    return found
+    return tensor
 
 
 def not_finite(path: Path, name: str, dtype: torch.dtype) -> ValueError:
-    """What to raise for a tensor that has other values than numbers."""
+    """Return the error for a tensor with NaN or infinite values."""
     return ValueError(
         f"{path}: tensor {name!r} has NaN or infinite values in {dtype}; choose a wider dtype or a "
         "whole checkpoint"
@@ -180,8 +188,8 @@ def not_finite(path: Path, name: str, dtype: torch.dtype) -> ValueError:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether all values are numbers; the extremes of any others are none either."""
-    if not tensor.numel():  # a slice of a vocabulary that has fewer tokens
+    """Return whether all values are finite; NaN and infinity propagate to the extremes."""
+    if not tensor.numel():  # a shard past the end of a small vocabulary
         return True
     low, high = torch.aminmax(tensor)
     return bool(low.isfinite() & high.isfinite())

@@ -1,4 +1,4 @@
-"""Drafts that are known for a target, and those of them that are on this machine."""
+"""Lookup of the published drafts for a target."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from outpace.checkpoints.load import here
 from outpace.errors import OptionError
 
 AUTO = "auto"
-"""What stands for the draft that is known for a target."""
+"""Value of the option `draft` that selects a published draft of the target."""
 
 
 def drafts_for(target: str | Path, method: str) -> tuple[str, ...]:
-    """Drafts of a method that are known for a target, by its name or that of its folder."""
+    """Return the published drafts of a method for a target, by the last part of its name."""
     name = Path(target).name.lower()
-    named = DRAFTS.get(method, {}).items()
+    targets = DRAFTS.get(method, {}).items()
     return tuple(
-        draft for known, drafts in named for draft in drafts if Path(known).name.lower() == name
+        draft for known, drafts in targets for draft in drafts if Path(known).name.lower() == name
     )
 
 
 def draft_for(target: str | Path, method: str) -> str:
-    """The first draft that is known for a target and is on this machine; nothing is downloaded.
+    """Return the first published draft for a target that is on this machine, without a download.
 
-    Raises `ValueError` naming those that are known where none is here.
+    Raises:
+        OptionError: If none is on this machine, naming the published ones.
     """
     known = drafts_for(target, method)
     if found := next(filter(here, known), None):
@@ -33,11 +34,12 @@ def draft_for(target: str | Path, method: str) -> str:
         raise OptionError(
             "draft",
             AUTO,
-            f"draft: no draft for {str(target)!r} is known to {method}: name one, or train one",
+            f"draft: no published draft of {method} for {str(target)!r}: give one, or train one",
         )
     raise OptionError(
         "draft",
         AUTO,
-        f"draft: {method} knows {', '.join(known)} for {str(target)!r}, but none of them is on "
-        f"this machine, and {AUTO!r} downloads nothing: give draft={known[0]!r} to download it",
+        f"draft: {AUTO!r} downloads nothing, and no published draft of {method} for "
+        f"{str(target)!r} ({', '.join(known)}) is on this machine: give draft={known[0]!r} to "
+        "download it",
     )

@@ -1,4 +1,4 @@
-"""Checkpoint folders, hub names and embedded models to a `Transformer` and a tokenizer."""
+"""Loading of models and tokenizers from folders, GGUF files, the hub and the zoo."""
 
 from __future__ import annotations
 
@@ -49,26 +49,23 @@ from outpace.models.transformer import Stack, Transformer
 
 ZOO = Path(__file__).parent.parent / "zoo"
 VOCABULARY = ZOO / "vocabulary"
-"""Tokenizer of every model of the zoo."""
+"""Tokenizer shared by the models of the zoo."""
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZERS = {"tokenizer.json": PreTrainedTokenizerFast, "vocab.json": Qwen2TokenizerFast}
 PARTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TABLES = 2**27
-"""Most entries of a rotary table: with its twin, a GiB in float32."""
+"""Limit on the entries of a rotary table: cosines and sines take a GiB in float32."""
 
 
 def resolve(name: str | Path, patterns: Sequence[str] = FILES, *, param: str = "model") -> Path:
-    """Folder of a checkpoint: a path, a model of the zoo, or a hub name (downloaded once).
+    """Return the folder of a checkpoint: a path, a zoo model, or a hub name (downloaded once).
 
-    The path of a GGUF file is that file.
-
-    Of a hub repository the files come that `patterns` name. `param` is the option that names it.
-
-    Raises `OptionError` when there is no such folder, zoo model or hub repository.
+    The path of a GGUF file is returned unchanged. Files of a hub repository must match `patterns`.
+    Raises `OptionError` for the option `param` if nothing is found.
     """
     if not isinstance(name, str | Path):
-        message = f"{param}: {brief(name)} names no model: give a text or a path"
+        message = f"{param} must be a name or a path, got {brief(name)}"
         raise OptionError(param, name, message)
     if os.path.isdir(name) or is_gguf(Path(name)):
         return Path(name)
@@ -85,32 +82,29 @@ def resolve(name: str | Path, patterns: Sequence[str] = FILES, *, param: str = "
     try:
         return Path(snapshot_download(str(name), allow_patterns=[*patterns]))
     except Exception as error:
-        message = f"{param}: the hub did not give {str(name)!r}: {line(error)}"
+        message = f"{param}: cannot download {str(name)!r} from the hub: {line(error)}"
         raise OptionError(param, name, message) from error
 
 
 def here(name: str) -> bool:
-    """Whether a checkpoint can be had without a download."""
+    """Return whether a checkpoint is available without a download."""
     if os.path.isdir(name) or os.path.isfile(ZOO / name / CONFIG):
         return True
     try:
         folder = snapshot_download(name, allow_patterns=FILES, local_files_only=True)
-    except Exception:  # what the hub's library raises where nothing lies in its cache
+    except Exception:  # the hub's library raises various errors for an empty cache
         return False
     return os.path.isfile(Path(folder) / CONFIG)
 
 
 def zoo_names() -> list[str]:
-    """Names of the models that ship inside the package."""
+    """Return the names of the models in the package."""
     return sorted(path.parent.name for path in ZOO.glob("*/config.json"))
 
 
 def load_config(name: str | Path, **changes: Any) -> ModelConfig:
-    """Configuration of a checkpoint, with fields of its `config.json` changed on request.
-
-    What ends an answer stands in `generation_config.json` as well.
-    """
-    folder = resolve(name, (CONFIG, GENERATION))  # of the hub no more than is read here
+    """Load a configuration and its generation config, with `changes` to `config.json`."""
+    folder = resolve(name, (CONFIG, GENERATION))  # download only these from the hub
     path = folder if is_gguf(folder) else folder / CONFIG
     config = translate({**published(path), **changes}, path)
     ends = dict.fromkeys((*config.eos, *generation_ends(folder)))
@@ -118,17 +112,17 @@ def load_config(name: str | Path, **changes: Any) -> ModelConfig:
 
 
 def generation_ends(folder: Path) -> tuple[int, ...]:
-    """Tokens that end an answer where a checkpoint's `generation_config.json` names some."""
+    """Return the end tokens of a checkpoint's `generation_config.json`."""
     path = folder / GENERATION
-    given = read_json(path).get("eos_token_id") if path.is_file() else None
+    ids = read_json(path).get("eos_token_id") if path.is_file() else None
     try:
-        return () if given is None else checked("eos_token_id", given, indices)
+        return () if ids is None else checked("eos_token_id", ids, indices)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def published(path: Path) -> dict[str, Any]:
-    """Fields of a checkpoint's `config.json`, or those that a GGUF file means."""
+    """Read the fields of a `config.json`, or the equivalent ones of a GGUF file."""
     if is_gguf(path):
         return fields_of(opened(path))
     if not path.is_file():
@@ -137,10 +131,7 @@ def published(path: Path) -> dict[str, Any]:
 
 
 def translate(published: Mapping[str, Any], path: Path = Path(CONFIG)) -> ModelConfig:
-    """Published configuration fields as a `ModelConfig`; `path` is for the error's text.
-
-    It is that of the plain model, however its weights are stored.
-    """
+    """Translate published fields into a `ModelConfig`; raise `ValueError` naming `path`."""
     family = family_of(published, path)
     try:
         scheme_of(published)
@@ -152,10 +143,7 @@ def translate(published: Mapping[str, Any], path: Path = Path(CONFIG)) -> ModelC
 def target_config(
     name: str | Path, *, max_length: int | None = None, mask_id: int | None = None
 ) -> ModelConfig:
-    """Configuration of the model that `load_model` would load; raises as that does.
-
-    It costs a fraction of a second, so what does not fit is refused by it before weights are read.
-    """
+    """Return the configuration that `load_model` would use; raise its errors without weights."""
     config = limited(load_config(name), max_length)
     if config.kind in DRAFT_KINDS:
         message = f"model: {str(name)!r} is a draft that reads the features of a target: give the"
@@ -181,15 +169,13 @@ def load_model(
     plain: bool = False,
     share: Share | None = None,
 ) -> Transformer:
-    """Load a model in its published format, with an adapter merged into it where one is named.
+    """Load a model in its published format, and merge an adapter if one is given.
 
-    `max_length` limits its rotary tables, `mask_id` is its mask token, whatever `config.json` says;
-    `quantize` keeps its matrices in `int8` on a CPU that multiplies them, those of a GGUF file in
-    its own bits (`native`), or its projections in `fp8`, `int8` or `int4` on a GPU. Other weights
-    that are quantised already become plain, but for those of 8 bits on such a CPU; `plain` makes
-    these plain too, as training needs them. Of a model that several processes hold, only the
-    `share` of this one is read. Raises `ValueError` naming file and tensor where one is missing or
-    has another shape, and for a draft, which is nothing without its target.
+    `max_length` limits the rotary tables, and `mask_id` overrides the mask token. `quantize` is
+    `int8` on a CPU with int8 products, `native` for the formats of a GGUF file, or `fp8`, `int8` or
+    `int4` for projections on a GPU. Other quantized weights are dequantized, except int8 on such a
+    CPU; `plain` dequantizes these too, as training needs. `share` is this process's shard. Raises
+    `ValueError` for a missing tensor or wrong shape, and for a draft, which needs its target.
     """
     folder = resolve(name)
     config = target_config(folder, max_length=max_length, mask_id=mask_id)
@@ -206,15 +192,15 @@ def load_draft(
     plain: bool = False,
     share: Share | None = None,
 ) -> Draft:
-    """Load a draft that reads the features of `target`, in the target's dtype and beside it.
+    """Load a draft that reads the features of `target`, with the target's dtype and device.
 
-    Raises `ValueError` as `load_model` does, and where the two do not fit together.
+    Raises `ValueError` as `load_model` does, and if draft and target do not match.
     """
     folder = resolve(name)
     config = limited(load_config(folder), max_length)
     if config.kind not in DRAFT_KINDS:
         raise ValueError(
-            f"{str(name)!r} is no draft that reads features: its architecture is "
+            f"{str(name)!r} is not a draft that reads features: its architecture is "
             f"{config.architecture}"
         )
     like = target.norm.weight
@@ -231,13 +217,13 @@ def load_draft(
 
 
 def limited(config: ModelConfig, max_length: int | None) -> ModelConfig:
-    """A configuration for no more positions than this; `ValueError` for too many to tabulate."""
+    """Limit a configuration's positions; raise `OptionError` if the rotary tables are too large."""
     if max_length is not None:
         most = checked("max_length", max_length, count)
         config = replace(config, max_length=min(most, config.max_length))
     if config.max_length * config.head_dim * len(config.ropes) > TABLES:
-        what = f"rotary tables of {config.max_length} positions, as config.json wants them, take"
-        message = f"max_length: {what} more than a GiB; give a max_length that suffices"
+        what = f"rotary tables of {config.max_length} positions, the length in config.json, take"
+        message = f"max_length: {what} more than a GiB; set a smaller max_length"
         raise OptionError("max_length", config.max_length, message)
     return config
 
@@ -256,7 +242,7 @@ def filled(
     plain: bool = False,
     share: Share | None = None,
 ) -> Model:
-    """A model of a configuration with the weights of a folder, or this process's share of it."""
+    """Build a model and fill it from a folder or GGUF file, or this process's share of it."""
     check(quantize, device, dtype)
     with ExitStack() as stack:
         weights = weights_of(folder, config, stack)
@@ -291,59 +277,59 @@ def filled(
 
 
 def weights_of(folder: Path, config: ModelConfig, stack: ExitStack) -> Weights:
-    """The tensors of a folder, or of a GGUF file, until the stack is closed."""
+    """Open the tensors of a folder or GGUF file until the stack is closed."""
     if is_gguf(folder):
         return GGUFWeights(opened(folder), config)
     return Weights(folder, stack, scheme_of(published(folder / CONFIG)))
 
 
 def load_adapter(name: str | Path) -> Adapter:
-    """Adapter of a folder or a hub name; `ValueError` for one that is none."""
+    """Load the adapter of a folder or hub name; raise `ValueError` for an invalid one."""
     return Adapter.load(resolve(name, param="adapter"))
 
 
 def tokenizer_folder(name: str | Path) -> Path:
-    """Folder of a checkpoint's tokenizer: its own, or the one that all models of the zoo share."""
+    """Return the folder of a checkpoint's tokenizer; raise `ValueError` for a GGUF file."""
     folder = resolve(name)
     if is_gguf(folder):
         raise ValueError(
-            f"{folder} is a GGUF file, which has no folder of a tokenizer: name one that has "
-            "(model.tokenizer), such as what outpace quantize writes of this file"
+            f"{folder} is a GGUF file, which has no tokenizer folder: set model.tokenizer to a "
+            "folder that has one, such as the output of outpace quantize for this file"
         )
     own = any((folder / file).is_file() for file in TOKENIZERS)
     return VOCABULARY if not own and folder.resolve().parent == ZOO.resolve() else folder
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
-    """Tokenizer of a checkpoint, or None where it has none (then only token ids work).
+    """Load the tokenizer of a checkpoint; None if it has none, so that only token ids work.
 
-    A tokenizer whose class is remote code (Dream) is read from its vocabulary and merges as the
-    Qwen2 tokenizer that it is. Raises `ValueError` naming the file that is broken.
+    A tokenizer whose class is remote code (Dream) is read from its vocabulary and merges as a
+    Qwen2 tokenizer. Raises `ValueError` naming an invalid file.
     """
     folder = resolve(name)
     if is_gguf(folder):
         with panics(str(folder)):
             return with_template(tokenizer_of(opened(folder)), folder)
     home = tokenizer_folder(folder)
-    # The plain classes never look for code of the repository, as AutoTokenizer would.
-    here = [home / name for name in TOKENIZERS if (home / name).is_file()]
-    if not here:
+    # These classes never load code of the repository, as AutoTokenizer would.
+    paths = [home / name for name in TOKENIZERS if (home / name).is_file()]
+    if not paths:
         return None
-    for path in (here[0], *(home / name for name in PARTS if (home / name).is_file())):
+    for path in (paths[0], *(home / name for name in PARTS if (home / name).is_file())):
         check_fields(read_json(path), path)
     try:
-        with panics(str(here[0])):
-            tokenizer = TOKENIZERS[here[0].name].from_pretrained(home)
-    except Exception as error:  # the base class is what the tokenizers library raises
-        raise ValueError(f"{here[0]} is no readable tokenizer: {line(error)}") from error
-    try_tokenizer(tokenizer, here[0])
+        with panics(str(paths[0])):
+            tokenizer = TOKENIZERS[paths[0].name].from_pretrained(home)
+    except Exception as error:  # the tokenizers library raises the base class
+        raise ValueError(f"{paths[0]} is not a readable tokenizer: {line(error)}") from error
+    try_tokenizer(tokenizer, paths[0])
     return with_template(tokenizer, folder / CONFIG)
 
 
 def with_template(
     tokenizer: PreTrainedTokenizerBase | None, path: Path
 ) -> PreTrainedTokenizerBase | None:
-    """A tokenizer with its family's chat template where it has none of its own."""
+    """Give a tokenizer without a chat template that of its family."""
     if tokenizer is not None and tokenizer.chat_template is None and path.is_file():
         tokenizer.chat_template = family_of(published(path), path).template
     return tokenizer

@@ -1,4 +1,4 @@
-"""The family that reads a `config.json`, if one does."""
+"""Lookup of the family that reads a `config.json`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from outpace.checkpoints.fields import brief
 
 
 def family_of(config: Mapping[str, Any], path: Path) -> Family:
-    """Family that reads this `config.json`.
+    """Return the family that reads this `config.json`.
 
-    Raises `ValueError` for an unknown architecture, for several, and for code of a checkpoint that
-    may compute something else.
+    Raises:
+        ValueError: For an unknown architecture, for several, and for custom code in the checkpoint
+            that may compute something else.
     """
     names = config.get("architectures") or []
     family = named_family(names, config, path)
     if len(names) > 1:
         raise ValueError(
-            f"{path}: architectures {brief(names)} names several, but a checkpoint is of one; keep "
-            "the one that it is"
+            f"{path}: architectures must name one architecture, got {brief(names)}; "
+            "keep the one of this checkpoint"
         )
     try:
         family.check_remote(config)
@@ -32,7 +33,7 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
 
 
 def named_family(names: Any, config: Mapping[str, Any], path: Path) -> Family:
-    """Family of the first of some architectures; `ValueError` for one that is not known."""
+    """Return the family of the first architecture; raise `ValueError` for an unknown one."""
     known = {name: family for family in FAMILIES.values() for name in family.architectures}
     for family in FAMILIES.values():
         for name, field in family.aliases.items():
@@ -43,8 +44,8 @@ def named_family(names: Any, config: Mapping[str, Any], path: Path) -> Family:
         return known[first]
     if first in LATER:
         raise ValueError(
-            f"{path}: {first} is {LATER[first]}, which is not supported; drafts of the families "
-            "dflash and eagle are"
+            f"{path}: {first} is {LATER[first]}, which is not supported; supported: "
+            "drafts of the families dflash and eagle"
         )
     raise ValueError(
         f"{path}: architectures {brief(names)} is not supported; known are "

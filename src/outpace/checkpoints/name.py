@@ -1,4 +1,4 @@
-"""Names of models for people: of a file or folder, never the path to it."""
+"""Display names of models, without the path of their files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 GGUF = ".gguf"
 HUB = "models--"
-"""What a folder of the hub's cache begins with; the rest is the owner and the name."""
+"""Prefix of a folder in the hub's cache, followed by owner and name."""
 
 
 def name_of(model: str | Path) -> str:
     """Return the name of a model: the last part of a path, without `.gguf`.
 
-    A snapshot in the hub's cache has the name of its repository. Names of the hub and of the zoo
-    are returned unchanged.
+    A snapshot in the hub's cache has its repository's name. Names of the hub and of the zoo are
+    returned unchanged.
     """
     if not (os.path.isabs(model) or os.path.exists(model)):
         return str(model)
@@ -28,12 +28,12 @@ def name_of(model: str | Path) -> str:
 
 
 def distinct_name(name: str, taken: Container[str]) -> str:
-    """Return a name that is not taken: with a number from 2 on where it is."""
+    """Return a name that is not taken, with a number from 2 on if necessary."""
     numbered = (f"{name}-{number}" for number in count(2))
     return name if name not in taken else next(each for each in numbered if each not in taken)
 
 
 def short_title(title: str) -> str:
-    """Return the title of a model and its adapter with names in place of absolute paths."""
+    """Return the title of a model and its adapter with names instead of absolute paths."""
     parts = title.split(" + ")
     return " + ".join(name_of(part) if os.path.isabs(part) else part for part in parts)

@@ -1,4 +1,4 @@
-"""A folder that is written whole or not at all."""
+"""Folders that are written atomically."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # on Windows, where partial folders of processes that were killed stay
+except ImportError:  # on Windows, where partial folders of killed processes are not removed
     fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
 def partial_folder(folder: Path) -> Iterator[Path]:
-    """A hidden folder that takes the place of `folder` at the end, and is removed on any error.
+    """Yield a hidden folder that becomes `folder` at the end and is removed on any error.
 
-    Those that killed processes left beside it are removed first. Raises `OSError` where it cannot
-    be written.
+    Partial folders of killed processes are removed first.
+
+    Raises:
+        OSError: If it cannot be written.
     """
     home, name = folder.resolve().parent, folder.resolve().name
     home.mkdir(parents=True, exist_ok=True)
@@ -39,9 +41,10 @@ def partial_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Hold a folder, which the system lets go when the process ends.
+    """Lock a folder; the operating system releases the lock when the process ends.
 
-    Raises `BlockingIOError` where another process has it.
+    Raises:
+        BlockingIOError: If another process holds the lock.
     """
     if fcntl is None:
         yield
@@ -55,7 +58,7 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove a partial folder unless a process has it, or nobody can tell."""
+    """Remove a partial folder unless a process holds it, or locks are unavailable."""
     if fcntl is not None:
         with suppress(OSError), lock(folder):
             shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""What a model's parameters are made of: published tensors, or parts of them."""
+"""The published tensors, or parts of them, that make a model's parameters."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from outpace.models.split import Index, Share
 from outpace.models.transformer import Stack
 
 STACKED = (".qkv.", ".gate_up.")
-"""In the names of parameters in which several matrices are stacked."""
+"""Parts of the names of parameters that stack several matrices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A published tensor, or what of it a process holds.
+    """A published tensor, or the slice of it that a process holds.
 
     Attributes:
-        source: its published name.
-        shape: that of the whole tensor.
-        index: what is read of it; empty for all.
+        source: Published name.
+        shape: Shape of the whole tensor.
+        index: Slice that is read; empty for all.
     """
 
     source: str
@@ -30,14 +30,14 @@ class Piece:
 
 
 def sources(config: ModelConfig, name: str, rows: int) -> list[tuple[str, int]]:
-    """Published tensors that make our parameter `name`, and how many of its rows each has."""
+    """Return the published tensors of parameter `name`, each with its number of rows."""
     names = FAMILIES[config.family].published(name)
     sizes = part_sizes(config, name) if len(names) > 1 else (rows,)
     return list(zip(names, sizes, strict=True))
 
 
 def pieces(model: Stack) -> dict[str, list[Piece]]:
-    """What each parameter of a model is made of, one behind the other."""
+    """Return the parts of each parameter of a model, in stacking order."""
     return {
         name: [
             Piece(source, (size, *parameter.shape[1:]))
@@ -48,7 +48,7 @@ def pieces(model: Stack) -> dict[str, list[Piece]]:
 
 
 def slices(model: Stack, whole: Stack, share: Share) -> dict[str, list[Piece]]:
-    """What each parameter of a slice of a `whole` model is made of, one behind the other."""
+    """Return the parts of each parameter of a shard of the `whole` model, in stacking order."""
     own = dict(model.named_parameters())
     made: dict[str, list[Piece]] = {}
     for name, parameter in whole.named_parameters():
@@ -56,7 +56,7 @@ def slices(model: Stack, whole: Stack, share: Share) -> dict[str, list[Piece]]:
         sizes = parts(whole, name, len(parameter)), parts(model, name, len(own[name]))
         made[name] = []
         for number, (size, rows) in enumerate(zip(*sizes, strict=True)):
-            # Parts that are stacked are shared out one by one, also where they come as one tensor.
+            # Stacked matrices are sharded one by one, also where they are published as one tensor.
             apart = len(names) > 1
             source, total = (names[number], size) if apart else (names[0], len(parameter))
             before = 0 if apart else sum(sizes[0][:number])
@@ -66,5 +66,5 @@ def slices(model: Stack, whole: Stack, share: Share) -> dict[str, list[Piece]]:
 
 
 def parts(model: Stack, name: str, rows: int) -> tuple[int, ...]:
-    """Rows of each part that is stacked in our parameter `name`."""
+    """Return the rows of each matrix that is stacked in parameter `name`."""
     return part_sizes(model.config, name) if any(part in name for part in STACKED) else (rows,)

@@ -1,4 +1,4 @@
-"""How far the loading of a model has come, for whoever shows it."""
+"""Progress of loading a model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 Progress = Callable[[int, int], None]
-"""Called with how much is done, and of how much."""
+"""Receives the bytes that are done and their total."""
 
 
 def ignore(done: int, total: int) -> None:
-    """Where nobody looks."""
+    """Discard progress."""
 
 
 TOLD: ContextVar[Progress] = ContextVar("TOLD", default=ignore)
@@ -19,7 +19,7 @@ TOLD: ContextVar[Progress] = ContextVar("TOLD", default=ignore)
 
 @contextmanager
 def told(progress: Progress) -> Iterator[None]:
-    """Meanwhile whatever is loaded in this thread says how many bytes of its files are read."""
+    """Report the bytes read by every load of this thread to `progress` within the block."""
     before = TOLD.set(progress)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A model's parameters as a checkpoint of its family's format."""
+"""Writing a model's parameters as a checkpoint in its family's format."""
 
 from __future__ import annotations
 
@@ -28,9 +28,15 @@ def save_model(
 ) -> None:
     """Write `config.json` and `model.safetensors` in the format of the model's family.
 
-    `given` are its parameters, where those of the model are not in one piece. Raises `ValueError`
-    for a model whose parameters are not those of its configuration, which no program could load,
-    and where the files cannot be written.
+    Args:
+        model: The model.
+        folder: Folder to write to; created if missing.
+        dtype: Type of the written floating-point tensors.
+        parameters: Whole parameters by name, if those of the model are sharded.
+
+    Raises:
+        ValueError: If the parameters do not match the model's configuration, so that no program
+            could load them, or if the files cannot be written.
     """
     folder = Path(folder)
     given = given or model.state_dict()
@@ -43,7 +49,7 @@ def save_model(
         parts = zip(names, dense.split(sizes), strict=True)
         tensors |= {source: part.contiguous() for source, part in parts}
     config = {**model.config.source, "torch_dtype": str(dtype).removeprefix("torch.")}
-    config.pop("quantization_config", None)  # what is written has its full bits
+    config.pop("quantization_config", None)  # the written tensors are not quantized
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(stacked(tensors), folder / SINGLE, metadata={"format": "pt"})
@@ -52,8 +58,8 @@ def save_model(
         raise ValueError(f"{folder} cannot be written: {error}") from error
 
 
-def check_whole(model: Stack, given: Mapping[str, Tensor]) -> None:
-    """Raise `ValueError` naming a parameter that a model of this configuration does not share."""
+def check_whole(model: Stack, parameters: Mapping[str, Tensor]) -> None:
+    """Raise `ValueError` naming a parameter that does not match the model's configuration."""
     with torch.device("meta"):
         fresh = (
             draft_of(model.config, *model.lender)
@@ -61,9 +67,10 @@ def check_whole(model: Stack, given: Mapping[str, Tensor]) -> None:
             else Transformer(model.config)
         )
     wanted = {name: parameter.shape for name, parameter in fresh.state_dict().items()}
-    found = {name: parameter.shape for name, parameter in given.items()}
+    found = {name: parameter.shape for name, parameter in parameters.items()}
     if differing := sorted(dict(wanted.items() ^ found.items())):
         raise ValueError(
-            f"{differing[0]!r} is missing, new or of another shape ({len(differing)} parameters "
-            f"are): a saved model must have the modules of {model.config.architecture}"
+            f"parameter {differing[0]!r} is missing, unexpected or of another shape "
+            f"({len(differing)} such parameters): a saved model must have the modules of "
+            f"{model.config.architecture}"
         )

@@ -1,7 +1,7 @@
-"""Published tensors that are stacks of matrices, such as those of all experts of a layer.
+"""Published tensors that stack several matrices, such as those of all experts of a layer.
 
-A name such as `experts.down_proj[3]` is an entry of one, and `experts.down_proj[3].T` an entry that
-is turned.
+The name `experts.down_proj[3]` is one entry of such a stack, and `experts.down_proj[3].T` its
+transpose.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME = re.compile(r"(?P<stack>.+)\[(?P<number>\d+)\](?P<turned>\.T)?")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One matrix or vector of a stack; a `turned` one is published with rows for columns."""
+    """One matrix or vector of a stack, published transposed if `is_transposed`."""
 
     stack: str
     number: int
@@ -26,19 +26,19 @@ class Entry:
 
     @classmethod
     def of(cls, name: str) -> Entry | None:
-        """What a name says; None for that of a tensor which is no stack."""
+        """Parse a name; None if it is not an entry of a stack."""
         found = NAME.fullmatch(name)
         return found and cls(found["stack"], int(found["number"]), bool(found["turned"]))
 
 
 def held(name: str) -> str:
-    """The tensor that a file has: the stack of an entry, else the one of that name."""
+    """Return the tensor's name in a file: the stack of an entry, else the name itself."""
     entry = Entry.of(name)
     return name if entry is None else entry.stack
 
 
 def sizes(names: Iterable[str]) -> dict[str, int]:
-    """How many entries each stack has."""
+    """Return the number of entries of each stack."""
     found: dict[str, int] = {}
     for entry in map(Entry.of, names):
         if entry is not None:
@@ -47,7 +47,7 @@ def sizes(names: Iterable[str]) -> dict[str, int]:
 
 
 def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by published names, entries put together into stacks."""
+    """Combine entries into stacks; other tensors are unchanged."""
     whole: dict[str, Tensor] = {}
     parts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in tensors.items():

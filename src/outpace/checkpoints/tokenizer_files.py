@@ -1,4 +1,4 @@
-"""Fields of a tokenizer's files that are used, and whether a tokenizer that was read works."""
+"""Checks of a tokenizer's files and of the loaded tokenizer."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from outpace.checkpoints.fields import Check, Given, checked, flag, line, panics
 
 
 def length(value: Any) -> float:
-    """A number of tokens; published tokenizers have 1e30 for no limit."""
+    """Parse a number of tokens; published tokenizers write 1e30 for no limit."""
     if type(value) in (int, float) and value > 0:
         return float(value)
     raise ValueError("a positive number")
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """A list of names."""
+    """Parse a list of names."""
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return tuple(value)
     raise ValueError("a list of texts")
 
 
 def templates(value: Any) -> Any:
-    """A chat template, or several by name."""
+    """Parse a chat template, or several by name."""
     if isinstance(value, str):
         return value
-    named = value.items() if isinstance(value, dict) else pairs(value)
-    if named and all(isinstance(each, str) for pair in named for each in pair):
+    entries = value.items() if isinstance(value, dict) else pairs(value)
+    if entries and all(isinstance(each, str) for pair in entries for each in pair):
         return value
     raise ValueError("text, or a list of {name, template}")
 
 
 def pairs(value: Any) -> list[tuple[Any, Any]]:
-    """Names and templates of a list; empty for any other value."""
+    """Return names and templates of a list; empty for any other value."""
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         return []
     return [(each.get("name"), each.get("template")) for each in value]
@@ -52,24 +52,28 @@ FIELDS: Mapping[str, Check] = {
     "model_input_names": texts,
     "chat_template": templates,
 }
-"""Fields that change how a text is encoded; transformers checks the others as it loads."""
+"""Fields that change how text is encoded; transformers checks the others while loading."""
 
 
-def check_fields(given: Given, path: Path) -> None:
-    """Raise `ValueError` naming the file for a field of another type."""
+def check_fields(config: Given, path: Path) -> None:
+    """Raise `ValueError` naming the file for a field of the wrong type."""
     for name, check in FIELDS.items():
-        if given.get(name) is not None:
+        if config.get(name) is not None:
             try:
-                checked(name, given[name], check)
+                checked(name, config[name], check)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from None
 
 
 def try_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Encode and decode a text; `ValueError` naming the file where that fails."""
+    """Encode and decode a text.
+
+    Raises:
+        ValueError: If that fails; the message names the file.
+    """
     try:
         with panics(str(path)):
             ids = tokenizer("a", verbose=False).input_ids
             tokenizer.decode(ids, skip_special_tokens=True)
     except Exception as error:  # wrong types fail wherever the library first uses them
-        raise ValueError(f"{path} is no tokenizer that works: {line(error)}") from error
+        raise ValueError(f"{path} is not a working tokenizer: {line(error)}") from error

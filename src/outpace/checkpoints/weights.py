@@ -23,13 +23,13 @@ from outpace.models.split import Index
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PICKLED = ("*.bin", "*.pt", "*.pth")
 COMPUTED = "rotary_emb.inv_freq"
-"""End of the name of a tensor that follows from the configuration."""
+"""Suffix of tensors that are computed from the configuration."""
 
 
 class Weights:
-    """The tensors of a folder's safetensors files, opened lazily, by published name.
+    """The tensors of a folder's safetensors files, read lazily by published name.
 
-    What a `scheme` of quantisation stores in several is read as one plain matrix.
+    A matrix that a quantization `scheme` stores as several tensors is read as one.
     """
 
     def __init__(self, folder: Path, stack: ExitStack, scheme: Scheme | None = None) -> None:
@@ -43,29 +43,29 @@ class Weights:
                 raise ValueError(
                     f"{path} is not a readable safetensors file: {line(error)}"
                 ) from error
-            for name in opened.keys():  # noqa: SIM118 - a safetensors file is no mapping
+            for name in opened.keys():  # noqa: SIM118 - a safetensors file is not a mapping
                 self.files[name] = path, opened
 
     @property
     def size(self) -> int:
-        """Bytes of the files."""
+        """Size of the files in bytes."""
         return sum(path.stat().st_size for path in {path for path, _ in self.files.values()})
 
     def __contains__(self, name: str) -> bool:
         return held(name) in self.files
 
     def find(self, name: str) -> tuple[Path, Any]:
-        """File that has a tensor, or its stack; `ValueError` if there is none."""
+        """Return the file of a tensor or of its stack; raise `ValueError` if there is none."""
         if (own := held(name)) not in self.files:
             raise ValueError(f"{self.folder}: no tensor {own!r} in its weights")
         return self.files[own]
 
     def path(self, name: str) -> Path:
-        """File that has a tensor, or the first part of it; `ValueError` if there is none."""
+        """Return the file of a tensor or of its first part; raise `ValueError` if there is none."""
         return self.find(next(iter(self.parts(name)), name))[0]
 
     def kind(self, name: str) -> str:
-        """Type of a tensor's numbers, such as `BF16`."""
+        """Return the type of a tensor's elements, such as `BF16`."""
         kind: str = self.find(name)[1].get_slice(held(name)).get_dtype()
         return kind
 
@@ -76,9 +76,16 @@ class Weights:
         kinds: Collection[str],
         index: Index = (),
     ) -> Tensor:
-        """A tensor as it is stored; `ValueError` where it has none of these shapes and types.
+        """Read a stored tensor, or an entry of a stack.
 
-        Any will do where none is named. Of a stack one entry is read; of each, what `index` names.
+        Args:
+            name: Published name.
+            shapes: Allowed shapes; empty for any.
+            kinds: Allowed types; empty for any.
+            index: Slice to read; empty for all.
+
+        Raises:
+            ValueError: If the tensor has another shape or type.
         """
         path, opened = self.find(name)
         entry, name = Entry.of(name), held(name)
@@ -87,31 +94,35 @@ class Weights:
             shapes = [(self.stacks.get(name, 0), *shape) for shape in shapes]
         if kinds and header.get_dtype() not in kinds:
             raise ValueError(
-                f"{path}: tensor {name!r} holds {header.get_dtype()}; what loads is "
+                f"{path}: tensor {name!r} holds {header.get_dtype()}; supported: "
                 f"{self.about}, in {', '.join(kinds)}"
             )
         if (found := tuple(header.get_shape())) not in shapes and shapes:
             wanted = " or ".join(map(str, shapes))
             raise ValueError(
-                f"{path}: tensor {name!r} has shape {found}, but config.json means {wanted}"
+                f"{path}: tensor {name!r} has shape {found}, but config.json requires {wanted}"
             )
-        # Pages of the file that were read stay in memory for as long as it is open.
-        with safe_open(path, framework="pt") as again:
-            where = index if entry is None else (entry.number, *index)
-            tensor: Tensor = again.get_slice(name)[where] if where else again.get_tensor(name)
+        # Opened again, since pages that were read stay in memory until the file is closed.
+        with safe_open(path, framework="pt") as reopened:
+            item = index if entry is None else (entry.number, *index)
+            tensor: Tensor = reopened.get_slice(name)[item] if item else reopened.get_tensor(name)
         return tensor
 
     @property
     def about(self) -> str:
-        """What loads, for the text of errors."""
+        """Supported format, for error messages."""
         return "unquantised" if self.scheme is None else self.scheme.about
 
     def parts(self, name: str) -> tuple[str, ...]:
-        """Stored tensors that make a quantised matrix; none where it is plain."""
+        """Return the stored tensors of a quantized matrix; empty if it is not quantized."""
         return () if self.scheme is None else self.scheme.parts(self, name)
 
     def tensor(self, name: str, shape: tuple[int, ...], index: Index = ()) -> Tensor:
-        """A plain tensor, or what is at `index`; `ValueError` for another shape or numbers."""
+        """Read a dequantized tensor, or the slice at `index`.
+
+        Raises:
+            ValueError: If it has another shape, or a type that cannot be read.
+        """
         if self.scheme is not None and self.parts(name):
             return self.scheme.plain(self, name, shape)[index]
         if (entry := Entry.of(name)) is not None and entry.turned:
@@ -121,47 +132,51 @@ class Weights:
     def codes(
         self, name: str, shape: tuple[int, ...], *, rounded: bool
     ) -> tuple[Tensor, Tensor] | None:
-        """Codes `i8[out, in]` and scales `f32[out]` of a matrix that is stored as such, or None.
+        """Read a matrix stored as codes `i8[out, in]` and scales `f32[out]`, or return None.
 
-        Unless rows are to be `rounded` to 8 bits anyhow, the checkpoint must say that they are.
+        Args:
+            name: Published name.
+            shape: Shape of the matrix.
+            rounded: Whether activations are rounded to 8 bits anyway. Otherwise the checkpoint must
+                request it.
         """
         if self.scheme is None or not (rounded or self.scheme.rounds_rows(name)):
             return None
         return self.scheme.codes(self, name, shape)
 
     def packed(self, pieces: Sequence[Piece]) -> Packed | None:
-        """A matrix of several tensors in the block format that they are stored in, or None."""
+        """Read a matrix of several tensors in its block format, or return None."""
         return None
 
     def check_depth(self, config: ModelConfig) -> None:
-        """Raise `ValueError` if the last layer is missing, before a model is made of them all."""
+        """Raise `ValueError` if the last layer is missing, before the model is built."""
         last = f"blocks.{config.layers - 1}.attention.out.weight"
         self.path(*FAMILIES[config.family].published(last))
 
     def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
-        """Raise `ValueError` for tensors that the model has no use for, or a scheme without."""
+        """Raise `ValueError` for unused tensors, or for a scheme that no matrix uses."""
         stored = {part for name in wanted for part in self.parts(name) or (name,)}
         self.stacks, used = sizes(stored), {*map(held, stored)}
-        left = {name for name in self.files if name not in used and not name.endswith(COMPUTED)}
+        unused = {name for name in self.files if name not in used and not name.endswith(COMPUTED)}
         if config.tied:
-            left -= self.copies(config)
+            unused -= self.copies(config)
         if self.scheme is not None:
-            left = {name for name in left if not self.scheme.idle(self, name)}
+            unused = {name for name in unused if not self.scheme.idle(self, name)}
             if not any(map(self.parts, wanted)):
                 raise ValueError(
                     f"{self.folder}: config.json has a quantization_config, but no matrix of the "
-                    f"weights is quantised so; what loads is {self.about}"
+                    f"weights is quantized that way; supported: {self.about}"
                 )
-        if left:
-            names = ", ".join(repr(name) for name in sorted(left)[:3])
+        if unused:
+            names = ", ".join(repr(name) for name in sorted(unused)[:3])
             raise ValueError(
-                f"{self.folder}: {len(left)} tensors of its weights are not of the model that "
-                f"config.json means, such as {names}; what loads is "
+                f"{self.folder}: {len(unused)} tensors of its weights are not of the model that "
+                f"config.json describes, such as {names}; supported: "
                 f"{FAMILIES[config.family].about}, {self.about} and whole"
             )
 
     def copies(self, config: ModelConfig) -> set[str]:
-        """The head of a tied model, where a file has the embedding twice."""
+        """Return the tensors of a tied model's head that repeat the embedding."""
         family, shape = FAMILIES[config.family], (config.vocab, config.dim)
         (head,), (embedding,) = map(family.published, ("unembedding.weight", "embedding.weight"))
         if not (head in self.files or self.parts(head)) or not torch.equal(
@@ -172,7 +187,7 @@ class Weights:
 
 
 def shards(folder: Path) -> list[Path]:
-    """The safetensors files of a folder; `ValueError` if there is none or one is missing."""
+    """Return the safetensors files of a folder; raise `ValueError` if one is missing."""
     index = folder / INDEX
     if index.is_file():
         return indexed(folder, index)
@@ -187,12 +202,12 @@ def shards(folder: Path) -> list[Path]:
 
 
 def indexed(folder: Path, index: Path) -> list[Path]:
-    """The files that an index names; `ValueError` for one that is not in the folder."""
-    named = read_json(index).get("weight_map")
-    if not isinstance(named, dict) or not named:
+    """Return the files of an index; raise `ValueError` for one that is not in the folder."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index}: weight_map must name the file of each tensor")
-    here = {path.name for path in folder.iterdir() if path.is_file()}
-    # Names are compared, not followed: one with a path in it is in no folder.
-    if missing := sorted({str(name) for name in named.values()} - here):
+    files = {path.name for path in folder.iterdir() if path.is_file()}
+    # Names are compared with the folder's files, so a path in a name is refused.
+    if missing := sorted({str(name) for name in weight_map.values()} - files):
         raise ValueError(f"{index} names {', '.join(missing[:3])}, which {folder} does not have")
-    return [folder / name for name in sorted(set(named.values()))]
+    return [folder / name for name in sorted(set(weight_map.values()))]

@@ -1,1 +1,1 @@
-"""Compiled loops in C and Triton, with what starts and chooses them."""
+"""Compiled kernels in C and Triton, and their launchers."""

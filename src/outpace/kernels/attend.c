@@ -1,9 +1,9 @@
 /* Attention of rows over cached pages of keys and values, for x86 processors with AVX512.
 
-   A row sees the slots from `low` to `stop`, and of a tree those behind the trunk whose bit is set.
-   It looks at one page of 16 slots after the other, with a softmax that is mended as it goes (Milakov
-   and Gimelshein, 2018), all in float32 and in an order of its own. So what becomes of it depends
-   neither on the rows beside it nor on the number of threads. */
+   A row sees the slots from `low` to `stop`, and in a tree those past the root slot whose bit is set
+   in its ancestor mask. Pages of 16 slots are processed in order with an online softmax (Milakov and
+   Gimelshein, 2018) in float32. The order of a row's sums is fixed, so its result depends neither on
+   the batch nor on the number of threads. */
 
 #include <stdint.h>
 
@@ -20,7 +20,7 @@
 enum {
     PAGE = 16,
     LANES = 16,
-    ROWS = 16,  /* rows of a sequence that look at a page together, */
+    ROWS = 16,  /* rows of a sequence that share a page while it is cached, */
     HEADS = 8,  /* and their heads */
     SIZE = 256, /* largest head */
 };
@@ -30,19 +30,19 @@ struct pass {
     long heads, kv_heads, size;
     const char *q, *keys, *values;
     long q_row, q_head, slot, head; /* strides in numbers */
-    const int64_t *pages;           /* tables of all sequences, and where they begin for each chunk */
-    const int64_t *tables, *chunks; /* of rows, of which the first row is told, and where all end */
+    const int64_t *pages;           /* page tables of all sequences; `tables` has each chunk's offset */
+    const int64_t *tables, *chunks; /* first row of each chunk, then the end of all */
     long num_chunks;
     const int64_t *low, *stop;         /* of each row */
-    const int64_t *trunk, *bits, *own; /* the same, where there are trees */
-    const float *sinks;                /* of each head, or none */
+    const int64_t *trunk, *bits, *own; /* with trees: root slot, ancestor mask, own slot; else null */
+    const float *sinks;                /* of each head, or null */
     char *out;
-    float scale; /* of scores, whose base is two */
+    float scale; /* of scores, in base-two logarithms */
     int threads;
 };
 
-/* What a row of a head has seen: the largest score, the weights by lane, the weighted values; and the
-   row itself, times the scale of scores. */
+/* Running state of a row and head: largest score, weights by lane, weighted sums of values; and the
+   query, times the scale of scores. */
 struct state {
     float top;
     __m512 weights;
@@ -55,9 +55,9 @@ INLINE __m512 load(const struct pass *pass, const char *at, long index) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
-/* Two to the power of numbers that are 0 at most: a polynomial of what lies behind the point. */
+/* Two to the power of numbers of at most 0: a polynomial of the fractional part. */
 INLINE __m512 power(__m512 x) {
-    x = _mm512_max_ps(_mm512_set1_ps(-200), x); /* what is no number stays none */
+    x = _mm512_max_ps(_mm512_set1_ps(-200), x); /* NaN stays NaN */
     const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m512 part = _mm512_sub_ps(x, whole);
     __m512 y = _mm512_set1_ps(1.5403530393381609e-4f);
@@ -70,7 +70,7 @@ INLINE __m512 power(__m512 x) {
     return _mm512_scalef_ps(y, whole);
 }
 
-/* The sum of each of 16 vectors, in a lane of its own. */
+/* The sums of 16 vectors, one per lane. */
 INLINE __m512 added(__m512 *each) {
     __m512 four[4];
     for (int n = 0; n < 4; n++) {
@@ -80,7 +80,7 @@ INLINE __m512 added(__m512 *each) {
                                  _mm512_unpackhi_ps(each[4 * n + 2], each[4 * n + 3]));
         four[n] = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
     }
-    /* Each lane of 128 bits has a part of the sums of four vectors. */
+    /* Each 128-bit lane has partial sums of four vectors. */
     __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(four[0], four[1], 0x44),
                              _mm512_shuffle_f32x4(four[0], four[1], 0xee));
     __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(four[2], four[3], 0x44),
@@ -88,7 +88,7 @@ INLINE __m512 added(__m512 *each) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
 }
 
-/* Which of the slots `first` to `first + PAGE` a row sees. */
+/* Mask of the slots `first` to `first + PAGE` that a row sees. */
 static inline __mmask16 seen(const struct pass *pass, long row, long first) {
     long begin = pass->low[row] - first, end = pass->stop[row] - first;
     unsigned below = end <= 0 ? 0 : end >= PAGE ? 0xffff : (1u << end) - 1;
@@ -105,7 +105,7 @@ static inline __mmask16 seen(const struct pass *pass, long row, long first) {
     return (__mmask16)found;
 }
 
-/* Let a row of a head look at those slots of a page that it sees. */
+/* Accumulate the visible slots of a page for a row and head. */
 INLINE void look(const struct pass *pass, struct state *state, const char *keys, const char *values,
                  __mmask16 mask) {
     const long chunks = pass->size / LANES;
@@ -137,7 +137,7 @@ INLINE void look(const struct pass *pass, struct state *state, const char *keys,
             for (long slot = 0; slot < PAGE; slot++)
                 sum = _mm512_fmadd_ps(_mm512_set1_ps(own[slot]),
                                       load(pass, values, slot * pass->slot + LANES * chunk), sum);
-        else /* what is not seen may be no number */
+        else /* values outside the mask may be NaN */
             for (unsigned left = mask; left; left &= left - 1) {
                 const long slot = __builtin_ctz(left);
                 sum = _mm512_fmadd_ps(_mm512_set1_ps(own[slot]),
@@ -147,7 +147,7 @@ INLINE void look(const struct pass *pass, struct state *state, const char *keys,
     }
 }
 
-/* Rows `first` to `end` of one sequence, with some heads that share a key head. */
+/* Attention of rows `first` to `end` of one sequence, for heads `from` to `to` of one key head. */
 INLINE void attend_some(const struct pass *pass, const int64_t *pages, long first, long end,
                         long from, long to, long kv_head) {
     const long bytes = pass->half ? 2 : 4, chunks = pass->size / LANES, heads = to - from;
@@ -208,14 +208,14 @@ WITHIN static void attend_halves(const struct pass *pass, const int64_t *pages, 
     attend_some(&own, pages, first, end, from, to, kv_head);
 }
 
-/* Whether this processor has what attention needs. */
+/* Whether this processor has the instructions for attention. */
 int outpace_can_attend(void) {
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-/* All rows of a pass: pieces of work are a chunk of rows with some heads that share a key head. */
+/* Attention of all rows of a pass; a work item is a chunk of rows with some heads of a key head. */
 void outpace_attend(const struct pass *pass) {
     const long shared = pass->heads / pass->kv_heads, least = pass->num_chunks * pass->kv_heads;
     long parts = (shared + HEADS - 1) / HEADS;

@@ -1,9 +1,9 @@
-"""Attention over paged keys in Triton: items of work, and the merge of what was split over keys.
+"""Attention over paged keys in Triton: work items, and the merge of items split over keys.
 
-Shapes: T rows, H heads of which G share each of K key heads, D head size; M lanes of a tile, which
-are its rows times G; N slots of a step. Keys are split as FlashDecoding does (Dao et al., 2023),
-over pages (Kwon et al., 2023), with a stop of its own for each row. Logarithms are of base two, but
-for `sinks [H]`, which are none or a further score of each head, as a model has it.
+Shapes: T rows; H heads, of which G share each of K key heads; head size D; M lanes of a tile, its
+rows times G; N slots of a step. Keys are split as in FlashDecoding (Dao et al., 2023), over pages
+(Kwon et al., 2023), and each row has a separate visible range. Logarithms are of base two, except
+`sinks [H]`: an additional natural-log score per head, or None.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ LOG2E = tl.constexpr(math.log2(math.e))
 
 @triton.jit
 def look(
-    top, total, acc, query, keys, values, table, low, stop, trunk, bits, own, begin, end, scale,
-    slot_stride, N: tl.constexpr, PAGE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
-    MASKED: tl.constexpr, UPCAST: tl.constexpr, TREES: tl.constexpr,
+    top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
+    own_slot, begin, end, scale, slot_stride, N: tl.constexpr, PAGE: tl.constexpr,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr,
+    TREES: tl.constexpr,
 ):  # fmt: skip
-    """Let all lanes look at the slots from `begin` to `end`, which all of them see or `MASKED`."""
+    """Accumulate the slots `begin` to `end` for all lanes; `MASKED` unless all lanes see them."""
     dims = tl.arange(0, WIDTH)
     for start in range(begin, end, N):
         slots = start + tl.arange(0, N)
         whole = (dims < SIZE)[None, :]
-        if MASKED:  # behind the end there may be no page
+        if MASKED:  # past the end there may be no page
             page = tl.load(table + slots // PAGE, mask=slots < end, other=0)
             whole = whole & (slots < end)[:, None]
         else:
@@ -40,15 +41,19 @@ def look(
             v = v.to(tl.float32)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         if MASKED:
-            seen = (slots[None, :] >= low[:, None]) & (slots[None, :] < stop[:, None])
+            visible = (slots[None, :] >= low[:, None]) & (slots[None, :] < visible_end[:, None])
             if TREES:
-                behind = slots[None, :] - trunk[:, None]
-                by = tl.minimum(tl.maximum(behind, 0), 62)  # no other bit is ever set
-                named = ((bits[:, None] >> by.to(tl.int64)) & 1) != 0
-                seen = seen | (named & (behind == by)) | (slots[None, :] == own[:, None])
-            scores = tl.where(seen, scores, float("-inf"))
+                offset = slots[None, :] - root_slot[:, None]
+                bit = tl.minimum(tl.maximum(offset, 0), 62)  # higher bits are never set
+                is_ancestor = ((ancestors[:, None] >> bit.to(tl.int64)) & 1) != 0
+                visible = (
+                    visible
+                    | (is_ancestor & (offset == bit))
+                    | (slots[None, :] == own_slot[:, None])
+                )
+            scores = tl.where(visible, scores, float("-inf"))
         new = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(new == float("-inf"), 0.0, new)  # a lane may have seen nothing yet
+        base = tl.where(new == float("-inf"), 0.0, new)  # a lane may not have seen a slot yet
         weights = tl.exp2(scores - base[:, None])
         fade = tl.exp2(top - base)
         total = total * fade + tl.sum(weights, 1)
@@ -58,7 +63,7 @@ def look(
     return top, total, acc
 
 
-# What differs from pass to pass must not compile it anew: numbers of rows, places in the buffer.
+# Row counts and buffer offsets change with every pass and must not trigger a recompilation.
 @triton.jit(do_not_specialize=["tables", "bounds", "items", "rows"])
 def attend(
     q, keys, values, out, sums, tops, sinks, tables, bounds, items, rows, scale, q_row, q_head,
@@ -66,13 +71,13 @@ def attend(
     GROUP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PAGE: tl.constexpr,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, UPCAST: tl.constexpr, TREES: tl.constexpr,
 ):  # fmt: skip
-    """An item, as `plan.Plan` describes it: the rows of a tile over some of their slots.
+    """Compute one work item of `plan.Plan`: the rows of a tile over some of their slots.
 
     The grid is items times key heads. Lanes are rows times the heads that share the key head, so
-    that keys are read once for all of them. An item that is all of its tile writes `out [T, H, D]`,
-    another its part: `sums f32[parts, H, D]`, and the logarithm of its weights, `tops f32[parts,
-    H]`. `bounds` are first the lowest slot that each of the `rows` sees, then their stops; with
-    `TREES` come trunks, bits of slots behind these, and the rows' own slots.
+    keys are read once for all of them. An item that covers its whole tile writes `out [T, H, D]`.
+    Any other writes a part: `sums f32[parts, H, D]`, and the logarithm of its total weight,
+    `tops f32[parts, H]`. `bounds` has the lowest visible slot of each of the `rows`, then the ends
+    of their visible ranges; with `TREES` also root slots, ancestor masks, and the rows' own slots.
     """
     item, group = items + tl.program_id(0) * 8, tl.program_id(1)
     first, count = tl.load(item), tl.load(item + 1)
@@ -84,12 +89,12 @@ def attend(
     real = lanes < count * GROUP
     whole = real[:, None] & (dims < SIZE)[None, :]
     low = tl.load(bounds + row, mask=real, other=0).to(tl.int32)
-    stop = tl.load(bounds + rows + row, mask=real, other=0).to(tl.int32)
-    trunk, bits, own = None, None, None
+    visible_end = tl.load(bounds + rows + row, mask=real, other=0).to(tl.int32)
+    root_slot, ancestors, own_slot = None, None, None
     if TREES:
-        trunk = tl.load(bounds + 2 * rows + row, mask=real, other=0).to(tl.int32)
-        bits = tl.load(bounds + 3 * rows + row, mask=real, other=0)
-        own = tl.load(bounds + 4 * rows + row, mask=real, other=-1).to(tl.int32)
+        root_slot = tl.load(bounds + 2 * rows + row, mask=real, other=0).to(tl.int32)
+        ancestors = tl.load(bounds + 3 * rows + row, mask=real, other=0)
+        own_slot = tl.load(bounds + 4 * rows + row, mask=real, other=-1).to(tl.int32)
     at = row[:, None] * q_row + head[:, None] * q_head + dims[None, :]
     query = tl.load(q + at, mask=whole, other=0.0)
     if UPCAST:
@@ -99,18 +104,18 @@ def attend(
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, WIDTH], tl.float32)
-    # In the middle nothing is masked.
+    # Only the first and last slots need a mask.
     top, total, acc = look(
-        top, total, acc, query, keys, values, table, low, stop, trunk, bits, own, begin,
-        clear, scale, slot_stride, N, PAGE, SIZE, WIDTH, True, UPCAST, TREES,
+        top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
+        own_slot, begin, clear, scale, slot_stride, N, PAGE, SIZE, WIDTH, True, UPCAST, TREES,
     )  # fmt: skip
     top, total, acc = look(
-        top, total, acc, query, keys, values, table, low, stop, trunk, bits, own, clear,
-        unclear, scale, slot_stride, N, PAGE, SIZE, WIDTH, False, UPCAST, TREES,
+        top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
+        own_slot, clear, unclear, scale, slot_stride, N, PAGE, SIZE, WIDTH, False, UPCAST, TREES,
     )  # fmt: skip
     top, total, acc = look(
-        top, total, acc, query, keys, values, table, low, stop, trunk, bits, own, unclear,
-        end, scale, slot_stride, N, PAGE, SIZE, WIDTH, True, UPCAST, TREES,
+        top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
+        own_slot, unclear, end, scale, slot_stride, N, PAGE, SIZE, WIDTH, True, UPCAST, TREES,
     )  # fmt: skip
     keep(
         out, sums, tops, sinks, top, total, acc, row, head, part + lanes // GROUP, real, whole,
@@ -120,7 +125,7 @@ def attend(
 
 @triton.jit
 def drained(top, total, acc, sink):
-    """What a sink leaves of sums: it takes part of the weight, and has no value."""
+    """Apply a sink to the sums: it adds weight without a value."""
     new = tl.maximum(top, sink * LOG2E)
     base = tl.where(new == float("-inf"), 0.0, new)
     fade = tl.exp2(top - base)
@@ -132,19 +137,19 @@ def keep(
     out, sums, tops, sinks, top, total, acc, row, head, part, real, whole, alone, heads,
     SIZE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Write what the lanes that are `real` have seen: results, or parts where it is not all."""
+    """Store the results of the `real` lanes, or their partial sums unless `alone`."""
     dims = tl.arange(0, WIDTH)
-    if sinks is not None:  # where this is not all, in the merge
+    if sinks is not None:  # for partial sums, the merge applies it
         sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32)
         total, acc = drained(top, total, acc, tl.where(alone, sink, float("-inf")))
-    nought = total == 0.0
-    acc = acc / tl.where(nought, 1.0, total)[:, None]
+    is_empty = total == 0.0
+    acc = acc / tl.where(is_empty, 1.0, total)[:, None]
     if alone:
         place = (row * heads + head)[:, None] * SIZE + dims[None, :]
         tl.store(out + place, acc.to(out.dtype.element_ty), mask=whole)
     else:
         lane = part * heads + head
-        weight = tl.where(nought, float("-inf"), top + tl.log2(tl.where(nought, 1.0, total)))
+        weight = tl.where(is_empty, float("-inf"), top + tl.log2(tl.where(is_empty, 1.0, total)))
         tl.store(tops + lane, weight, mask=real)
         tl.store(sums + lane[:, None] * SIZE + dims[None, :], acc, mask=whole)
 
@@ -154,10 +159,10 @@ def merge(
     out, sums, tops, sinks, merges, HEADS: tl.constexpr, BLOCK: tl.constexpr,
     PARTS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The parts of a row and `BLOCK` of its heads, `PARTS` of them at a time.
+    """Merge the parts of a row for `BLOCK` of its heads, `PARTS` parts at a time.
 
-    The grid is merges times blocks of heads. A merge has four integers: the row, its first part,
-    how far the next one is, and how many there are: with none it only fills up the grid.
+    The grid is merges times blocks of heads. A merge has four integers: row, first part, stride
+    between parts, and number of parts, which is 0 for padding of the grid.
     """
     row = tl.load(merges + tl.program_id(0) * 4)
     first = tl.load(merges + tl.program_id(0) * 4 + 1)

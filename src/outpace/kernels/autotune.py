@@ -1,10 +1,10 @@
-"""Which layout of a matrix is the quickest on this machine, found by trying.
+"""Choice of the fastest matrix layout on this machine, by measurement.
 
-A layout is used only if its products are batch invariant: a row has the same bits, whatever rows
-are beside it. That is tried as well, since libraries choose a kernel by the number of rows.
+A layout is used only if its products are batch invariant: the result of a row has the same bits
+for any batch. This is tested as well, since libraries choose a kernel by the number of rows.
 
-Layouts are timed in turns, on copies of a matrix that together exceed the caches of a processor:
-so does a model, whose last matrices push its first ones out.
+Layouts are timed alternately, on copies of a matrix that together exceed the processor's caches, as
+the matrices of a model do.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from outpace.kernels.tiles import Product
 LOG = logging.getLogger(__name__)
 
 ROWS = (1, 4, 16, 64)
-"""Rows of the products that are tried."""
+"""Numbers of rows in the timed products."""
 
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 129)
-"""Numbers of rows that have to give the bits that they give among `MOST`."""
+"""Numbers of rows that must give the same bits as within `MAX_TESTED_ROWS` rows."""
 
 MOST = 256
-"""Rows of the largest product that is tried."""
+"""Number of rows in the largest tested product."""
 
 SMALL = 2**15
-"""Elements below which a product costs less than its call, so that nothing is timed."""
+"""Elements below which the call costs more than the product, so layouts are not timed."""
 
 COLD = 2**22
-"""Bytes of all copies of a matrix; of a larger one so much is tried."""
+"""Bytes of all copies of a matrix; larger matrices are timed by a slice of this size."""
 
 WHOLE = 16
-"""What the outputs that are tried are a multiple of, so that every layout takes them."""
+"""Timed slices have a multiple of these outputs, which every layout supports."""
 
 TURNS = 5
-"""How often each layout has its turn; the quickest turn counts."""
+"""Rounds of timing per layout; the fastest counts."""
 
 GAIN = 0.7
-"""Part of the time of the usual layout below which another is chosen, so that chance does not."""
+"""Another layout must be below this fraction of the default's time, to exclude noise."""
 
 
 def quickest(weight: Tensor) -> str:
-    """The quickest layout of a matrix `[out, in]` that is batch invariant; rows if none is."""
+    """Return the fastest batch-invariant layout of a matrix `[out, in]`; `rows` if none is."""
     outputs, inputs = weight.shape
-    some = max(COLD // weight.itemsize // max(inputs, 1) // WHOLE, 1) * WHOLE
-    shape, threads = (min(outputs, some), inputs), torch.get_num_threads()
+    outputs_timed = max(COLD // weight.itemsize // max(inputs, 1) // WHOLE, 1) * WHOLE
+    shape, threads = (min(outputs, outputs_timed), inputs), torch.get_num_threads()
     names = layouts(weight)
     while names:
-        timed = len(names) > 1 and weight.numel() >= SMALL
-        best = fastest(shape, weight.dtype, names) if timed else names[0]
+        is_timed = len(names) > 1 and weight.numel() >= SMALL
+        best = fastest(shape, weight.dtype, names) if is_timed else names[0]
         if is_batch_invariant(best, shape, weight.dtype, threads):
             return best
         names = tuple(name for name in names if name != best)
@@ -62,9 +62,9 @@ def quickest(weight: Tensor) -> str:
 
 
 def fastest(shape: tuple[int, int], dtype: torch.dtype, names: tuple[str, ...]) -> str:
-    """The layout with the least time over all numbers of rows, which count alike.
+    """Return the fastest layout, with equal weight for all numbers of rows.
 
-    That is the first one, unless another gains much.
+    The first one is kept unless another is clearly faster.
     """
     times = seconds(shape, dtype, tuple(sorted(names)), torch.get_num_threads())
     first = times[names[0]]
@@ -80,10 +80,10 @@ def fastest(shape: tuple[int, int], dtype: torch.dtype, names: tuple[str, ...]) 
 def is_batch_invariant(
     layout: str, shape: tuple[int, int], dtype: torch.dtype, threads: int
 ) -> bool:
-    """Whether products in a layout give a row the same bits beside any other rows.
+    """Return whether a row's product has the same bits in any batch.
 
-    The first and the last rows of a product are multiplied again by themselves. Why a layout is
-    left out is a line of the log.
+    The first and the last rows of a product are multiplied again separately. The log records why
+    a layout is excluded.
     """
     generator = torch.Generator().manual_seed(0)
     weight = (16 * torch.randn(shape, generator=generator)).to(dtype)
@@ -96,8 +96,8 @@ def is_batch_invariant(
         for count in COUNTS:
             for rows in (slice(count), slice(-count, None)):
                 if not torch.equal(product(x[rows]), whole[rows]):
-                    told = (layout, dtype, *shape, count)
-                    LOG.info("%s %s %s x %s are left out: %s rows alone have other bits", *told)
+                    details = (layout, dtype, *shape, count)
+                    LOG.info("%s %s %s x %s is not batch invariant for %s rows: not used", *details)
                     return False
     return True
 
@@ -106,34 +106,34 @@ def is_batch_invariant(
 def seconds(
     shape: tuple[int, int], dtype: torch.dtype, layouts: tuple[str, ...], threads: int
 ) -> dict[str, dict[int, float]]:
-    """Seconds of a product in each layout, by its number of rows, with so many threads."""
+    """Return the seconds of a product per layout and number of rows, with `threads` threads."""
     weight = torch.ones(shape, dtype=dtype)
-    eight = dtype == torch.int8
-    copies, scale = max(COLD // weight.nbytes, 1), torch.ones(shape[0]) if eight else None
+    is_int8 = dtype == torch.int8
+    copies, scale = max(COLD // weight.nbytes, 1), torch.ones(shape[0]) if is_int8 else None
     products = {
         name: [bind_product(LAYOUTS[name](weight.clone()), None, scale) for _ in range(copies)]
         for name in layouts
     }
     best = {name: dict.fromkeys(ROWS, float("inf")) for name in layouts}
     for count in ROWS:
-        x = torch.ones(count, shape[1], dtype=torch.float32 if eight else dtype)
+        x = torch.ones(count, shape[1], dtype=torch.float32 if is_int8 else dtype)
         for _ in range(TURNS):
             for name in layouts:
                 best[name][count] = min(best[name][count], turn(x, products[name]))
-    told = "; ".join(
+    summary = "; ".join(
         f"{name} {'/'.join(f'{1e6 * time:.0f}' for time in times.values())}"
         for name, times in best.items()
     )
-    LOG.info("%s %s x %s, microseconds of %s rows: %s", dtype, *shape, ROWS, told)
+    LOG.info("%s %s x %s, microseconds of %s rows: %s", dtype, *shape, ROWS, summary)
     return best
 
 
 @torch.inference_mode()
 def turn(x: Tensor, products: list[Product]) -> float:
-    """Seconds of a product, with copies of its matrix one after the other."""
-    # On one thread its own clock stands still where other programs run.
+    """Return the mean seconds of a product, over copies of its matrix in sequence."""
+    # On one thread, its CPU clock excludes the time of other programs.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    began = clock()
+    start = clock()
     for product in products:
         product(x)
-    return (clock() - began) / len(products)
+    return (clock() - start) / len(products)

@@ -1,4 +1,4 @@
-"""Tokens and scores of logits in one pass over them, where a device can run the kernel.
+"""Launchers of the fused sampling kernels on a GPU.
 
 Shapes: R rows, V vocabulary; settings are tensors `[R]`.
 """
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 SCORES = ("confidence", "logprob", "margin", "entropy", "logsum")
-"""Rows of the table that the kernel writes."""
+"""Rows of the score table that the kernels write."""
 
 BLOCK = 4096
-"""Columns that are read in one go."""
+"""Columns of logits per iteration."""
 
 
 class Settings(NamedTuple):
-    """How the rows of a group are drawn, each a tensor `[R]`."""
+    """Sampling parameters of each row, as tensors `[R]`."""
 
     temperature: Tensor
     top_p: Tensor
@@ -31,7 +31,7 @@ class Settings(NamedTuple):
 
 @cache
 def runs_triton(device: torch.device) -> bool:
-    """Whether a device runs the kernel."""
+    """Return whether a device runs Triton kernels."""
     return device.type == "cuda" and find_spec("triton") is not None
 
 
@@ -43,24 +43,28 @@ def read_rows(
     ratio: Tensor | None = None,
     drawn: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Tokens `i64[R]` of `logits [R, V]` of any dtype, and every score `f32[R]` by its name.
+    """Sample tokens `i64[R]` of `logits [R, V]`, and compute every score `f32[R]` by name.
 
-    Tokens are drawn under the noise of `keys i64[R]`, at temperature 0 they are the arg-max. With
-    a `guess [R, V]` and a `ratio f32[R]` the logits are `torch.lerp(logits, guess, ratio)`. Scores
-    are those of the logits at temperature 1, and not cut; but in the rows that are `drawn bool[R]`
-    those of the law that tokens are drawn from, the logprob excepted.
+    Args:
+        logits: Logits `[R, V]` of any dtype.
+        settings: Sampling parameters; at temperature 0 the token is the arg-max.
+        keys: Noise keys `i64[R]`.
+        guess: Logits `[R, V]` to mix in, as `torch.lerp(logits, guess, ratio)`.
+        ratio: Mixing ratios `f32[R]`, with `guess`.
+        drawn: Rows `bool[R]` with confidence, margin and entropy of the distribution after
+            temperature, top-p, top-k and min-p. All other scores are at temperature 1, unfiltered.
     """
-    from outpace.kernels import read  # only now, since it loads Triton
+    from outpace.kernels import read  # imported late, since it loads Triton
 
     rows, vocab = logits.shape
     logits = in_rows(logits)
-    other = logits if guess is None else in_rows(guess)
+    guess_rows = logits if guess is None else in_rows(guess)
     tokens, scores = blank(logits)
     read.read[rows,](
-        *(logits, other, keys if ratio is None else ratio),
+        *(logits, guess_rows, keys if ratio is None else ratio),
         *(settings.temperature, settings.top_p, settings.top_k, settings.min_p.log()),
         *(keys, keys if drawn is None else drawn, tokens, scores),
-        *(rows, vocab, logits.stride(0), other.stride(0)),
+        *(rows, vocab, logits.stride(0), guess_rows.stride(0)),
         BLOCK=BLOCK,
         GUESS=guess is not None,
         DRAWN=drawn is not None,
@@ -70,10 +74,12 @@ def read_rows(
 
 
 class Drafts(NamedTuple):
-    """What rejection sampling knows of each of `[R]` rows.
+    """Draft tokens for rejection sampling.
 
-    Its draft `i64[R]`, -1 where there is none, the row `i64[R]` of the guesses that it was drawn
-    from, and the key `i64[R]` of the coin that decides on it.
+    Attributes:
+        tokens: Draft token of each row, `i64[R]`; -1 for none.
+        places: Row `i64[R]` of the draft's logits that it was sampled from.
+        coins: Noise key `i64[R]` of the acceptance decision.
     """
 
     tokens: Tensor
@@ -84,12 +90,12 @@ class Drafts(NamedTuple):
 def verify_rows(
     logits: Tensor, guess: Tensor, drafts: Drafts, settings: Settings, keys: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Tokens `i64[R]` by rejection sampling, and every score `f32[R]` by its name.
+    """Sample tokens `i64[R]` by rejection sampling, and compute every score `f32[R]` by name.
 
-    The logits `[R, V]` of a target and those of the `guess [n, W]` are of any dtype. Scores are
-    those of the target's logits at temperature 1, and not cut.
+    Target logits `[R, V]` and draft logits `guess [n, W]` may have any dtype. Scores are of the
+    target's logits at temperature 1, unfiltered.
     """
-    from outpace.kernels import rejection  # only now, since it loads Triton
+    from outpace.kernels import rejection  # imported late, since it loads Triton
 
     logits, guess = in_rows(logits), in_rows(guess)
     tokens, scores = blank(logits)
@@ -105,20 +111,20 @@ def verify_rows(
 
 
 def in_rows(logits: Tensor) -> Tensor:
-    """The same numbers, those of a row side by side."""
+    """Return the logits with contiguous rows."""
     return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
 def blank(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Memory for the tokens of `logits [R, V]`, and for all of their scores."""
+    """Allocate the tokens and all scores of `logits [R, V]`."""
     rows, device = len(logits), logits.device
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
     return tokens, torch.empty(len(SCORES), rows, dtype=torch.float32, device=device)
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """A copy on a device, for which the host does not wait."""
-    there = torch.from_numpy(array)
+    """Copy an array to a device asynchronously."""
+    tensor = torch.from_numpy(array)
     if device.type != "cuda":
-        return there.to(device)
-    return there.pin_memory().to(device, non_blocking=True)
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,6 +1,6 @@
-/* Rounding to bfloat16 without the instruction that few processors with AVX512 have. */
+/* Rounding to bfloat16 without the AVX512-BF16 instruction, which few processors have. */
 
-/* Numbers of bfloat16, rounded to even; NaN stays NaN. */
+/* Round to bfloat16, ties to even; NaN stays NaN. */
 __attribute__((target("avx512f,avx512bw,avx512vl"), always_inline)) static inline __m256i halved(__m512 x) {
     __m512i bits = _mm512_castps_si512(x);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

@@ -1,4 +1,4 @@
-"""The compiled loops of a CPU: products (tiles.c, packed.c) and attention (attend.c)."""
+"""Loading of the compiled CPU kernels: products (tiles.c, packed.c) and attention (attend.c)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ import torch
 LOG = logging.getLogger(__name__)
 
 WORK = 2**18
-"""Multiplications that are worth a thread of their own."""
+"""Multiplications that justify another thread."""
 
 
 @cache
 def library() -> CDLL | None:
-    """The library, or None where installing had no C compiler; a line of the log tells that once.
-
-    It uses the threads that PyTorch has.
-    """
+    """Load the compiled library; return None, with one warning, if it was not built."""
     spec = find_spec("outpace._compiled")
     if spec is None or spec.origin is None:
         LOG.warning(
-            "outpace was installed without a C compiler: its products and attention on a CPU are "
-            "PyTorch's, which are slower; install one (gcc), then outpace again"
+            "outpace was installed without a C compiler: products and attention on a CPU use "
+            "PyTorch, which is slower; install gcc and reinstall outpace"
         )
         return None
     loaded = CDLL(spec.origin)
@@ -51,5 +48,5 @@ def library() -> CDLL | None:
 
 
 def threads(work: int) -> int:
-    """How many threads so many multiplications are worth, of those that PyTorch has."""
+    """Return the number of threads for `work` multiplications, at most PyTorch's."""
     return min(torch.get_num_threads(), 1 + work // WORK)

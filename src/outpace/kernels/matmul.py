@@ -1,8 +1,8 @@
-"""How a matrix may lie in a CPU's memory, and products of rows with it in each layout.
+"""Layouts of a matrix in CPU memory, and products of rows with it in each layout.
 
-A matrix of 8 bits has a scale for each output, and a row that meets it is rounded to 8 bits with a
-scale of its own. Such a product is a sum of whole numbers, which is the same in any order: so the
-numbers of a row are those that any layout gives, and the same beside any other rows.
+An int8 matrix has a scale per output, and rows are quantized to 8 bits with a scale per row. Such a
+product is a sum of integers and independent of their order. Results are therefore equal in all
+layouts and batches.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from outpace.kernels import tiles
 LOG = logging.getLogger(__name__)
 
 MANY, STEP = 64, 16
-"""Rows above which a product of blocks is filled up to a multiple of the step: oneDNN compiles a
-kernel for each number of rows, which takes as long as a hundred, and keeps 1,024."""
+"""Above the first number, rows are padded to a multiple of the second for products with blocks.
+oneDNN compiles a kernel per number of rows, which takes as long as 100 products; it keeps 1,024."""
 
 LEVELS, NOUGHT = 127, 128
-"""The largest code of either sign, and the code of a row that stands for nought."""
+"""The largest code of either sign, and the code of zero in a row."""
 
 TINY = 1e-30
-"""What the largest number of a row is at least, so that there is a scale."""
+"""Lower limit on the largest magnitude of a row, to avoid a scale of zero."""
 
 
 def by_column(weight: Tensor) -> Tensor:
-    """The same matrix, stored column by column."""
+    """Return the matrix in column-major order."""
     return weight.t().contiguous().t()
 
 
 def blocked(weight: Tensor) -> Tensor:
-    """The same matrix in oneDNN's blocks."""
+    """Return the matrix in oneDNN's blocked layout."""
     if weight.dtype == torch.int8:
         return torch.ops.onednn.qlinear_prepack(weight, None)
     return torch.ops.mkldnn._reorder_linear_weight(weight, 32)
@@ -50,12 +50,12 @@ LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def is_tiled(weight: Tensor) -> bool:
-    """Whether a matrix lies in tiles."""
+    """Return whether a matrix is in tiles."""
     return weight.dim() == 4
 
 
 def dense(weight: Tensor) -> Tensor:
-    """A matrix row by row, that has any layout; what oneDNN made of 8 bits stays there."""
+    """Return a matrix of any layout in row-major order; int8 matrices of oneDNN stay blocked."""
     if is_tiled(weight):
         return tiles.plain(weight)
     return weight.to_dense() if weight.is_mkldnn else weight.contiguous()
@@ -64,10 +64,10 @@ def dense(weight: Tensor) -> Tensor:
 def bind_product(
     weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None
 ) -> tiles.Product:
-    """The product of rows `[T, in]` with a matrix in any layout, plus a bias.
+    """Return the product of rows `[T, in]` with a matrix in any layout, plus a bias.
 
-    With the `scale f32[out]` of a matrix of 8 bits, rows and result are float32. Bias and scale of
-    tiles are float32 in any case.
+    With the `scale f32[out]` of an int8 matrix, rows and result are float32. Bias and scale of
+    tiles are always float32.
     """
     if is_tiled(weight):
         return tiles.bind_product(weight, bias, scale)
@@ -77,72 +77,72 @@ def bind_product(
 
 
 def multiply_codes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Map rows `x f32[T, in]` by a matrix of 8 bits that is not in tiles, and add a bias."""
-    codes, own = of_rows(x)
-    whole = (of_codes if weight.is_mkldnn else of_plain)(codes, weight, scale).mul_(own)
-    return whole if bias is None else whole.add_(bias)
+    """Multiply rows `x f32[T, in]` by an int8 matrix in rows or blocks, and add a bias."""
+    codes, row_scale = of_rows(x)
+    product = (of_codes if weight.is_mkldnn else of_plain)(codes, weight, scale).mul_(row_scale)
+    return product if bias is None else product.add_(bias)
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Map rows `x [T, in]` by a matrix in rows or blocks, and add a bias."""
-    # In float32 oneDNN is the quicker library row by row as well: twice as quick on an AMD EPYC.
+    """Multiply rows `x [T, in]` by a matrix in rows or blocks, and add a bias."""
+    # In float32 oneDNN is faster for row-major matrices as well: twice as fast on an AMD EPYC.
     by_row = weight.dtype == torch.float32 and weight.is_contiguous()
     if not weight.is_mkldnn and not (by_row and has("blocks", torch.float32)):
         return F.linear(x, weight, bias)
     rows = len(x)
-    spare = -rows % STEP if rows > MANY else 0
-    if spare:
-        x = F.pad(x, (0, 0, 0, spare))
+    padding = -rows % STEP if rows > MANY else 0
+    if padding:
+        x = F.pad(x, (0, 0, 0, padding))
     out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return out[:rows] if spare else out
+    return out[:rows] if padding else out
 
 
 def of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes `u8[T, n]` of rows `x [T, n]`, and the scale `f32[T, 1]` of each.
+    """Quantize rows `x [T, n]` to codes `u8[T, n]` and scales `f32[T, 1]`.
 
     The scale of a row with an infinity or NaN is NaN.
     """
     x = x.float()
     scale = x.abs().amax(-1, keepdim=True).clamp_(min=TINY).div_(LEVELS)
     bad = scale.isfinite().logical_not_()
-    if bad.any():  # what becomes of NaN as a whole number is not defined
+    if bad.any():  # converting NaN to an integer is undefined
         x, scale = x.masked_fill(bad, 0), scale.masked_fill_(bad, 1)
-    # Straight to 8 bits is slower than by a type that processors convert to.
+    # Converting by int32, which processors support directly, is faster.
     codes = (x / scale).add_(NOUGHT + 0.5).to(torch.int32).to(torch.uint8)
     return codes, scale.masked_fill_(bad, torch.nan)
 
 
 def of_codes(codes: Tensor, blocks: Tensor, scale: Tensor) -> Tensor:
-    """`f32[T, out]` of codes `u8[T, in]` and blocks of 8 bits, with a scale for each output."""
-    whole: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+    """Multiply codes `u8[T, in]` by an int8 matrix in blocks, with a scale per output."""
+    product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
         *(codes, 1.0, NOUGHT, blocks, scale, noughts(len(scale)), None),
         *(1.0, 0, torch.float32, "none", [], ""),
     )
-    return whole
+    return product
 
 
 def of_plain(codes: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """The same with a matrix `i8[out, in]` row by row: slow, and exact on any machine.
+    """Multiply codes `u8[T, in]` by a row-major matrix `i8[out, in]`: slow, exact on any machine.
 
-    That is for sizes that no quick layout of a machine takes.
+    Used for sizes that no fast layout supports.
     """
-    whole = (codes.double() - NOUGHT) @ weight.double().T
-    return whole.float().mul_(scale)
+    product = (codes.double() - NOUGHT) @ weight.double().T
+    return product.float().mul_(scale)
 
 
 @cache
 def noughts(count: int) -> Tensor:
-    """So many zeros `i32[count]`."""
+    """Return zeros `i32[count]`."""
     return torch.zeros(count, dtype=torch.int32)
 
 
 @cache
 def has(layout: str, dtype: torch.dtype) -> bool:
-    """Whether this machine has a layout of matrices of a dtype, and multiplies rightly.
+    """Return whether this machine supports a layout of a dtype with correct products.
 
-    That is tried, on the largest sums where there are 8 bits: processors without VNNI cut them.
-    Why not is a line of the log. bfloat16 has no blocks: with AVX512 tiles are as fast or faster
-    for any number of rows, and with AMX a row in blocks depends on how many are beside it.
+    Products are tested, in int8 with the largest sums, which saturate on processors without VNNI.
+    The log records the reason if not. bfloat16 has no blocks: with AVX512, tiles are as fast or
+    faster for any number of rows, and with AMX blocks are not batch invariant.
     """
     if layout == "tiles" and not tiles.usable(dtype):
         return False
@@ -154,17 +154,17 @@ def has(layout: str, dtype: torch.dtype) -> bool:
         reason = "products are wrong"
     except (AttributeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-    LOG.info("%s of %s are left out on this machine (%s)", layout, dtype, reason)
+    LOG.info("layout %s of %s is not used on this machine: %s", layout, dtype, reason)
     return False
 
 
 def right(lay: Callable[[Tensor], Tensor], dtype: torch.dtype) -> bool:
-    """Whether products in a layout are what they have to be."""
+    """Return whether products in a layout are correct."""
     if dtype != torch.int8:
         rows, weight = torch.ones(2, 32, dtype=dtype), torch.eye(32, dtype=dtype)[:16]
         return torch.equal(bind_product(lay(weight))(rows), F.linear(rows, weight))
     rows = torch.tensor([[LEVELS, -LEVELS] * 64, [LEVELS] * 128, [-LEVELS] * 128])
-    # Codes that were published go down to -128; ours do not.
+    # Published codes may be -128; ours are -127 or more.
     codes = [[LEVELS] * 128, [-LEVELS - 1] * 128, [LEVELS, -LEVELS] * 64, *[[1] * 128] * 13]
     weight = torch.tensor(codes, dtype=torch.int8)
     found = bind_product(lay(weight), None, torch.ones(len(weight)))(rows.float())
@@ -172,6 +172,6 @@ def right(lay: Callable[[Tensor], Tensor], dtype: torch.dtype) -> bool:
 
 
 def layouts(weight: Tensor) -> tuple[str, ...]:
-    """Quick layouts that a matrix `[out, in]` can have, the usual one first; maybe none."""
+    """Return the fast layouts available for a matrix `[out, in]`, the default first."""
     names = ("tiles", "blocks") if tiles.fits(weight) else ("blocks",)
     return tuple(name for name in names if has(name, weight.dtype))

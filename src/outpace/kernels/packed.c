@@ -1,15 +1,15 @@
 /* Products of rows with matrices in the block formats of GGUF, for x86 processors; packed.py describes
    the layout.
 
-   A row is rounded to 8 bits with one scale per 32 numbers. The products of these 32 are summed in whole
-   numbers, and the sums are added in float32, block after block. Each row has its own sums, so its result
-   depends neither on the rows beside it nor on the number of threads, and both loops give the same bits. */
+   A row is quantized to 8 bits with one scale per 32 numbers. The products of these 32 are summed as
+   integers, and the sums are added in float32, block after block. Each row has separate sums, so its result
+   depends neither on the batch nor on the number of threads, and both loops give the same bits. */
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* The numbers that GGUF has for its types. */
+/* GGUF's type numbers. */
 enum kind { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
 
 enum {
@@ -25,7 +25,7 @@ ALWAYS int bits_of(int kind) {
     return kind == Q8_0 ? 8 : kind == Q6_K ? 6 : kind == Q5_0 || kind == Q5_1 || kind == Q5_K ? 5 : 4;
 }
 
-/* Blocks that share a float16 scale; with more than one, each has a whole-number scale as well. */
+/* Blocks that share a float16 scale; with more than one, each has an integer scale as well. */
 ALWAYS int blocks_of(int kind) { return kind >= Q4_K ? 8 : 1; }
 
 /* Whether there is a minimum, which is added to the scaled code. */
@@ -40,7 +40,7 @@ ALWAYS long scale_bytes(int kind) { return blocks_of(kind) > 1 ? 2 * WIDTH : 0; 
 ALWAYS long block_bytes(int kind) { return scale_bytes(kind) + 4L * bits_of(kind) * WIDTH; }
 ALWAYS long super_bytes(int kind) { return head_bytes(kind) + blocks_of(kind) * block_bytes(kind); }
 
-/* The same of a file, for one output. */
+/* Bytes of the blocks that share a scale in a file, for one output. */
 ALWAYS long file_bytes(int kind) {
     switch (kind) {
         case Q4_0: return 18;
@@ -60,10 +60,10 @@ ALWAYS uint32_t word(const uint8_t *from) {
     return found;
 }
 
-/* Four bits as four bytes. */
+/* Spread four bits over four bytes. */
 ALWAYS uint32_t spread(uint32_t four) { return (four & 15) * 0x204081 & 0x01010101; }
 
-/* The codes of a block of a file, four in each word; those of 8 bits are 128 higher than there. */
+/* Read the codes of a block of a file, four per word; 128 is added to those of 8 bits. */
 ALWAYS void read_codes(int kind, const uint8_t *super, int block, uint32_t *words) {
     const uint32_t nibbles = 0x0f0f0f0f, ones = 0x01010101;
     if (kind == Q8_0) {
@@ -88,7 +88,7 @@ ALWAYS void read_codes(int kind, const uint8_t *super, int block, uint32_t *word
     }
 }
 
-/* Scale and minimum of a block, of 6 bits each in 12 bytes; or two scales of 8 bits. */
+/* Read scale and minimum of a block, 6 bits each within 12 bytes; or two scales of 8 bits. */
 ALWAYS void read_scales(int kind, const uint8_t *super, int block, uint8_t *two) {
     if (kind == Q6_K) {
         memcpy(two, super + 192 + 2 * block, 2);
@@ -104,7 +104,7 @@ ALWAYS void read_scales(int kind, const uint8_t *super, int block, uint8_t *two)
     }
 }
 
-/* Write the codes of an output into a block of a tile: nibbles of units 0 to 3 with those of 4 to 7
+/* Write the codes of an output into a block of a tile: nibbles of units 0 to 3, with those of 4 to 7
    above them, and the higher bits of all units in one or two words. */
 ALWAYS void write_codes(int kind, const uint32_t *words, uint8_t *block, int output) {
     uint8_t *own = block + 4 * output;
@@ -125,7 +125,7 @@ ALWAYS void write_codes(int kind, const uint32_t *words, uint8_t *block, int out
     for (int part = 0; part < bits_of(kind) - 4; part++) memcpy(own + 256 + 64 * part, high + part, 4);
 }
 
-/* The codes of an output in a block of a tile. */
+/* Read the codes of an output from a block of a tile. */
 ALWAYS void find_codes(int kind, const uint8_t *block, int output, uint32_t *words) {
     const uint8_t *own = block + 4 * output;
     for (int unit = 0; unit < UNITS; unit++) {
@@ -140,7 +140,7 @@ ALWAYS void find_codes(int kind, const uint8_t *block, int output, uint32_t *wor
     }
 }
 
-/* A tile of `count` rows of a file; whether all scales are finite. Missing outputs are zero. */
+/* Pack a tile of `count` rows of a file; return whether all scales are finite. Missing outputs are zero. */
 ALWAYS int pack_tile(int kind, const uint8_t *const *rows, long count, long supers, uint8_t *tile) {
     const long head = head_bytes(kind), at = kind == Q6_K ? 208 : 0;
     int finite = 1;
@@ -169,12 +169,12 @@ ALWAYS int pack_tile(int kind, const uint8_t *const *rows, long count, long supe
     return finite;
 }
 
-/* A number of float16. */
+/* Convert a float16 to float32. */
 ALWAYS float widened(const uint8_t *half) {
     const uint32_t all = half[0] | half[1] << 8, sign = (all & 0x8000) << 16, rest = all & 0x7fff;
     uint32_t bits = rest >= 0x7c00 ? rest << 13 | 0x7f800000 : (rest << 13) + (112u << 23);
-    float found, least = 6.103515625e-05f; /* the least that is normal */
-    if (rest < 0x400) { /* not normal */
+    float found, least = 6.103515625e-05f; /* the smallest normal number */
+    if (rest < 0x400) { /* subnormal */
         bits = (rest << 13) + (113u << 23);
         memcpy(&found, &bits, 4);
         found -= least;
@@ -185,7 +185,7 @@ ALWAYS float widened(const uint8_t *half) {
     return found;
 }
 
-/* The numbers of an output of a tile, as GGUF defines them. */
+/* Dequantize an output of a tile, as GGUF defines it. */
 ALWAYS void unpack_row(int kind, const uint8_t *tile, long supers, int output, float *to) {
     for (long super = 0; super < supers; super++, tile += super_bytes(kind)) {
         const float scale = widened(tile + 2 * output);
@@ -216,7 +216,7 @@ long outpace_packed_bytes(int kind, long outputs, long inputs) {
     return (outputs + WIDTH - 1) / WIDTH * (inputs / (BLOCK * blocks_of(kind))) * super_bytes(kind);
 }
 
-/* Pack a matrix, given by the bytes of each of its rows in a file; 0 where a scale is not finite. */
+/* Pack a matrix, given by the bytes of each row in a file; return 0 if a scale is not finite. */
 int outpace_pack(int kind, const uint8_t *const *rows, long outputs, long inputs, uint8_t *tiles, int threads) {
     const long supers = inputs / (BLOCK * blocks_of(kind)), bytes = supers * super_bytes(kind);
     int finite = 1;
@@ -233,7 +233,7 @@ int outpace_pack(int kind, const uint8_t *const *rows, long outputs, long inputs
     return finite;
 }
 
-/* Write rows of a matrix in tiles, by their numbers, as float32. */
+/* Dequantize rows of a matrix in tiles, by index, to float32. */
 void outpace_unpack(int kind, const uint8_t *tiles, long inputs, const int64_t *numbers, long count,
                     float *out, int threads) {
     const long supers = inputs / (BLOCK * blocks_of(kind)), bytes = supers * super_bytes(kind);
@@ -249,7 +249,7 @@ void outpace_unpack(int kind, const uint8_t *tiles, long inputs, const int64_t *
     }
 }
 
-/* Outputs of a matrix that have one format. */
+/* Outputs of a matrix in one format. */
 struct part {
     const uint8_t *tiles;
     long outputs, kind;
@@ -263,29 +263,29 @@ enum level { NONE, AVX2, VNNI };
 #include <omp.h>
 
 enum {
-    ROWS = 16,   /* rows that share what is unpacked of a tile */
-    DEPTH = 128, /* rows that are rounded at a time: they stay in the cache while tiles go by */
-    FEW = 4,     /* most tiles that are read side by side */
-    AHEAD = 4096, /* bytes by which a tile that is read alone is fetched before it is needed */
+    ROWS = 16,   /* rows that share the unpacked codes of a tile */
+    DEPTH = 128, /* rows that are quantized at a time: they stay in the cache while tiles are read */
+    FEW = 4,     /* maximum of tiles that are read in parallel */
+    AHEAD = 4096, /* prefetch distance in bytes for a tile that is read alone */
     SHARE = 52,  /* bytes of a block of a row: codes, scale, scaled sum, and -8 times three sums */
 };
 
 struct job {
     long inputs, outputs;
-    const float *bias; /* may be missing */
+    const float *bias; /* may be null */
     float *out;
 };
 
-/* Tiles that are read side by side. One row or two in 8 bits wait for memory, which gives four streams faster
-   than one: in 0.87 of the time on an AMD EPYC. In fewer bits one stream that is fetched ahead is faster. */
+/* Tiles that are read in parallel. One or two rows in 8 bits are memory bound, and four streams take 0.87 of
+   the time of one on an AMD EPYC. With fewer bits a single prefetched stream is faster. */
 ALWAYS int together(int kind, int rows) { return kind == Q8_0 && rows <= 2 ? FEW : 1; }
 
-/* The number of rows that a loop exists for, from which on `rows` are filled up. */
+/* The number of rows to which `rows` are padded: the next one with a loop. */
 static long filled(long rows) {
     return rows <= 2 ? rows : rows <= 4 ? 4 : rows <= 8 ? 8 : rows <= 12 ? 12 : ROWS;
 }
 
-/* Round a row to 8 bits, as row `number` of `rows` that lie side by side, block after block:
+/* Quantize a row to 8 bits, as row `number` of `rows` that are interleaved block by block:
    codes [rows, 32], scales [rows], scales times sums of codes [rows], -8 times the sums of codes of
    the block and of its halves [rows, 3]. The scale of a block with an infinity or NaN is NaN. */
 __attribute__((target("avx2,fma"))) static void quantise(const float *row, long inputs, uint8_t *to,
@@ -305,7 +305,7 @@ __attribute__((target("avx2,fma"))) static void quantise(const float *row, long 
         const int32_t bits = _mm_cvtsi128_si32(less);
         memcpy(&scale, &bits, 4);
         scale = (scale < 1e-30f ? 1e-30f : scale) / 127;
-        const int none = bits >= 0x7f800000; /* infinity; above it is NaN */
+        const int none = bits >= 0x7f800000; /* infinity or NaN */
         const __m256 step = _mm256_set1_ps(none ? __builtin_inff() : scale);
         for (int part = 0; part < 4; part++) {
             codes[part] = _mm256_cvtps_epi32(_mm256_div_ps(numbers[part], step));
@@ -366,7 +366,7 @@ __attribute__((target("avx2,fma"))) static void quantise(const float *row, long 
 #define ZERO _mm256_setzero_si256()
 #include "packed.h"
 
-/* The best loop that this processor has. */
+/* The fastest loop of this processor. */
 int outpace_packed_level(void) {
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
@@ -376,12 +376,12 @@ int outpace_packed_level(void) {
     return wide ? VNNI : AVX2;
 }
 
-/* Multiply `rows` of float32 by a matrix whose outputs are those of `count` parts, one after the other.
-   Gives 0 where there is no memory for a copy of the rows that are rounded at a time. */
+/* Multiply float32 `rows` by a matrix with the outputs of `count` parts, in order. Returns 0 if there is no
+   memory for the quantized copy of the rows. */
 int outpace_multiply_packed(int level, const struct part *parts, int count, const float *x, long rows,
                             long inputs, long outputs, const float *bias, float *out, int threads) {
     const long row_bytes = inputs / BLOCK * SHARE, most = rows < DEPTH ? (rows + ROWS - 1) / ROWS * ROWS : DEPTH;
-    uint8_t *rounded = calloc(most, row_bytes + 1); /* rows that fill up are zero */
+    uint8_t *rounded = calloc(most, row_bytes + 1); /* padding rows are zero */
     if (!rounded) return 0;
     const struct job job = {inputs, outputs, bias, out};
     long tiles = 0;

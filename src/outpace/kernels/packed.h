@@ -3,7 +3,7 @@
 #define WITHIN __attribute__((target(TARGET)))
 #define INLINE WITHIN static inline __attribute__((always_inline))
 
-/* The codes of a block, unit by unit, for LANES outputs; `high` are their bits above the fourth. */
+/* Unpack the codes of a block for LANES outputs, by unit; `high` has the bits above the fourth. */
 INLINE void OF(unpack)(const int kind, const uint8_t *block, INT *units) {
     const INT low = V(set1_epi8)(15), mask = V(set1_epi8)(bits_of(kind) == 6 ? 48 : 16);
 #pragma GCC unroll 8
@@ -22,7 +22,7 @@ INLINE void OF(unpack)(const int kind, const uint8_t *block, INT *units) {
     }
 }
 
-/* Sums of the products of some units with a row, less those of the code of zero. */
+/* Sums of the products of some units with a row, minus the contribution of the code of zero. */
 #if LANES == 16
 INLINE INT OF(dot)(const int kind, const INT *units, const int from, const int to, const uint8_t *x,
                    const uint8_t *sum) {
@@ -41,8 +41,8 @@ INLINE INT OF(dot)(const int kind, const INT *units, const int from, const int t
     return total;
 }
 #else
-/* Pairs of products are added in 16 bits: these hold 8 pairs of 4 bits, 4 of 5 bits and 2 of 6 bits. Of
-   8 bits they hold a pair whose codes have a sign, which goes over to the row. */
+/* Pairs of products are added in 16 bits, enough for 8 pairs of 4 bits, 4 of 5 bits and 2 of 6 bits. For
+   8 bits they fit one pair of signed codes, whose sign is moved to the row. */
 INLINE INT OF(dot)(const int kind, const INT *units, const int from, const int to, const uint8_t *x,
                    const uint8_t *sum) {
     const int most = kind == Q8_0 ? 1 : bits_of(kind) == 4 ? 8 : bits_of(kind) == 5 ? 4 : 2;
@@ -74,7 +74,7 @@ INLINE INT OF(dot)(const int kind, const INT *units, const int from, const int t
 }
 #endif
 
-/* One number of a row, for all lanes. */
+/* Broadcast one number of a row to all lanes. */
 INLINE FLOAT OF(all)(const uint8_t *from) {
     float one;
     memcpy(&one, from, 4);
@@ -82,7 +82,7 @@ INLINE FLOAT OF(all)(const uint8_t *from) {
 }
 
 /* A block of LANES outputs of a tile, from `lane` on, with the `shared` scale and the `least` minimum of
-   several blocks; rows lie side by side at `x`, and their sums so far are `found`. */
+   several blocks; rows are interleaved at `x`, and their running sums are `found`. */
 INLINE void OF(block)(const int kind, const uint8_t *block, const FLOAT shared, const FLOAT least,
                       const uint8_t *x, const int rows, const int lane, FLOAT *found) {
     FLOAT scale = shared, other = shared, minimum = least;
@@ -119,7 +119,7 @@ INLINE void OF(block)(const int kind, const uint8_t *block, const FLOAT shared, 
     }
 }
 
-/* LANES outputs of `some` tiles, `bytes` apart, for rows that lie side by side at `x`. */
+/* LANES outputs of `some` tiles, `bytes` apart, for rows that are interleaved at `x`. */
 INLINE void OF(tiles)(const int kind, const struct job *job, const uint8_t *tile, const long bytes,
                       const int some, const uint8_t *x, const int rows, const int lane, FLOAT *found) {
     const long supers = job->inputs / (BLOCK * blocks_of(kind));
@@ -142,7 +142,7 @@ INLINE void OF(tiles)(const int kind, const struct job *job, const uint8_t *tile
     }
 }
 
-/* Write what became of rows `first` on: `count` outputs from `column` on. */
+/* Write the results of the rows from `first` on: `count` outputs from `column` on. */
 INLINE void OF(write)(const struct job *job, long first, long some, long column, long count, FLOAT *found) {
     for (long row = 0; row < some; row++) {
         float *to = job->out + (first + row) * job->outputs + column, sums[LANES];
@@ -157,7 +157,7 @@ INLINE void OF(write)(const struct job *job, long first, long some, long column,
     }
 }
 
-/* Tiles `from` to `to` of a part for `some` rows, of which `rows` lie side by side. */
+/* Tiles `from` to `to` of a part for `some` rows, padded to `rows` interleaved ones. */
 INLINE void OF(few)(const int kind, const int rows, const struct job *job, const struct part *part,
                     const uint8_t *x, long first, long some, long column, long from, long to) {
     const long bytes = job->inputs / (BLOCK * blocks_of(kind)) * super_bytes(kind);
@@ -192,7 +192,7 @@ INLINE void OF(few)(const int kind, const int rows, const struct job *job, const
     }
 FOR_KINDS(LOOP)
 
-/* Tiles of a part for any number of rows: each is read for all of them before the next one is. */
+/* Tiles of a part for any number of rows: each tile is read for all rows before the next one. */
 static void OF(part)(const struct job *job, const struct part *part, const uint8_t *x, long begin,
                      long rows, long column, long from, long to) {
     const long row_bytes = job->inputs / BLOCK * SHARE, step = rows > ROWS ? 1 : to - from;

@@ -1,9 +1,9 @@
 """Matrices in the block formats of GGUF, packed into tiles without loss, and products with them.
 
-A tile has 16 outputs. For each block of 32 inputs it holds their scales and minima, then their
-codes: one register serves 16 outputs and four inputs (packed.c). Rows are rounded to 8 bits with
-one scale per 32 numbers. Sums of a block are whole numbers, and sums over blocks, in float32, have
-one order. A row's result therefore depends neither on the rows beside it nor on the threads.
+A tile has 16 outputs. For each block of 32 inputs it has their scales and minima, then their codes:
+one register holds the codes of 16 outputs and four inputs (packed.c). Rows are quantized to 8 bits
+with one scale per 32 numbers. Sums within a block are integers, and sums over blocks, in float32,
+have a fixed order. A row's result therefore depends neither on the batch nor on the threads.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ BLOCK = 32
 """Numbers of a row that share a scale."""
 
 KINDS = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
-"""Block formats that have a loop, and their numbers in GGUF."""
+"""Block formats with a compiled loop, and their type numbers in GGUF."""
 
 INPUTS = {kind: 256 if kind >= KINDS["Q4_K"] else BLOCK for kind in KINDS.values()}
-"""What the inputs of a matrix are a multiple of."""
+"""Multiple that the inputs of a matrix must have, by type number."""
 
 Addresses = NDArray[np.uint64]
-"""Where the rows of a matrix begin in memory."""
+"""Memory addresses of a matrix's rows."""
 
 ALIGNMENT = 64
-"""Bytes that the beginning of a part is a multiple of: a register and a line of the cache."""
+"""Alignment of a part in bytes: a register and a cache line."""
 
 
 class Part(Structure):
-    """Outputs of a matrix that have one format, as the loop reads them."""
+    """Outputs of a matrix in one format: the struct `part` of packed.c."""
 
     _fields_ = (("tiles", c_void_p), ("outputs", c_long), ("kind", c_long))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Outputs of a matrix that follow each other in one format, and where their bytes are."""
+    """Consecutive outputs of a matrix in one format, with the addresses of their bytes."""
 
     kind: int
     addresses: Addresses
@@ -54,12 +54,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix `[outputs, inputs]`.
+    """A packed matrix `[outputs, inputs]`.
 
     Attributes:
-        tiles: `u8[bytes]`, one part after the other.
-        inputs: numbers of a row.
-        parts: format, outputs and first byte of each part.
+        tiles: `u8[bytes]`, part after part.
+        inputs: Length of a row.
+        parts: Format, outputs and first byte of each part.
     """
 
     tiles: Tensor
@@ -68,26 +68,27 @@ class Packed:
 
     @property
     def outputs(self) -> int:
-        """Rows of all parts."""
+        """Number of outputs of all parts."""
         return sum(outputs for _, outputs, _ in self.parts)
 
 
 @cache
 def level() -> int:
-    """The best loop of this machine: 2 with AVX512-VNNI, 1 with AVX2, 0 for none."""
+    """Return the fastest loop of this machine: 2 with AVX512-VNNI, 1 with AVX2, 0 for none."""
     loaded = library()
     return 0 if loaded is None else int(loaded.outpace_packed_level())
 
 
 def pack_rows(parts: Sequence[Rows], inputs: int) -> Packed | None:
-    """Pack a matrix whose rows have the bytes of a GGUF file; None where a scale is not finite.
+    """Pack a matrix from the rows of a GGUF file; None if a scale is not finite.
 
-    Raises `ValueError` for inputs that are no multiple of a block.
+    Raises:
+        ValueError: If the inputs are not a multiple of a block.
     """
     loaded = library()
     if loaded is None or any(inputs % INPUTS.get(part.kind, inputs + 1) for part in parts):
         kinds = ", ".join(str(part.kind) for part in parts)
-        raise ValueError(f"parts: {inputs} inputs in blocks of type {kinds} cannot be packed")
+        raise ValueError(f"parts: cannot pack {inputs} inputs in blocks of type {kinds}")
     bytes_of, count = loaded.outpace_packed_bytes, len(parts)
     sizes = [bytes_of(part.kind, len(part.addresses), inputs) for part in parts]
     *starts, size = accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
@@ -97,12 +98,12 @@ def pack_rows(parts: Sequence[Rows], inputs: int) -> Packed | None:
         place, work = tiles.data_ptr() + start, threads(outputs * inputs)
         if not loaded.outpace_pack(part.kind, rows.ctypes.data, outputs, inputs, place, work):
             return None
-    held = ((parts[n].kind, len(parts[n].addresses), starts[n]) for n in range(count))
-    return Packed(tiles, inputs, tuple(held))
+    entries = ((parts[n].kind, len(parts[n].addresses), starts[n]) for n in range(count))
+    return Packed(tiles, inputs, tuple(entries))
 
 
 def dequantize(matrix: Packed) -> Tensor:
-    """The matrix `f32[out, in]`."""
+    """Return the dequantized matrix `f32[out, in]`."""
     return torch.cat(
         [
             unpack(matrix, part, torch.arange(outputs))
@@ -112,22 +113,23 @@ def dequantize(matrix: Packed) -> Tensor:
 
 
 def unpack_rows(matrix: Packed, numbers: Tensor) -> Tensor:
-    """Dequantized rows `f32[..., in]` of a matrix of one part, by their numbers `i64[...]`.
+    """Return dequantized rows `f32[..., in]` of a matrix with one part, by index `i64[...]`.
 
-    Raises `ValueError` for numbers of rows that it does not have.
+    Raises:
+        ValueError: For an index out of range, or of another dtype or device.
     """
     numbers = numbers.contiguous()
     if numbers.dtype is not torch.int64 or not numbers.is_cpu or len(matrix.parts) != 1:
-        raise ValueError(f"numbers: int64 on a CPU is needed, not {describe(numbers)}")
+        raise ValueError(f"numbers must be int64 on a CPU, got {describe(numbers)}")
     if numbers.numel():
         low, high = map(int, torch.aminmax(numbers))
         if low < 0 or high >= matrix.outputs:
-            raise ValueError(f"numbers: rows {low} to {high} of a matrix of {matrix.outputs}")
+            raise ValueError(f"numbers must be below {matrix.outputs}, got {low} to {high}")
     return unpack(matrix, 0, numbers)
 
 
 def unpack(matrix: Packed, part: int, numbers: Tensor) -> Tensor:
-    """Rows of a part, by numbers that it has."""
+    """Return dequantized rows of a part, by unchecked index."""
     loaded, out = library(), torch.empty(*numbers.shape, matrix.inputs)
     assert loaded is not None
     kind, _, start = matrix.parts[part]
@@ -139,16 +141,23 @@ def unpack(matrix: Packed, part: int, numbers: Tensor) -> Tensor:
 
 
 def bind_product(matrix: Packed, bias: Tensor | None = None, loop: int | None = None) -> Product:
-    """The product with a matrix, plus a bias `f32[out]`.
+    """Return the product of rows with a packed matrix, plus a bias `f32[out]`.
 
     A row with an infinity or NaN becomes NaN. The memory of the matrix must not move while the
-    product is used. `loop` is that of `level()` unless given.
+    product is used.
 
-    Raises `ValueError` for another bias, for other rows, and where the processor has no loop.
+    Args:
+        matrix: The matrix.
+        bias: Bias to add, if any.
+        loop: Loop to use; `loop_level()` by default.
+
+    Raises:
+        ValueError: For an invalid bias, here, or invalid rows, in the product, and if the processor
+            has no such loop.
     """
     kind, loaded = level() if loop is None else loop, library()
     if loaded is None or not 0 < kind <= level():
-        raise ValueError(f"loop {kind} needs another processor; this one has {level()}")
+        raise ValueError(f"loop must be from 1 to {level()} on this processor, got {kind}")
     outputs = matrix.outputs
     bias = bias if bias is None else check_vector("bias", bias, outputs)
     start = matrix.tiles.data_ptr()
@@ -157,9 +166,9 @@ def bind_product(matrix: Packed, bias: Tensor | None = None, loop: int | None = 
 
     def product(x: Tensor) -> Tensor:
         *leading, given = x.shape
-        inputs = matrix.inputs  # which keeps the memory that the loop reads
+        inputs = matrix.inputs  # this reference keeps the matrix's memory alive
         if given != inputs or x.dtype is not torch.float32 or not x.is_cpu:
-            raise ValueError(f"x: {inputs} inputs of float32 on a CPU needed, not {describe(x)}")
+            raise ValueError(f"x must be float32[..., {inputs}] on a CPU, got {describe(x)}")
         x, out = x.contiguous(), torch.empty(*leading, outputs)
         count = x.numel() // inputs
         if not call(
@@ -167,7 +176,7 @@ def bind_product(matrix: Packed, bias: Tensor | None = None, loop: int | None = 
             *(None if bias is None else bias.data_ptr(), out.data_ptr()),
             threads(count * inputs * outputs),
         ):
-            raise MemoryError(f"no memory is left for a product of {count} rows")
+            raise MemoryError(f"not enough memory for a product of {count} rows")
         return out
 
     return product

@@ -1,6 +1,6 @@
-"""Tokens and scores of logits in Triton: one program per row, which stays in its own dtype.
+"""Sampling and scoring of logits in Triton: one program per row, read in its own dtype.
 
-What is computed is what `sampling.py`, `cut.py` and `noise.py` compute; these are the reference.
+The reference implementations are `sampling.py`, `cut.py` and `noise.py` in `decoding/`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 
 TURNS = tl.constexpr(8)
-"""Choices that are tried one by one before the edge of a cut is looked for."""
+"""Candidates that are tried before the threshold of the filters is searched."""
 
 
 @triton.jit
 def scramble(x):
-    """A bijection of 32-bit words, as `noise.scramble`."""
+    """Apply a bijection of 32-bit words, as in `decoding/noise.py`."""
     x = (x ^ (x >> 16)) * tl.full([], 0x7FEB352D, tl.uint32)
     x = (x ^ (x >> 15)) * tl.full([], 0x846CA68B, tl.uint32)
     return x ^ (x >> 16)
@@ -22,7 +22,7 @@ def scramble(x):
 
 @triton.jit
 def uniform(columns, low, high):
-    """Numbers between 0 and 1 of columns under the two words of a key, as `noise.uniform`."""
+    """Return uniform noise of columns for the two words of a key, as in `decoding/noise.py`."""
     words = columns.to(tl.uint32) * tl.full([], 0x9E3779B1, tl.uint32)
     words = scramble(scramble(words ^ low) ^ high)
     return tl.minimum((words.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
@@ -30,9 +30,9 @@ def uniform(columns, low, high):
 
 @triton.jit
 def gumbel(columns, low, high):
-    """Standard Gumbel noise of columns under the two words of a key, as `noise.gumbel`."""
+    """Return Gumbel noise of columns for the two words of a key, as in `decoding/noise.py`."""
     u = uniform(columns, low, high)
-    # Rounding 1 - u loses what matters where u is small; the quotient makes up for it (Kahan).
+    # 1 - u loses precision for small u; the quotient compensates (Kahan).
     rest = 1.0 - u
     near = rest == 1.0
     logs = tl.where(near, -u, tl.log(rest) * (u / tl.where(near, 1.0, 1.0 - rest)))
@@ -41,19 +41,19 @@ def gumbel(columns, low, high):
 
 @triton.jit
 def words(key):
-    """The two words of a key, the lower one first."""
+    """Return the two words of a key, the lower one first."""
     return key.to(tl.uint32), (key >> 32).to(tl.uint32)
 
 
 @triton.jit
 def mixed(x, y, ratio):
-    """From x at ratio 0 to y at ratio 1, as `torch.lerp`."""
+    """Interpolate from x to y, as `torch.lerp`."""
     return tl.where(ratio < 0.5, x + ratio * (y - x), y - (y - x) * (1.0 - ratio))
 
 
 @triton.jit
 def numbers(row, guess, ratio, columns, vocab, GUESS: tl.constexpr):
-    """Logits of columns in float32; what is no number is infinite, so that it is found."""
+    """Load logits of columns in float32; NaN becomes infinity so that it is the maximum."""
     here = columns < vocab
     x = tl.load(row + columns, mask=here, other=0.0).to(tl.float32)
     if GUESS:
@@ -63,16 +63,16 @@ def numbers(row, guess, ratio, columns, vocab, GUESS: tl.constexpr):
 
 @triton.jit
 def better(best, token, noised, begin):
-    """The best so far, or that of the columns from `begin` on, and the column where it is."""
-    luck, lucky = tl.max(noised, 0), tl.argmax(noised, 0)
-    return tl.maximum(best, luck), tl.where(luck > best, begin + lucky, token)
+    """Update the best value and its column with the columns from `begin` on."""
+    value, column = tl.max(noised, 0), tl.argmax(noised, 0)
+    return tl.maximum(best, value), tl.where(value > best, begin + column, token)
 
 
 @triton.jit
 def survey(
     row, guess, ratio, vocab, warm, heat, low, high, BLOCK: tl.constexpr, GUESS: tl.constexpr
 ):  # fmt: skip
-    """All of a row, once: its two largest logits, sums of exponentials, and the first choice.
+    """Scan a row once: its two largest logits, sums of exponentials, and a sampled token.
 
     `total` sums e^(x - top), `moment` the same times x - top, and `mass` e^((x - top) / heat).
     """
@@ -108,30 +108,30 @@ def settle(
     row, guess, ratio, vocab, heat, low, high, top, mass, top_p, top_k, min_p, token,
     BLOCK: tl.constexpr, GUESS: tl.constexpr,
 ):  # fmt: skip
-    """The first choice that is not cut off, as `cut.nucleus` finds it.
+    """Sample again until the token passes top-p, top-k and min-p, as in `decoding/cut.py`.
 
-    Where one is outside, so are all that are no more probable: each turn has fewer left. After some
-    turns the edge of the cut is looked for, so that all of it ends.
+    If a token fails, so do all tokens of at most its probability, so each attempt has fewer
+    candidates. After `MAX_REDRAWS` attempts the threshold is searched, which bounds the time.
     """
     lanes = tl.arange(0, BLOCK)
     unsure = (top_p < 1.0) | (top_k < vocab) | (min_p > float("-inf"))
-    turns = tl.full([], 0, tl.int32)
-    while unsure & (turns < TURNS):
-        turns += 1
+    attempts = tl.full([], 0, tl.int32)
+    while unsure & (attempts < TURNS):
+        attempts += 1
         level = numbers(row, guess, ratio, token, vocab, GUESS) / heat
         above = tl.full([], 0.0, tl.float32)
         count = tl.full([], 0, tl.int32)
         best = tl.full([], float("-inf"), tl.float32)
-        found = token
+        candidate = token
         for begin in range(0, vocab, BLOCK):
             x = numbers(row, guess, ratio, begin + lanes, vocab, GUESS)
-            over = x / heat > level
-            above += tl.sum(tl.where(over, tl.exp((x - top) / heat), 0.0), 0)
-            count += tl.sum(over.to(tl.int32), 0)
-            noised = tl.where(over, x / heat + gumbel(begin + lanes, low, high), float("-inf"))
-            best, found = better(best, found, noised, begin)
+            is_above = x / heat > level
+            above += tl.sum(tl.where(is_above, tl.exp((x - top) / heat), 0.0), 0)
+            count += tl.sum(is_above.to(tl.int32), 0)
+            noised = tl.where(is_above, x / heat + gumbel(begin + lanes, low, high), float("-inf"))
+            best, candidate = better(best, candidate, noised, begin)
         unsure = (above > top_p * mass) | (count >= top_k) | (level < top / heat + min_p)
-        token = tl.where(unsure, found, token)
+        token = tl.where(unsure, candidate, token)
     if unsure:
         edge = bound(
             row, guess, ratio, vocab, heat, top / heat, mass, top_p, top_k, min_p, BLOCK, GUESS
@@ -147,7 +147,7 @@ def settle(
 
 @triton.jit
 def tally(row, guess, ratio, vocab, heat, top, edge, BLOCK: tl.constexpr, GUESS: tl.constexpr):
-    """Sums over what is not below the edge: of e^(x / heat - top), and the same times its power."""
+    """Sum e^(x / heat - top), and this times its exponent, over logits at or above the edge."""
     lanes = tl.arange(0, BLOCK)
     total = tl.full([], 0.0, tl.float32)
     moment = total
@@ -161,13 +161,13 @@ def tally(row, guess, ratio, vocab, heat, top, edge, BLOCK: tl.constexpr, GUESS:
 
 @triton.jit
 def ranked(bits):
-    """Bits of a float32 as an integer that is in the same order, or the other way round."""
+    """Map a float32's bits to an integer of the same order; the map is its own inverse."""
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
 def place(level):
-    """A number's place among all numbers of its type."""
+    """Return the rank of a number among all numbers of its type."""
     return ranked(level.to(tl.int32, bitcast=True))
 
 
@@ -176,10 +176,10 @@ def bound(
     row, guess, ratio, vocab, heat, top, total, top_p, top_k, min_p,
     BLOCK: tl.constexpr, GUESS: tl.constexpr,
 ):  # fmt: skip
-    """The least x / heat that is not cut off, as `cut.Cut` finds it; ties of it survive.
+    """Return the smallest x / heat that passes the filters, as in `decoding/cut.py`; ties pass.
 
-    The interval in which it lies is halved, and ends at numbers of the row: 32 turns at most. Where
-    the mass above a number is `top_p` but for rounding, the reference may leave it out or in.
+    A binary search over float32 takes at most 32 steps. Where the mass above a number equals
+    `top_p` within rounding, the reference may decide differently.
     """
     lanes = tl.arange(0, BLOCK)
     low, high = place(tl.full([], float("-inf"), tl.float32)), place(top)
@@ -208,7 +208,7 @@ def law(
     row, guess, ratio, vocab, heat, top, top_p, top_k, min_p,
     BLOCK: tl.constexpr, GUESS: tl.constexpr,
 ):  # fmt: skip
-    """A row that is tempered and cut: its largest number, its edge, and its sums as in `tally`."""
+    """Return a row's distribution after temperature and filters: maximum, threshold and sums."""
     top = top / heat
     edge = tl.full([], float("-inf"), tl.float32)
     total, moment = tally(row, guess, ratio, vocab, heat, top, edge, BLOCK, GUESS)
@@ -222,7 +222,7 @@ def law(
 
 @triton.jit
 def judge(scores, rows, me, x, second, logsum, heat, mine):
-    """Write the scores of a token whose logit is x, from the law of its row."""
+    """Store the scores of a token with logit x, given its row's distribution."""
     top, edge, total, moment = mine
     other = tl.where(second / heat >= edge, second / heat, float("-inf"))
     tl.store(scores + me, tl.exp(x / heat - top) / total)
@@ -232,7 +232,7 @@ def judge(scores, rows, me, x, second, logsum, heat, mine):
     tl.store(scores + 4 * rows + me, logsum)
 
 
-# Numbers of rows and places of settings differ from pass to pass, and must not compile it anew.
+# Row counts and buffer offsets change with every pass and must not trigger a recompilation.
 @triton.jit(
     do_not_specialize=[
         *("ratios", "temperatures", "top_ps", "top_ks", "min_ps", "keys", "drawn"),
@@ -244,13 +244,13 @@ def read(
     rows, vocab, stride, guess_stride,
     BLOCK: tl.constexpr, GUESS: tl.constexpr, DRAWN: tl.constexpr,
 ):  # fmt: skip
-    """The token of a row and its scores.
+    """Sample the token of a row and compute its scores.
 
-    `logits [rows, vocab]` are of any dtype, as are the `guesses` that are mixed in where `GUESS`;
-    `min_ps` are logarithms. `tokens i64[rows]` are drawn, at temperature 0 the arg-max; `scores
+    `logits [rows, vocab]` have any dtype, as have the `guesses` that are mixed in if `GUESS`;
+    `min_ps` are logarithms. `tokens i64[rows]` are sampled, at temperature 0 the arg-max. `scores
     f32[5, rows]` are confidence, logprob, margin, entropy, and the logarithm of the sum of
-    exponentials, all of them at temperature 1. Where `DRAWN`, confidence, margin and entropy of the
-    rows that are `drawn i1[rows]` are those of the law that is tempered and cut.
+    exponentials, all at temperature 1. If `DRAWN`, confidence, margin and entropy of the rows in
+    `drawn i1[rows]` are of the distribution after temperature and filters.
     """
     me = tl.program_id(0).to(tl.int64)
     row, guess, ratio = logits + me * stride, guesses + me * guess_stride, 0.0
@@ -274,7 +274,7 @@ def read(
     logsum = top + tl.log(total)
     mine = (top, tl.full([], float("-inf"), tl.float32), total, moment)
     scale = tl.full([], 1.0, tl.float32)
-    if DRAWN:  # noqa: SIM102 - known when it is compiled, as the second is not
+    if DRAWN:  # noqa: SIM102 - a compile-time constant, unlike the second condition
         if tl.load(drawn + me):
             mine = law(row, guess, ratio, vocab, heat, top, top_p, top_k, min_p, BLOCK, GUESS)
             scale = heat

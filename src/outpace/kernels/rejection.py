@@ -1,6 +1,6 @@
 """Rejection sampling in Triton: one program per row reads both logits in their own dtypes.
 
-What is computed is what `accept.Rejection` computes; that is the reference.
+The reference implementation is `Rejection` in `decoding/accept.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from outpace.kernels.read import better, gumbel, judge, law, numbers, survey, un
 
 @triton.jit
 def share(x, heat, law):
-    """Probability of logits under a law."""
+    """Return the probability of logits under a distribution."""
     top, edge, total, _ = law
     level = x / heat
     return tl.where(level >= edge, tl.exp(level - top) / total, 0.0)
@@ -21,7 +21,7 @@ def share(x, heat, law):
 
 @triton.jit
 def draw(row, guess, vocab, width, heat, mine, other, low, high, BLOCK: tl.constexpr):
-    """A token of what lies above the other law, and its noised logarithm; -inf if nothing does."""
+    """Sample a token of max(p - q, 0); also return its noised logarithm, -inf if all are 0."""
     lanes = tl.arange(0, BLOCK)
     best = tl.full([], float("-inf"), tl.float32)
     token = tl.full([], 0, tl.int32)
@@ -35,7 +35,7 @@ def draw(row, guess, vocab, width, heat, mine, other, low, high, BLOCK: tl.const
     return token, best
 
 
-# Numbers of rows and places of settings differ from pass to pass, and must not compile it anew.
+# Row counts and buffer offsets change with every pass and must not trigger a recompilation.
 @triton.jit(
     do_not_specialize=[
         *("drafted", "places", "temperatures", "top_ps", "top_ks", "min_ps", "keys", "coins"),
@@ -46,11 +46,11 @@ def verify(
     logits, guesses, drafted, places, temperatures, top_ps, top_ks, min_ps, keys, coins,
     tokens, scores, rows, vocab, width, stride, guess_stride, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The draft of a row where it is kept, else the token that takes its place, and its scores.
+    """Accept the draft token of a row or sample its replacement, and compute the scores.
 
-    `logits [rows, vocab]` and `guesses [n, width]` are of any dtype; the draft `drafted i64[rows]`,
-    -1 where there is none, was drawn from row `places i64[rows]` of the guesses. `coins i64[rows]`
-    are keys as the `keys` are. All else is as in `kernel.read`.
+    `logits [rows, vocab]` and `guesses [n, width]` have any dtype. The draft token `drafted
+    i64[rows]`, -1 for none, was sampled from row `places i64[rows]` of the guesses. `coins
+    i64[rows]` are noise keys, as `keys`. All else is as in `read.read`.
     """
     me = tl.program_id(0).to(tl.int64)
     row = logits + me * stride
@@ -62,23 +62,23 @@ def verify(
         top_p, top_k, min_p = tl.load(top_ps + me), tl.load(top_ks + me), tl.load(min_ps + me)
         mine = law(row, row, 0.0, vocab, heat, top, top_p, top_k, min_p, BLOCK, False)
         draft, guess = tl.load(drafted + me), guesses + tl.load(places + me) * guess_stride
-        other, kept = mine, draft >= 0
-        # Without a draft nothing is read of the guess, and all of p lies above it.
-        seen = tl.where(kept, width, 0)
-        if kept:
+        other, is_accepted = mine, draft >= 0
+        # Without a draft token the guess is not read, and the residual is all of p.
+        seen = tl.where(is_accepted, width, 0)
+        if is_accepted:
             most = survey(guess, row, 0.0, seen, False, 1.0, 0, 0, BLOCK, False)[0]
             other = law(guess, row, 0.0, seen, heat, most, top_p, top_k, min_p, BLOCK, False)
             p = share(numbers(row, row, 0.0, draft, vocab, False), heat, mine)
             q = share(numbers(guess, row, 0.0, draft, seen, False), heat, other)
             low, high = words(tl.load(coins + me))
-            kept = uniform(tl.full([], 0, tl.int32), low, high) * q < p
-        # Where a logit is no number, neither is a sum; that logit is the largest.
+            is_accepted = uniform(tl.full([], 0, tl.int32), low, high) * q < p
+        # A NaN logit makes the sum NaN and is the largest logit; it then stays the token.
         if (mine[2] > 0) & (other[2] > 0):
             low, high = words(tl.load(keys + me))
             found, best = draft.to(tl.int32), tl.full([], 0.0, tl.float32)
-            if kept == 0:
+            if is_accepted == 0:
                 found, best = draw(row, guess, vocab, seen, heat, mine, other, low, high, BLOCK)
-            # Rounding may leave nothing where both laws are the same.
+            # For equal distributions, rounding may leave no residual.
             if best == float("-inf"):
                 found, best = draw(row, guess, vocab, 0, heat, mine, other, low, high, BLOCK)
             token = found

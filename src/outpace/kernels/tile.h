@@ -1,8 +1,8 @@
 /* Products of up to 16 rows with tiles, for one KIND of numbers; see tiles.c. */
 
-enum { OF(SEGMENT) = 256 }; /* units that are added up by themselves, for smaller roundings */
+enum { OF(SEGMENT) = 256 }; /* units that are summed separately, for smaller rounding errors */
 
-/* Rows `first` to `first + rows` with `some` tiles from `number` on; `x` has their units side by side. */
+/* Rows `first` to `first + rows` with `some` tiles from `number` on; `x` interleaves their units. */
 WITHIN static inline __attribute__((always_inline)) void OF(tile)(
     const struct job *job, const int32_t *x, long first, const int rows, long number, const int some) {
     const long units = job->units, output = WIDTH * number, bytes = 64 * units;
@@ -28,7 +28,7 @@ WITHIN static inline __attribute__((always_inline)) void OF(tile)(
 #pragma GCC unroll 16
         for (int one = 0; one < some * rows; one++) totals[one] = PLUS(totals[one], sums[one]);
     }
-/* One by one: unrolled, this takes registers that GCC 12 then lacks for the tile of 12 rows or more. */
+/* Not unrolled: GCC 12 would then spill registers of the tile of 12 rows or more. */
 #pragma GCC unroll 1
     for (int one = 0; one < some * rows; one++) {
         const long row = first + one % rows, at = output + WIDTH * (one / rows);
@@ -44,8 +44,8 @@ WITHIN static inline __attribute__((always_inline)) void OF(tile)(
         for (; from < to; from++) OF(tile)(job, x, first, count, from, 1);                      \
         break;
 
-/* The same with tiles `from` to `to`: a loop for each number of rows. One of few rows takes several
-   tiles at a time, since each sum waits for its last product. */
+/* Up to 16 rows with tiles `from` to `to`: one loop per number of rows. Few rows take several tiles at a
+   time to hide the latency of each sum. */
 WITHIN static void OF(few)(const struct job *job, const int32_t *x, long first, long rows, long from,
                            long to) {
     switch (rows) {
@@ -54,7 +54,7 @@ WITHIN static void OF(few)(const struct job *job, const int32_t *x, long first, 
     }
 }
 
-/* The same for any number of rows: each tile is read for all of them, before the next one is. */
+/* Any number of rows with tiles `from` to `to`: each tile is read for all rows before the next one. */
 static void OF(tiles)(const struct job *job, const int32_t *x, long first, long rows, long from, long to) {
     const long step = rows > ROWS ? 1 : to - from;
     for (long number = from; number < to; number += step)

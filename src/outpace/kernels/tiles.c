@@ -1,17 +1,17 @@
-/* Products of rows with matrices in tiles, for x86 processors with AVX512; tiles.py says what a tile is.
+/* Products of rows with matrices in tiles, for x86 processors with AVX512; tiles.py defines the layout.
 
-   A row is read in units of four bytes: a number of float32, two of bfloat16, four of 8 bits. A tile
-   has for each unit the 64 bytes that 16 outputs multiply it by, so that the whole matrix is read once,
-   from its beginning to its end, whatever the number of rows. Up to 16 rows share what is read.
+   A row is read in units of four bytes: one float32, two bfloat16, or four 8-bit codes. For each unit a
+   tile has the 64 bytes of its 16 outputs' factors, so the matrix is read once and sequentially for
+   any number of rows. Up to 16 rows share each load.
 
-   The numbers of a row are added in an order of their own. So what becomes of it depends neither on
-   the rows beside it nor on the number of threads. */
+   The order of a row's sums is fixed, so its result depends neither on the batch nor on the number of
+   threads. */
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum kind { F32, BF16, I8, WIDE }; /* the last one is bfloat16 as well, multiplied in float32 */
+enum kind { F32, BF16, I8, WIDE }; /* WIDE is bfloat16, multiplied in float32 */
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -22,19 +22,19 @@ enum kind { F32, BF16, I8, WIDE }; /* the last one is bfloat16 as well, multipli
 
 enum {
     WIDTH = 16,  /* outputs of a tile */
-    ROWS = 16,   /* rows that share what is read of a tile: their sums fill half of the registers */
-    DEPTH = 128, /* rows that are laid out at a time: they stay in the cache while tiles go by */
-    AHEAD = 2048, /* bytes by which many rows fetch a matrix before they need it; processors do so
-                     themselves, but stop at the end of each page */
+    ROWS = 16,   /* rows that share the loads of a tile: their sums fill half of the registers */
+    DEPTH = 128, /* rows that are transposed at a time: they stay in the cache while tiles are read */
+    AHEAD = 2048, /* prefetch distance in bytes with many rows: hardware prefetching stops at the
+                     end of each page */
 };
 
 struct job {
     long units, outputs;
-    long words; /* of four bytes in a row that is laid out */
+    long words; /* of four bytes in a transposed row */
     const char *tiles;
-    const float *scale, *bias; /* of each output; the bias may be missing */
+    const float *scale, *bias; /* of each output; bias may be null */
     void *out;
-    float *row_scale; /* of 8 bits: the scale of each row, */
+    float *row_scale; /* for 8 bits: the scale of each row, */
     int32_t *row_sum; /* and 128 times the sum of its codes */
 };
 
@@ -66,7 +66,7 @@ struct job {
     _mm256_storeu_si256((__m256i *)((uint16_t *)(out) + (at)), (__m256i)_mm512_cvtneps_pbh(found))
 #include "tile.h"
 
-/* A number of bfloat16 is the upper half of one of float32; of a row both of a unit lie side by side. */
+/* A bfloat16 is the upper half of a float32; both of a row's unit are stored next to each other. */
 #define KIND wide
 #define TARGET "avx512f,avx512bw,avx512vl"
 #define SUM __m512
@@ -82,7 +82,7 @@ struct job {
 #define STORE(out, at, found) _mm256_storeu_si256((__m256i *)((uint16_t *)(out) + (at)), halved(found))
 #include "tile.h"
 
-/* Codes of a matrix lie 128 higher, since one side of these products has no sign. */
+/* Codes of a matrix have an offset of 128, since one operand of dpbusd is unsigned. */
 #define KIND i8
 #define TARGET "avx512f,avx512bw,avx512vl,avx512vnni"
 #define SUM __m512i
@@ -103,7 +103,7 @@ static void lay(const char *row, long units, int32_t *to, long stride) {
     for (long unit = 0; unit < units; unit++) memcpy(to + unit * stride, row + 4 * unit, 4);
 }
 
-/* The same of a row of bfloat16, in float32. */
+/* Write the units of a bfloat16 row as float32. */
 static void widen(const char *row, long units, int32_t *to, long stride) {
     for (long unit = 0; unit < units; unit++) {
         uint32_t both;
@@ -113,8 +113,8 @@ static void widen(const char *row, long units, int32_t *to, long stride) {
     }
 }
 
-/* The same of a row of float32 in codes of 8 bits with a scale of its own, and 128 times their sum. The
-   scale of a row with an infinity or NaN is NaN, so that all that becomes of it is. */
+/* Quantize a float32 row to 8-bit codes; write its scale, and 128 times the sum of the codes. The scale
+   of a row with an infinity or NaN is NaN, and so is its result. */
 __attribute__((target("avx512f,avx512bw,avx512vl"))) static void quantise(
     const float *row, long units, int32_t *to, long stride, float *scale, int32_t *sum) {
     const __m512i unsigned_ = _mm512_set1_epi32(INT32_MAX);
@@ -126,7 +126,7 @@ __attribute__((target("avx512f,avx512bw,avx512vl"))) static void quantise(
         most = _mm512_max_epi32(most, _mm512_and_si512(bits, unsigned_));
     }
     int32_t bits = _mm512_reduce_max_epi32(most);
-    if (bits >= 0x7f800000) { /* infinity; above it is NaN */
+    if (bits >= 0x7f800000) { /* infinity or NaN */
         for (long unit = 0; unit < units; unit++) to[unit * stride] = 0;
         *scale = __builtin_nanf("");
         *sum = 0;
@@ -149,7 +149,7 @@ __attribute__((target("avx512f,avx512bw,avx512vl"))) static void quantise(
     *sum = 128 * _mm512_reduce_add_epi32(total);
 }
 
-/* Whether this processor has what a kind needs. */
+/* Whether this processor has the instructions for a kind. */
 int outpace_has_tiles(int kind) {
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
@@ -159,9 +159,8 @@ int outpace_has_tiles(int kind) {
     return kind != I8 || __builtin_cpu_supports("avx512vnni") != 0;
 }
 
-/* Multiply `rows` of `units` by a matrix with `outputs`, a multiple of 16. Rows and what comes out are
-   float32, or bfloat16 where the kind is. Gives 0 where there is no memory for a copy of the rows that
-   are laid out at a time. */
+/* Multiply `rows` of `units` by a matrix with `outputs`, a multiple of 16. Rows and results are float32,
+   or bfloat16 if the kind is. Returns 0 if there is no memory for the transposed copy of the rows. */
 int outpace_multiply(int kind, const char *x, long rows, long units, const char *tiles, long outputs,
                     const float *scale, const float *bias, void *out, int threads) {
     const long words = kind == WIDE ? 2 * units : units;

@@ -1,4 +1,4 @@
-"""The families that load, by architecture; written by hand."""
+"""The supported model families, by name."""
 
 from outpace.checkpoints.families.dflash import DFLASH
 from outpace.checkpoints.families.dream import DREAM

@@ -8,11 +8,11 @@ from outpace.checkpoints.families.family import (
     BIASED,
     DECODER,
     FIXED,
+    HUGGING_FACE_NAMES,
     IGNORED,
     Family,
     without_prefix,
 )
-from outpace.checkpoints.families.family import HUGGING_FACE_NAMES as NAMES
 from outpace.checkpoints.families.features import COUNTED, LISTED, OWN, TARGET, feature_layers, flat
 from outpace.checkpoints.families.sights import SIGHTS
 from outpace.checkpoints.fields import Field, count, few, field, flag, index
@@ -37,7 +37,7 @@ DFLASH = Family(
         "tied": False,
         "qk_norm": True,
         "shift": 0,
-        "kind": field(FUSION, lambda said: Kind.ADDING if flag(said) else Kind.DRAFT, Kind.DRAFT),
+        "kind": field(FUSION, lambda value: Kind.ADDING if flag(value) else Kind.DRAFT, Kind.DRAFT),
         "mask_id": field("mask_token_id", index),
         "eos": (),
         "sights": SIGHTS,
@@ -56,7 +56,7 @@ DFLASH = Family(
     remote={"dflash.DFlashDraftModel"},
     flat=flat,
     names={
-        **without_prefix(NAMES, "model."),
+        **without_prefix(HUGGING_FACE_NAMES, "model."),
         "fusion.weight": "fc.weight",
         "fusion_norm.weight": "hidden_norm.weight",
         "feature_norm.weight": "feature_norm.weight",

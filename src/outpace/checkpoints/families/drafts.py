@@ -1,4 +1,4 @@
-"""Published drafts, and the targets that they were made for; drafts that are not read."""
+"""Published drafts by target, and unsupported draft architectures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DRAFTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "meta-llama/Llama-3.1-8B-Instruct": ("meta-llama/Llama-3.2-1B-Instruct",),
     },
 }
-"""Drafts of each method by the names of their targets."""
+"""Drafts of each method by the name of their target."""
 
 LATER: Mapping[str, str] = {
     "DFlash2DraftModel": "DFlash2: a DFlash draft with convolutions and a selector",
@@ -39,4 +39,4 @@ LATER: Mapping[str, str] = {
     "Qwen3XPressModel": "XPress: a DFlash draft with a refiner",
     "XPressDraftModel": "XPress: a DFlash draft with a refiner",
 }
-"""Architectures of drafts after DFlash, which are refused, and what each of them is."""
+"""Refused architectures of drafts after DFlash, with descriptions."""

@@ -1,4 +1,4 @@
-"""Dream: Qwen2.5 made bidirectional, which keeps Qwen's shift (Ye et al., 2025)."""
+"""Dream: Qwen2.5 adapted to bidirectional attention, shifted as Qwen (Ye et al., 2025)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""EAGLE-3 drafts: one of Llama's layers on a target's features (Li et al., 2025)."""
+"""EAGLE-3 drafts: one Llama layer on a target's features (Li et al., 2025)."""
 
 from __future__ import annotations
 
 from operator import itemgetter
 
-from outpace.checkpoints.families.family import DECODER, FIXED, IGNORED, Family
-from outpace.checkpoints.families.family import HUGGING_FACE_NAMES as NAMES
+from outpace.checkpoints.families.family import DECODER, FIXED, HUGGING_FACE_NAMES, IGNORED, Family
 from outpace.checkpoints.fields import Field, Given, count, either, field, flag, indices, inner
 from outpace.decoding.target import Kind
 
@@ -15,18 +14,17 @@ COUNTED = field(LISTED, indices, ())
 
 
 def flat(published: Given) -> Given:
-    """The fields of `eagle_config` beside the others."""
+    """Move the fields of `eagle_config` to the top level, with that name as a prefix."""
     nested = {f"{OWN}.{name}": value for name, value in inner(published, OWN).items()}
     return {name: value for name, value in published.items() if name != OWN} | nested
 
 
-def feature_layers(given: Given, ours: Given) -> tuple[int, ...]:
-    """Layers of the target whose outputs it reads, counted from 0; none where it lists none."""
-    # At the top, layers are counted by their inputs.
-    counted = tuple(layer - 1 for layer in COUNTED.value(given, ours))
-    listed = either(NESTED.value(given, ours), counted, (*NESTED.names, *COUNTED.names))
+def feature_layers(published: Given, ours: Given) -> tuple[int, ...]:
+    """Return the target layers whose outputs are read, from 0; the top level lists their inputs."""
+    counted = tuple(layer - 1 for layer in COUNTED.value(published, ours))
+    listed = either(NESTED.value(published, ours), counted, (*NESTED.names, *COUNTED.names))
     if len(set(listed)) != len(listed) or len(listed) == 1:
-        raise ValueError(f"{LISTED} must list several layers, each once, not {[*listed]}")
+        raise ValueError(f"{LISTED} must list several distinct layers, got {[*listed]}")
     return listed
 
 
@@ -64,7 +62,7 @@ EAGLE = Family(
             ours: theirs.replace("model.layers.{}", "midlayer").removeprefix("model.")
             if isinstance(theirs, str)
             else tuple(name.replace("model.layers.{}", "midlayer") for name in theirs)
-            for ours, theirs in NAMES.items()
+            for ours, theirs in HUGGING_FACE_NAMES.items()
         },
         "fusion.weight": "fc.weight",
         "feature_norm.weight": "input_norm.weight",

@@ -1,4 +1,4 @@
-"""A family translates one published format: the fields of its config, the names of its tensors."""
+"""Model families: the translation of a published format's fields and tensor names."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
 
 Names = Mapping[str, str | tuple[str, ...]]
-"""Our parameter names to published ones; `{}` is a layer, or an expert of a layer behind it.
+"""Our parameter names to published ones; `{}` is the index of a layer, and then of an expert.
 
-A tuple is stacked by rows. `[{}]` at the end is an entry of a stack, `[{}].T` one that is turned.
+A tuple is stacked by rows. `[{}]` at the end is an entry of a stack, `[{}].T` its transpose.
 """
 
 HUGGING_FACE_NAMES: Names = {
@@ -75,11 +75,18 @@ NORMS_AFTER: Names = {
     "blocks.{}.attention_after.weight": "model.layers.{}.post_attention_layernorm.weight",
     "blocks.{}.mlp_after.weight": "model.layers.{}.post_feedforward_layernorm.weight",
 }
-"""The same names, but those of norms behind attention and MLP."""
+"""Hugging Face's names for models with norms after attention and MLP."""
 
 
 def with_experts(module: str, gate: str, up: str, down: str) -> Names:
-    """The same names, but those of a mixture of experts, as a family calls it and its parts."""
+    """Return Hugging Face's names with a mixture of experts instead of the MLP.
+
+    Args:
+        module: Published name of the mixture.
+        gate: Published name of an expert's gate projection.
+        up: Published name of an expert's up projection.
+        down: Published name of an expert's down projection.
+    """
     layer = f"model.layers.{{}}.{module}"
     dense = {ours: theirs for ours, theirs in HUGGING_FACE_NAMES.items() if ".mlp." not in ours}
     return dense | {
@@ -93,7 +100,7 @@ def with_experts(module: str, gate: str, up: str, down: str) -> Names:
 
 
 def without_prefix(names: Names, prefix: str) -> Names:
-    """The same names, but published ones without a prefix."""
+    """Return the names with a prefix removed from the published ones."""
     return {
         ours: theirs.removeprefix(prefix)
         if isinstance(theirs, str)
@@ -103,18 +110,18 @@ def without_prefix(names: Names, prefix: str) -> Names:
 
 
 def share(ours: Given) -> int:
-    """Head size where none is given: the width over the heads."""
+    """Return the default head size: the hidden size divided by the heads."""
     size, rest = divmod(ours["dim"], ours["heads"])
     if rest:
         raise ValueError(
-            f"{ours['heads']} attention heads cannot share a hidden size of {ours['dim']}; give "
-            "head_dim"
+            f"hidden_size must be a multiple of the {ours['heads']} attention heads, got "
+            f"{ours['dim']}; give head_dim"
         )
     return int(size)
 
 
 def mask(usual: int) -> Field:
-    """The mask token; where a checkpoint names none, the `usual` one if there is such a token."""
+    """Return the field of the mask token; default is `usual` if the vocabulary has that token."""
     return field("mask_token_id", index, lambda ours: usual if ours["vocab"] > usual else None)
 
 
@@ -136,7 +143,7 @@ DECODER: Given = {
     "kind": lambda ours: Kind.causal(ours["mask_id"]),
     "eos": EOS,
 }
-"""Our fields of every Hugging Face decoder."""
+"""Our fields for every Hugging Face decoder."""
 
 STATED: Given = {
     **DECODER,
@@ -146,13 +153,13 @@ STATED: Given = {
     "rope": STATED_ROPE,
     "tied": field("tie_word_embeddings", flag),
 }
-"""The same, but fields must be there of which families have different defaults."""
+"""The same, with fields required whose defaults differ between families."""
 
 BIASED: Given = dict.fromkeys(("qkv_bias", "out_bias"), field("attention_bias", flag, False))
-"""Biases of attention, in families that may have them."""
+"""Attention biases, for families that may have them."""
 
 FIXED: Given = {"hidden_act": "silu", "partial_rotary_factor": 1.0}
-"""Published fields that have one value in all decoders that load."""
+"""Published fields with only one supported value in all decoders."""
 
 IGNORED = words(
     """
@@ -167,21 +174,24 @@ IGNORED = words(
     num_beams num_return_sequences repetition_penalty temperature top_k top_p typical_p
     """
 )
-"""Published fields on which no logit depends."""
+"""Published fields that do not affect logits."""
 
+
+CLASS_SUFFIXES = ("Model", "ForCausalLM")
+"""Suffixes of the remote classes of a model."""
 
 TOKENS = ("AutoTokenizer", "AutoProcessor")
-"""Keys of `auto_map` that do not concern the model."""
+"""Keys of `auto_map` that are not about the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One published checkpoint format, and how its authors sample from it.
+    """One published checkpoint format, and its authors' sampling defaults.
 
-    `fields` has a value of each field of our configuration that is not the usual one: a `Field` of
-    the published one, a function of those before it, or the value. A published field that is not
-    looked up there must have the value that is `fixed`, must be given and have the one `stated`, or
-    is `ignored`; a checkpoint with any other is refused.
+    `fields` defines the fields of our configuration that differ from the defaults: by a `Field`
+    that reads published ones, a function of earlier values, or a constant. Any other published
+    field must have its value in `fixed` if present, must be present with its value in `stated`, or
+    is `ignored`. A checkpoint with any further field is refused.
     """
 
     name: str
@@ -193,38 +203,38 @@ class Family:
     stated: Given = member(default_factory=dict)
     ignored: Collection[str] = IGNORED
     remote: Collection[str] = ()
-    """Classes of code in `auto_map` that compute what is computed here, as `module.Class`."""
+    """Classes in `auto_map` that this family implements, as `module.Class`."""
     aliases: Given = member(default_factory=dict)
-    """Architectures of other families that its checkpoints name as well, and a field that tells."""
+    """Architectures shared with other families, and the field that identifies this one."""
     flat: Callable[[Given], Given] = dict
-    """Published fields side by side where a format nests them."""
+    """Moves nested published fields to the top level."""
     method: str = "autoregressive"
-    """What decodes its models where no method is chosen."""
+    """Default decoding method."""
     temperature: float = 0.0
     top_p: float = 1.0
     template: str | None = None
-    """Chat template of a tokenizer that comes without one."""
+    """Chat template for a tokenizer without one."""
     checkpoints: tuple[str, ...] = ()
-    """Some that are published in this format, by their names on the hub."""
+    """Examples on the hub in this format."""
     compared: str = "transformers"
-    """What its logits and its text were compared with."""
+    """Reference that logits and text were compared with."""
     gguf: str = ""
-    """What llama.cpp calls it; empty where its files of it are not read."""
+    """llama.cpp's name; empty if GGUF files are not supported."""
     gguf_stated: Given = member(default_factory=dict)
-    """Metadata of such a file that have one value."""
+    """GGUF metadata with only one supported value."""
     gguf_pairs: tuple[str, ...] = ()
-    """Ends of published tensors whose heads such a file has in pairs and not in halves."""
+    """Suffixes of published tensors whose rotary dimensions GGUF interleaves in pairs."""
 
     def config(self, published: Given) -> ModelConfig:
-        """A `config.json` as ours; `ValueError` for a field that is wrong, missing or unknown."""
-        given = self.flat(published)
-        remedy = f"what loads is {self.about}; unquantised, without such fields"
+        """Translate a `config.json`; raise `ValueError` for an invalid or unknown field."""
+        flattened = self.flat(published)
+        remedy = f"supported: {self.about}; unquantized, without such fields"
         fixed = {**self.fixed, **self.stated}
-        refuse_unknown(given, {*names_of(self.fields), *fixed, *self.ignored}, remedy)
-        if missing := [name for name in self.stated if given.get(name) is None]:
-            raise ValueError(f"the field {missing[0]!r} is missing")
-        ours = taken(self.fields, given)
-        refuse_other(given, fixed, ours, remedy)
+        refuse_unknown(flattened, {*names_of(self.fields), *fixed, *self.ignored}, remedy)
+        if missing := [name for name in self.stated if flattened.get(name) is None]:
+            raise ValueError(f"field {missing[0]!r} is missing")
+        ours = taken(self.fields, flattened)
+        refuse_other(flattened, fixed, ours, remedy)
         return ModelConfig(
             family=self.name,
             architecture=published["architectures"][0],
@@ -233,12 +243,12 @@ class Family:
         )
 
     def check_remote(self, published: Given) -> None:
-        """Raise `ValueError` where `auto_map` names code that may compute something else."""
-        if not (named := published.get("auto_map")):
+        """Raise `ValueError` if `auto_map` names code that may compute something else."""
+        if not (auto_map := published.get("auto_map")):
             return
-        for key, value in checked("auto_map", named, mapping).items():
+        for key, value in checked("auto_map", auto_map, mapping).items():
             classes = value if isinstance(value, list) else [value]
-            # A tokenizer's class is read as the plain one that it is, see `load_tokenizer`.
+            # Tokenizers of remote code are read by their plain class, see `load_tokenizer`.
             for name in classes if key not in TOKENS else ():
                 if str(name).rpartition("--")[2] not in self.remote:
                     raise ValueError(
@@ -248,7 +258,7 @@ class Family:
                     )
 
     def published(self, name: str) -> tuple[str, ...]:
-        """Published tensors that make our parameter `name`, in stacking order."""
+        """Return the published tensors of our parameter `name`, in stacking order."""
         parts = name.split(".")
         numbers = [part for part in parts if part.isdigit()]
         theirs = self.names[".".join("{}" if part.isdigit() else part for part in parts)]
@@ -257,7 +267,7 @@ class Family:
 
 
 def part_sizes(config: ModelConfig, name: str) -> tuple[int, ...]:
-    """Rows of each published tensor stacked in our fused parameter `name`."""
+    """Return the rows of each published tensor stacked in our fused parameter `name`."""
     if ".qkv." in name:
         kv = config.kv_heads * config.head_dim
         return config.heads * config.head_dim, kv, kv

@@ -1,16 +1,21 @@
-"""Fast-dLLM v2: Qwen2.5 whose rows see all of their block, and which keeps its shift (Wu, 2025)."""
+"""Fast-dLLM v2: Qwen2.5 adapted to attend to whole blocks, shifted as Qwen (Wu et al., 2025)."""
 
 from __future__ import annotations
 
-from outpace.checkpoints.families.family import DECODER, HUGGING_FACE_NAMES, Family, mask
+from outpace.checkpoints.families.family import (
+    CLASS_SUFFIXES,
+    DECODER,
+    HUGGING_FACE_NAMES,
+    Family,
+    mask,
+)
 from outpace.checkpoints.families.qwen import QWEN2
 from outpace.checkpoints.fields import count, field, words
 from outpace.decoding.target import Kind
 
 MASK = 151665
-"""What the authors' code feeds as a mask; their `config.json` does not name it."""
-PARTS = ("Model", "ForCausalLM")
-# Whether a batch is trained on a second time with the other tokens masked, in two spellings.
+"""Mask token in the authors' code; their `config.json` omits it."""
+# Whether a batch is trained on again with the complementary mask, in two published spellings.
 TRAINING = words("complementary_mask conplemenrary_mask")
 
 
@@ -35,7 +40,7 @@ FAST_DLLM_V2 = Family(
     ignored={*QWEN2.ignored, *TRAINING},
     remote={
         "configuration.Fast_dLLM_QwenConfig",
-        *(f"modeling.Fast_dLLM_Qwen{part}" for part in PARTS),
+        *(f"modeling.Fast_dLLM_Qwen{part}" for part in CLASS_SUFFIXES),
     },
     names=HUGGING_FACE_NAMES,
     method="block_diffusion",

@@ -1,4 +1,4 @@
-"""Which layers of its target a DFlash draft reads, and fields that may stand in two places."""
+"""The fields of a DFlash draft: target layers, and fields that may be nested."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ TARGET = field("num_target_layers", few)
 
 
 def flat(published: Given) -> Given:
-    """The fields of `dflash_config` beside the others, where they may stand as well."""
+    """Move the fields of `dflash_config` to the top level, where they may be as well."""
     own = inner(published, OWN).items()
     nested = {name if name in NESTED else f"{OWN}.{name}": value for name, value in own}
     return beside({name: value for name, value in published.items() if name != OWN}, nested)
 
 
-def feature_layers(given: Given, ours: Given) -> tuple[int, ...]:
-    """Layers of the target, counted from 0; spread evenly where a checkpoint lists none."""
-    counted = tuple(layer - 1 for layer in COUNTED.value(given, ours) or ())  # 0: the embedding
-    if listed := either(LISTED.value(given, ours) or (), counted, (*LISTED.names, *COUNTED.names)):
+def feature_layers(published: Given, ours: Given) -> tuple[int, ...]:
+    """Return the target layers that are read, from 0; evenly spread if none are listed."""
+    counted = tuple(layer - 1 for layer in COUNTED.value(published, ours) or ())  # 0: the embedding
+    if listed := either(
+        LISTED.value(published, ours) or (), counted, (*LISTED.names, *COUNTED.names)
+    ):
         return listed
-    deep, layers = TARGET.value(given, ours), ours["layers"]
+    deep, layers = TARGET.value(published, ours), ours["layers"]
     if layers == 1:
         return (deep // 2,)
     return tuple(round(1 + layer * (deep - 4) / (layers - 1)) for layer in range(layers))

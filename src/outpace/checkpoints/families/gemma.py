@@ -1,4 +1,4 @@
-"""Gemma 3 (text): windows with a rotary embedding of their own, four norms, scaled embeddings."""
+"""Gemma 3 (text): sliding windows with a separate rotary base, four norms, scaled embeddings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from outpace.checkpoints.fields import Field, Given, few, field, flag, number
 SCALAR = field("query_pre_attn_scalar", number)
 
 
-def query_factor(given: Given, ours: Given) -> float:
-    """Queries are divided by the root of a number that need not be the head size."""
-    return float((ours["head_dim"] / SCALAR.value(given, ours)) ** 0.5)
+def query_factor(published: Given, ours: Given) -> float:
+    """Return the factor for queries: the scale's divisor may differ from the head size."""
+    return float((ours["head_dim"] / SCALAR.value(published, ours)) ** 0.5)
 
 
 GEMMA3 = Family(

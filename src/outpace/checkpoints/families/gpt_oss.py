@@ -1,4 +1,4 @@
-"""gpt-oss: windows in every other layer, sinks, and experts in four bits or in bfloat16."""
+"""gpt-oss: windows in every other layer, attention sinks, experts in MXFP4 or bfloat16."""
 
 from __future__ import annotations
 

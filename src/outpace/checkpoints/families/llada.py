@@ -1,4 +1,4 @@
-"""LLaDA: Llama without a causal mask and without a shift, under OLMo's names (Nie et al., 2025)."""
+"""LLaDA: Llama, bidirectional and not shifted, with OLMo's tensor names (Nie et al., 2025)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outpace.checkpoints.fields import Field, Given, count, few, field, flag, gr
 from outpace.decoding.target import Kind
 from outpace.models.config import Rope
 
-EOT = 126348  # `<|eot_id|>` ends the assistant's turn; config.json names only the end of the text
+EOT = 126348  # `<|eot_id|>` ends the assistant's turn; config.json has only the end of text
 BLOCK = "model.transformer.blocks.{}."
 NAMES: Names = {
     "embedding.weight": "model.transformer.wte.weight",
@@ -38,9 +38,9 @@ TEMPLATE = (
 ROTARY = {"theta": field("rope_theta", number), "float32": field("rope_full_precision", flag, True)}
 
 
-def ends(given: Given, ours: Given) -> tuple[int, ...]:
-    """Tokens that end an answer."""
-    eos: tuple[int, ...] = EOS.value(given, ours)
+def ends(published: Given, ours: Given) -> tuple[int, ...]:
+    """Return the tokens that end an answer."""
+    eos: tuple[int, ...] = EOS.value(published, ours)
     return (*eos, EOT) if ours["vocab"] > EOT else eos
 
 

@@ -1,4 +1,4 @@
-"""LLaDA2: block diffusion with a mixture of experts, made from Ling 2 (Bie et al., 2025)."""
+"""LLaDA2: block diffusion with a mixture of experts, adapted from Ling 2 (Bie et al., 2025)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from outpace.checkpoints.fields import Field, Given, count, few, field, group, i
 from outpace.decoding.target import Kind
 from outpace.models.config import Groups
 
-# Mask and block length are those of the authors' code; their `config.json` has neither.
+# Mask and block length are from the authors' code; their `config.json` has neither.
 MASK, BLOCK, CODE = 156895, 32, "llada2_moe.LLaDA2Moe"
 LAYER = "model.layers.{}."
 MLP, EXPERT, SHARED = (f"{LAYER}mlp.{part}" for part in ("", "experts.{}.", "shared_experts."))
@@ -40,9 +40,9 @@ GROUPS: Given = {
 EVERY = field("num_shared_experts", index, 0)
 
 
-def shared(given: Given, ours: Given) -> int:
-    """Width of the experts that all rows go through, which are one MLP."""
-    return int(EVERY.value(given, ours) * ours["mlp"])
+def shared(published: Given, ours: Given) -> int:
+    """Return the width of the shared experts, which form one MLP."""
+    return int(EVERY.value(published, ours) * ours["mlp"])
 
 
 LLADA2 = Family(

@@ -1,4 +1,4 @@
-"""Llama 3 and what shares its format."""
+"""Llama 3 and models that share its format."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from outpace.checkpoints.fields import few, field
 
 MISTRAL = Family(
     name="mistral",
-    about="Mistral: every layer sees the last `sliding_window` tokens, or all",
+    about="Mistral: every layer attends to the last `sliding_window` tokens, or to all",
     architectures=("MistralForCausalLM",),
     checkpoints=("mistralai/Mistral-7B-Instruct-v0.3", "mistralai/Mistral-Nemo-Instruct-2407"),
     fields={**STATED, "sights": sliding(4096)},

@@ -1,4 +1,4 @@
-"""Fields of a draft that the library speculators wrote, beside each other."""
+"""The nested fields of drafts written by the library speculators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOCABULARY = {"draft_vocab": field("draft_vocab_size", count, 32_000)}
 
 
 def flat(published: Given) -> Given:
-    """The fields of the layers beside the others; what is said of a decode is not read."""
+    """Move the fields of the layers to the top level; decoding settings are not read."""
     outer = {name: value for name, value in published.items() if name not in (LAYER, SETTINGS)}
     layer, algorithm = inner(published, LAYER), inner(published, SETTINGS).get("algorithm")
     own = {name: value for name, value in layer.items() if name not in IGNORED & outer.keys()}
@@ -23,20 +23,20 @@ def flat(published: Given) -> Given:
 
 
 def with_sights(published: Given) -> Given:
-    """The same, with what rows see of their own block as a plain draft says it."""
-    given = dict(flat(published))
-    value = given.pop(BOTH_WAYS, None)
-    unbound = value is not None and checked(BOTH_WAYS, value, flag)
-    return {**given, "is_causal": False} if unbound else given
+    """Flatten, and translate attention within a block to the field of a DFlash draft."""
+    flattened = dict(flat(published))
+    value = flattened.pop(BOTH_WAYS, None)
+    bidirectional = value is not None and checked(BOTH_WAYS, value, flag)
+    return {**flattened, "is_causal": False} if bidirectional else flattened
 
 
-def feature_layers(given: Given, ours: Given) -> tuple[int, ...]:
-    """Layers of the target, counted from 0; published ones count the embedding as layer 0."""
-    return tuple(layer - 1 for layer in COUNTED.value(given, ours))
+def feature_layers(published: Given, ours: Given) -> tuple[int, ...]:
+    """Return the target layers that are read, from 0; in the published field 0 is the embedding."""
+    return tuple(layer - 1 for layer in COUNTED.value(published, ours))
 
 
 def is_qwen3(value: Any) -> bool:
-    """Whether a layer is Qwen3's, which norms queries and keys, and not Llama's."""
+    """Parse whether a layer is Qwen3's, with normed queries and keys, instead of Llama's."""
     if value in ("llama", "qwen3"):
         return bool(value == "qwen3")
     raise ValueError("'llama' or 'qwen3'")

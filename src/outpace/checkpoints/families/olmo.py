@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms behind attention and MLP, and over all heads of queries and of keys."""
+"""OLMo 2 and 3: norms after attention and MLP, and over all heads of queries and of keys."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from outpace.models.config import Rope
 
 
 def precise(rope: Field) -> Field:
-    """Rotary embedding in float32, whatever the dtype."""
+    """Return a rotary embedding's field with tables in float32 for any dtype."""
 
-    def value(given: Given, ours: Given) -> Rope:
-        return replace(rope.value(given, ours), float32=True)
+    def value(published: Given, ours: Given) -> Rope:
+        return replace(rope.value(published, ours), float32=True)
 
     return Field(rope.names, value)
 
@@ -24,7 +24,7 @@ NORMS = {"qk_norm": True, "wide_qk_norm": True, "norms": "after"}
 
 OLMO2 = Family(
     name="olmo2",
-    about="OLMo 2: norms behind attention and MLP",
+    about="OLMo 2: norms after attention and MLP",
     architectures=("Olmo2ForCausalLM",),
     checkpoints=("allenai/OLMo-2-1124-7B-Instruct", "allenai/OLMo-2-0325-32B-Instruct"),
     fields={**STATED, **BIASED, **NORMS, "rope": precise(STATED_ROPE)},
@@ -33,7 +33,7 @@ OLMO2 = Family(
 
 OLMO3 = Family(
     name="olmo3",
-    about="OLMo 3: OLMo 2 with windows in three layers of four, which are not scaled",
+    about="OLMo 3: OLMo 2 with windows in three of four layers, without rotary scaling there",
     architectures=("Olmo3ForCausalLM",),
     checkpoints=(
         "allenai/Olmo-3-7B-Instruct",

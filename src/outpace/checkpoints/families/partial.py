@@ -1,4 +1,4 @@
-"""What a `config.json` says of rotary embedding of a part of each head."""
+"""Partial rotary embedding: only a share of each head is rotated."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ FACTOR = "partial_rotary_factor"
 
 
 def partial(usual: float) -> Field:
-    """Rotary embedding of a share of each head, which is the `usual` one else."""
+    """Return the field of a rotary embedding of a share of each head, `usual` by default."""
 
-    def value(given: Given, ours: Given) -> Rope:
-        nested = {name: given[name] for name in ROPE.names if isinstance(given.get(name), Mapping)}
-        said = [
-            place[FACTOR] for place in (given, *nested.values()) if place.get(FACTOR) is not None
+    def value(published: Given, ours: Given) -> Rope:
+        nested = {
+            name: published[name] for name in ROPE.names if isinstance(published.get(name), Mapping)
+        }
+        factors = [
+            place[FACTOR]
+            for place in (published, *nested.values())
+            if place.get(FACTOR) is not None
         ]
-        if any(each != said[0] for each in said):
-            raise ValueError(f"{FACTOR} is {said[0]} in one place and {said[-1]} in another")
-        part = checked(FACTOR, said[0] if said else usual, number)
+        if any(each != factors[0] for each in factors):
+            raise ValueError(f"{FACTOR} is {factors[0]} in one place and {factors[-1]} in another")
+        part = checked(FACTOR, factors[0] if factors else usual, number)
         size = int(ours["head_dim"] * part)
         if part > 1 or size < 2 or size % 2:
             raise ValueError(
-                f"{FACTOR} is {part}, but must turn pairs of {ours['head_dim']} dimensions"
+                f"{FACTOR} must rotate pairs of {ours['head_dim']} dimensions, got {part}"
             )
-        rest = {
+        others = {
             name: {key: each for key, each in place.items() if key != FACTOR}
             for name, place in nested.items()
         }
-        return replace(ROPE.value({**given, **rest}, ours), share=part)
+        return replace(ROPE.value({**published, **others}, ours), share=part)
 
     return Field((*ROPE.names, FACTOR), value)

@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: stacked projections, as they are here."""
+"""Phi-3 and Phi-4: published with stacked projections, as used here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PHI3 = Family(
         **STATED,
         "sights": sliding(None),
     },
-    # The trained length counts where the rotary embedding is scaled by it, which is refused.
+    # The trained length only matters for rotary scaling by it, which is refused.
     ignored=IGNORED | {"original_max_position_embeddings"},
     remote={"configuration_phi3.Phi3Config", "modeling_phi3.Phi3ForCausalLM"},
     names={

@@ -1,4 +1,4 @@
-"""Rotary embedding that must be said, and that of layers with a window that have their own."""
+"""Rotary embeddings that are required, and separate ones for sliding-window layers."""
 
 from __future__ import annotations
 
@@ -10,42 +10,43 @@ from outpace.checkpoints.fields import Field, Given, checked, field, mapping
 from outpace.models.config import Rope
 
 
-def stated(given: Given, ours: Given) -> Rope:
-    """Rotary embedding whose base frequency must be given."""
-    parts = [given, *(given.get(name) for name in NAMES)]
+def stated(published: Given, ours: Given) -> Rope:
+    """Read a rotary embedding whose base frequency is required."""
+    parts = [published, *(published.get(name) for name in NAMES)]
     if not any(isinstance(part, Mapping) and part.get("rope_theta") for part in parts):
-        raise ValueError("the field 'rope_theta' is missing")
-    return rope(given, ours)
+        raise ValueError("field 'rope_theta' is missing")
+    return rope(published, ours)
 
 
-def everywhere(given: Given, ours: Given) -> Rope:
-    """Rotary embedding of the layers that see all, where those with a window have their own."""
-    return stated(of_kind(given, EVERY), ours)
+def everywhere(published: Given, ours: Given) -> Rope:
+    """Read the rotary embedding of full-attention layers."""
+    return stated(of_kind(published, EVERY), ours)
 
 
 def sliding(local: str) -> Field:
-    """Rotary embedding of the layers with a window, of which old spellings say only a `local` base.
+    """Return the field of the rotary embedding of sliding-window layers.
 
-    They are not scaled there.
+    Args:
+        local: Field of older formats with their base frequency, without scaling.
     """
     plain = field(local, base)
 
-    def value(given: Given, ours: Given) -> Rope:
-        part = of_kind(given, SLIDING)
-        return Rope(theta=plain.value(given, ours)) if part is given else stated(part, ours)
+    def value(published: Given, ours: Given) -> Rope:
+        part = of_kind(published, SLIDING)
+        return Rope(theta=plain.value(published, ours)) if part is published else stated(part, ours)
 
     return Field((*NAMES, local), value)
 
 
-def of_kind(given: Given, kind: str) -> Given:
-    """What is said of one kind of layers, or of all."""
-    parts = given.get("rope_parameters")
+def of_kind(published: Given, kind: str) -> Given:
+    """Return the rotary fields of one type of layer, or of all if they are shared."""
+    parts = published.get("rope_parameters")
     if not isinstance(parts, Mapping) or not {EVERY, SLIDING} & parts.keys():
-        return given
-    if twice := [name for name in NAMES[:2] if given.get(name)]:
-        raise ValueError(f"{twice[0]} and rope_parameters say different things; keep one")
+        return published
+    if twice := [name for name in NAMES[:2] if published.get(name)]:
+        raise ValueError(f"{twice[0]} and rope_parameters have different values; keep one")
     if unknown := parts.keys() - {EVERY, SLIDING}:
-        raise ValueError(f"rope_parameters has {min(unknown)!r}, which is no kind of layers")
+        raise ValueError(f"rope_parameters has {min(unknown)!r}, which is not a layer type")
     return {"rope_parameters": checked(f"rope_parameters of {kind}", parts.get(kind), mapping)}
 
 

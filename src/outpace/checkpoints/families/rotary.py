@@ -1,4 +1,4 @@
-"""What a `config.json` says of rotary embedding."""
+"""The rotary embedding's fields of a `config.json`."""
 
 from __future__ import annotations
 
@@ -33,44 +33,43 @@ SCALINGS: dict[str, dict[str, Field]] = {
     | {"attention_factor": field("attention_factor", number, None)}
     | {"truncate": field("truncate", flag, True)},
 }
-"""Scalings and their own fields."""
+"""Supported scalings and their fields."""
 
-ANY, FIXED = ("rope_type", "type", "rope_theta"), {"partial_rotary_factor": 1.0, "truncate": True}
+ANY = ("rope_type", "type", "rope_theta")
+FIXED = {"partial_rotary_factor": 1.0, "truncate": True}
 
 
 def base(value: Any) -> float:
-    """A frequency, whose powers fall."""
+    """Parse a base frequency, above 1."""
     if (theta := number(value)) > 1:
         return theta
     raise ValueError("above 1")
 
 
-def rope(given: Given, ours: Given) -> Rope:
-    """Base frequency and scaling, in the old and in the new spelling."""
-    parts = [
-        checked(name, given[name], mapping)
-        for name in ("rope_scaling", "rope_parameters")
-        if given.get(name)
-    ]
+def rope(config: Given, ours: Given) -> Rope:
+    """Read base frequency and scaling, in the old and in the new format."""
+    names = ("rope_scaling", "rope_parameters")
+    parts = [checked(name, config[name], mapping) for name in names if config.get(name)]
     if len(parts) > 1 and parts[0] != parts[1]:
-        raise ValueError("rope_scaling and rope_parameters say different things; keep one")
-    said = [part["rope_theta"] for part in [given, *parts] if part.get("rope_theta") is not None]
-    thetas = {checked("rope_theta", theta, base) for theta in said}
+        raise ValueError("rope_scaling and rope_parameters have different values; keep one")
+    bases = [part["rope_theta"] for part in [config, *parts] if part.get("rope_theta") is not None]
+    thetas = {checked("rope_theta", theta, base) for theta in bases}
     if len(thetas) > 1:
         raise ValueError(f"rope_theta is {min(thetas)} in one place and {max(thetas)} in another")
     return Rope(theta=min(thetas, default=Rope.theta), scaling=scaling(parts[0] if parts else {}))
 
 
-def scaling(given: Given) -> Given | None:
-    """A scaling with all of its own fields, or None; `ValueError` for one that is not known."""
-    kind = given.get("rope_type", given.get("type", "default"))
+def scaling(config: Given) -> Given | None:
+    """Read a scaling with its fields; None without one. Raise `ValueError` for an unknown one."""
+    kind = config.get("rope_type", config.get("type", "default"))
     if not isinstance(kind, str) or kind not in SCALINGS:
         known = ", ".join(SCALINGS)
-        raise ValueError(f"rope_scaling {kind!r} is not supported; what loads is {known}")
-    fields, remedy = SCALINGS[kind], f"what loads is rope_scaling {kind!r} without it"
-    refuse_unknown(given, {*ANY, *FIXED, *names_of(fields)}, remedy)
-    refuse_other(given, {name: FIXED[name] for name in FIXED.keys() - fields.keys()}, {}, remedy)
-    own = taken(fields, given)
+        raise ValueError(f"rope_scaling {kind!r} is not supported; supported: {known}")
+    fields, remedy = SCALINGS[kind], f"supported: rope_scaling {kind!r} without it"
+    refuse_unknown(config, {*ANY, *FIXED, *names_of(fields)}, remedy)
+    fixed = {name: FIXED[name] for name in FIXED.keys() - fields.keys()}
+    refuse_other(config, fixed, {}, remedy)
+    own = taken(fields, config)
     if kind == "llama3" and own["low_freq_factor"] >= own["high_freq_factor"]:
         raise ValueError("low_freq_factor must be below high_freq_factor")
     return None if kind == "default" else {"rope_type": kind, **own}

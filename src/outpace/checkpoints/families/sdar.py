@@ -1,17 +1,16 @@
-"""SDAR: Qwen3 whose rows see their block, and predict their own slots (Cheng et al., 2025)."""
+"""SDAR: Qwen3 adapted to attend to whole blocks, not shifted (Cheng et al., 2025)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from outpace.checkpoints.families.family import mask
+from outpace.checkpoints.families.family import CLASS_SUFFIXES, mask
 from outpace.checkpoints.families.qwen import QWEN3, QWEN3_MOE
 from outpace.checkpoints.fields import Given, count, field, words
 from outpace.decoding.target import Kind
 
 MASK = 151669
-"""What the authors' code feeds as a mask, which is `<|MASK|>` of their tokenizer."""
-PARTS = ("Model", "ForCausalLM")
+"""Mask token in the authors' code, `<|MASK|>` of their tokenizer."""
 TRAINING = words("debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep")
 
 BLOCKED: Given = {
@@ -31,7 +30,10 @@ SDAR = replace(
     compared="recorded runs of its authors' code",
     fields={**QWEN3.fields, **BLOCKED},
     ignored={*QWEN3.ignored, *TRAINING},
-    remote={"configuration_sdar.SDARConfig", *(f"modeling_sdar.SDAR{part}" for part in PARTS)},
+    remote={
+        "configuration_sdar.SDARConfig",
+        *(f"modeling_sdar.SDAR{part}" for part in CLASS_SUFFIXES),
+    },
     method="block_diffusion",
     gguf="",
     temperature=1.0,
@@ -49,7 +51,7 @@ SDAR_MOE = replace(
     ignored={*QWEN3_MOE.ignored, *TRAINING},
     remote={
         "configuration_sdar_moe.SDARMoeConfig",
-        *(f"modeling_sdar_moe.SDARMoe{part}" for part in PARTS),
+        *(f"modeling_sdar_moe.SDARMoe{part}" for part in CLASS_SUFFIXES),
     },
     names=QWEN3_MOE.names,
 )

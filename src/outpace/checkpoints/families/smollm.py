@@ -1,4 +1,4 @@
-"""SmolLM3: Llama, but every fourth layer has no rotary embedding."""
+"""SmolLM3: Llama without rotary embedding in every fourth layer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ FLAGS = "no_rope_layers"
 
 
 def flags(value: Any) -> list[int]:
-    """One of 0 and 1 for each layer."""
+    """Parse a list of 0 and 1 per layer."""
     if isinstance(value, list) and all(type(each) is int and each in (0, 1) for each in value):
         return value
     raise ValueError("a list of 0 (no rotary embedding) and 1")
 
 
-def unrotated(given: Given, ours: Given) -> tuple[int, ...]:
-    """Layers without rotary embedding."""
-    every = EVERY.value(given, ours)
+def unrotated(published: Given, ours: Given) -> tuple[int, ...]:
+    """Return the layers without rotary embedding."""
+    every = EVERY.value(published, ours)
     usual = [int((layer + 1) % every != 0) for layer in range(ours["layers"])]
-    found = given.get(FLAGS)
+    found = published.get(FLAGS)
     rotated = checked(FLAGS, usual if found is None else found, flags)
     if len(rotated) != ours["layers"]:
-        raise ValueError(f"{FLAGS} says it of {len(rotated)} layers, but there are {len(usual)}")
+        raise ValueError(f"{FLAGS} must have {len(usual)} entries, got {len(rotated)}")
     return tuple(layer for layer, rotates in enumerate(rotated) if not rotates)
 
 

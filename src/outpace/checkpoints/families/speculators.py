@@ -1,4 +1,4 @@
-"""Drafts as the library speculators writes them: EAGLE-3's and DFlash's, with nested fields."""
+"""EAGLE-3 and DFlash drafts in the format of the library speculators, with nested fields."""
 
 from __future__ import annotations
 

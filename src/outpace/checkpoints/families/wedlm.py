@@ -1,18 +1,23 @@
-"""WeDLM: Qwen2.5 or Qwen3 that also fills masks, still causal (Liu et al., 2025).
+"""WeDLM: Qwen2.5 or Qwen3 adapted to fill masks under causal attention (Liu et al., 2025).
 
-Two kinds of rows: a token's row predicts the next slot, as in the model that it was made from; a
-mask's row predicts its own.
+The row of a token predicts the next slot, as in the original model; the row of a mask predicts its
+own slot.
 """
 
 from __future__ import annotations
 
-from outpace.checkpoints.families.family import DECODER, HUGGING_FACE_NAMES, Family, mask
+from outpace.checkpoints.families.family import (
+    CLASS_SUFFIXES,
+    DECODER,
+    HUGGING_FACE_NAMES,
+    Family,
+    mask,
+)
 from outpace.checkpoints.families.qwen import QWEN_IGNORED
 from outpace.checkpoints.fields import field, flag
 
-PARTS = ("Model", "ForCausalLM")
 MASK = 151665
-"""What the published models feed as a mask, named in `config.json` or not."""
+"""Mask token of the published models, which `config.json` may omit."""
 
 
 WEDLM = Family(
@@ -28,7 +33,10 @@ WEDLM = Family(
         "qk_norm": field("qk_norm", flag, lambda ours: not ours["qkv_bias"]),
     },
     ignored=QWEN_IGNORED,
-    remote={"configuration_wedlm.WeDLMConfig", *(f"modeling_wedlm.WeDLM{part}" for part in PARTS)},
+    remote={
+        "configuration_wedlm.WeDLMConfig",
+        *(f"modeling_wedlm.WeDLM{part}" for part in CLASS_SUFFIXES),
+    },
     names=HUGGING_FACE_NAMES,
     method="wedlm",
 )

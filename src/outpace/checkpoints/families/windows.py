@@ -1,4 +1,4 @@
-"""What layers see whose windows follow a rule, unless a `config.json` lists them."""
+"""Attention windows that follow a rule unless a `config.json` lists them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PATTERN = field("sliding_window_pattern _sliding_window_pattern", count, None)
 
 
 def sliding(usual: int | None) -> Field:
-    """Sights of layers that all slide where there is a window, which is the `usual` one else."""
+    """Return the field of windows in all layers; `usual` is the default length."""
 
-    def value(given: Given, ours: Given) -> tuple[Sight, ...]:
-        window = checked_window(given.get("sliding_window", usual))
+    def value(published: Given, ours: Given) -> tuple[Sight, ...]:
+        window = checked_window(published.get("sliding_window", usual))
         if window is None or window >= ours["max_length"]:
             return ()
         return (Sight(window=window, causal=True),) * int(ours["layers"])
@@ -29,14 +29,14 @@ def sliding(usual: int | None) -> Field:
 
 
 def alternating(usual: int) -> Field:
-    """Sights where each layer of a number sees all and others slide, or as a checkpoint lists."""
+    """Return the field of windows in all but every n-th layer, by default n = `usual`."""
 
-    def value(given: Given, ours: Given) -> tuple[Sight, ...]:
-        every = PATTERN.value(given, ours) or usual
+    def value(published: Given, ours: Given) -> tuple[Sight, ...]:
+        every = PATTERN.value(published, ours) or usual
         layers = range(1, ours["layers"] + 1)
-        listed = given.get(KINDS)
+        listed = published.get(KINDS)
         if listed is None:
             listed = [SLIDING if layer % every else EVERY for layer in layers]
-        return sights({KINDS: listed, "sliding_window": given.get("sliding_window")}, ours)
+        return sights({KINDS: listed, "sliding_window": published.get("sliding_window")}, ours)
 
     return Field((*WINDOW.names, *PATTERN.names, KINDS), value)

@@ -1,1 +1,1 @@
-"""Files of llama.cpp: configuration, weights and tokenizer in one."""
+"""GGUF files of llama.cpp: configuration, weights and tokenizer in one file."""

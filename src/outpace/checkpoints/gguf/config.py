@@ -1,4 +1,4 @@
-"""The fields of a `config.json`, from the metadata of a GGUF file."""
+"""Translation of GGUF metadata into the fields of a `config.json`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZES = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
-"""Names of metadata, behind that of the architecture, and of fields."""
+"""Metadata names, after the architecture's prefix, to field names."""
 
 SCALING = {
     "rope.scaling.type": "rope_type",
@@ -41,51 +41,59 @@ SCALING = {
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
 SAME = {"attention.value_length": "head_dim", "rope.dimension_count": "head_dim"}
-"""Names that must say what a field says."""
+"""Metadata whose value must equal the field."""
 
 SILENT = ("rope.scaling.finetuned", "rope.scaling.attn_factor")
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 STRETCH = "rope_freqs.weight"
-"""A tensor of what Llama 3.1's rule divides the frequencies by."""
+"""Tensor of the divisors that Llama 3.1's rule applies to the frequencies."""
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""What that rule is made with in every published model; the factor is the tensor's largest."""
+"""Parameters of that rule in every published model; the factor is the tensor's maximum."""
 
 
 def family_in(file: File) -> Family:
-    """Family of a file; `ValueError` for one that is not known."""
+    """Return the family of a file.
+
+    Raises:
+        ValueError: If its architecture is not supported.
+    """
     name = file.metadata.get("general.architecture")
     known = {family.gguf: family for family in FAMILIES.values() if family.gguf}
     if not isinstance(name, str) or name not in known:
         raise ValueError(
-            f"{file.path}: general.architecture {brief(name)} is not supported in GGUF; known are "
-            f"{', '.join(sorted(known))}"
+            f"{file.path}: general.architecture {brief(name)} is not supported in GGUF; "
+            f"known are {', '.join(sorted(known))}"
         )
     return known[name]
 
 
 def fields_of(file: File) -> dict[str, Any]:
-    """A `config.json` that says the same; `ValueError` for metadata that are not known."""
+    """Return the equivalent `config.json`.
+
+    Raises:
+        ValueError: For metadata that are not supported.
+    """
     family = family_in(file)
-    own = {
+    metadata = {
         name.removeprefix(f"{family.gguf}."): plain(value)
         for name, value in file.metadata.items()
         if name.startswith(f"{family.gguf}.")
     }
-    fields = {ours: own.pop(name) for name, ours in SIZES.items() if name in own}
-    rope = {ours: own.pop(name) for name, ours in SCALING.items() if name in own}
+    fields = {ours: metadata.pop(name) for name, ours in SIZES.items() if name in metadata}
+    rope = {ours: metadata.pop(name) for name, ours in SCALING.items() if name in metadata}
     size = fields.get("head_dim") or head_size(fields)
     for name in SAME:
-        if (said := own.pop(name, size)) != size:
-            raise ValueError(f"{file.path}: {name} is {brief(said)}, but the head size {size}")
-    for name in SILENT:
-        if (said := own.pop(name, None)) not in (None, True, False, 1.0):
-            raise ValueError(f"{file.path}: {name} is {brief(said)}, which is not supported")
-    for name, wanted in family.gguf_stated.items():
-        if (said := own.pop(name, wanted)) != wanted:
+        if (value := metadata.pop(name, size)) != size:
             raise ValueError(
-                f"{file.path}: {name} is {brief(said)}, but only {wanted} is supported"
+                f"{file.path}: {name} must be the head size {size}, got {brief(value)}"
             )
+    for name in SILENT:
+        if (value := metadata.pop(name, None)) not in (None, True, False, 1.0):
+            raise ValueError(f"{file.path}: {name} is {brief(value)}, which is not supported")
+    for name, supported in family.gguf_stated.items():
+        if (value := metadata.pop(name, supported)) != supported:
+            raise ValueError(f"{file.path}: {name} must be {supported}, got {brief(value)}")
     embedding = file.tensors.get("token_embd.weight")
     return {
         "architectures": [family.architectures[0]],
@@ -95,20 +103,20 @@ def fields_of(file: File) -> dict[str, Any]:
         **fields,
         **scaling(file, rope, fields, size),
         **special(file),
-        # What is left has no translation, and is refused by its name unless it says nothing.
-        **{f"{family.gguf}.{name}": value for name, value in own.items()},
+        # Metadata without a translation are refused by name unless their value is neutral.
+        **{f"{family.gguf}.{name}": value for name, value in metadata.items()},
     }
 
 
 def plain(value: Any) -> Any:
-    """A number as it was before it was rounded to 32 bits; a short array as a list."""
+    """Return a number as before its rounding to 32 bits, and a short array as a list."""
     if isinstance(value, Array):
         return value.values() if len(value) <= MANY else value
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def head_size(fields: Given) -> int | None:
-    """Head size where none is said."""
+    """Return the head size where the metadata have none."""
     dim, heads = fields.get("hidden_size"), fields.get("num_attention_heads")
     if type(dim) is int and type(heads) is int and heads > 0:
         return dim // heads
@@ -116,7 +124,7 @@ def head_size(fields: Given) -> int | None:
 
 
 def scaling(file: File, rope: Mapping[str, Any], fields: Given, size: int | None) -> dict[str, Any]:
-    """Scaling of the rotary embedding."""
+    """Return the scaling of the rotary embedding."""
     if STRETCH in file.tensors:
         return {"rope_scaling": stretched(file, fields, size)}
     if rope.get("rope_type", "none") == "none":
@@ -125,32 +133,36 @@ def scaling(file: File, rope: Mapping[str, Any], fields: Given, size: int | None
 
 
 def stretched(file: File, fields: Given, size: int | None) -> dict[str, Any]:
-    """Llama 3.1's rule; `ValueError` where the stored factors are not made by it."""
+    """Return Llama 3.1's scaling.
+
+    Raises:
+        ValueError: If the stored factors do not follow that rule.
+    """
     theta = fields.get("rope_theta", Rope.theta)
     shape = file.tensors[STRETCH].shape
     if isinstance(size, int) and isinstance(theta, float) and theta > 0 and shape == (size // 2,):
-        found = file.numbers(STRETCH).double()
-        rule = {"rope_type": "llama3", "factor": float(found.max()), **LLAMA3}
+        divisors = file.numbers(STRETCH).double()
+        rule = {"rope_type": "llama3", "factor": float(divisors.max()), **LLAMA3}
         usual, _ = frequencies(Rope(theta=theta), size)
         slower, _ = frequencies(Rope(theta=theta, scaling=rule), size)
-        if torch.allclose(usual / slower, found, rtol=1e-4):
+        if torch.allclose(usual / slower, divisors, rtol=1e-4):
             return rule
     raise ValueError(
-        f"{file.path}: tensor {STRETCH!r} is not supported; what loads is Llama 3.1's rule for "
+        f"{file.path}: tensor {STRETCH!r} is not supported; supported: Llama 3.1's rule for "
         f"{LLAMA3['original_max_position_embeddings']} positions"
     )
 
 
 def special(file: File) -> dict[str, Any]:
-    """Tokens that end an answer, and the mask."""
+    """Return the tokens that end an answer, and the mask token."""
     names = {name: f"tokenizer.ggml.{name}" for name in (*ENDS, "mask_token_id")}
     try:
-        named = {
-            ours: checked(name, value, index)
-            for ours, name in names.items()
+        ids = {
+            field: checked(name, value, index)
+            for field, name in names.items()
             if (value := file.metadata.get(name)) is not None
         }
     except ValueError as error:
         raise ValueError(f"{file.path}: {error}") from None
-    mask = {"mask_token_id": named.pop("mask_token_id")} if "mask_token_id" in named else {}
-    return {"eos_token_id": sorted(set(named.values())), **mask}
+    mask = {"mask_token_id": ids.pop("mask_token_id")} if "mask_token_id" in ids else {}
+    return {"eos_token_id": sorted(set(ids.values())), **mask}

@@ -1,4 +1,4 @@
-"""What stands in a GGUF file, and the numbers of its tensors; needs the extra `gguf`."""
+"""GGUF files: metadata, and tensors dequantized on demand; needs the extra `gguf`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from torch import Tensor
 
 from outpace.checkpoints.fields import line
 from outpace.checkpoints.gguf.header import Header, Info, read_header
+from outpace.checkpoints.name import GGUF
 from outpace.kernels.packed import INPUTS, Rows, dequantize, level, pack_rows
 
-ENDING = ".gguf"
 PIECE = 2**18
-"""Numbers that are dequantised at a time: they and what they are made of stay in a cache."""
+"""Numbers dequantized at a time: they and their source bytes fit into a CPU cache."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: its type, its shape `[out, in]`, and where its bytes are."""
+    """One tensor: type, shape `[out, in]`, offset and size in bytes."""
 
     kind: Any
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class File:
-    """Metadata and tensors of a file, by their names."""
+    """Metadata and tensors of a file, by name."""
 
     path: Path
     size: int
@@ -45,9 +45,14 @@ class File:
     tensors: dict[str, Entry]
 
     def pieces(self, name: str, part: int | None = None) -> Iterator[Tensor]:
-        """Rows `f32[some, in]` of a tensor, or of one part of several upon each other.
+        """Yield chunks of rows `f32[n, in]` of a tensor.
 
-        Raises `ValueError` for a type that cannot be read.
+        Args:
+            name: Name of the tensor in the file.
+            part: Index along the first dimension of a stack, or None for all.
+
+        Raises:
+            ValueError: For a type that cannot be read.
         """
         gguf, entry = library(), self.tensors[name]
         shape, size, offset = entry.shape, entry.size, entry.offset
@@ -55,32 +60,37 @@ class File:
             shape, size = shape[1:], size // shape[0]
             offset += part * size
         width, rows = shape[-1], prod(shape[:-1])
-        some = max(PIECE // max(width, 1), 1)
+        step = max(PIECE // max(width, 1), 1)
         row = size // max(rows, 1)
-        for first in range(0, rows, some):
-            count = min(some, rows - first)
-            # Read and not mapped: pages of a map stay in memory for as long as it is open.
+        for first in range(0, rows, step):
+            count = min(step, rows - first)
+            # Read instead of mapped: mapped pages stay in memory until the map is closed.
             content = np.fromfile(self.path, np.uint8, count * row, offset=offset + first * row)
             blocks = content.reshape(count, row)
-            if (quick := dequantized(entry.kind.value, blocks, width)) is not None:
-                yield quick
+            if (dequantized_rows := dequantized(entry.kind.value, blocks, width)) is not None:
+                yield dequantized_rows
                 continue
             try:
-                # As one row, since the library goes through sixteen rows at a time.
-                with np.errstate(all="ignore"):  # what is no number is refused by who reads it
-                    plain = gguf.quants.dequantize(content[None], entry.kind)
-                plain = plain.reshape(count, width).astype(np.float32, copy=False)
+                # As one row, since the library loops over blocks of sixteen rows in Python.
+                with np.errstate(all="ignore"):  # the caller refuses NaN and infinity
+                    numbers = gguf.quants.dequantize(content[None], entry.kind)
+                numbers = numbers.reshape(count, width).astype(np.float32, copy=False)
             except (NotImplementedError, ValueError) as error:
                 raise ValueError(
                     f"{self.path}: tensor {name!r} is of type {entry.kind.name}, which cannot be "
                     f"read ({line(error)})"
                 ) from error
-            yield torch.from_numpy(plain)
+            yield torch.from_numpy(numbers)
 
     def content(self, name: str, part: int | None = None) -> NDArray[np.uint8]:
-        """Bytes `u8[rows, bytes]` of a tensor's rows, mapped until they are dropped.
+        """Map the bytes `u8[rows, bytes]` of a tensor's rows.
 
-        Raises `ValueError` where the file has become shorter.
+        Args:
+            name: Name of the tensor in the file.
+            part: Index along the first dimension of a stack, or None for all.
+
+        Raises:
+            ValueError: If the file has become shorter.
         """
         entry = self.tensors[name]
         shape, size, offset = entry.shape, entry.size, entry.offset
@@ -94,7 +104,7 @@ class File:
         return mapped.reshape(prod(shape[:-1]), -1)
 
     def numbers(self, name: str, part: int | None = None) -> Tensor:
-        """A tensor `f32[out, in]`, dequantised, or one part of several upon each other."""
+        """Return a dequantized tensor `f32[out, in]`, or one `part` of a stack."""
         shape = self.tensors[name].shape[0 if part is None else 1 :]
         whole, first = torch.empty(prod(shape[:-1]), shape[-1]), 0
         for piece in self.pieces(name, part):
@@ -104,7 +114,10 @@ class File:
 
 
 def dequantized(kind: int, rows: NDArray[np.uint8], width: int) -> Tensor | None:
-    """Rows `f32[some, in]` by the compiled loop; None without one, or for an infinite scale."""
+    """Dequantize rows to `f32[n, in]` with the compiled loop.
+
+    Returns None without a loop for this type, or for an infinite scale.
+    """
     if not level() or kind not in INPUTS:
         return None
     starts = np.arange(len(rows), dtype=np.uint64) * np.uint64(rows.strides[0])
@@ -113,7 +126,11 @@ def dequantized(kind: int, rows: NDArray[np.uint8], width: int) -> Tensor | None
 
 
 def library() -> ModuleType:
-    """The library that dequantises; `ValueError` where it is not installed."""
+    """Import the library `gguf`.
+
+    Raises:
+        ValueError: If it is not installed.
+    """
     try:
         import gguf
     except ImportError as error:
@@ -123,24 +140,28 @@ def library() -> ModuleType:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether this names a file of the format."""
-    return path.suffix == ENDING and not path.is_dir()
+    """Return whether a path names a GGUF file."""
+    return path.suffix == GGUF and not path.is_dir()
 
 
 def opened(path: Path) -> File:
-    """What stands in a file; `ValueError` for one that is cut, foreign, or a part of several."""
+    """Open a GGUF file.
+
+    Raises:
+        ValueError: If it is truncated, of another format, or one of several parts.
+    """
     try:
         stat = path.stat()
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if not S_ISREG(stat.st_mode):
-        raise ValueError(f"{path} is no regular file: give a GGUF file")
+        raise ValueError(f"{path} is not a regular file: give a GGUF file")
     return parsed(path, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=4)
 def parsed(path: Path, changed: int, size: int) -> File:
-    """The same, once for each state of a file: configuration, text and weights all ask for it."""
+    """Parse a file once per modification: configuration, tokenizer and weights all need it."""
     gguf = library()
     try:
         header = read_header(path)
@@ -148,7 +169,7 @@ def parsed(path: Path, changed: int, size: int) -> File:
             name: entry(gguf, name, info, header, size) for name, info in header.tensors.items()
         }
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no readable GGUF file: {line(error)}") from error
+        raise ValueError(f"{path} is not a readable GGUF file: {line(error)}") from error
     parts = header.metadata.get("split.count", 0)
     if isinstance(parts, int) and parts > 1:
         raise ValueError(
@@ -158,7 +179,11 @@ def parsed(path: Path, changed: int, size: int) -> File:
 
 
 def entry(gguf: ModuleType, name: str, info: Info, header: Header, size: int) -> Entry:
-    """A tensor of a file of some size; `ValueError` where its bytes cannot be there."""
+    """Locate a tensor in a file of `size` bytes.
+
+    Raises:
+        ValueError: If its type is unknown or its bytes exceed the file.
+    """
     try:
         kind = gguf.GGMLQuantizationType(info.kind)
     except ValueError:
@@ -171,6 +196,6 @@ def entry(gguf: ModuleType, name: str, info: Info, header: Header, size: int) ->
     wanted, begin = prod(info.sizes) // numbers * octets, header.begin + info.offset
     if begin + wanted > size:
         raise ValueError(
-            f"it is cut: tensor {name!r} ends at byte {begin + wanted}, and it has {size}"
+            f"it is truncated: tensor {name!r} ends at byte {begin + wanted} of {size}"
         )
     return Entry(kind, info.sizes[::-1], begin, wanted)

@@ -1,7 +1,7 @@
-"""The header of a GGUF file: metadata, and where its tensors are.
+"""The header of a GGUF file: metadata, and the location of each tensor.
 
-Every length is checked against the file before anything is read by it, and the elements of arrays
-are read when they are needed: a vocabulary has some hundred thousand strings.
+Every length is checked against the file size before it is used. Array elements are read on demand:
+a vocabulary has more than a hundred thousand strings.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from outpace.checkpoints.fields import brief
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 MOST_ENTRIES, MOST_ELEMENTS = 2**16, 2**22
-"""Most fields, and tensors, of a file; most elements of all its arrays together."""
+"""Limits on the fields and on the tensors of a file, and on the elements of all its arrays."""
 
 LONGEST, LONGEST_NAME, MOST_DIMENSIONS = 2**24, 2**10, 4
-"""Most bytes of a string and of a name; most dimensions of a tensor."""
+"""Limits on the bytes of a string and of a name, and on the dimensions of a tensor."""
 
 ALIGNMENT = 32
-"""What offsets of tensors are multiples of, unless `general.alignment` says otherwise."""
+"""Alignment of tensor offsets in bytes without `general.alignment`."""
 
 STRING, ARRAY = 8, 9
 FORMS = ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "", "", "<u8", "<i8", "<f8")
 NUMBERS = {kind: np.dtype(form) for kind, form in enumerate(FORMS) if form}
-"""Types of numbers, by their number in a file."""
+"""NumPy types by the type number in the file."""
 
 SIZE = Struct("<Q")
 
 
 @dataclass(frozen=True)
 class Array:
-    """The elements of an array, in a file until they are needed."""
+    """A metadata array whose elements are read from the file on demand."""
 
     path: Path
     kind: int
@@ -54,15 +54,19 @@ class Array:
 
     @property
     def element(self) -> str:
-        """Type of an element, such as `int32`."""
+        """Name of the element type, such as `int32`."""
         return "string" if self.kind == STRING else NUMBERS[self.kind].name
 
     def holds(self, kind: type) -> bool:
-        """Whether its elements are of a type of Python's."""
+        """Return whether the elements become this Python type."""
         return kind is (str if self.kind == STRING else type(NUMBERS[self.kind].type().item()))
 
     def content(self) -> bytes:
-        """Bytes of all elements; `ValueError` where the file has become shorter."""
+        """Read the bytes of all elements.
+
+        Raises:
+            ValueError: If the file has become shorter.
+        """
         with self.path.open("rb") as file:
             file.seek(self.offset)
             found = file.read(self.size)
@@ -71,7 +75,11 @@ class Array:
         return found
 
     def values(self) -> list[Any]:
-        """Strings or numbers; `ValueError` for bytes that are not UTF-8."""
+        """Read the strings or numbers.
+
+        Raises:
+            ValueError: For bytes that are not UTF-8.
+        """
         content = self.content()
         if self.kind != STRING:
             found: list[Any] = np.frombuffer(content, NUMBERS[self.kind]).tolist()
@@ -81,7 +89,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Info:
-    """What a header says of a tensor: its type, sizes in order of the file, its bytes' offset."""
+    """A tensor's header entry: type, sizes in file order, and the offset of its bytes."""
 
     kind: int
     sizes: tuple[int, ...]
@@ -98,7 +106,11 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file. Raises `ValueError` for one that is cut, or is none."""
+    """Read the header of a file.
+
+    Raises:
+        ValueError: If the file is truncated or is not a GGUF file.
+    """
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise ValueError("it does not begin with GGUF")
@@ -107,14 +119,14 @@ def read_header(path: Path) -> Header:
 
 
 class Reader:
-    """What a header holds, from its begin to its end."""
+    """Sequential reader of a header."""
 
     def __init__(self, path: Path, content: mmap) -> None:
         self.path, self.content = path, content
         self.end, self.at, self.elements = len(content), len(MAGIC), 0
 
     def header(self) -> Header:
-        """All of it."""
+        """Read the whole header."""
         check_version(self.number(4))
         tensors = self.count("tensors")
         fields = self.count("fields")
@@ -122,38 +134,42 @@ class Reader:
         infos = {name: self.info(name) for name in self.names(tensors)}
         alignment = metadata.get("general.alignment", ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise ValueError(f"general.alignment is {brief(alignment)}, which is no power of two")
+            raise ValueError(f"general.alignment must be a power of two, got {brief(alignment)}")
         begin = -(-self.at // alignment) * alignment
         for name, info in infos.items():
             if info.offset % alignment:
                 raise ValueError(
-                    f"tensor {name!r} begins at byte {info.offset}, which is no multiple of "
+                    f"tensor {name!r} begins at byte {info.offset}, which is not a multiple of "
                     f"{alignment}"
                 )
         return Header(metadata, infos, begin)
 
     def take(self, size: int) -> int:
-        """Where the next bytes begin; `ValueError` where the file has fewer."""
+        """Advance by `size` bytes and return where they begin.
+
+        Raises:
+            ValueError: If the file has fewer bytes.
+        """
         begin, self.at = self.at, self.at + size
         if self.at > self.end:
             raise ValueError(
-                f"it is cut: {size} bytes were to follow byte {begin}, and it has {self.end}"
+                f"it is truncated: {size} bytes should follow byte {begin} of {self.end}"
             )
         return begin
 
     def number(self, size: int) -> int:
-        """A whole number of so many bytes."""
+        """Read an unsigned integer of `size` bytes."""
         begin = self.take(size)
         return int.from_bytes(self.content[begin : self.at], "little")
 
     def count(self, what: str) -> int:
-        """A number of entries."""
+        """Read a number of entries."""
         if (count := self.number(SIZE.size)) > MOST_ENTRIES:
             raise ValueError(f"it has {count} {what}; at most {MOST_ENTRIES} are read")
         return count
 
     def string(self, longest: int = LONGEST) -> str:
-        """A string."""
+        """Read a string of at most `longest` bytes."""
         if (size := self.number(SIZE.size)) > longest:
             raise ValueError(
                 f"the string after byte {self.at} has {size} bytes; at most {longest} are read"
@@ -162,7 +178,7 @@ class Reader:
         return self.content[begin : self.at].decode()
 
     def names(self, count: int) -> Iterator[str]:
-        """Names of entries, each of which is read by whoever takes it; each must be another."""
+        """Yield the distinct names of `count` entries; the caller reads each entry in between."""
         seen: set[str] = set()
         for _ in range(count):
             name = self.string(LONGEST_NAME)
@@ -174,7 +190,7 @@ class Reader:
             yield name
 
     def value(self, name: str, kind: int) -> Any:
-        """A value of some type: a string, a number, a truth value or an `Array`."""
+        """Read a value: a string, a number, a boolean or a `MetadataArray`."""
         if kind == STRING:
             return self.string()
         if kind == ARRAY:
@@ -185,7 +201,7 @@ class Reader:
         return np.frombuffer(self.content[begin : self.at], NUMBERS[kind])[0].item()
 
     def array(self, name: str) -> Array:
-        """An array, whose elements stay where they are."""
+        """Read an array's header and skip its elements."""
         kind, count = self.number(4), self.number(SIZE.size)
         if kind != STRING and kind not in NUMBERS:
             raise ValueError(f"{name} is an array of type {kind}, which is not supported")
@@ -203,7 +219,7 @@ class Reader:
         return Array(self.path, kind, count, begin, self.at - begin)
 
     def info(self, name: str) -> Info:
-        """Type, sizes and offset of a tensor."""
+        """Read a tensor's type, sizes and offset."""
         if not 1 <= (count := self.number(4)) <= MOST_DIMENSIONS:
             raise ValueError(
                 f"tensor {name!r} has {count} dimensions; 1 to {MOST_DIMENSIONS} are read"
@@ -215,19 +231,22 @@ class Reader:
 
 
 def check_version(version: int) -> None:
-    """Raise `ValueError` for a version that is not read."""
+    """Raise `ValueError` for an unsupported version."""
     if version in VERSIONS:
         return
     if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
-        raise ValueError("it is big-endian, and only little-endian files are read: convert it anew")
+        raise ValueError(
+            "it is big-endian, and only little-endian files are supported: convert it again"
+        )
     known = " and ".join(map(str, VERSIONS))
-    raise ValueError(f"it is of version {version}; {known} are read")
+    raise ValueError(f"it is of version {version}; supported: {known}")
 
 
 def strings(content: bytes | mmap, at: int, count: int) -> Iterator[tuple[int, int]]:
-    """Where each of the strings that follow each other begins and ends.
+    """Yield begin and end of each of `count` consecutive strings.
 
-    Raises `ValueError` where the bytes end before.
+    Raises:
+        ValueError: If the bytes end before the last string.
     """
     size_at, end, wide = SIZE.unpack_from, len(content), SIZE.size
     for _ in range(count):
@@ -239,6 +258,6 @@ def strings(content: bytes | mmap, at: int, count: int) -> Iterator[tuple[int, i
         at = begin + size
         if at > end or size > LONGEST:
             raise ValueError(
-                f"it is cut, or a length before byte {begin} is wrong: it has {end} bytes"
+                f"it is truncated, or a length before byte {begin} is wrong: it has {end} bytes"
             )
         yield begin, at

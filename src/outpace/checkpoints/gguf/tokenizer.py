@@ -1,7 +1,7 @@
-"""The tokenizer that a GGUF file has: vocabulary, merges or scores, special tokens, template.
+"""The tokenizer of a GGUF file: vocabulary, merges or scores, special tokens, chat template.
 
-What becomes one token depends on how text is cut first. A file only names that
-(`tokenizer.ggml.pre`), so the patterns stand here, as in the `tokenizer.json` of these models.
+Tokens depend on how text is split before merging. A file only names the split
+(`tokenizer.ggml.pre`), so the patterns are listed here, as in the models' `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ BoolArray = NDArray[np.bool_]
 PREFIX = "tokenizer.ggml."
 TEMPLATE = "tokenizer.chat_template"
 SPACE = "\u2581"
-"""What a piece of SentencePiece has for a space."""
+"""Character for a space in SentencePiece tokens."""
 
 LONGEST = 2**9
-"""Most characters of a token whose parts are looked for; published ones have a few dozen."""
+"""Limit on the characters of a token with merges; published ones have a few dozen."""
 
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -42,7 +42,7 @@ CASED = f"{BEFORE}{UPPER}*{LOWER}+|{BEFORE}{UPPER}+{LOWER}*"
 
 
 class Kind(IntEnum):
-    """What a token is."""
+    """Token types of llama.cpp."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -53,16 +53,16 @@ class Kind(IntEnum):
 
 
 ADDED = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED)
-"""Tokens that are found in a text before it is cut."""
+"""Types of the tokens that are matched before text is split."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """How text is cut into words, which are encoded one by one; by default as GPT-2 does.
+    """How text is split into words, which are encoded separately; by default as in GPT-2.
 
-    With `digits` each digit is one. Where they are `whole`, a word that is a token needs no merges.
-    `composed` text has its accents joined with their letters. `begins` says that a text begins with
-    the begin-of-sequence, unless the file says otherwise.
+    With `single_digits` each digit is a word. With `ignores_merges` a word that is a token needs no
+    merges. With `composes_accents` text is normalized to NFC first. `adds_bos` is the default of
+    `tokenizer.ggml.add_bos_token`.
     """
 
     pattern: str | None = None
@@ -72,7 +72,7 @@ class Split:
     begins: bool = False
 
     def pre_tokenizer(self) -> Any:
-        """Cut, and give every byte a character."""
+        """Build the split, followed by the byte-level mapping."""
         first: list[Any] = []
         if self.digits:
             first.append(pre_tokenizers.Digits(individual_digits=True))
@@ -95,14 +95,14 @@ SPLITS: Mapping[str, Split] = {
     "smollm": Split(digits=True),
     "tekken": TEKKEN,
 }
-"""Ways to cut text, by the names that files have for them."""
+"""Split rules by their names in `tokenizer.ggml.pre`."""
 
 
 @dataclass(frozen=True)
 class Handed:
-    """A tokenizer that a deep copy returns as it is.
+    """A tokenizer that a deep copy returns unchanged.
 
-    transformers copies the one that it is given, which takes half a second for 150,000 tokens.
+    transformers copies its `tokenizer_object`, which takes half a second for 150,000 tokens.
     """
 
     tokenizer: Tokenizer
@@ -113,7 +113,7 @@ class Handed:
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a file says of its tokens; `kinds i64[V]`."""
+    """The vocabulary of a file, with `kinds i64[V]`, and its metadata `tokenizer.ggml.*`."""
 
     tokens: Sequence[str]
     kinds: IntArray
@@ -121,23 +121,23 @@ class Pieces:
 
     @cached_property
     def size(self) -> int:
-        """Tokens without those that only pad the end."""
+        """Number of tokens without the padding at the end."""
         return end_of(self.kinds != Kind.UNUSED)
 
     @cached_property
     def added(self) -> list[int]:
-        """Numbers of the tokens that are found before all else."""
+        """Ids of the tokens that are matched before text is split."""
         found: list[int] = np.flatnonzero(np.isin(self.kinds, ADDED)).tolist()
         return found
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Tokens up to the added ones that stand behind all others."""
+        """Ids by token, without the added tokens at the end."""
         size = end_of(~np.isin(self.kinds[: self.size], ADDED))
         return {text: number for number, text in enumerate(self.tokens[:size])}
 
     def added_tokens(self) -> list[AddedToken]:
-        """Tokens that are found before all else, in order."""
+        """Return the tokens that are matched before text is split, by id."""
         return [
             AddedToken(
                 self.tokens[number],
@@ -148,83 +148,81 @@ class Pieces:
         ]
 
     def flag(self, name: str, usual: bool) -> bool:
-        """A truth value that a field has."""
+        """Read a boolean field."""
         found: bool = checked(f"{PREFIX}{name}", self.said.get(name, usual), flag)
         return found
 
     def named(self, name: str) -> str | None:
-        """The token whose number a field has."""
+        """Return the token whose id a field has, if any."""
         number = self.said.get(name)
         if number is None:
             return None
         if type(number) is int and 0 <= number < self.size:
             return self.tokens[number]
-        raise ValueError(f"{PREFIX}{name} is {brief(number)}, but there are {self.size} tokens")
+        raise ValueError(f"{PREFIX}{name} must be below {self.size}, got {brief(number)}")
 
 
 def tokenizer_of(file: File) -> PreTrainedTokenizerFast | None:
-    """The tokenizer of a file, or None where it has none.
+    """Build the tokenizer of a file; None if it has no vocabulary.
 
-    Raises `ValueError` for one that is broken or of a kind that is not known.
+    Raises:
+        ValueError: If it is invalid or of an unsupported type.
     """
     try:
         pieces = pieces_of(file)
         return None if pieces is None else whole(pieces, file.metadata.get(TEMPLATE))
-    except Exception as error:  # the base class is what the tokenizers library raises
-        raise ValueError(f"{file.path} has no readable tokenizer: {line(error)}") from error
+    except Exception as error:  # the tokenizers library raises the base class
+        raise ValueError(f"{file.path} has no valid tokenizer: {line(error)}") from error
 
 
 def pieces_of(file: File) -> Pieces | None:
-    """The tokens of a file; None where it has none."""
-    said = {
+    """Read the vocabulary of a file; None if it has none."""
+    metadata = {
         name.removeprefix(PREFIX): value
         for name, value in file.metadata.items()
         if name.startswith(PREFIX)
     }
-    if said.get("model") in (None, "none", "no_vocab"):
+    if metadata.get("model") in (None, "none", "no_vocab"):
         return None
-    tokens = listed(said, "tokens", str)
-    kinds = listed(said, "token_type", int) or [Kind.NORMAL] * len(tokens)
+    tokens = listed(metadata, "tokens", str)
+    kinds = listed(metadata, "token_type", int) or [Kind.NORMAL] * len(tokens)
     if not tokens or len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
         raise ValueError(
-            f"its {len(tokens)} tokens must be different ones, with as many types, not {len(kinds)}"
+            f"its {len(tokens)} tokens must be distinct, with one type each, got {len(kinds)}"
         )
-    return Pieces(tokens, np.array(kinds, np.int64), said)
+    return Pieces(tokens, np.array(kinds, np.int64), metadata)
 
 
-def listed(said: Mapping[str, Any], name: str, kind: type) -> list[Any]:
-    """Elements of an array, none where a file has none; `ValueError` for those of another type."""
-    array = said.get(name)
+def listed(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+    """Read an array, empty if the file has none; raise `ValueError` for another element type."""
+    array = metadata.get(name)
     if array is None:
         return []
     if not (isinstance(array, Array) and array.holds(kind)):
-        raise ValueError(
-            f"{PREFIX}{name} is {brief(array)}, but must be an array of {kind.__name__}"
-        )
+        raise ValueError(f"{PREFIX}{name} must be an array of {kind.__name__}, got {brief(array)}")
     return array.values()
 
 
 def end_of(wanted: BoolArray) -> int:
-    """How many come up to the last one that is wanted."""
+    """Return the index after the last selected token."""
     found = np.flatnonzero(wanted)
     return int(found[-1]) + 1 if len(found) else 0
 
 
 def whole(pieces: Pieces, template: Any) -> PreTrainedTokenizerFast:
-    """The tokenizer of these tokens, each under its number."""
+    """Build the tokenizer, with each token under its id in the file."""
     if not isinstance(template, str | None):
-        raise ValueError(f"{TEMPLATE} is {brief(template)}, but must be a string")
+        raise ValueError(f"{TEMPLATE} must be a string, got {brief(template)}")
     model = pieces.said["model"]
     if not isinstance(model, str) or model not in MODELS:
-        raise ValueError(
-            f"{PREFIX}model {brief(model)} is not supported; known are {', '.join(MODELS)}"
-        )
+        known = ", ".join(MODELS)
+        raise ValueError(f"{PREFIX}model {brief(model)} is not supported; known are {known}")
     tokenizer, begins = MODELS[model](pieces)
     tokenizer.add_tokens(pieces.added_tokens())
-    # The others have theirs from the vocabulary.
+    # The other tokens have their ids from the vocabulary.
     kept = all(tokenizer.token_to_id(pieces.tokens[number]) == number for number in pieces.added)
     if not kept or tokenizer.get_vocab_size() != pieces.size:
-        raise ValueError("its tokens cannot keep their numbers")
+        raise ValueError("its tokens cannot keep their ids")
     frame(tokenizer, pieces, begins)
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "mask": "mask"}
     special = {
@@ -241,7 +239,7 @@ def whole(pieces: Pieces, template: Any) -> PreTrainedTokenizerFast:
 
 
 def frame(tokenizer: Tokenizer, pieces: Pieces, begins: bool) -> None:
-    """Let texts begin and end with the tokens that the file says."""
+    """Add the tokens that the file puts at the begin and end of a text."""
     begin = pieces.named("bos_token_id") if pieces.flag("add_bos_token", begins) else None
     end = pieces.named("eos_token_id") if pieces.flag("add_eos_token", False) else None
     around = [token for token in (begin, end) if token is not None]
@@ -254,12 +252,11 @@ def frame(tokenizer: Tokenizer, pieces: Pieces, begins: bool) -> None:
 
 
 def bytes_by_merges(pieces: Pieces) -> tuple[Tokenizer, bool]:
-    """Byte-pair encoding of bytes, as GPT-2 began it."""
+    """Build GPT-2's byte-level byte-pair encoding; also return whether texts begin with BOS."""
     name = pieces.said.get("pre")
     if not isinstance(name, str) or name not in SPLITS:
-        raise ValueError(
-            f"{PREFIX}pre {brief(name)} is not supported; known are {', '.join(SPLITS)}"
-        )
+        known = ", ".join(SPLITS)
+        raise ValueError(f"{PREFIX}pre {brief(name)} is not supported; known are {known}")
     split = SPLITS[name]
     merges = [tuple(merge.split(" ")) for merge in listed(pieces.said, "merges", str)]
     tokenizer = Tokenizer(BPE(pieces.vocabulary, merges, ignore_merges=split.whole))
@@ -271,7 +268,7 @@ def bytes_by_merges(pieces: Pieces) -> tuple[Tokenizer, bool]:
 
 
 def pieces_by_scores(pieces: Pieces) -> tuple[Tokenizer, bool]:
-    """Byte-pair encoding of SentencePiece, whose merges follow from scores."""
+    """Build SentencePiece's byte-pair encoding; also return whether texts begin with BOS."""
     scores = listed(pieces.said, "scores", float)
     if len(scores) != len(pieces.tokens):
         raise ValueError(f"{len(pieces.tokens)} tokens have {len(scores)} scores")
@@ -291,15 +288,15 @@ def pieces_by_scores(pieces: Pieces) -> tuple[Tokenizer, bool]:
 
 
 def unknown(pieces: Pieces) -> list[str]:
-    """The token of what is none."""
+    """Return the tokens of type unknown."""
     numbers: list[int] = np.flatnonzero(pieces.kinds == Kind.UNKNOWN).tolist()
     return [pieces.tokens[number] for number in numbers]
 
 
 def merges_of(pieces: Pieces, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Pairs of tokens that make a token, that of the best score first.
+    """Derive the merges from the scores, best score first.
 
-    Of one score, pairs whose left token is longest come first, as in published `tokenizer.json`.
+    For equal scores, the longest left token comes first, as in published `tokenizer.json`.
     """
     every = zip(pieces.tokens, pieces.kinds.tolist(), scores, strict=True)
     known = {text: score for text, kind, score in every if kind == Kind.NORMAL}
@@ -318,4 +315,4 @@ def merges_of(pieces: Pieces, scores: Sequence[float]) -> list[tuple[str, str]]:
 
 
 MODELS = {"gpt2": bytes_by_merges, "llama": pieces_by_scores}
-"""Kinds of vocabularies, by the names that files have for them."""
+"""Builders by `tokenizer.ggml.model`."""

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file under published names."""
+"""The tensors of a GGUF file, by their published names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from outpace.models.split import Index
 
 
 class GGUFWeights(Weights):
-    """The tensors of one file, dequantised as they are asked for."""
+    """The tensors of one GGUF file, dequantized on demand."""
 
     def __init__(self, file: File, config: ModelConfig) -> None:
         self.folder, self.scheme, self.file, self.config = file.path, None, file, config
@@ -38,19 +38,19 @@ class GGUFWeights(Weights):
 
     @cached_property
     def names(self) -> Any:
-        """The library's table of names."""
+        """The library's map from published to GGUF names."""
         gguf = library()
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
         return gguf.get_tensor_name_map(kinds[self.family.gguf], self.config.layers)
 
     def theirs(self, name: str) -> tuple[str, int | None]:
-        """What the file calls a published tensor, and its number where experts are stacked."""
+        """Return the GGUF name of a published tensor, and its index in a stack of experts."""
         stem, _, kind = name.rpartition(".")
         found = self.names.get_name(stem)
         if found is not None:
             return f"{found}.{kind}", None
-        before, inside, behind = stem.partition(".experts.")
-        number, _, part = behind.partition(".")
+        before, inside, rest = stem.partition(".experts.")
+        number, _, part = rest.partition(".")
         found = self.names.get_name(f"{before}.experts.{part}") if inside else None
         return f"{found or stem}.{kind}", int(number) if found else None
 
@@ -58,15 +58,16 @@ class GGUFWeights(Weights):
         return self.theirs(name)[0] in self.file.tensors
 
     def find(self, name: str) -> tuple[Path, Any]:
-        """The file; `ValueError` if it has no such tensor."""
+        """Return the file that has a tensor; raise `ValueError` if there is none."""
         if name not in self:
             raise ValueError(f"{self.folder}: no tensor {self.theirs(name)[0]!r} in its weights")
         return self.folder, None
 
     def tensor(self, name: str, shape: tuple[int, ...], index: Index = ()) -> Tensor:
-        """A plain tensor, or what is at `index`.
+        """Read a dequantized tensor, or the slice at `index`.
 
-        Raises `ValueError` if it has another shape, or a type that cannot be read.
+        Raises:
+            ValueError: If it has another shape, or a type that cannot be read.
         """
         plain = self.file.numbers(*self.entry(name, shape))
         return self.in_halves(name, plain)[index]
@@ -74,9 +75,10 @@ class GGUFWeights(Weights):
     def codes(
         self, name: str, shape: tuple[int, ...], *, rounded: bool
     ) -> tuple[Tensor, Tensor] | None:
-        """Codes `i8[out, in]` and scales `f32[out]` of a matrix where rows are to be `rounded`.
+        """Quantize a matrix to codes `i8[out, in]` and scales `f32[out]`.
 
-        A piece of it at a time is in float32.
+        Only a chunk at a time is in float32. Returns None unless `rounded` is set, since the
+        file's own blocks are more precise.
         """
         if not rounded:
             return None
@@ -87,9 +89,12 @@ class GGUFWeights(Weights):
         return self.in_halves(name, codes), self.in_halves(name, scale)
 
     def packed(self, pieces: Sequence[Piece]) -> Packed | None:
-        """A matrix of several tensors, packed as the file has them; None for a type without a loop.
+        """Pack a matrix of several tensors in the file's block formats.
 
-        Raises `ValueError` for a tensor of another shape or with scales that are no numbers.
+        Returns None for a format without a compiled loop.
+
+        Raises:
+            ValueError: For a tensor of another shape, or with scales that are not finite.
         """
         inputs = pieces[0].shape[-1]
         entries = [self.entry(piece.source, piece.shape) for piece in pieces]
@@ -109,41 +114,41 @@ class GGUFWeights(Weights):
         raise AssertionError("a matrix is not finite, and each of its parts is")
 
     def addresses(self, name: str, content: NDArray[np.uint8]) -> NDArray[np.uint64]:
-        """Where the rows `u8[rows, bytes]` of a tensor are in memory, in the order of the model."""
+        """Return the addresses of a tensor's rows `u8[rows, bytes]`, in the model's order."""
         order = self.in_halves(name, torch.arange(len(content))).numpy().astype(np.uint64)
         return order * np.uint64(content.strides[0]) + np.uint64(content.ctypes.data)
 
     def entry(self, name: str, shape: tuple[int, ...]) -> tuple[str, int | None]:
-        """What the file calls a published tensor, and its number; `ValueError` if it is another."""
+        """Return a tensor's GGUF name and stack index after checking its shape."""
         self.find(name)
         own, number = self.theirs(name)
         wanted = shape if number is None else (self.config.experts, *shape)
         if (found := self.file.tensors[own].shape) != wanted:
             raise ValueError(
-                f"{self.folder}: tensor {own!r} has shape {found}, but its metadata mean {wanted}"
+                f"{self.folder}: tensor {own!r} has shape {found}, but its metadata need {wanted}"
             )
         return own, number
 
     def in_halves(self, name: str, rows: Tensor) -> Tensor:
-        """Rows of a tensor, where the file has those of queries and keys in pairs."""
+        """Return rows in the model's order; files may pair those of queries and keys."""
         if self.family.gguf_pairs and name.endswith(self.family.gguf_pairs):
             return unpaired(rows, self.config.head_dim)
         return rows
 
     def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
-        """Raise `ValueError` for tensors that the model has no use for."""
-        left = set(self.file.tensors) - {self.theirs(name)[0] for name in wanted} - {STRETCH}
-        if left:
-            names = ", ".join(repr(name) for name in sorted(left)[:3])
+        """Raise `ValueError` for tensors that the model does not use."""
+        unused = set(self.file.tensors) - {self.theirs(name)[0] for name in wanted} - {STRETCH}
+        if unused:
+            names = ", ".join(repr(name) for name in sorted(unused)[:3])
             raise ValueError(
-                f"{self.folder}: {len(left)} of its tensors are not of the model that its metadata "
-                f"mean, such as {names}; what loads is {self.family.about}"
+                f"{self.folder}: {len(unused)} of its tensors are not of the model that its "
+                f"metadata describe, such as {names}; supported: {self.family.about}"
             )
 
 
 def unpaired(rows: Tensor, size: int) -> Tensor:
-    """Rows of queries or keys by halves of a head, where the file has them in pairs.
+    """Reorder rows of queries or keys from interleaved pairs to halves of a head.
 
-    Rotary embedding turns the two of a pair; where these stand is what differs.
+    Rotary embedding rotates the two rows of a pair; only their places differ.
     """
     return rows.unflatten(0, (-1, size // 2, 2)).transpose(1, 2).reshape(rows.shape)

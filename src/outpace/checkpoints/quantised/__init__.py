@@ -1,4 +1,4 @@
-"""Published formats of quantised weights, by their `quant_method`; written by hand."""
+"""Published formats of quantized weights, by `quant_method`."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ SCHEMES: Mapping[str, Callable[[Given], Scheme]] = {
 
 
 def scheme_of(published: Given) -> Scheme | None:
-    """How a checkpoint with this `config.json` stores its matrices; None where they are plain.
+    """Return the quantization scheme of a checkpoint; None if it is not quantized.
 
-    Raises `ValueError` for a scheme, or a field or value of one, that is not known.
+    Raises:
+        ValueError: For an unsupported scheme, field or value.
     """
     if published.get(FIELD) in (None, {}, False):
         return None
-    given: Any = checked(FIELD, published[FIELD], mapping)
-    method = given.get("quant_method")
+    config: Any = checked(FIELD, published[FIELD], mapping)
+    method = config.get("quant_method")
     if not isinstance(method, str) or method not in SCHEMES:
         raise ValueError(
-            f"{FIELD}: quant_method {brief(method)} is not supported; what loads is "
-            f"{', '.join(SCHEMES)}, or a checkpoint that is not quantised"
+            f"{FIELD}: quant_method {brief(method)} is not supported; supported: "
+            f"{', '.join(SCHEMES)}, or a checkpoint that is not quantized"
         )
     try:
-        return SCHEMES[method](given)
+        return SCHEMES[method](config)
     except ValueError as error:
         raise ValueError(f"{FIELD}: {error}") from error

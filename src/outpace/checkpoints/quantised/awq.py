@@ -1,4 +1,4 @@
-"""AWQ (Lin et al., 2024): codes of 4 bits in words, which run along the outputs, interleaved."""
+"""AWQ (Lin et al., 2024): 4-bit codes packed into words along the outputs, interleaved."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from outpace.checkpoints.quantised.scheme import (
 ABOUT = "AWQ of 4 bits with zero points, in the format gemm"
 
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word each of its eight outputs stands: even ones come first."""
+"""Place of each of the eight outputs of a word: even ones come first."""
 
 
 def version(value: object) -> str:
-    """The format of the words."""
+    """Parse the packing format."""
     if isinstance(value, str) and value.lower() == "gemm":
         return "gemm"
     raise ValueError("'gemm'")
@@ -51,40 +51,40 @@ IGNORED = words(
 
 @dataclass(frozen=True)
 class AWQ(Scheme):
-    """Matrices as codes of 4 bits, groups of `size` inputs."""
+    """4-bit codes with one scale and zero point per group of `size` inputs."""
 
     size: int
     about = ABOUT
 
     @classmethod
-    def read(cls, given: Given) -> AWQ:
-        """The scheme of a `quantization_config`."""
-        remedy = f"what loads is {ABOUT}"
-        refuse_unknown(given, {*names_of(FIELDS), *FIXED, *IGNORED}, remedy)
-        refuse_other(given, FIXED, {}, remedy)
-        return cls(taken(FIELDS, given)["size"])
+    def read(cls, config: Given) -> AWQ:
+        """Read a `quantization_config`."""
+        remedy = f"supported: {ABOUT}"
+        refuse_unknown(config, {*names_of(FIELDS), *FIXED, *IGNORED}, remedy)
+        refuse_other(config, FIXED, {}, remedy)
+        return cls(taken(FIELDS, config)["size"])
 
     def parts(self, source: Source, name: str) -> tuple[str, ...]:
-        """Codes, zero points and scales."""
+        """Return the names of codes, zero points and scales."""
         stem = name.removesuffix("weight")
         if not is_matrix(name) or f"{stem}qweight" not in source:
             return ()
         return f"{stem}qweight", f"{stem}qzeros", f"{stem}scales"
 
     def plain(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Codes less their zero point, times their scale."""
+        """Read a matrix: (codes - zero point) * scale."""
         codes, zeros, scale = self.parts(source, name)
         (out, inputs), (count, group) = shape, groups(shape, self.size)
-        held = source.stored(codes, ((inputs, -(-out // 8)),), ("I32",))
-        noughts = source.stored(zeros, ((count, -(-out // 8)),), ("I32",))
+        packed_codes = source.stored(codes, ((inputs, -(-out // 8)),), ("I32",))
+        packed_zeros = source.stored(zeros, ((count, -(-out // 8)),), ("I32",))
         return scaled(
-            ordered(held, out).t(),
+            ordered(packed_codes, out).t(),
             scales(source, scale, (count, out)).t(),
-            ordered(noughts, out).t(),
+            ordered(packed_zeros, out).t(),
             group,
         )
 
 
 def ordered(words_: Tensor, out: int) -> Tensor:
-    """Codes `u8[n, out]` of words `i32[n, out / 8]`."""
+    """Unpack words `i32[n, out / 8]` to codes `u8[n, out]`."""
     return unpacked(words_, 4).unflatten(-1, (-1, 8))[..., PLACES].flatten(-2)[:, :out]

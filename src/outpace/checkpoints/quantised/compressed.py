@@ -1,4 +1,4 @@
-"""Compressed-tensors: whole numbers or FP8 by groups of modules, each with a scheme of its own."""
+"""Compressed-tensors: integers or FP8, with a separate scheme per group of modules."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ from outpace.checkpoints.quantised.scheme import (
 
 ABOUT = (
     "compressed-tensors in the formats int-quantized, float-quantized, naive-quantized and "
-    "pack-quantized, whole numbers of 4 or 8 bits or FP8"
+    "pack-quantized, integers of 4 or 8 bits or FP8"
 )
 STRATEGIES = ("tensor", "channel", "group", "block")
 FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
 TYPES = ("int", "float")
 ORDERS = ("weight", "static", "group", "dynamic")
-"""How inputs were ordered before they were grouped; after the last two their groups are mixed."""
+"""Orders of the inputs before grouping; the last two need a stored group for each input."""
 
 IDLE = (".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point")
-"""Scales that rows were rounded with where this was published; here they are not rounded."""
+"""Suffixes of activation scales, which are not used: activations are not quantized by them."""
 
 
 def choice(known: tuple[str, ...]) -> Callable[[Any], str]:
-    """A check that a value is one of these."""
+    """Return a parser that accepts only these values."""
 
     def check(value: Any) -> str:
         if isinstance(value, str) and value in known:
@@ -65,20 +65,20 @@ def choice(known: tuple[str, ...]) -> Callable[[Any], str]:
 
 
 def sizes(value: Any) -> tuple[int, int]:
-    """Sizes of a block, in either spelling."""
+    """Parse the sizes of a block, as `AxB` or as a list."""
     if isinstance(value, str) and re.fullmatch(r"\d{1,8}x\d{1,8}", value):
         value = [int(part) for part in value.split("x")]
     return block(value)
 
 
 def dense(value: Any) -> None:
-    """What is said of zeros, where they are stored like other numbers."""
+    """Check that a sparsity configuration stores zeros explicitly."""
     if mapping(value).get("format", "dense") != "dense":
         raise ValueError("of format 'dense'")
 
 
 def ordering(value: Any) -> str | None:
-    """How inputs were ordered."""
+    """Parse the order of the inputs."""
     return None if isinstance(value, bool) and not value else choice(ORDERS)(value)
 
 
@@ -92,11 +92,11 @@ WEIGHTS: Given = {
     "order": field("actorder", ordering, None),
 }
 ALSO = words("dynamic observer observer_kwargs scale_dtype zp_dtype")
-"""Fields of numbers that say how their scales were found and stored."""
+"""Ignored fields about how scales were computed and stored."""
 
 CODES = {"num_bits": 8, "type": "int", "symmetric": True}
 ROWS: Given = {**CODES, "strategy": "token", "dynamic": True}
-"""Rows that are rounded as they come, as `int8` does."""
+"""Dynamic per-token quantization of activations, as in `quantize="int8"`."""
 
 GROUP = words("targets weights input_activations output_activations format")
 FIXED: Given = {"quant_method": "compressed-tensors", "quantization_status": "compressed"}
@@ -105,7 +105,7 @@ IGNORED = words("config_groups format global_compression_ratio ignore sparsity_c
 
 @dataclass(frozen=True)
 class Numbers:
-    """How the matrices of some modules are stored."""
+    """How the matrices of a group of modules are stored."""
 
     targets: tuple[str, ...]
     packed: bool
@@ -125,17 +125,17 @@ class Numbers:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """Ends of the names of the parts, behind that of the matrix."""
+        """Suffixes of the stored tensors after the name of the matrix."""
         first = ("_packed", "_shape") if self.packed else ("",)
         mixed = ("_g_idx",) if self.mixed else ()
         return *first, "_scale", *(() if self.symmetric else ("_zero_point",)), *mixed
 
     def grid(self, shape: tuple[int, ...]) -> tuple[int, Tensor | None]:
-        """How many groups of inputs there are, and that of each."""
+        """Return the number of groups of inputs, and the group of each input."""
         return groups(shape, self.size if self.strategy == "group" else -1)
 
     def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """What scales may be like."""
+        """Return the allowed shapes of the scales."""
         if self.strategy == "tensor":
             return (), (1,), (1, 1)
         if self.strategy == "block":
@@ -145,60 +145,62 @@ class Numbers:
         return ((shape[0], 1), (shape[0],)) if count == 1 else ((shape[0], count),)
 
     def numbers(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Codes `i8[out, in]`, or numbers in FP8."""
+        """Read codes `i8[out, in]`, or numbers in FP8."""
         if not self.packed:
             return source.stored(name, (shape,), (KIND if self.kind == "float" else "I8",))
-        wide = -(-shape[1] * self.bits // 32)
-        said = source.stored(f"{name}_shape", ((2,),), ("I64", "I32")).tolist()
-        if said != list(shape):
+        width = -(-shape[1] * self.bits // 32)
+        stored_shape = source.stored(f"{name}_shape", ((2,),), ("I64", "I32")).tolist()
+        if stored_shape != list(shape):
             raise ValueError(
-                f"{source.path(f'{name}_shape')}: tensor {f'{name}_shape'!r} says {said}, but "
-                f"config.json means {list(shape)}"
+                f"{source.path(f'{name}_shape')}: tensor {f'{name}_shape'!r} is {stored_shape}, "
+                f"but config.json requires {list(shape)}"
             )
-        held = source.stored(f"{name}_packed", ((shape[0], wide),), ("I32",))
-        return self.signed(unpacked(held, self.bits)[:, : shape[1]])
+        packed = source.stored(f"{name}_packed", ((shape[0], width),), ("I32",))
+        return self.signed(unpacked(packed, self.bits)[:, : shape[1]])
 
     def signed(self, codes: Tensor) -> Tensor:
-        """Codes that were stored without a sign."""
+        """Convert codes stored with an offset to signed ones."""
         return codes.to(torch.int16).sub_(1 << (self.bits - 1)).to(torch.int8)
 
     def zero(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor | None:
-        """Zero points as scales are, or None."""
+        """Read zero points in the shape of the scales; None for a symmetric scheme."""
         name = f"{name}_zero_point"
         if self.symmetric:
             return None
         if source.kind(name) != "I32":
             return source.stored(name, self.shapes(shape), ("I8",))
         (out, _), count = shape, self.grid(shape)[0]
-        held = source.stored(name, ((-(-out * self.bits // 32), count),), ("I32",))
-        return self.signed(unpacked(held.t(), self.bits)[:, :out]).t()
+        packed = source.stored(name, ((-(-out * self.bits // 32), count),), ("I32",))
+        return self.signed(unpacked(packed.t(), self.bits)[:, :out]).t()
 
 
 @dataclass(frozen=True)
 class Compressed(Scheme):
-    """Groups of modules; those that none names are stored as they are."""
+    """Groups of modules; matrices outside all groups are not quantized."""
 
     groups: tuple[Numbers, ...]
     ignored: tuple[str, ...]
     about = ABOUT
 
     @classmethod
-    def read(cls, given: Given) -> Compressed:
-        """The scheme of a `quantization_config`."""
-        remedy = f"what loads is {ABOUT}"
-        refuse_unknown(given, {*FIXED, *IGNORED}, remedy)
-        refuse_other(given, FIXED, {}, remedy)
-        checked("sparsity_config", given.get("sparsity_config") or {}, dense)
-        named = checked("config_groups", given.get("config_groups"), mapping)
-        if not named:
-            raise ValueError(f"config_groups is empty; {remedy}")
+    def read(cls, config: Given) -> Compressed:
+        """Read a `quantization_config`."""
+        remedy = f"supported: {ABOUT}"
+        refuse_unknown(config, {*FIXED, *IGNORED}, remedy)
+        refuse_other(config, FIXED, {}, remedy)
+        checked("sparsity_config", config.get("sparsity_config") or {}, dense)
+        config_groups = checked("config_groups", config.get("config_groups"), mapping)
+        if not config_groups:
+            raise ValueError(f"config_groups must not be empty; {remedy}")
         return cls(
-            tuple(group(f"config_groups.{name}", part, given) for name, part in named.items()),
-            checked("ignore", given.get("ignore") or [], texts),
+            tuple(
+                group(f"config_groups.{name}", part, config) for name, part in config_groups.items()
+            ),
+            checked("ignore", config.get("ignore") or [], texts),
         )
 
     def find(self, name: str) -> Numbers | None:
-        """How a matrix is stored, by the first group that names its module, or all modules."""
+        """Return the first group that names a matrix's module, or else all modules, if any."""
         module = name.removesuffix(".weight")
         if not is_matrix(name) or any(matches(target, module) for target in self.ignored):
             return None
@@ -209,7 +211,7 @@ class Compressed(Scheme):
         return None
 
     def parts(self, source: Source, name: str) -> tuple[str, ...]:
-        """Codes, scales, and what else the group has; nothing where the codes are not there."""
+        """Return the names of codes, scales and other parts; empty if there are no codes."""
         found = self.find(name)
         if found is None:
             return ()
@@ -219,17 +221,17 @@ class Compressed(Scheme):
         return parts
 
     def plain(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Codes less their zero point, times their scale."""
-        how = self.find(name)
-        assert how is not None
-        codes = how.numbers(source, name, shape)
-        scale = scales(source, f"{name}_scale", *how.shapes(shape))
-        zero = how.zero(source, name, shape)
-        if how.strategy == "block":
-            assert how.block is not None
-            return blocks(codes, scale, how.block)
-        count, group = how.grid(shape)
-        if how.mixed:
+        """Read a matrix: (codes - zero point) * scale."""
+        group_scheme = self.find(name)
+        assert group_scheme is not None
+        codes = group_scheme.numbers(source, name, shape)
+        scale = scales(source, f"{name}_scale", *group_scheme.shapes(shape))
+        zero = group_scheme.zero(source, name, shape)
+        if group_scheme.strategy == "block":
+            assert group_scheme.block is not None
+            return blocks(codes, scale, group_scheme.block)
+        count, group = group_scheme.grid(shape)
+        if group_scheme.mixed:
             group = order(source, f"{name}_g_idx", shape, count)
         wide = (shape[0], count)
         return scaled(
@@ -242,59 +244,64 @@ class Compressed(Scheme):
     def codes(
         self, source: Source, name: str, shape: tuple[int, ...]
     ) -> tuple[Tensor, Tensor] | None:
-        """Codes of 8 bits with a scale for each output."""
-        how = self.find(name)
-        if how is None or not self.parts(source, name):
+        """Read 8-bit codes with a scale per output, or return None."""
+        group_scheme = self.find(name)
+        if group_scheme is None or not self.parts(source, name):
             return None
-        if (how.kind, how.bits, how.symmetric, how.strategy) != ("int", 8, True, "channel"):
+        if (
+            group_scheme.kind,
+            group_scheme.bits,
+            group_scheme.symmetric,
+            group_scheme.strategy,
+        ) != ("int", 8, True, "channel"):
             return None
-        scale = scales(source, f"{name}_scale", *how.shapes(shape))
-        return how.numbers(source, name, shape), scale.flatten().contiguous()
+        scale = scales(source, f"{name}_scale", *group_scheme.shapes(shape))
+        return group_scheme.numbers(source, name, shape), scale.flatten().contiguous()
 
     def rounds_rows(self, name: str) -> bool:
-        """Where the group says so."""
+        """Return whether the group quantizes activations dynamically."""
         found = self.find(name)
         return found is not None and found.rounds_rows
 
     def idle(self, source: Source, name: str) -> bool:
-        """Scales of rows; zero points that are none."""
+        """Return whether a tensor has activation scales, or zero points that are all zero."""
         if name.endswith("_zero_point") and name.removesuffix("_zero_point") in source:
             return zeros(source, name)
         return name.endswith(IDLE) or super().idle(source, name)
 
 
-def group(name: str, given: Any, whole: Given) -> Numbers:
-    """One group of a `quantization_config`."""
-    given, remedy = checked(name, given, mapping), f"what loads is {ABOUT}"
+def group(name: str, config: Any, whole_config: Given) -> Numbers:
+    """Parse one group of a `quantization_config`."""
+    config, remedy = checked(name, config, mapping), f"supported: {ABOUT}"
     try:
-        refuse_unknown(given, GROUP, remedy)
-        weights = checked("weights", given.get("weights"), mapping)
+        refuse_unknown(config, GROUP, remedy)
+        weights = checked("weights", config.get("weights"), mapping)
         refuse_unknown(weights, {*names_of(WEIGHTS), *ALSO}, remedy)
         refuse_other(weights, {"dynamic": False}, {}, remedy)
         ours = taken(WEIGHTS, weights)
-        form = checked("format", given.get("format") or whole.get("format"), choice(FORMATS))
-        check(ours, form)
-        targets = checked("targets", given.get("targets"), texts)
+        number_format = checked(
+            "format", config.get("format") or whole_config.get("format"), choice(FORMATS)
+        )
+        check(ours, number_format)
+        targets = checked("targets", config.get("targets"), texts)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    rows = given.get("input_activations")
+    rows = config.get("input_activations")
     return Numbers(
         targets=targets,
-        packed=form == "pack-quantized",
+        packed=number_format == "pack-quantized",
         rounds_rows=isinstance(rows, Mapping) and all(rows.get(k) == v for k, v in ROWS.items()),
         **ours,
     )
 
 
 def check(ours: Given, form: str) -> None:
-    """Raise `ValueError` for values that do not go together."""
+    """Raise `ValueError` for an unsupported combination of values."""
     kinds = {"int-quantized": "int", "pack-quantized": "int", "float-quantized": "float"}
     if ours["kind"] != kinds.get(form, ours["kind"]):
         raise ValueError(f"format {form!r} has no numbers of type {ours['kind']!r}")
     if ours["kind"] == "float" and (ours["bits"], ours["symmetric"]) != (8, True):
-        raise ValueError(
-            f"what loads of type 'float' has 8 bits and is symmetric, not {brief(ours)}"
-        )
+        raise ValueError(f"type 'float' must have 8 bits and be symmetric, got {brief(ours)}")
     if ours["strategy"] == "block" and (ours["block"] is None or not ours["symmetric"]):
         raise ValueError("strategy 'block' needs its block_structure and symmetric codes")
     if ours["strategy"] == "group" and ours["size"] == -1:
@@ -302,7 +309,7 @@ def check(ours: Given, form: str) -> None:
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """Names of modules, of their classes, or patterns of them."""
+    """Parse names of modules or classes, or patterns of them."""
     if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
         for entry in value:
             compiled(entry)
@@ -311,18 +318,16 @@ def texts(value: Any) -> tuple[str, ...]:
 
 
 def compiled(target: str) -> re.Pattern[str] | None:
-    """The pattern that a target is, if it is one."""
+    """Compile a target that is a pattern; None for a name."""
     if not target.startswith("re:"):
         return None
     try:
         return re.compile(target.removeprefix("re:"))
     except re.error as error:
-        raise ValueError(
-            f"patterns that are well formed, which {target!r} is not: {error}"
-        ) from None
+        raise ValueError(f"valid patterns, which {target!r} is not: {error}") from None
 
 
 def matches(target: str, module: str) -> bool:
-    """Whether a target names this module."""
+    """Return whether a target names this module."""
     pattern = compiled(target)
     return target == module if pattern is None else pattern.match(module) is not None

@@ -1,4 +1,4 @@
-"""FP8 as DeepSeek and Qwen publish it: numbers of 8 bits, a scale for each block or matrix."""
+"""FP8 as published by DeepSeek and Qwen: 8-bit floats with a scale per block or matrix."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from outpace.checkpoints.quantised.scheme import Scheme, Source, blocks, is_matr
 KIND = "F8_E4M3"
 ABOUT = "FP8 (e4m3) with a scale for each block of each matrix, or for each matrix"
 SCALES = ("_scale_inv", "_scale")
-"""What stands behind the name of a matrix for its scales, whose product they are by either name."""
+"""Suffixes of the scales after the name of the matrix; by either name they are multipliers."""
 
 OF_ROWS = (".input_scale", ".activation_scale")
-"""Scales that rows were rounded with where this was published; here they are not rounded."""
+"""Suffixes of activation scales, which are not used: activations are not quantized by them."""
 
 
 def block(value: Any) -> tuple[int, int]:
-    """Sizes of a block."""
+    """Parse the sizes of a block."""
     if isinstance(value, list) and len(value) == 2:
         return count(value[0]), count(value[1])
     raise ValueError("two sizes, such as [128, 128]")
 
 
 def scheme_of_rows(value: Any) -> str:
-    """When scales of rows are found."""
+    """Parse when activation scales are computed."""
     if value in ("dynamic", "static"):
         return str(value)
     raise ValueError("'dynamic' or 'static'")
@@ -58,34 +58,34 @@ IGNORED = words(
 
 @dataclass(frozen=True)
 class FP8(Scheme):
-    """Matrices in FP8, by blocks `(a, b)` or as a whole."""
+    """FP8 matrices with a scale per `block`, or per matrix if that is None."""
 
     block: tuple[int, int] | None
     about = ABOUT
 
     @classmethod
-    def read(cls, given: Given) -> FP8:
-        """The scheme of a `quantization_config`."""
-        remedy = f"what loads is {ABOUT}"
-        refuse_unknown(given, {*names_of(FIELDS), *FIXED, *FORMATS, *IGNORED}, remedy)
-        refuse_other(given, FIXED, {}, remedy)
+    def read(cls, config: Given) -> FP8:
+        """Read a `quantization_config`."""
+        remedy = f"supported: {ABOUT}"
+        refuse_unknown(config, {*names_of(FIELDS), *FIXED, *FORMATS, *IGNORED}, remedy)
+        refuse_other(config, FIXED, {}, remedy)
         for name, known in FORMATS.items():
-            checked(name, given.get(name), one_of(known))
-        return cls(taken(FIELDS, given)["block"])
+            checked(name, config.get(name), one_of(known))
+        return cls(taken(FIELDS, config)["block"])
 
     def parts(self, source: Source, name: str) -> tuple[str, ...]:
-        """The matrix and its scales."""
+        """Return the names of the matrix and its scales."""
         if not is_matrix(name) or name not in source or source.kind(name) != KIND:
             return ()
         return name, self.scale(source, name)
 
     def scale(self, source: Source, name: str) -> str:
-        """The scales of a matrix."""
+        """Return the name of a matrix's scales."""
         found = [f"{name}{end}" for end in SCALES if f"{name}{end}" in source]
         return found[0] if found else f"{name}{SCALES[0]}"
 
     def plain(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Numbers times the scale of their block."""
+        """Read a matrix: elements times the scale of their block."""
         scale = self.scale(source, name)
         numbers = source.stored(name, (shape,), (KIND,))
         if self.block is None:
@@ -95,12 +95,12 @@ class FP8(Scheme):
         return blocks(numbers, scales(source, scale, grid), self.block)
 
     def idle(self, source: Source, name: str) -> bool:
-        """Scales of rows as well."""
+        """Return whether a tensor has activation scales or changes nothing for another reason."""
         return name.endswith(OF_ROWS) or super().idle(source, name)
 
 
 def one_of(known: tuple[str, ...]) -> Any:
-    """A check that a value is one of these, or not said."""
+    """Return a parser that accepts only these values or None."""
 
     def check(value: Any) -> Any:
         if value is None or value in known:

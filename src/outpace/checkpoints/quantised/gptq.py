@@ -1,4 +1,4 @@
-"""GPTQ (Frantar et al., 2023): codes of 4 or 8 bits in words, which run along the inputs."""
+"""GPTQ (Frantar et al., 2023): codes of 4 or 8 bits packed into words along the inputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ABOUT = "GPTQ of 4 or 8 bits in the formats gptq and gptq_v2"
 
 
 def zero_step(value: object) -> int:
-    """What is added to a stored zero point, by the format's name."""
+    """Parse a format's name to the number that is added to its stored zero points."""
     steps = {"gptq": 1, "gptq_v2": 0}
     if isinstance(value, str) and value in steps:
         return steps[value]
@@ -57,14 +57,19 @@ IGNORED = words(
     static_groups tokenizer true_sequential use_cuda_fp16 use_exllama
     """
 )
-"""How the codes were found, and what other programs do with them."""
+"""Ignored fields about how the codes were computed, and for other programs."""
 
 
 @dataclass(frozen=True)
 class GPTQ(Scheme):
-    """Matrices as codes of some `bits`, groups of `size` inputs, zero points less a `step`.
+    """Codes of `bits` bits with one scale and zero point per group of inputs.
 
-    Where groups are `mixed`, inputs were quantised by their weight, and each has its group stored.
+    Attributes:
+        bits: Bits of a code, 4 or 8.
+        size: Inputs of a group; -1 for all.
+        step: Number to add to stored zero points.
+        has_group_indices: Whether the group of each input is stored, since inputs were ordered by
+            importance before grouping.
     """
 
     bits: int
@@ -74,18 +79,18 @@ class GPTQ(Scheme):
     about = ABOUT
 
     @classmethod
-    def read(cls, given: Given) -> GPTQ:
-        """The scheme of a `quantization_config`."""
-        remedy = f"what loads is {ABOUT}"
-        refuse_unknown(given, {*names_of(FIELDS), *FIXED, *IGNORED}, remedy)
-        refuse_other(given, FIXED, {}, remedy)
-        ours = taken(FIELDS, given)
+    def read(cls, config: Given) -> GPTQ:
+        """Read a `quantization_config`."""
+        remedy = f"supported: {ABOUT}"
+        refuse_unknown(config, {*names_of(FIELDS), *FIXED, *IGNORED}, remedy)
+        refuse_other(config, FIXED, {}, remedy)
+        ours = taken(FIELDS, config)
         return cls(
             ours["bits"], ours["size"], ours["step"], ours["desc_act"] and ours["size"] != -1
         )
 
     def parts(self, source: Source, name: str) -> tuple[str, ...]:
-        """Codes, zero points, scales, and the group of each input where they are mixed."""
+        """Return the names of codes, zero points, scales and, if stored, input groups."""
         stem = name.removesuffix("weight")
         if not is_matrix(name) or f"{stem}qweight" not in source:
             return ()
@@ -93,19 +98,19 @@ class GPTQ(Scheme):
         return f"{stem}qweight", f"{stem}qzeros", f"{stem}scales", *mixed
 
     def plain(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Codes less their zero point, times their scale."""
+        """Read a matrix: (codes - zero point) * scale."""
         codes, zeros, scale, *mixed = self.parts(source, name)
         count, group = groups(shape, self.size)
         if mixed:
             group = order(source, mixed[0], shape, count)
         out, inputs = shape
-        packs = 32 // self.bits
-        held = source.stored(codes, ((-(-inputs // packs), out),), ("I32",))
-        noughts = source.stored(zeros, ((count, -(-out // packs)),), ("I32",))
-        # The format stores a zero point less one, where 0 becomes the largest code.
-        zero = (unpacked(noughts, self.bits)[:, :out] + self.step) & (2**self.bits - 1)
+        codes_per_word = 32 // self.bits
+        packed_codes = source.stored(codes, ((-(-inputs // codes_per_word), out),), ("I32",))
+        packed_zeros = source.stored(zeros, ((count, -(-out // codes_per_word)),), ("I32",))
+        # The format stores the zero point minus one, so 0 is stored as the largest code.
+        zero = (unpacked(packed_zeros, self.bits)[:, :out] + self.step) & (2**self.bits - 1)
         return scaled(
-            unpacked(held.t(), self.bits)[:, :inputs],
+            unpacked(packed_codes.t(), self.bits)[:, :inputs],
             scales(source, scale, (count, out)).t(),
             zero.t(),
             group,

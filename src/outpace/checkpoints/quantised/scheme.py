@@ -1,7 +1,7 @@
-"""What turns the stored tensors of a quantised checkpoint into plain matrices.
+"""Quantization schemes: how stored tensors become dequantized matrices.
 
-Shapes: a matrix is `[out, in]`; its inputs fall into G groups, each with a scale (and a zero point,
-the code that stands for nought) for every output.
+Shapes: a matrix is `[out, in]`. Its inputs are divided into G groups, each with a scale and
+optionally a zero point (the code of zero) per output.
 """
 
 from __future__ import annotations
@@ -18,60 +18,60 @@ from outpace.checkpoints.fields import LARGE
 from outpace.decoding.sampling_params import is_whole
 
 FLOATS = ("BF16", "F16", "F32", "F64")
-"""Types of tensors that are plain, and of scales, as safetensors calls them."""
+"""Types of unquantized tensors and of scales, by their safetensors names."""
 
 PIECE = 2**22
-"""Elements of a matrix that are worked on at a time."""
+"""Elements of a matrix that are scaled at a time, to limit memory."""
 
 
 class Source(Protocol):
-    """The tensors of a checkpoint as they are stored, by name."""
+    """The stored tensors of a checkpoint, by name."""
 
     def __contains__(self, name: str) -> bool: ...
 
     def path(self, name: str) -> Path:
-        """File that has a tensor; `ValueError` if there is none."""
+        """Return the file of a tensor; raise `ValueError` if there is none."""
         ...
 
     def kind(self, name: str) -> str:
-        """Type of a tensor's numbers, such as `BF16`."""
+        """Return the type of a tensor's elements, such as `BF16`."""
         ...
 
     def stored(
         self, name: str, shapes: Collection[tuple[int, ...]], kinds: Collection[str]
     ) -> Tensor:
-        """A tensor; `ValueError` where it has none of these shapes and types."""
+        """Read a tensor; raise `ValueError` unless it has one of these shapes and types."""
         ...
 
 
 class Scheme(ABC):
-    """How a checkpoint stores its matrices, as its `quantization_config` says."""
+    """How a checkpoint stores its matrices, according to its `quantization_config`."""
 
     about: str
-    """What loads, for the text of errors."""
+    """Supported format, for error messages."""
 
     @abstractmethod
     def parts(self, source: Source, name: str) -> tuple[str, ...]:
-        """Stored tensors that make a published matrix; none where it is stored as it is."""
+        """Return the stored tensors of a published matrix; empty if it is not quantized."""
 
     @abstractmethod
     def plain(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A matrix `f32[out, in]` of stored parts; `ValueError` naming the part that is wrong."""
+        """Read a dequantized matrix `f32[out, in]`; raise `ValueError` naming an invalid part."""
 
     def codes(
         self, source: Source, name: str, shape: tuple[int, ...]
     ) -> tuple[Tensor, Tensor] | None:
-        """Codes `i8[out, in]` and scales `f32[out]` of a matrix that is stored as such, or None."""
+        """Read a matrix stored as codes `i8[out, in]` and scales `f32[out]`, or return None."""
         return None
 
     def rounds_rows(self, name: str) -> bool:
-        """Whether rows that meet this matrix are rounded to 8 bits, each by a scale of its own."""
+        """Return whether activations for this matrix are quantized to 8 bits per row."""
         return False
 
     def idle(self, source: Source, name: str) -> bool:
-        """Whether a stored tensor that no matrix has changes nothing.
+        """Return whether a stored tensor that no parameter uses has no effect.
 
-        Some writers give every matrix a bias, of zeros where the model has none.
+        Some writers give every matrix a bias, with zeros if the model has none.
         """
         if not name.endswith(".bias"):
             return False
@@ -80,27 +80,27 @@ class Scheme(ABC):
 
 
 def zeros(source: Source, name: str) -> bool:
-    """Whether a stored tensor has nothing but zeros."""
+    """Return whether a stored tensor has only zeros."""
     return not bool(source.stored(name, (), ()).any())
 
 
 def scales(source: Source, name: str, *shapes: tuple[int, ...]) -> Tensor:
-    """Scales in float32; `ValueError` for any that are none.
+    """Read scales in float32; raise `ValueError` for invalid ones.
 
-    A group of weights too small for the type of its scale has the scale zero.
+    A scale may be zero, for a group of weights too small for the scale's type.
     """
     found = source.stored(name, shapes, (*FLOATS, "F8_E8M0")).float()
     low, high = (float(value) for value in torch.aminmax(found)) if found.numel() else (0.0, 0.0)
     if not (low >= 0 and 0 < high < float("inf")):
         raise ValueError(
-            f"{source.path(name)}: the scales {name!r} go from {low:g} to {high:g}, but must be "
-            "finite, not negative and not all zero"
+            f"{source.path(name)}: scales {name!r} must be finite, not negative and not all zero, "
+            f"got {low:g} to {high:g}"
         )
     return found
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
-    """Codes `u8[..., n * 32 / bits]` of words `i32[..., n]`, lowest bits first."""
+    """Unpack words `i32[..., n]` to codes `u8[..., n * 32 / bits]`, lowest bits first."""
     octets = words.contiguous().view(torch.uint8)
     if bits == 8:
         return octets
@@ -108,14 +108,18 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
 
 
 def scaled(codes: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor | None) -> Tensor:
-    """`f32[out, in]` of codes, by the scale and zero `[out, G]` of each input's `group i64[in]`.
+    """Return (codes - zero) * scale, `f32[out, in]`.
 
-    Without groups every output has one of each.
+    Args:
+        codes: Codes `[out, in]`.
+        scale: Scales `[out, G]`.
+        zero: Zero points `[out, G]`, if any.
+        group: Group of each input, `i64[in]`; None for a single group.
     """
     plain = codes.float()
-    some = max(PIECE // plain.shape[1], 1)
-    for first in range(0, len(plain), some):
-        rows = slice(first, first + some)
+    step = max(PIECE // plain.shape[1], 1)
+    for first in range(0, len(plain), step):
+        rows = slice(first, first + step)
         if zero is not None:
             plain[rows] -= spread(zero[rows].float(), group)
         plain[rows] *= spread(scale[rows], group)
@@ -123,12 +127,12 @@ def scaled(codes: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor | No
 
 
 def spread(values: Tensor, group: Tensor | None) -> Tensor:
-    """Values `[rows, G]` for each input."""
+    """Expand values `[rows, G]` to `[rows, in]`; unchanged for a single group."""
     return values if group is None else values[:, group]
 
 
 def blocks(codes: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
-    """`f32[out, in]` of codes, by a scale `[ceil(out / a), ceil(in / b)]` for each block a × b."""
+    """Scale codes to `f32[out, in]` by `[ceil(out / a), ceil(in / b)]`, one per a × b block."""
     plain, (high, wide) = codes.float(), block
     for number, row in enumerate(scale):
         rows = slice(number * high, (number + 1) * high)
@@ -137,34 +141,34 @@ def blocks(codes: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
 
 
 def groups(shape: tuple[int, ...], size: int) -> tuple[int, Tensor | None]:
-    """How many groups of so many inputs a matrix has, and that of each input; -1 is one for all."""
+    """Return the number of groups of `size` inputs (-1: all inputs), and each input's group."""
     if size == -1 or size >= shape[1]:
         return 1, None
     return -(-shape[1] // size), torch.arange(shape[1]) // size
 
 
 def order(source: Source, name: str, shape: tuple[int, ...], count: int) -> Tensor:
-    """Stored numbers of each input's group; `ValueError` for one that there is not."""
+    """Read the stored group of each input; raise `ValueError` for one out of range."""
     found = source.stored(name, ((shape[1],),), ("I32", "I64")).long()
     if bool((found < 0).any() | (found >= count).any()):
-        raise ValueError(f"{source.path(name)}: {name!r} names groups beyond the {count} there are")
+        raise ValueError(f"{source.path(name)}: groups in {name!r} must be below {count}")
     return found
 
 
 def is_matrix(name: str) -> bool:
-    """Whether a published tensor may be a matrix."""
+    """Return whether a published tensor may be a matrix."""
     return name.endswith(".weight")
 
 
 def group_size(value: Any) -> int:
-    """Inputs of a group."""
+    """Parse the number of inputs of a group."""
     if is_whole(value) and (value == -1 or 0 < value <= LARGE):
         return int(value)
     raise ValueError("a number of inputs, or -1 for all")
 
 
 def bits(value: Any) -> int:
-    """Bits of a code."""
+    """Parse the number of bits of a code."""
     if is_whole(value) and value in (4, 8):
         return int(value)
     raise ValueError("4 or 8")
