@@ -43,7 +43,7 @@ def test_the_first_is_noted_and_the_second_ends(
         for other in SIGNALS:
             signal.raise_signal(other)
         assert signalled() == number and len(said) == 1
-        monkeypatch.setattr(interrupt, "AGAIN", 0.0)
+        monkeypatch.setattr(interrupt, "SAME_SIGNAL_SECONDS", 0.0)
         with pytest.raises(type(ended(number))) as raised:
             signal.raise_signal(number)
     assert handlers() == before
