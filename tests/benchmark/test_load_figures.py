@@ -54,7 +54,7 @@ def test_events_of_many_tokens_do_not_flatter():
     assert found["gap_ms"]["p50"] == 400
     assert found["tokens_per_event"]["mean"] == 8
     assert found["tpot_ms"]["mean"] == pytest.approx(400 / 15, abs=1e-3)
-    assert found["tokens_per_forward"] is None  # the server does not say
+    assert found["tokens_per_forward"] is None  # not reported by the server
 
 
 def test_answers_that_failed_are_in_no_time_and_no_throughput():
@@ -102,7 +102,7 @@ def test_limits_are_read():
     "text", ["", "ttft", "ttft=", "itl=3", "gap=0", "gap=-1", "gap=nan", "gap=inf", "gap=1,gap=2"]
 )
 def test_bad_limits_are_refused(text):
-    with pytest.raises(ValueError, match="goodput takes milliseconds"):
+    with pytest.raises(ValueError, match="goodput must give milliseconds"):
         parse_limits(text)
 
 

@@ -145,21 +145,21 @@ def test_it_takes_what_it_must_know_from_the_model() -> None:
     assert (bound.block, bound.shift, bound.mask_id) == (8, 1, MASK)
     assert BlockDiffusion(block=2).bind(block_model().config).block == 2
     for model in (diffusion_model(), causal_model()):
-        with pytest.raises(ValueError, match=r"trains block diffusion models, which \w+ is not"):
+        with pytest.raises(ValueError, match=r"needs a block diffusion model, and \w+ is not"):
             BlockDiffusion().bind(model.config)
-    with pytest.raises(ValueError, match="does not say how long its blocks are; set block"):
+    with pytest.raises(ValueError, match="block must be set"):
         BlockDiffusion().bind(block_model(block_size=None).config)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block": 0}, "block must be a whole number from 1 to 2147483647, not 0"),
-        ({"least": 0.0}, "least must be a number above 0 and below 1, not 0"),
-        ({"weighting": "even"}, "weighting must be inverse or uniform, not 'even'"),
-        ({"complement": True}, "set weighting to uniform"),
-        ({"ahead": -1.0}, "ahead must be a number from 0 to 1000000, not -1"),
-        ({"mark_weight": float("nan")}, "mark_weight must be a number from 0 to 1000000, not nan"),
+        ({"block": 0}, "block must be a whole number from 1 to 2147483647, got 0"),
+        ({"least": 0.0}, "least must be a number above 0 and below 1, got 0"),
+        ({"weighting": "even"}, "weighting must be inverse or uniform, got 'even'"),
+        ({"complement": True}, "complement needs weighting uniform"),
+        ({"ahead": -1.0}, "ahead must be a number from 0 to 1000000, got -1"),
+        ({"mark_weight": float("nan")}, "mark_weight must be a number from 0 to 1000000, got nan"),
     ],
 )
 def test_bad_options_are_refused(options: dict, message: str) -> None:

@@ -85,7 +85,7 @@ def write(text: str) -> Callable[[Path], object]:
         ],
         (change(STATE, lambda path: (path.unlink(), path.mkdir())), f"{STATE} is missing"),
         (lambda path: (shutil.rmtree(path), path.mkdir()), f"{STATE} is missing"),
-        (rename, "it is of step 2"),
+        (rename, "is of step 2"),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over(
@@ -98,7 +98,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     """For the one before it, which reaches the same weights; one line says which and why."""
     damage(run / "checkpoints" / LATER)
     trainer(run, **EACH).fit()
-    said = [line for line in capsys.readouterr().out.splitlines() if "passed over" in line]
+    said = [line for line in capsys.readouterr().out.splitlines() if "skipping checkpoint" in line]
     assert len(said) == 1 and "step-" in said[0] and reason in said[0]
     ours, theirs = (load_file(out / "checkpoints" / LATER / MODEL) for out in (run, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -109,7 +109,7 @@ def test_where_none_is_whole_the_run_is_refused(run: Path) -> None:
     """It does not begin anew over what there is."""
     for path in checkpoints(run / "checkpoints"):
         cut(path / MODEL)
-    with pytest.raises(ValueError, match="checkpoints has no checkpoint to go on from"):
+    with pytest.raises(ValueError, match="checkpoints has no usable checkpoint"):
         trainer(run, **EACH).fit()
 
 
@@ -158,7 +158,7 @@ def test_lines_of_metrics_that_were_cut_off_are_dropped(run: Path, line: str) ->
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     """Nor can there be a folder in one."""
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match="file is no folder"):
+    with pytest.raises(ValueError, match="out must be a folder"):
         trainer(tmp_path / "file")
     with pytest.raises(ValueError, match="cannot be written"):
         trainer(tmp_path / "file" / "run", **EACH).fit()

@@ -169,23 +169,23 @@ def masked(mask: torch.Tensor) -> Attend:
 def test_shift_and_mask_come_from_the_model() -> None:
     """A causal model, or one too short for a block, is refused."""
     assert D2F().bind(diffusion_model().config) == D2F(shift=1, mask_id=MASK)
-    with pytest.raises(ValueError, match="student of a diffusion model, which Qwen2ForCausalLM"):
+    with pytest.raises(ValueError, match="needs a diffusion model, and Qwen2ForCausalLM"):
         D2F().bind(causal_model().config)
-    with pytest.raises(ValueError, match="block 160 leaves no room for a prompt in the 160"):
+    with pytest.raises(ValueError, match="block must be below the model's length of 160, got 160"):
         D2F(block=160).bind(diffusion_model().config)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block": 0}, "block must be a whole number from 1 to 2147483647, not 0"),
-        ({"noise": (0.0, 0.7)}, "noise takes two shares above 0"),
+        ({"block": 0}, "block must be a whole number from 1 to 2147483647, got 0"),
+        ({"noise": (0.0, 0.7)}, "noise must be two fractions above 0"),
         ({"noise": (0.7, 0.2)}, r"not \(0\.7, 0\.2\)"),
-        ({"hard": 1.5}, r"hard must be a number from 0 to 1, not 1\.5"),
-        ({"easy": -0.5}, "easy must be a number from 0 to 1, not -0.5"),
-        ({"canvas": (5, 3)}, "smallest and a largest"),
-        ({"unroll": 2, "monotone": False}, "monotone is for random noise"),
-        ({"reverse": True, "hard": 0.5}, r"set hard to 0, not 0\.5"),
+        ({"hard": 1.5}, r"hard must be a number from 0 to 1, got 1\.5"),
+        ({"easy": -0.5}, "easy must be a number from 0 to 1, got -0.5"),
+        ({"canvas": (5, 3)}, "canvas must be a minimum length"),
+        ({"unroll": 2, "monotone": False}, "monotone = false cannot be combined with unroll"),
+        ({"reverse": True, "hard": 0.5}, r"hard must be 0 with reverse, got 0\.5"),
     ],
 )
 def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:

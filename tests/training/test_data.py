@@ -179,11 +179,11 @@ def test_files_of_something_else_are_named(tmp_path: Path, content: bytes, messa
         ({"text": ""}, "a:1 has an empty response"),
         ({"text": 7}, "a:1 needs prompt and response"),
         ({"conversations": [{"from": "gpt", "value": 7}]}, "a:1 needs prompt and response"),
-        ({"conversations": ["?", {"from": "gpt", "value": "!"}]}, "a:1 needs messages of role"),
+        ({"conversations": ["?", {"from": "gpt", "value": "!"}]}, "a:1 needs messages with role"),
         ({"instruction": "?", "input": 3, "output": None}, "a:1 needs prompt and response"),
-        ({"question": "?", "answer": "!"}, r"found \['answer', 'question'\]; fields names others"),
-        ({"prompt": "\ud800", "response": "!"}, "a:1 has a text that is not UTF-8"),
-        ({"messages": ["?", {"role": "assistant", "content": "!"}]}, "a:1 needs messages of role"),
+        ({"question": "?", "answer": "!"}, r"found \['answer', 'question'\]; set fields for other names"),
+        ({"prompt": "\ud800", "response": "!"}, "a:1 has a text that is not valid UTF-8"),
+        ({"messages": ["?", {"role": "assistant", "content": "!"}]}, "a:1 needs messages with role"),
         ({"messages": [{"role": "user"}, {"role": "assistant", "content": "!"}]}, "both texts"),
     ],
 )
@@ -235,7 +235,7 @@ def test_fields_may_have_other_names(tmp_path: Path) -> None:
     record = {"question": "1+1", "answer": "2", "more": 5}
     data = Data(path=lines(tmp_path / "a", record), fields=("question", "answer"))
     assert TOKENIZER.decode(Examples(data, TOKENIZER)[0].response[:-1]) == "2"
-    with pytest.raises(ValueError, match="a:1 needs texts as question and solution"):
+    with pytest.raises(ValueError, match="a:1 needs texts in question and solution"):
         Examples(replace(data, fields=("question", "solution")), TOKENIZER)
 
 
@@ -279,7 +279,7 @@ def test_templates_take_variables_and_refuse_by_place(tmp_path: Path) -> None:
     assert tokenizer.decode(Examples(data, tokenizer)[0].prompt) == "1+2"
     strange = [{"role": "assistant", "content": "1"}, turns[1]]
     path = lines(tmp_path / "b", *[{"messages": turns}] * 50, {"messages": strange})
-    with pytest.raises(ValueError, match="b:51: the chat template refuses its messages: begin"):
+    with pytest.raises(ValueError, match="b:51: the chat template rejects its messages: begin"):
         Examples(Data(path=path), tokenizer, seed=1).check()
 
 

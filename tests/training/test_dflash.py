@@ -432,16 +432,16 @@ def test_a_batch_without_two_tokens_in_a_row_is_refused() -> None:
     """Naming what a block needs and what there is."""
     pair = Pair("pair_b")
     rows = pair.objective.rows(example(3, 1), default_rng(0))
-    with pytest.raises(ValueError, match=r"needs 2 response tokens .* more than 1"):
+    with pytest.raises(ValueError, match=r"needs 2 consecutive response tokens"):
         pair.objective.loss(pair.models, rows)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"anchors": 0}, "anchors must be a whole number from 1 to 2147483647, not 0"),
-        ({"gamma": -1.0}, "gamma must be a number from 0 to 1000000, not -1.0"),
-        ({"alpha": 1.5}, "alpha must be a number from 0 to 1, not 1.5"),
+        ({"anchors": 0}, "anchors must be a whole number from 1 to 2147483647, got 0"),
+        ({"gamma": -1.0}, "gamma must be a number from 0 to 1000000, got -1.0"),
+        ({"alpha": 1.5}, "alpha must be a number from 0 to 1, got 1.5"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
@@ -543,7 +543,7 @@ def test_model_objective_and_target_must_fit(tmp_path: Path) -> None:
         Trainer(target, DFlash(), others={"target": target}, **common)
     with pytest.raises(ValueError, match="Qwen2ForCausalLM is no draft"):
         weights.draft(None, published(), target, 0)
-    with pytest.raises(ValueError, match="give \\[model\\] init or config"):
+    with pytest.raises(ValueError, match="config cannot change a draft's init"):
         weights.draft("some-draft", DRAFT, target, 0)
     assert translate(DRAFT).mask_id == 1021
 

@@ -125,15 +125,15 @@ def test_texts_without_a_third_token_are_refused() -> None:
     draft = new_draft(whole_vocabulary=True)
     objective = Eagle3().bind(draft.config)
     rows = objective.rows(Example(prompt=[3], response=[1], marks=[False]), default_rng(0))
-    with pytest.raises(ValueError, match="the third token of a text is the first"):
+    with pytest.raises(ValueError, match="a draft predicts from the third token of a text on"):
         objective.loss(Models(draft, {"target": TARGET}), pack([rows]))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokens": 0}, "tokens must be a whole number from 1 to 2147483647, not 0"),
-        ({"discount": 1.5}, "discount must be a number from 0 to 1, not 1.5"),
+        ({"tokens": 0}, "tokens must be a whole number from 1 to 2147483647, got 0"),
+        ({"discount": 1.5}, "discount must be a number from 0 to 1, got 1.5"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
@@ -144,7 +144,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 
 def test_a_draft_of_another_kind_is_refused() -> None:
     """With what is missing."""
-    with pytest.raises(ValueError, match="Qwen2ForCausalLM is no draft that extends features"):
+    with pytest.raises(ValueError, match="needs a draft that extends features, and Qwen2ForCausalLM is not"):
         Eagle3().bind(TARGET.config)
     with pytest.raises(ValueError, match="Qwen2ForCausalLM is no draft"):
         weights.draft(None, published(), TARGET, 0)

@@ -97,12 +97,12 @@ def test_a_good_model_is_found_to_be_one(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"every": 0}, "every must be a whole number from 1"),
-        ({"decode": 7}, "decode 7 of 6 examples"),
-        ({"decode": 1, "max_tokens": 10**6}, "max_tokens 1000000 do not fit behind a prompt of"),
-        ({"path": "story:train"}, "held out is 'story:train', which is trained on"),
+        ({"decode": 7}, "decode must be at most examples \\(6\\), got 7"),
+        ({"decode": 1, "max_tokens": 10**6}, "max_tokens 1000000 after a prompt of"),
+        ({"path": "story:train"}, "held_out path 'story:train' is trained on"),
         ({"path": "table:train"}, "not for evaluation; use table:test"),
         ({"path": "absent.jsonl"}, "no data at 'absent.jsonl'"),
-        ({"method": {"tokens": 2}}, "method needs a name beside tokens"),
+        ({"method": {"tokens": 2}}, "method needs a name in addition to tokens"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused(
@@ -118,7 +118,7 @@ def test_a_file_that_is_too_short_is_refused(tmp_path: Path) -> None:
     """And a bad line in it is named."""
     path, line = tmp_path / "held.jsonl", json.dumps({"prompt": "?", "response": "!"})
     path.write_text(f"{line}\n" * 3)
-    with pytest.raises(ValueError, match="held out are 3 examples, but 6 are to be looked at"):
+    with pytest.raises(ValueError, match="examples must be at most 3, the size of the held-out data, got 6"):
         trainer(tmp_path, held_out=HeldOut(**{**HELD, "path": str(path)}))
     path.write_text(f"{line}\n" * 9 + "{}\n")
     with pytest.raises(ValueError, match="held.jsonl:10 needs prompt"):
@@ -127,7 +127,7 @@ def test_a_file_that_is_too_short_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_without_a_name_is_not_decoded(tmp_path: Path) -> None:
     """Where an adapter needs it; a whole model is exported for it."""
-    with pytest.raises(ValueError, match="decode needs models that have a name"):
+    with pytest.raises(ValueError, match="decode needs models given by name or folder"):
         trainer(tmp_path, adapter=LoRA(), held_out=HeldOut(**HELD, decode=1))
     trainer(tmp_path, held_out=HeldOut(**HELD, decode=1, max_tokens=8), steps=1).fit()
     assert math.isfinite(looks(tmp_path)[-1]["tokens_per_forward"])
@@ -171,6 +171,6 @@ def test_the_last_line_is_the_command(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "recipe.toml").write_text(RECIPE)
     train(tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}", "steps=1"])
     where, command = capsys.readouterr().out.splitlines()[-2:]
-    assert where == f"the model lies in {tmp_path / 'out' / 'export'}; decode with it:"
+    assert where == f"the model is in {tmp_path / 'out' / 'export'}; decode with it:"
     assert command.startswith(f"outpace generate {tmp_path / 'out' / 'export'} ")
     assert load_model(tmp_path / "out" / "export").config.vocab == 1024

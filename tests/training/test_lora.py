@@ -78,9 +78,9 @@ def test_dropout_is_for_training_alone() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0}, "rank must be a whole number from 1 to 65536, not 0"),
-        ({"rank": 10**30}, "rank must be a whole number from 1 to 65536, not 1000"),
-        ({"dropout": 1.0}, r"dropout must be a number at least 0 and below 1, not 1\.0"),
+        ({"rank": 0}, "rank must be a whole number from 1 to 65536, got 0"),
+        ({"rank": 10**30}, "rank must be a whole number from 1 to 65536, got 1000"),
+        ({"dropout": 1.0}, r"dropout must be a number at least 0 and below 1, got 1\.0"),
     ],
 )
 def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:
@@ -91,7 +91,7 @@ def test_options_out_of_bounds_are_refused(options: dict[str, object], message: 
 
 def test_unknown_target_is_refused() -> None:
     """With those that there are."""
-    with pytest.raises(ValueError, match="no qkv, wo to adapt; it has down_proj, .*v_proj"):
+    with pytest.raises(ValueError, match="targets qkv, wo are not in the model; it has down_proj, .*v_proj"):
         lora.attach(causal_model(), LoRA(targets=("wo", "q_proj", "qkv")))
 
 

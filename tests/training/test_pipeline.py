@@ -115,9 +115,9 @@ def test_rows_of_an_unrolled_example_are_all_holes() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unroll": -1}, "unroll must be a whole number from 0 to 2147483647, not -1"),
+        ({"unroll": -1}, "unroll must be a whole number from 0 to 2147483647, got -1"),
         ({"unroll": 2, "easy": 0.5}, "set one of them to 0"),
-        ({"confidence": 1.5}, "confidence must be a number from 0 to 1, not 1.5"),
+        ({"confidence": 1.5}, "confidence must be a number from 0 to 1, got 1.5"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, float], message: str) -> None:

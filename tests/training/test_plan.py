@@ -223,7 +223,7 @@ def test_processes_share_the_work() -> None:
     """And the portion of each is smaller."""
     one, two = (plan(load("tiny-ar"), processes) for processes in (1, 2))
     assert two.seconds == pytest.approx(one.seconds / 2) and two.activations < one.activations
-    with pytest.raises(ValueError, match="does not divide into 5"):
+    with pytest.raises(ValueError, match="is not divisible by 5"):
         plan(load("tiny-ar"), 5)
 
 
@@ -233,7 +233,7 @@ def test_other_numbers_of_devices_are_planned() -> None:
     assert [*lines] == ["recompute = true", "on 1", "on 8"]
     assert "accumulation 4" in lines["on 1"] and "accumulation 1" in lines["on 8"]
     odd = dict(Planner(load("tiny-aux", ["batch=12"])).spread(1))
-    assert odd["on 8"] == "this batch cannot be shared; --processes 8 names what to change"
+    assert odd["on 8"] == "this batch cannot be divided; --processes 8 shows what to change"
 
 
 @pytest.mark.exhaustive
@@ -245,7 +245,7 @@ def test_steps_of_tokens_are_planned() -> None:
     assert made.train.batch * made.example == pytest.approx(4096, rel=0.1)
     lines = dict(planner.spread(1))
     assert "accumulation 1" in lines["on 8"]
-    assert lines["on 32"].startswith("this batch cannot be shared")
+    assert lines["on 32"].startswith("this batch cannot be divided")
 
 
 def test_a_plan_describes_the_processor() -> None:
@@ -254,7 +254,7 @@ def test_a_plan_describes_the_processor() -> None:
     text = describe_processor(made)
     assert "of memory holds it; at least " in text and text.endswith("measured")
     large = replace(made, peak=Counter({ACTIVATIONS: 10**15}))
-    assert "does not hold it" in describe_processor(large)
+    assert "is not enough" in describe_processor(large)
     assert product_rate(torch.float32) > 1e8
 
 
@@ -284,5 +284,5 @@ def test_what_processes_share_is_less_on_each() -> None:
 def test_a_target_is_for_drafts(begun: str | None) -> None:
     """Whatever else is named beside one is refused, as it is where it would be trained."""
     words = ["model.target=tiny-ar", *([begun] if begun else [])]
-    with pytest.raises(ValueError, match="has a target, but Qwen2ForCausalLM is no draft"):
+    with pytest.raises(ValueError, match="target needs a draft that reads features, got Qwen2ForCausalLM"):
         plan(load("tiny-aux", words))

@@ -78,12 +78,12 @@ def test_parts_are_filled_longest_first() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokens": 0}, "tokens must be a whole number from 1 to 67108864, not 0"),
+        ({"tokens": 0}, "tokens must be a whole number from 1 to 67108864, got 0"),
         ({"tokens": 10**30}, "tokens must be a whole number from 1 to 67108864"),
         ({"tokens": 500, "epochs": 2.0}, "epochs 2.0 .* give steps instead"),
-        ({"tokens": 1199}, "tokens 1199 may leave nothing .* raise tokens to 1200"),
-        ({"batch": 11, "balance": True}, "batch 11 leaves nothing to some of 4 processes"),
-        ({"batch": 13}, "batch 13 does not divide into 4 processes"),
+        ({"tokens": 1199}, "tokens 1199 may leave one .* raise tokens to 1200"),
+        ({"batch": 11, "balance": True}, "batch 11 leaves some of 4 processes"),
+        ({"batch": 13}, "batch 13 is not divisible by 4 processes"),
     ],
 )
 def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: str) -> None:

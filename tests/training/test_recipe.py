@@ -52,15 +52,15 @@ def test_overrides_are_dotted_or_bare(recipe: Path) -> None:
     ("override", "message"),
     [
         ("steps", "write key=value"),
-        ("speed=1", "'speed' is unknown; known are out"),
-        ("optim.speed=1", r"\[optim\]: unknown speed; known are optimizer, lr"),
+        ("speed=1", "'speed' is unknown; allowed are out"),
+        ("optim.speed=1", r"\[optim\]: unknown speed; allowed are optimizer, lr"),
         (
             "objective.name=grpo",
-            "objective 'grpo' is unknown; known are block_diffusion, d2f, dflash, eagle3, mdlm",
+            "objective 'grpo' is unknown; choose one of block_diffusion, d2f, dflash, eagle3, mdlm",
         ),
-        ("other.lr=1", "other; known are model, data, optim, train, adapter, held_out, objective,"),
-        ("train.steps.more=1", "is no section"),
-        ("optim.lr=-1", "lr must be a number above 0 and at most 100, not -1"),
+        ("other.lr=1", "other; allowed are model, data, optim, train, adapter, held_out, objective,"),
+        ("train.steps.more=1", "is not a section"),
+        ("optim.lr=-1", "lr must be a number above 0 and at most 100, got -1"),
     ],
 )
 def test_unknown_keys_are_refused(recipe: Path, override: str, message: str) -> None:
@@ -91,7 +91,7 @@ def test_processes_that_do_not_fit_are_refused(recipe: Path) -> None:
     """Before any is started."""
     with pytest.raises(ValueError, match="at least 1"):
         train(recipe, processes=0)
-    with pytest.raises(ValueError, match="does not divide into 3"):
+    with pytest.raises(ValueError, match="is not divisible by 3"):
         train(recipe, processes=3)
 
 
@@ -102,7 +102,7 @@ def test_a_process_that_fails_ends_all_and_says_why(
     """With its error above the line that names it."""
     path = tmp_path / "data.jsonl"
     path.write_text('{"prompt": "a", "response": "b"}\n{"prompt": 3}\n')
-    with pytest.raises(ValueError, match=r"process [01] of 2 has ended with status 1"):
+    with pytest.raises(ValueError, match=r"process [01] of 2 exited with status 1"):
         train("tiny-aux", [f"data.path={path}", "drills=0", f"out={tmp_path / 'run'}"], processes=2)
     assert f"outpace: {path}:2 needs prompt and response" in capfd.readouterr().err
 
@@ -131,41 +131,41 @@ OBJECTIVES = {"canvas": "mdlm", "divergence": "dflash", "block": "wedlm", "weigh
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("steps=1.5", r"\[train\]: steps must be a whole number from 1 to 2147483647, not 1.5"),
-        ("steps=true", "steps must be a whole number from 1 to 2147483647, not True"),
-        ("steps=ten", "steps must be a whole number from 1 to 2147483647, not 'ten'"),
-        ("recompute=1", "recompute must be true or false, not 1"),
-        ("optim.lr=nan", r"\[optim\]: lr must be a number above 0 and at most 100, not nan"),
-        ("optim.lr=inf", "lr must be a number above 0 and at most 100, not inf"),
-        ("optim.lr=fast", "lr must be a number above 0 and at most 100, not 'fast'"),
+        ("steps=1.5", r"\[train\]: steps must be a whole number from 1 to 2147483647, got 1.5"),
+        ("steps=true", "steps must be a whole number from 1 to 2147483647, got True"),
+        ("steps=ten", "steps must be a whole number from 1 to 2147483647, got 'ten'"),
+        ("recompute=1", "recompute must be true or false, got 1"),
+        ("optim.lr=nan", r"\[optim\]: lr must be a number above 0 and at most 100, got nan"),
+        ("optim.lr=inf", "lr must be a number above 0 and at most 100, got inf"),
+        ("optim.lr=fast", "lr must be a number above 0 and at most 100, got 'fast'"),
         (
             "optim.betas=0.9",
-            "betas must be a list of 2, each of it a number at least 0 and b",
+            "betas must be a list of 2, each entry a number at least 0 and b",
         ),
         ("optim.betas=[0.9]", "betas must be a list of 2"),
         ("optim.betas=[0.9, true]", "betas must be a list of 2"),
-        ("data.path=[1]", "path must be a text or a list, each of it a text"),
-        ("data.turns=[1.0]", "turns must be a list, each of it a whole number"),
+        ("data.path=[1]", "path must be a text or a list, each entry a text"),
+        ("data.turns=[1.0]", "turns must be a list, each entry a whole number"),
         ("data.plain=yes", "plain must be true or false"),
-        ("data.longest=1e3", "longest must be a whole number from 2 to 2147483647, not 1000.0"),
-        ("model.config=5", "config must be a table, not 5"),
-        ("model.init=5", "init must be a text, not 5"),
+        ("data.longest=1e3", "longest must be a whole number from 2 to 2147483647, got 1000.0"),
+        ("model.config=5", "config must be a table, got 5"),
+        ("model.init=5", "init must be a text, got 5"),
         ("model.dtype=float16", "dtype must be float32 or bfloat16"),
-        ("model.dtype=bfloat16", "dtype bfloat16 is for a target or what is under an adapter"),
+        ("model.dtype=bfloat16", "dtype bfloat16 needs frozen weights: a target or an adapter"),
         ("adapter.rank=2.0", "rank must be a whole number"),
-        ("adapter.targets=q_proj", "targets must be a list, each of it a text"),
+        ("adapter.targets=q_proj", "targets must be a list, each entry a text"),
         ("prompt_weight=nan", r"\[objective\]: prompt_weight must be a number"),
-        ("canvas=[1, 2, 3]", r"canvas must be a list of 2, each of it a whole number"),
+        ("canvas=[1, 2, 3]", r"canvas must be a list of 2, each entry a whole number"),
         ("divergence=1", "divergence must be true or false"),
         (
             "block=[1.5]",
-            r"block must be a whole number from 1 to \d+ or a list, each of it a w",
+            r"block must be a whole number from 1 to \d+ or a list, each entry a w",
         ),
         ("weighting=own", "weighting must be normalised or inverse or uniform"),
         ("held_out.every=1", r"\[held_out\] needs path"),
-        ("out=5", "out must be the name of a folder, not 5"),
+        ("out=5", "out must be the name of a folder, got 5"),
         ("objective.name=[1]", r"objective \[1\] is unknown"),
-        ("seed=-1", "seed must be a whole number from 0 to 9223372036854775807, not -1"),
+        ("seed=-1", "seed must be a whole number from 0 to 9223372036854775807, got -1"),
         ("tracker=paper", "tracker 'paper' is unknown; choose tensorboard, trackio, wandb"),
     ],
 )
@@ -192,8 +192,8 @@ def test_a_missing_section_is_named(recipe: Path) -> None:
 def test_options_in_python_are_looked_at_too(tmp_path: Path) -> None:
     """By the same rule."""
     with pytest.raises(
-        ValueError, match=r"Loop: steps must be a whole number from 1 to \d+, not 1.5"
+        ValueError, match=r"Loop: steps must be a whole number from 1 to \d+, got 1.5"
     ):
         trainer(tmp_path, steps=1.5)
-    with pytest.raises(ValueError, match="Optim: lr must be a number above 0 .*, not 'fast'"):
+    with pytest.raises(ValueError, match="Optim: lr must be a number above 0 .*, got 'fast'"):
         Trainer("tiny-aux", SFT(), data="story:train", out=tmp_path, lr="fast")

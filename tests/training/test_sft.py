@@ -47,5 +47,5 @@ def test_a_model_whose_rows_score_themselves_is_refused() -> None:
 @pytest.mark.parametrize("objective", [SFT, MDLM, D2F, WeDLM])
 def test_weights_that_are_none_are_refused(objective: type[Objective], weight: float) -> None:
     """A loss divided by their sum would mean nothing."""
-    with pytest.raises(ValueError, match=f"mark_weight must be a number from 0 .*, not {weight}"):
+    with pytest.raises(ValueError, match=f"mark_weight must be a number from 0 .*, got {weight}"):
         objective(mark_weight=weight)

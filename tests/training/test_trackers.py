@@ -62,7 +62,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, where: str) -> No
         return (total * float("nan") if step == 5 else total, *rest)
 
     run.update = breaking
-    with pytest.raises(ValueError, match="became nan, so that nothing more is learnt; lower lr"):
+    with pytest.raises(ValueError, match="became nan: training has diverged; lower lr"):
         run.fit()
     assert checkpoints(tmp_path / "checkpoints")[-1].name == "step-00000004"
     assert [line["step"] for line in metrics(tmp_path)] == [2]

@@ -101,7 +101,7 @@ def test_an_export_loads_with_its_tokenizer(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"batch": 3, "accumulation": 2}, "does not divide"),
-        ({"rate": 1.0}, "unknown options rate; known are steps"),
+        ({"rate": 1.0}, "unknown options rate; allowed are steps"),
         ({"steps": 0}, "steps must be a whole number from 1"),
         ({"precision": "fp8"}, "choose no or bf16"),
     ],
@@ -193,7 +193,7 @@ def test_a_signal_ends_a_run_after_a_checkpoint(
     assert "Traceback" not in said
     (kept,) = checkpoints(tmp_path / "out" / "checkpoints")
     step = int(kept.name.removeprefix("step-"))
-    assert f"stopped after step {step}; the same command goes on from" in said
+    assert f"stopped after step {step}; the same command resumes from" in said
     assert len(metrics(tmp_path / "out")) == step >= 3
     train(
         tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}", f"steps={step + 1}", "save_every=1"]

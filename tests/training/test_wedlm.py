@@ -203,10 +203,10 @@ def test_mask_and_length_come_from_the_model() -> None:
     [
         ({"block": 0}, "block must be"),
         ({"block": (4, 0)}, "block must be"),
-        ({"block": ()}, "block is a length from 1 on"),
+        ({"block": ()}, "block must be a length of at least 1"),
         ({"ends": -1}, "ends must be a whole number from 0"),
         ({"ar_weight": -0.5}, "ar_weight must be a number from 0"),
-        ({"ratios": (0.5, 0.2)}, "lower and an upper share"),
+        ({"ratios": (0.5, 0.2)}, "two fractions in ascending order"),
         ({"ratios": (0.5, 1.2)}, "ratios must be"),
         ({"weighting": "none"}, "normalised, inverse or uniform"),
     ],

@@ -74,12 +74,9 @@ class Trainer:
 
         Args:
             model: a folder, a name, or a model in memory; the latter needs `tokenizer`.
-            objective: the training objective.
-            data: the training data, or its path.
-            out: folder of the run.
+            objective, data, out: objective, training data or its path, and folder of the run.
             tokenizer: folder or name of the tokenizer; that of `model` by default.
-            optim: optimizer settings.
-            loop: settings of the training loop.
+            optim, loop: settings of the optimizer and the training loop.
             adapter: train and export low-rank updates instead of the weights.
             others: frozen reference models of the objective, by role; a draft needs the target
                 it was built with.
@@ -133,11 +130,7 @@ class Trainer:
         return Scored(self.objective, models, self.loop.precision)
 
     def fit(self, steps: int | None = None) -> float:
-        """Train up to `steps` steps, by default all.
-
-        Returns:
-            The mean loss over the last logging interval.
-        """
+        """Train up to `steps` steps; return the mean loss over the last logging interval."""
         with alone(self.out) if self.accelerator.is_main_process else nullcontext():
             return self.go_on(steps or self.loop.steps)
 
@@ -253,11 +246,7 @@ class Trainer:
         self.accelerator.end_training()
 
     def update(self, step: int, steps: int) -> tuple[Tensor, Tensor, dict[str, Any], int, int]:
-        """Update the weights once.
-
-        Returns:
-            Summed loss, its normaliser, metrics, rows and tokens of this process.
-        """
+        """Update the weights; return loss, normaliser, metrics, rows and tokens of this process."""
         rate = self.optim.rate(step, steps)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -292,10 +281,7 @@ class Trainer:
         return loss.detach()
 
     def batches(self, step: int) -> tuple[list[Rows], int]:
-        """Return this process's micro-batches of a step, and the tokens of their examples.
-
-        A function of the seed, the step and the rank.
-        """
+        """Return this process's micro-batches of a step, and the tokens of their examples."""
         portions = self.portions.of(step, self.accelerator.process_index)
         tokens = sum(len(example) for portion in portions for _, example in portion)
         return [pack([self.rows(*each) for each in portion]) for portion in portions], tokens

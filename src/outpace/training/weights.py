@@ -119,6 +119,6 @@ def drafting(config: ModelConfig) -> ModelConfig:
         )
     if config.kind not in DRAFT_KINDS:
         raise ValueError(
-            f"[model] target needs a draft that reads features, and {config.architecture} is not one"
+            f"[model] target needs a draft that reads features, got {config.architecture}"
         )
     return config

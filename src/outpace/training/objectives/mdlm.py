@@ -106,8 +106,8 @@ class MDLM(Objective):
         mask_id = config.mask_id if self.mask_id is None else self.mask_id
         if mask_id is None:
             raise ValueError(
-                f"mdlm needs a mask token, and {config.architecture} has none; adapt it to a family "
-                "that has one, or set mask_id"
+                f"mdlm needs a mask token, and {config.architecture} has none; adapt it to a family"
+                " that has one, or set mask_id"
             )
         if (self.causal or self.scored) and config.shift != 1:
             raise ValueError("causal and scored need a model of shift 1; set both to 0")
