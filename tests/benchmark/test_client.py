@@ -193,7 +193,7 @@ async def no_http(asked, reply):
         (unfinished, "dropped", "half", "without [DONE]"),
         (failed, "failed", "half", "the method failed"),
         (hung, "timeout", "half", ""),
-        (no_stream, "malformed", "", "application/json instead of a stream"),
+        (no_stream, "malformed", "", "application/json instead of an event stream"),
         (no_json, "malformed", "", "{half"),
         (no_chunk, "malformed", "", "thing"),
         (no_http, "malformed", "", ""),

@@ -89,7 +89,9 @@ def test_every_shape_is_a_model(name: str) -> None:
 
 def test_an_unknown_shape_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     """A file of one's own is a shape too."""
-    with pytest.raises(ValueError, match=f"unknown shape 'huge'; choose one of {', '.join(SHAPES)}"):
+    with pytest.raises(
+        ValueError, match=f"unknown shape 'huge'; choose one of {', '.join(SHAPES)}"
+    ):
         shape_of("huge")
     path = tmp_path / "config.json"
     path.write_text(json.dumps(shape_of("tiny")))

@@ -90,7 +90,9 @@ def test_turns_come_to_what_an_evaluation_comes_to(llm: LLM) -> None:
 def test_a_batch_needs_questions_for_each_round(llm: LLM) -> None:
     """Said before anything runs."""
     wide = replace(side(llm), load=Load(batch=4, max_tokens=12))
-    with pytest.raises(ValueError, match="6 questions in 2 rounds do not fill a batch of 4: ask 8"):
+    with pytest.raises(
+        ValueError, match="6 questions in 2 rounds do not fill a batch of 4; use at least 8"
+    ):
         next(alternate([side(llm), wide], 2))
     with pytest.raises(ValueError, match="rounds must be at least 1, not 0"):
         next(alternate([side(llm)], 0))

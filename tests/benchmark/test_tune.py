@@ -94,7 +94,7 @@ def test_given_options_are_not_searched() -> None:
     assert list(space_of(APD, {"verifier": "v", "ratio": 0.5})) == ["window", "lookahead"]
     with pytest.raises(ValueError, match="Autoregressive has no option to tune"):
         space_of(Autoregressive, {})
-    with pytest.raises(ValueError, match="no option to tune beside tokens, window, lookahead"):
+    with pytest.raises(ValueError, match="no option to tune besides tokens, window, lookahead"):
         space_of(LeftToRight, {"tokens": 1, "window": 1, "lookahead": 1})
     assert usual(space_of(LeftToRight, {})) == {"tokens": 1}
 

@@ -158,8 +158,8 @@ def test_lines_end_at_newlines_alone(tmp_path: Path, end: str) -> None:
         (b"", "is empty"),
         (b" \n\n", "is empty"),
         (b"\xff", "cannot be loaded as UTF-8"),
-        (b"[" * 100_000, "a:1 is not JSON"),
-        (b'{"prompt": "?"\n"response": "!"}', "a:[12] is not JSON"),
+        (b"[" * 100_000, "a:1 is not valid JSON"),
+        (b'{"prompt": "?"\n"response": "!"}', "a:[12] is not valid JSON"),
     ],
 )
 def test_files_of_something_else_are_named(tmp_path: Path, content: bytes, message: str) -> None:
@@ -181,9 +181,15 @@ def test_files_of_something_else_are_named(tmp_path: Path, content: bytes, messa
         ({"conversations": [{"from": "gpt", "value": 7}]}, "a:1 needs prompt and response"),
         ({"conversations": ["?", {"from": "gpt", "value": "!"}]}, "a:1 needs messages with role"),
         ({"instruction": "?", "input": 3, "output": None}, "a:1 needs prompt and response"),
-        ({"question": "?", "answer": "!"}, r"found \['answer', 'question'\]; set fields for other names"),
+        (
+            {"question": "?", "answer": "!"},
+            r"found \['answer', 'question'\]; set fields for other names",
+        ),
         ({"prompt": "\ud800", "response": "!"}, "a:1 has a text that is not valid UTF-8"),
-        ({"messages": ["?", {"role": "assistant", "content": "!"}]}, "a:1 needs messages with role"),
+        (
+            {"messages": ["?", {"role": "assistant", "content": "!"}]},
+            "a:1 needs messages with role",
+        ),
         ({"messages": [{"role": "user"}, {"role": "assistant", "content": "!"}]}, "both texts"),
     ],
 )
@@ -200,14 +206,14 @@ def test_malformed_lines_are_named(tmp_path: Path, record: object, message: str)
         ({"path": "story:test"}, "not for training"),
         ({"path": "table:test"}, "not for training"),
         ({"path": ("story:train", "absent.jsonl")}, "no data at"),
-        ({"path": ()}, "turns are one count"),
-        ({"path": "story:train", "turns": (1, 2)}, "turns are one count"),
+        ({"path": ()}, "turns must be one count"),
+        ({"path": "story:train", "turns": (1, 2)}, "turns must be one count"),
         ({"path": ("story:train", "table:train"), "turns": (1, 0)}, "turns must be a list, each"),
-        ({"path": "a.jsonl", "drills": 0.5}, "drills belong"),
-        ({"path": "a.jsonl", "plain": True}, "as plain does"),
-        ({"path": "story:train", "end": "1 + 1"}, "name one token"),
+        ({"path": "a.jsonl", "drills": 0.5}, "drills and plain need"),
+        ({"path": "a.jsonl", "plain": True}, "drills and plain need"),
+        ({"path": "story:train", "end": "1 + 1"}, "end must be a single token"),
         ({"path": "story:train", "drills": 2.0}, "drills must be a number from 0 to 1"),
-        ({"path": "story:train", "mark": "("}, "no regular expression"),
+        ({"path": "story:train", "mark": "("}, "not a valid regular expression"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, object], message: str) -> None:

@@ -535,13 +535,13 @@ def test_model_objective_and_target_must_fit(tmp_path: Path) -> None:
     common: dict[str, Any] = {"data": "story:train", "out": tmp_path, "tokenizer": "tiny-aux"}
     target = causal_model(vocab_size=1024)
     draft = weights.draft(None, DRAFT, target, 0)
-    with pytest.raises(ValueError, match="DFlash looks at target, but no other model is given"):
+    with pytest.raises(ValueError, match="roles of DFlash: target; got none"):
         Trainer(draft, DFlash(), **common)
-    with pytest.raises(ValueError, match="MDLM looks at no other model, but target is given"):
+    with pytest.raises(ValueError, match="roles of MDLM: none; got target"):
         Trainer(draft, MDLM(), others={"target": target}, **common)
-    with pytest.raises(ValueError, match="Qwen2ForCausalLM is no draft"):
+    with pytest.raises(ValueError, match="and Qwen2ForCausalLM is not one"):
         Trainer(target, DFlash(), others={"target": target}, **common)
-    with pytest.raises(ValueError, match="Qwen2ForCausalLM is no draft"):
+    with pytest.raises(ValueError, match="got Qwen2ForCausalLM"):
         weights.draft(None, published(), target, 0)
     with pytest.raises(ValueError, match="config cannot change a draft's init"):
         weights.draft("some-draft", DRAFT, target, 0)

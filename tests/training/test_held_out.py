@@ -118,7 +118,9 @@ def test_a_file_that_is_too_short_is_refused(tmp_path: Path) -> None:
     """And a bad line in it is named."""
     path, line = tmp_path / "held.jsonl", json.dumps({"prompt": "?", "response": "!"})
     path.write_text(f"{line}\n" * 3)
-    with pytest.raises(ValueError, match="examples must be at most 3, the size of the held-out data, got 6"):
+    with pytest.raises(
+        ValueError, match="examples must be at most 3, the size of the held-out data, got 6"
+    ):
         trainer(tmp_path, held_out=HeldOut(**{**HELD, "path": str(path)}))
     path.write_text(f"{line}\n" * 9 + "{}\n")
     with pytest.raises(ValueError, match="held.jsonl:10 needs prompt"):

@@ -91,7 +91,9 @@ def test_options_out_of_bounds_are_refused(options: dict[str, object], message: 
 
 def test_unknown_target_is_refused() -> None:
     """With those that there are."""
-    with pytest.raises(ValueError, match="targets qkv, wo are not in the model; it has down_proj, .*v_proj"):
+    with pytest.raises(
+        ValueError, match="targets qkv, wo are not in the model; it has down_proj, .*v_proj"
+    ):
         lora.attach(causal_model(), LoRA(targets=("wo", "q_proj", "qkv")))
 
 

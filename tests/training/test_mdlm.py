@@ -202,7 +202,7 @@ def test_shift_and_mask_come_from_the_model() -> None:
     ("options", "message"),
     [
         ({"suffix": 1.5}, "suffix must be a number from 0 to 1"),
-        ({"suffix": 0.7, "causal": 0.7}, "must not exceed 1"),
+        ({"suffix": 0.7, "causal": 0.7}, "must be at most 1"),
         ({"canvas": (5, 3)}, "canvas must be a minimum length"),
         ({"least": 0.0}, "least"),
         ({"anchors": 0}, "anchors must be a whole number from 1"),

@@ -252,7 +252,7 @@ def test_a_plan_describes_the_processor() -> None:
     """With its memory and the time at a rate that is measured, which a larger run exceeds."""
     made = plan(load("tiny-aux"))
     text = describe_processor(made)
-    assert "of memory holds it; at least " in text and text.endswith("measured")
+    assert "of memory is enough; at least " in text and text.endswith("measured")
     large = replace(made, peak=Counter({ACTIVATIONS: 10**15}))
     assert "is not enough" in describe_processor(large)
     assert product_rate(torch.float32) > 1e8
@@ -284,5 +284,7 @@ def test_what_processes_share_is_less_on_each() -> None:
 def test_a_target_is_for_drafts(begun: str | None) -> None:
     """Whatever else is named beside one is refused, as it is where it would be trained."""
     words = ["model.target=tiny-ar", *([begun] if begun else [])]
-    with pytest.raises(ValueError, match="target needs a draft that reads features, got Qwen2ForCausalLM"):
+    with pytest.raises(
+        ValueError, match="target needs a draft that reads features, got Qwen2ForCausalLM"
+    ):
         plan(load("tiny-aux", words))

@@ -58,7 +58,10 @@ def test_overrides_are_dotted_or_bare(recipe: Path) -> None:
             "objective.name=grpo",
             "objective 'grpo' is unknown; choose one of block_diffusion, d2f, dflash, eagle3, mdlm",
         ),
-        ("other.lr=1", "other; allowed are model, data, optim, train, adapter, held_out, objective,"),
+        (
+            "other.lr=1",
+            "other; allowed are model, data, optim, train, adapter, held_out, objective,",
+        ),
         ("train.steps.more=1", "is not a section"),
         ("optim.lr=-1", "lr must be a number above 0 and at most 100, got -1"),
     ],
@@ -74,10 +77,10 @@ def test_files_that_are_no_recipes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no recipe at"):
         load(tmp_path / "absent.toml")
     (tmp_path / "broken.toml").write_text("[model")
-    with pytest.raises(ValueError, match="is not TOML"):
+    with pytest.raises(ValueError, match="is not valid TOML"):
         load(tmp_path / "broken.toml")
     (tmp_path / "other.toml").write_bytes(b"\xff")
-    with pytest.raises(ValueError, match=r"other\.toml is not TOML"):
+    with pytest.raises(ValueError, match=r"other\.toml is not valid TOML"):
         load(tmp_path / "other.toml")
     (tmp_path / "loose.toml").write_text('objective = "sft"')
     with pytest.raises(ValueError, match=r"write its keys under \[objective\]"):

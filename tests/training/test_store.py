@@ -133,15 +133,15 @@ def test_other_features_are_refused(tmp_path: Path) -> None:
         "last": {"objective": DFlash(anchors=4, divergence=True)},
         "computed": {"precision": "bf16"},
     }.items():
-        with pytest.raises(ValueError, match=f"differ in {named} from"):
+        with pytest.raises(ValueError, match=f"differs in {named} from"):
             drafting(tmp_path, "other", **options)
     data(tmp_path / "data.jsonl", 9)
-    with pytest.raises(ValueError, match="differ in data from"):
+    with pytest.raises(ValueError, match="differs in data from"):
         drafting(tmp_path, "other")
     (tmp_path / "features" / store.INDEX).write_text("{}")
     with pytest.raises(ValueError, match="is damaged"):
         drafting(tmp_path, "other")
-    with pytest.raises(ValueError, match="holds something else"):
+    with pytest.raises(ValueError, match="holds other files"):
         drafting(tmp_path, "other", data={"features": str(tmp_path)})
 
 
@@ -168,7 +168,7 @@ def test_held_out_examples_are_read_as_ever(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("objective", "given", "message"),
     [
-        (DFlash(features=False), {}, "nothing reads them"),
+        (DFlash(features=False), {}, "needs an objective that reads features"),
         (DFlash(), {"path": "story:train"}, "endless generated problems"),
     ],
 )
@@ -179,7 +179,7 @@ def test_what_cannot_be_stored_is_refused(
     data(tmp_path / "data.jsonl", 8)
     with pytest.raises(ValueError, match=message):
         drafting(tmp_path, "run", objective, data=given)
-    with pytest.raises(ValueError, match="nothing reads them"):
+    with pytest.raises(ValueError, match="needs an objective that reads features"):
         where = Data(path=str(tmp_path / "data.jsonl"), features=str(tmp_path / "f"))
         trainer(tmp_path / "sft", data=where)
     with pytest.raises(ValueError, match="name of a folder, not empty"):

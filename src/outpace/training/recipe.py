@@ -152,7 +152,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     }
     out = table.get("out", f"runs/{path.stem}")
     if not isinstance(out, str) or not out:
-        raise ValueError(f"out must be the name of a folder, not {reprlib.repr(out)}")
+        raise ValueError(f"out must be the name of a folder, got {reprlib.repr(out)}")
     return Recipe(**built, objective=build("objective", OBJECTIVES[name], objective), out=out)
 
 
