@@ -1,4 +1,4 @@
-"""When requests are sent."""
+"""Tests of arrival processes."""
 
 import asyncio
 import statistics
@@ -9,7 +9,7 @@ from outpace.benchmark.arrivals import Closed, Poisson
 
 
 def sent(arrivals, count, seconds=0.0):
-    """Moments in which requests were sent, and how many were under way at most."""
+    """Times at which requests were sent, and the maximum number in flight."""
     moments, now, most = [], 0, 0
 
     async def ask(body):

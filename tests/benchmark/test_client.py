@@ -1,4 +1,4 @@
-"""A client and a scripted server whose times are known."""
+"""Tests of the client against a scripted server with known times."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": 
 
 
 def ask(server, body=CHAT, **options):
-    """One exchange."""
+    """Send one request, and return its record."""
 
     async def run():
         async with Client(server.url, **options) as client:
@@ -30,7 +30,7 @@ def ask(server, body=CHAT, **options):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The client's clock, in the hands of the script."""
+    """The client's clock, controlled by the script."""
     made = Clock()
     monkeypatch.setattr(sys.modules[Client.__module__], "clock", made)
     return made
@@ -120,7 +120,6 @@ def test_texts_of_completions_and_of_reasoning_count():
 
 
 def test_an_answer_in_one_piece(clock):
-    """Without a stream its one event is its end."""
 
     async def script(asked, reply):
         await clock.wait(0.1)
@@ -219,7 +218,6 @@ def test_nobody_there_is_unreachable():
 
 
 def test_a_request_that_is_cancelled_closes_its_connection():
-    """So that the server frees what it holds."""
     gone = []
 
     async def script(asked, reply):

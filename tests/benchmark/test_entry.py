@@ -1,4 +1,4 @@
-"""Entries, alone and swept; models of random weights; prompts of a length."""
+"""Tests of entries, sweeps, models with random weights, and prompts of a given length."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ def test_of_several_sweeps_the_last_runs_along_a_line() -> None:
 
 
 def test_an_entry_alone_is_a_line_of_its_own() -> None:
-    """With a name that makes it again."""
     (entry,) = parse_entries("tiny-ar autoregressive")
     assert (entry.name, entry.setting, entry.random) == ("tiny-ar autoregressive", "", False)
     assert parse_entries("random:tiny autoregressive")[0].random
@@ -61,7 +60,6 @@ def test_an_entry_alone_is_a_line_of_its_own() -> None:
     ],
 )
 def test_a_bad_entry_is_named(text: str, says: str) -> None:
-    """Each of its values is looked at."""
     with pytest.raises(ValueError, match=says):
         parse_entries(text)
 
@@ -83,7 +81,6 @@ SHAPES = ("tiny", "qwen2.5-0.5b", "qwen2.5-7b", "qwen3-8b", "dream-7b", "llada-8
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_is_a_model(name: str) -> None:
-    """Of a family that loads."""
     assert translate(shape_of(name)).family in FAMILIES
 
 
@@ -113,7 +110,6 @@ def test_random_weights_are_written_once_and_decode(tmp_path: Path) -> None:
 
 
 def test_prompts_of_a_length_go_on_with_the_next_question() -> None:
-    """Round and round, however long."""
     told = [[1, 2], [3], [4, 5, 6]]
     assert cut(told, 0, 4) == [1, 2, 3, 4]
     assert cut(told, 2, 8) == [4, 5, 6, 1, 2, 3, 4, 5]

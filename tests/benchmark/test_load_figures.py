@@ -1,4 +1,4 @@
-"""Figures that were worked out by hand."""
+"""Tests of load figures against values computed by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Sides take turns, and what their turns come to."""
+"""Tests of alternating turns, and of the figures of sides."""
 
 from __future__ import annotations
 
@@ -51,13 +51,11 @@ def turn(tokens: int, cpu: float) -> Turn:
 
 
 def test_parts_are_neighbours_of_one_length() -> None:
-    """To one question."""
     assert parts(7, 3) == [slice(0, 2), slice(2, 4), slice(4, 7)]
     assert parts(4, 4) == [slice(n, n + 1) for n in range(4)]
 
 
 def test_sides_take_turns_in_alternating_order(llm: LLM) -> None:
-    """Each on the same part of the questions."""
     order: list[str] = []
     sides = [side(llm, "a"), side(llm, "b")]
     rounds = list(alternate(sides, 3, progress=lambda s: order.append(s.entry.line)))
@@ -88,7 +86,6 @@ def test_turns_come_to_what_an_evaluation_comes_to(llm: LLM) -> None:
 
 
 def test_a_batch_needs_questions_for_each_round(llm: LLM) -> None:
-    """Said before anything runs."""
     wide = replace(side(llm), load=Load(batch=4, max_tokens=12))
     with pytest.raises(
         ValueError, match="6 questions in 2 rounds do not fill a batch of 4; use at least 8"
@@ -101,7 +98,6 @@ def test_a_batch_needs_questions_for_each_round(llm: LLM) -> None:
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_turns(llm: LLM, tmp_path: Path) -> None:
-    """And asks for none of them again."""
     first = [side(llm, "a"), side(llm, "b")]
     running = alternate(first, 3, samples=tmp_path)
     assert next(running) == 1
@@ -139,7 +135,6 @@ def test_a_ratio_is_the_median_of_the_rounds(llm: LLM) -> None:
 
 
 def test_an_interval_needs_rounds() -> None:
-    """And holds the median."""
     assert interval([1.0] * (FEWEST - 1)) is None
     assert interval([2.0] * FEWEST) == [2.0, 2.0]
     low, high = interval([1.0, 1.1, 1.2, 1.3, 9.0]) or (0, 0)

@@ -1,4 +1,4 @@
-"""Server-sent events out of bytes."""
+"""Tests of the reader of server-sent events."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Rows and losses of block diffusion, written out by hand for both shifts."""
+"""Tests of block diffusion: rows and losses, computed by hand for both shifts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAIN = BlockDiffusion(block=3, shift=0, mask_id=MASK)
 
 
 class Drawn:
-    """Chance that says what it is told; then shares that mask everything, or nothing."""
+    """A scripted generator: given draws, then shares that mask everything or nothing."""
 
     def __init__(self, *draws: list[float]) -> None:
         self.draws = list(draws)
@@ -87,7 +87,6 @@ def test_a_complement_masks_what_the_other_stream_does_not() -> None:
 
 
 def test_a_text_that_does_not_end_is_not_padded() -> None:
-    """Its last block is short."""
     rng = np.random.default_rng(0)
     rows = replace(PLAIN, least=0.999).rows(replace(EXAMPLE, ended=False), rng)
     assert rows.ids.tolist() == [5, 6, 2, 7, 8, 9, 4, *[MASK] * 4]
@@ -95,7 +94,6 @@ def test_a_text_that_does_not_end_is_not_padded() -> None:
 
 
 def test_the_mass_is_what_weights_add_up_to_on_average() -> None:
-    """Of every weighting, over many draws."""
     for objective in (
         replace(PLAIN, least=0.1),
         replace(PLAIN, shift=1, weighting="uniform", mark_weight=2.0),
@@ -163,6 +161,5 @@ def test_it_takes_what_it_must_know_from_the_model() -> None:
     ],
 )
 def test_bad_options_are_refused(options: dict, message: str) -> None:
-    """By name and value."""
     with pytest.raises(ValueError, match=message):
         BlockDiffusion(**options)

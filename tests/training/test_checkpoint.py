@@ -1,4 +1,4 @@
-"""Damaged checkpoints are passed over, a folder is for one trainer, a full disk does no harm."""
+"""Tests of checkpoints: damage, locking of a run folder, and full disks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EACH = {"steps": 2, "save_every": 1, "log_every": 1}
 
 @pytest.fixture
 def run(whole: Path, tmp_path: Path) -> Path:
-    """A copy of it, to damage."""
+    """A copy of the run, to damage."""
     shutil.copytree(whole, tmp_path / "run")
     return tmp_path / "run"
 
@@ -67,7 +67,7 @@ def change(name: str, edit: Callable[[Path], object]) -> Callable[[Path], object
 
 
 def write(text: str) -> Callable[[Path], object]:
-    """Replace what stands in a file."""
+    """Replace a file's content."""
     return lambda path: path.write_text(text)
 
 
@@ -106,7 +106,6 @@ def test_a_damaged_checkpoint_is_passed_over(
 
 
 def test_where_none_is_whole_the_run_is_refused(run: Path) -> None:
-    """It does not begin anew over what there is."""
     for path in checkpoints(run / "checkpoints"):
         cut(path / MODEL)
     with pytest.raises(ValueError, match="checkpoints has no usable checkpoint"):
@@ -114,7 +113,6 @@ def test_where_none_is_whole_the_run_is_refused(run: Path) -> None:
 
 
 def test_a_checkpoint_of_another_model_changes_nothing(run: Path) -> None:
-    """It is noticed before anything is restored."""
     other = trainer(run.parent / "other", "DreamModel")
     before = [parameter.clone() for parameter in other.model.parameters()]
     del other.model.blocks[1]
@@ -145,7 +143,6 @@ def test_a_damaged_description_is_named(run: Path, text: str | None) -> None:
 
 @pytest.mark.parametrize("line", ["", "{", "{}", "[]", '{"step": null}', "5"])
 def test_lines_of_metrics_that_were_cut_off_are_dropped(run: Path, line: str) -> None:
-    """And the run goes on."""
     with (run / "metrics.jsonl").open("a") as file:
         file.write(line)
     trainer(
@@ -156,7 +153,6 @@ def test_lines_of_metrics_that_were_cut_off_are_dropped(run: Path, line: str) ->
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    """Nor can there be a folder in one."""
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ValueError, match="out must be a folder"):
         trainer(tmp_path / "file")
@@ -190,7 +186,6 @@ def test_a_second_trainer_in_a_folder_is_refused(run: Path) -> None:
 
 
 def test_processes_are_not_started_in_a_folder_that_is_taken(tmp_path: Path) -> None:
-    """Said by the command itself."""
     (tmp_path / "recipe.toml").write_text(RECIPE)
     with alone(tmp_path / "out"), pytest.raises(ValueError, match="another process is training"):
         train(tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}"], processes=2)

@@ -1,4 +1,4 @@
-"""Rows and losses of discrete diffusion forcing, written out by hand for both shifts."""
+"""Tests of discrete diffusion forcing: rows and losses, computed by hand for both shifts."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_in_reverse_the_student_diverges_from_the_teacher() -> None:
 
 
 def both(student, teacher, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Logits of all rows, of the student among its blocks and of the teacher that sees all."""
+    """Logits of all rows, of the block-causal student and of the bidirectional teacher."""
     seen = dense(rows.ranges, len(rows))
     ours, theirs = (
         model.head(model(rows.ids, rows.positions, masked(mask)))
@@ -189,6 +189,5 @@ def test_shift_and_mask_come_from_the_model() -> None:
     ],
 )
 def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:
-    """With their bounds."""
     with pytest.raises(ValueError, match=message):
         D2F(**options)

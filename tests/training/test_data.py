@@ -1,4 +1,4 @@
-"""Examples by number: from the story, and from JSON lines."""
+"""Tests of examples by number, from generated stories and JSON Lines files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ def lines(path: Path, *records: object) -> str:
 
 
 def test_marks_are_the_tokens_that_a_regular_expression_touches() -> None:
-    """Wholly or in part."""
     offsets = [(0, 2), (2, 3), (3, 5), (5, 7)]
     assert touched(re.compile(r"\d+"), "a=12>>3", offsets) == [False, True, True, True]
     assert touched(re.compile(r"(?<==)\d+"), "a=12>>3", offsets) == [False, True, True, False]
 
 
 def test_a_story_example_is_a_function_of_seed_and_number() -> None:
-    """In any order."""
     data = Data(path="story:train", drills=0.5, mark=RESULT)
     first, again = (Examples(data, TOKENIZER, seed=3) for _ in range(2))
     assert [first[n] for n in (5, 1, 9)] == [again[n] for n in (5, 1, 9)]
@@ -41,7 +39,6 @@ def test_a_story_example_is_a_function_of_seed_and_number() -> None:
 
 
 def test_story_answers_end_and_their_results_are_marked() -> None:
-    """Digit by digit."""
     example = Examples(Data(path="story:train", mark=RESULT), TOKENIZER)[0]
     assert example.ended and example.response[-1] == END
     text = TOKENIZER.decode(example.response)
@@ -61,13 +58,11 @@ def test_plain_answers_follow_from_the_question() -> None:
 
 
 def test_drills_are_bare_and_do_not_end() -> None:
-    """They have no prompt either."""
     example = Examples(Data(path="story:train", drills=1.0), TOKENIZER)[0]
     assert not example.prompt and not example.ended and END not in example.response
 
 
 def test_both_shapes_of_json_lines_are_read_in_a_new_order_each_epoch(tmp_path: Path) -> None:
-    """Each line once."""
     plain = {"prompt": "1+1", "response": "2"}
     chat = {"messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]}
     examples = Examples(Data(path=lines(tmp_path / "a", plain, chat)), TOKENIZER)
@@ -84,7 +79,6 @@ def test_both_shapes_of_json_lines_are_read_in_a_new_order_each_epoch(tmp_path: 
 
 
 def test_formats_of_public_data_sets_are_read(tmp_path: Path) -> None:
-    """As the same conversation in our own."""
     ours = {"prompt": "What is\n\n1+1", "response": "2"}
     turns = [{"from": "human", "value": "What is\n\n1+1"}, {"from": "gpt", "value": "2"}]
     others = [
@@ -98,7 +92,6 @@ def test_formats_of_public_data_sets_are_read(tmp_path: Path) -> None:
 
 
 def test_plain_text_has_no_prompt(tmp_path: Path) -> None:
-    """And ends as a response does."""
     examples = Examples(Data(path=lines(tmp_path / "a", {"text": "1 + 1", "id": 3})), TOKENIZER)
     examples.check()
     assert examples[0].prompt == [] and examples[0].response[-1] == END
@@ -107,7 +100,6 @@ def test_plain_text_has_no_prompt(tmp_path: Path) -> None:
 
 
 def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path) -> None:
-    """To the length that is asked for."""
     record = {"prompt": "1 2 3", "response": "4 5 6 7 8 9"}
     data = Data(path=lines(tmp_path / "a", record), longest=8)
     example = Examples(data, TOKENIZER)[0]
@@ -129,13 +121,11 @@ def test_several_paths_take_turns_and_each_is_read_in_its_own_order(tmp_path: Pa
 
 
 def test_drills_are_of_the_stories_alone() -> None:
-    """Tables stay as they are."""
     examples = Examples(Data(path=("story:train", "table:train"), drills=1.0), TOKENIZER)
     assert [examples[n].ended for n in range(4)] == [False, True, False, True]
 
 
 def test_a_response_ends_in_the_token_that_is_named(tmp_path: Path) -> None:
-    """Instead of the tokenizer's."""
     path = lines(tmp_path / "a", {"prompt": "1+1", "response": "2"})
     example = Examples(Data(path=path, end="<|im_end|>"), TOKENIZER)[0]
     assert TOKENIZER.decode(example.response) == "2<|im_end|>"
@@ -163,7 +153,6 @@ def test_lines_end_at_newlines_alone(tmp_path: Path, end: str) -> None:
     ],
 )
 def test_files_of_something_else_are_named(tmp_path: Path, content: bytes, message: str) -> None:
-    """Whatever they hold."""
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         Examples(Data(path=str(tmp_path / "a")), TOKENIZER)
@@ -194,7 +183,6 @@ def test_files_of_something_else_are_named(tmp_path: Path, content: bytes, messa
     ],
 )
 def test_malformed_lines_are_named(tmp_path: Path, record: object, message: str) -> None:
-    """By file and line, before any work."""
     with pytest.raises(ValueError, match=message):
         Examples(Data(path=lines(tmp_path / "a", record)), TOKENIZER)
 
@@ -217,7 +205,6 @@ def test_malformed_lines_are_named(tmp_path: Path, record: object, message: str)
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, object], message: str) -> None:
-    """Before any work."""
     with pytest.raises(ValueError, match=message):
         Examples(Data(**options), TOKENIZER)
 
@@ -237,7 +224,6 @@ def test_all_lines_are_looked_at(tmp_path: Path) -> None:
 
 
 def test_fields_may_have_other_names(tmp_path: Path) -> None:
-    """As those of published data sets have."""
     record = {"question": "1+1", "answer": "2", "more": 5}
     data = Data(path=lines(tmp_path / "a", record), fields=("question", "answer"))
     assert TOKENIZER.decode(Examples(data, TOKENIZER)[0].response[:-1]) == "2"
@@ -290,6 +276,5 @@ def test_templates_take_variables_and_refuse_by_place(tmp_path: Path) -> None:
 
 
 def test_a_line_may_be_long(tmp_path: Path) -> None:
-    """It is cut."""
     path = lines(tmp_path / "a", {"prompt": "1 + 1 " * 20_000, "response": "2 " * 20_000})
     assert len(Examples(Data(path=path, longest=64), TOKENIZER)[0]) <= 64

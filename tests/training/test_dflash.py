@@ -1,4 +1,4 @@
-"""The DFlash objective beside the trainer that published drafts come from."""
+"""Tests of the DFlash objective against the published trainer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Pair:
         ]
 
     def loss(self) -> tuple[Loss, float]:
-        """The loss of the packed batch, and its mass."""
+        """The loss of the packed batch, and its normaliser."""
         rows = pack(self.parts())
         return self.objective.loss(self.models, rows), rows.mass
 
@@ -125,7 +125,6 @@ def test_rows_are_those_of_the_published_trainer(name: str) -> None:
     ],
 )
 def test_mask_is_that_of_the_published_trainer(name: str, mask: str, sight: Sight) -> None:
-    """As two ranges a row, over context and blocks."""
     pair = Pair(name)
     for row, rows in enumerate(pair.parts()):
         block = rows.ranges[:, 1, 1] > 0
@@ -164,7 +163,6 @@ def test_losses_and_gradients(name: str, kind: str, options: dict[str, Any]) -> 
 
 
 def test_chunks_of_logits_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the loss nor a gradient."""
     whole, parts = Pair("pair_a", divergence=True), Pair("pair_a", divergence=True)
     whole.loss()[0].total.backward()
     monkeypatch.setattr("outpace.training.objective.ENTRIES", 7 * whole.draft.config.vocab)
@@ -198,7 +196,7 @@ def test_weights_of_dpace(name: str) -> None:
 
 
 class Adding(Pair):
-    """The same with a draft of the same weights that adds features."""
+    """A golden pair with a draft of the same weights that adds features."""
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__(name, **options)
@@ -207,7 +205,7 @@ class Adding(Pair):
         self.objective = self.objective.bind(self.draft.config)
 
     def by_hand(self) -> Tensor:
-        """The loss, by a forward of each block on its own, behind all of the text before it."""
+        """The loss, from a separate forward of each block after the text before it."""
         total = torch.zeros(())
         for rows in self.parts():
             size, target = self.objective.block, self.models.others["target"]
@@ -330,7 +328,6 @@ def test_anchors_are_drawn_anew_from_the_response() -> None:
 
 
 def test_fewer_anchors_where_the_response_is_short() -> None:
-    """None where nothing follows anything."""
     objective, rng = bound(), default_rng(0)
     assert anchors(objective.rows(example(3, 4), rng)) == [3, 4, 5]
     rows = objective.rows(example(3, 1), rng)
@@ -338,7 +335,6 @@ def test_fewer_anchors_where_the_response_is_short() -> None:
 
 
 def test_fixed_blocks_lie_side_by_side() -> None:
-    """From the first token of the response."""
     rows = bound(fixed=True).rows(example(7, 12), default_rng(0))
     assert anchors(rows) == [7, 12, 17]
 
@@ -414,7 +410,6 @@ def test_without_features_the_draft_reads_tokens_only() -> None:
 
 
 def test_accepted_counts_the_first_right_masks_and_one() -> None:
-    """Of each block, as a verification would."""
     pair = Pair("pair_a")
     loss, _ = pair.loss()
     total, count = loss.metrics["accepted"]
@@ -429,7 +424,6 @@ def test_accepted_counts_the_first_right_masks_and_one() -> None:
 
 
 def test_a_batch_without_two_tokens_in_a_row_is_refused() -> None:
-    """Naming what a block needs and what there is."""
     pair = Pair("pair_b")
     rows = pair.objective.rows(example(3, 1), default_rng(0))
     with pytest.raises(ValueError, match=r"needs 2 consecutive response tokens"):
@@ -445,7 +439,6 @@ def test_a_batch_without_two_tokens_in_a_row_is_refused() -> None:
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    """With their value."""
     with pytest.raises(ValueError, match=message):
         DFlash(**options)
 
@@ -523,7 +516,6 @@ def test_a_draft_that_adds_features_trains_and_is_exported(tmp_path: Path, preci
 
 
 def test_accumulation_pools_the_loss(tmp_path: Path) -> None:
-    """Over all portions of a step."""
     one, two = tmp_path / "one", tmp_path / "two"
     trainer(one, steps=2).fit()
     trainer(two, steps=2, accumulation=2).fit()
@@ -531,7 +523,6 @@ def test_accumulation_pools_the_loss(tmp_path: Path) -> None:
 
 
 def test_model_objective_and_target_must_fit(tmp_path: Path) -> None:
-    """Each says what is missing."""
     common: dict[str, Any] = {"data": "story:train", "out": tmp_path, "tokenizer": "tiny-aux"}
     target = causal_model(vocab_size=1024)
     draft = weights.draft(None, DRAFT, target, 0)
@@ -564,7 +555,6 @@ batch = 2
 
 
 def test_a_recipe_names_the_target(tmp_path: Path) -> None:
-    """And goes on from a draft."""
     (tmp_path / "recipe.toml").write_text(RECIPE)
     out = tmp_path / "out"
     train(tmp_path / "recipe.toml", [f"out={out}"])

@@ -1,4 +1,4 @@
-"""The objective of EAGLE-3: what it scores is what the draft does when it drafts."""
+"""Tests of EAGLE-3: the loss equals that of step-by-step drafting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXAMPLES = [
 
 
 def some(draft: ExtendingDraft) -> ExtendingDraft:
-    """A draft that may say every token but three."""
+    """A draft whose vocabulary lacks three tokens."""
     says = torch.tensor([token for token in range(VOCAB) if token not in (1, 9, 20)])
     draft.d2t = says - torch.arange(len(says))
     draft.t2d = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, says, True)
@@ -42,7 +42,7 @@ def some(draft: ExtendingDraft) -> ExtendingDraft:
 
 
 def new_draft(*, whole_vocabulary: bool) -> ExtendingDraft:
-    """A draft whose weights can learn."""
+    """A draft with trainable weights."""
     size = VOCAB if whole_vocabulary else VOCAB - 3
     draft = extending_draft(TARGET, draft_vocab_size=size).requires_grad_(True)
     return draft if whole_vocabulary else some(draft)
@@ -121,7 +121,6 @@ def test_recomputing_changes_nothing() -> None:
 
 
 def test_texts_without_a_third_token_are_refused() -> None:
-    """Nothing is drafted in them."""
     draft = new_draft(whole_vocabulary=True)
     objective = Eagle3().bind(draft.config)
     rows = objective.rows(Example(prompt=[3], response=[1], marks=[False]), default_rng(0))
@@ -137,13 +136,11 @@ def test_texts_without_a_third_token_are_refused() -> None:
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    """With their value."""
     with pytest.raises(ValueError, match=message):
         Eagle3(**options)
 
 
 def test_a_draft_of_another_kind_is_refused() -> None:
-    """With what is missing."""
     with pytest.raises(ValueError, match="and Qwen2ForCausalLM is not one"):
         Eagle3().bind(TARGET.config)
     with pytest.raises(ValueError, match="got Qwen2ForCausalLM"):

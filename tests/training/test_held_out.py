@@ -1,4 +1,4 @@
-"""Held-out examples are looked at, and nothing of the training changes by it."""
+"""Tests of validation on held-out examples, which must not change the training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HELD = {"path": "story:test", "every": 2, "examples": 6}
 
 
 def looks(out: Path) -> list[dict[str, float]]:
-    """What was found."""
+    """The lines of validation metrics."""
     return [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
 
 
@@ -108,14 +108,12 @@ def test_a_good_model_is_found_to_be_one(tmp_path: Path) -> None:
 def test_what_cannot_be_looked_at_is_refused(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    """Before any step."""
     with pytest.raises(ValueError, match=message):
         trainer(tmp_path, held_out=HeldOut(**{**HELD, **options}))
     assert not (tmp_path / "checkpoints").exists()
 
 
 def test_a_file_that_is_too_short_is_refused(tmp_path: Path) -> None:
-    """And a bad line in it is named."""
     path, line = tmp_path / "held.jsonl", json.dumps({"prompt": "?", "response": "!"})
     path.write_text(f"{line}\n" * 3)
     with pytest.raises(
@@ -169,7 +167,6 @@ def test_a_command_says_how_an_export_is_decoded(tmp_path: Path) -> None:
 
 
 def test_the_last_line_is_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It asks what the data asks."""
     (tmp_path / "recipe.toml").write_text(RECIPE)
     train(tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}", "steps=1"])
     where, command = capsys.readouterr().out.splitlines()[-2:]

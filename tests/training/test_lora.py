@@ -1,4 +1,4 @@
-"""Low-rank updates: what is trained, what it starts as, what is written."""
+"""Tests of low-rank updates: trained weights, initial values, export."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "d2f"
 
 
 def trained(model: torch.nn.Module) -> set[str]:
-    """Names of what training changes."""
+    """Names of trainable parameters."""
     return set(checkpoint.trained(model))
 
 
@@ -65,7 +65,6 @@ def test_head_and_layer_may_share_a_published_name() -> None:
 
 
 def test_dropout_is_for_training_alone() -> None:
-    """In evaluation nothing is dropped."""
     model = lora.attach(causal_model(), LoRA(rank=2, dropout=0.5))
     for update in lora.updates(model).values():
         torch.nn.init.normal_(update.up)
@@ -84,13 +83,11 @@ def test_dropout_is_for_training_alone() -> None:
     ],
 )
 def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:
-    """Value and bound."""
     with pytest.raises(ValueError, match=message):
         LoRA(**options)
 
 
 def test_unknown_target_is_refused() -> None:
-    """With those that there are."""
     with pytest.raises(
         ValueError, match="targets qkv, wo are not in the model; it has down_proj, .*v_proj"
     ):
@@ -132,7 +129,6 @@ def test_teacher_is_the_base_and_shares_its_weights(tmp_path: Path, base: Path) 
 
 
 def test_teacher_of_a_full_training_is_a_copy(tmp_path: Path, base: Path) -> None:
-    """Its weights do not follow the student's."""
     trainer = run(tmp_path / "out", base, adapter=None)
     teacher = trainer.scored.models.others["teacher"]
     before = teacher.embedding.weight.clone()
@@ -172,7 +168,6 @@ def test_checkpoint_has_the_updates_alone(tmp_path: Path, base: Path) -> None:
 
 
 def test_recipe_has_a_table_for_it(tmp_path: Path) -> None:
-    """Without the table all weights are trained."""
     path = tmp_path / "recipe.toml"
     text = '[model]\ninit = "tiny-dream"\n[objective]\nname = "d2f"\n[data]\npath = "story:train"\n'
     path.write_text(text)

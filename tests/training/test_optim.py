@@ -61,7 +61,6 @@ def test_a_cosine_falls_as_far_as_it_is_told() -> None:
 
 @pytest.mark.parametrize("wrong", [{"schedule": "steps"}, {"least": -0.1}, {"least": float("nan")}])
 def test_schedules_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
-    """By name."""
     (name,) = wrong
     with pytest.raises(ValueError, match=name):
         Optim(**wrong)

@@ -121,6 +121,5 @@ def test_rows_of_an_unrolled_example_are_all_holes() -> None:
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, float], message: str) -> None:
-    """Value and bound."""
     with pytest.raises(ValueError, match=message):
         D2F(**options)

@@ -220,7 +220,6 @@ def test_frozen_weights_count_as_they_are(tmp_path: Path) -> None:
 
 
 def test_processes_share_the_work() -> None:
-    """And the portion of each is smaller."""
     one, two = (plan(load("tiny-ar"), processes) for processes in (1, 2))
     assert two.seconds == pytest.approx(one.seconds / 2) and two.activations < one.activations
     with pytest.raises(ValueError, match="is not divisible by 5"):

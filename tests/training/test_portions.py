@@ -1,4 +1,4 @@
-"""Which examples a step has, and how evenly they are shared out."""
+"""Tests of the assignment of examples to steps, processes and micro-batches."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ LENGTHS = default_rng(0).integers(1, 200, 500).tolist()
 
 
 def example(number: int) -> Example:
-    """One of some length."""
+    """An example of a given length."""
     return Example([], [0] * LENGTHS[number], [])
 
 
 def portions(processes: int, **options: Any) -> Portions:
-    """Of examples of many lengths."""
+    """Micro-batches of examples of many lengths."""
     return Portions(Loop(**options), processes, example)
 
 
 def numbers(made: Portions, step: int) -> list[list[int]]:
-    """Those of a step, by process and portion."""
+    """Example numbers of a step, by process and micro-batch."""
     ranks = [made.of(step, rank) for rank in range(made.processes)]
     return [[number for number, _ in portion] for rank in ranks for portion in rank]
 
@@ -69,7 +69,6 @@ def test_a_step_of_tokens_has_as_many() -> None:
 
 
 def test_parts_are_filled_longest_first() -> None:
-    """Where nothing divides, too."""
     assert split([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
     items = [(n, Example([], [0] * size, [])) for n, size in enumerate((1, 9, 2, 8, 3, 7))]
     assert [[n for n, _ in part] for part in even(items, 3)] == [[0, 1], [2, 3], [4, 5]]
@@ -87,7 +86,6 @@ def test_parts_are_filled_longest_first() -> None:
     ],
 )
 def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: str) -> None:
-    """With what would do."""
     with pytest.raises(ValueError, match=message):
         Loop(accumulation=3, **options).share(4, longest=100)
     assert Loop(accumulation=3, tokens=2500).share(4, longest=100) == 2
@@ -95,7 +93,6 @@ def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: 
 
 
 def test_tokens_are_planned_as_the_examples_that_hold_them() -> None:
-    """On average, and so many that they divide."""
     assert Loop(tokens=1000, accumulation=2).of_length(49.0, 2).batch == 20
     assert Loop(batch=7).of_length(49.0, 2).batch == 7
 
@@ -114,7 +111,6 @@ def test_balance_and_portions_train_alike(tmp_path: Path) -> None:
 
 
 def test_a_run_by_tokens_goes_on_where_it_was(tmp_path: Path) -> None:
-    """With the example that follows; its checkpoint knows which."""
     for name in ("whole", "halves"):
         trainer(tmp_path / name, tokens=300, balance=True, accumulation=1, steps=8).fit()
     folder = tmp_path / "halves" / "checkpoints"

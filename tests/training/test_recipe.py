@@ -1,4 +1,4 @@
-"""Recipes are checked before anything is built."""
+"""Tests of recipes, which are checked before anything is built."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ steps = 10
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    """A recipe that names no more than it must."""
+    """A recipe with required keys only."""
     path = tmp_path / "mine.toml"
     path.write_text(RECIPE)
     return path
@@ -40,7 +40,6 @@ def test_a_recipe_names_everything_else_by_default(recipe: Path) -> None:
 
 
 def test_overrides_are_dotted_or_bare(recipe: Path) -> None:
-    """Of the objective that they themselves name."""
     changed = load(recipe, ["optim.lr=0.5", "steps=3", "out=/tmp/x", "prompt_weight=0.2"])
     assert changed.optim.lr == 0.5 and changed.train.steps == 3 and changed.out == "/tmp/x"
     assert changed.objective == SFT(prompt_weight=0.2)
@@ -67,13 +66,11 @@ def test_overrides_are_dotted_or_bare(recipe: Path) -> None:
     ],
 )
 def test_unknown_keys_are_refused(recipe: Path, override: str, message: str) -> None:
-    """Naming those that are known."""
     with pytest.raises(ValueError, match=message):
         load(recipe, [override])
 
 
 def test_files_that_are_no_recipes_are_refused(tmp_path: Path) -> None:
-    """With their path."""
     with pytest.raises(ValueError, match="no recipe at"):
         load(tmp_path / "absent.toml")
     (tmp_path / "broken.toml").write_text("[model")
@@ -91,7 +88,6 @@ def test_files_that_are_no_recipes_are_refused(tmp_path: Path) -> None:
 
 
 def test_processes_that_do_not_fit_are_refused(recipe: Path) -> None:
-    """Before any is started."""
     with pytest.raises(ValueError, match="at least 1"):
         train(recipe, processes=0)
     with pytest.raises(ValueError, match="is not divisible by 3"):
@@ -102,7 +98,6 @@ def test_processes_that_do_not_fit_are_refused(recipe: Path) -> None:
 def test_a_process_that_fails_ends_all_and_says_why(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With its error above the line that names it."""
     path = tmp_path / "data.jsonl"
     path.write_text('{"prompt": "a", "response": "b"}\n{"prompt": 3}\n')
     with pytest.raises(ValueError, match=r"process [01] of 2 exited with status 1"):
@@ -112,7 +107,6 @@ def test_a_process_that_fails_ends_all_and_says_why(
 
 @pytest.mark.parametrize("path", sorted(recipes.FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_recipes_of_the_project_are_read(path: Path) -> None:
-    """Every file of the folder."""
     assert load(path).out == load(path.stem).out == f"runs/{path.stem}"
     assert 20 < len(recipes.about(path.stem)) < 55  # a line of 80 columns beside its name
 
@@ -173,7 +167,6 @@ OBJECTIVES = {"canvas": "mdlm", "divergence": "dflash", "block": "wedlm", "weigh
     ],
 )
 def test_values_of_another_type_are_refused(recipe: Path, override: str, message: str) -> None:
-    """With section, field and value."""
     objective = OBJECTIVES.get(override.partition("=")[0], "sft")
     with pytest.raises(ValueError, match=message):
         load(recipe, [f"objective.name={objective}", override])
@@ -186,14 +179,12 @@ def test_whole_numbers_are_numbers(recipe: Path) -> None:
 
 
 def test_a_missing_section_is_named(recipe: Path) -> None:
-    """With what it needs."""
     recipe.write_text(RECIPE.replace('[data]\npath = "story:train"\n', ""))
     with pytest.raises(ValueError, match=r"\[data\] needs path"):
         load(recipe)
 
 
 def test_options_in_python_are_looked_at_too(tmp_path: Path) -> None:
-    """By the same rule."""
     with pytest.raises(
         ValueError, match=r"Loop: steps must be a whole number from 1 to \d+, got 1.5"
     ):

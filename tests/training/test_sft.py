@@ -1,4 +1,4 @@
-"""Rows of supervised fine-tuning, written out by hand."""
+"""Tests of supervised fine-tuning: rows computed by hand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ def test_prompt_and_marked_tokens_weigh_what_the_options_say() -> None:
 
 
 def test_a_model_whose_rows_score_themselves_is_refused() -> None:
-    """With what trains it."""
     config = translate(published(architecture="Qwen2ForCausalLM"))
     object.__setattr__(config, "shift", 0)
     with pytest.raises(ValueError, match="use mdlm"):

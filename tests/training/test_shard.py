@@ -1,4 +1,4 @@
-"""Two processes that share out what is trained come to what one comes to."""
+"""Tests of sharded training, which must equal training in one process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = (MODEL, OPTIMIZER)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """What stands in an export."""
+    """Tensors of an export."""
     (path,) = folder.glob("*.safetensors")
     return load_file(path)
 

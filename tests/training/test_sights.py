@@ -1,4 +1,4 @@
-"""Layers that see less: training shows them what decoding does."""
+"""Tests of attention windows: training must equal decoding."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ slides = pytest.mark.parametrize("sights", SIGHTS, ids=["first", "both", "apart"
 
 
 def seeing(model: Transformer, sights: tuple[Sight, ...]) -> Transformer:
-    """A model whose layers see less."""
+    """A model with attention windows."""
     model.config = replace(model.config, sights=sights)
     return model
 
@@ -113,7 +113,6 @@ def test_a_text_all_of_which_is_seen(sights: tuple[Sight, ...]) -> None:
 
 @slides
 def test_blocks_that_see_what_is_before_them(sights: tuple[Sight, ...]) -> None:
-    """And their teacher, which sees all."""
     model, objective = seeing(diffusion_model(), sights), D2F(block=3, shift=1, mask_id=MASK)
     answer = Response.of(np.arange(1, 9))
     rows = objective.noisy([5, 6], answer, np.ones(3), np.zeros(8))
@@ -128,7 +127,7 @@ def test_blocks_that_see_what_is_before_them(sights: tuple[Sight, ...]) -> None:
 
 
 def whole_text(length: int) -> Tensor:
-    """Ranges of rows that all see one another."""
+    """Ranges of full attention."""
     return torch.tensor([[[0, length], [0, 0]]] * length, dtype=torch.int32)
 
 
@@ -181,7 +180,6 @@ def test_two_ranges_are_one_line_of_keys(window: int) -> None:
 
 
 def test_a_row_that_does_not_see_itself_is_refused() -> None:
-    """Unless all layers see all."""
     ranges = torch.tensor([[[0, 1], [0, 0]], [[0, 1], [0, 0]]])
     own = torch.arange(2)
     assert narrowed(ranges, own, window=None, causal=False) is ranges
@@ -190,7 +188,6 @@ def test_a_row_that_does_not_see_itself_is_refused() -> None:
 
 
 def test_masks_are_planned_where_they_are_needed() -> None:
-    """Nothing is left to be moved in a layer."""
     ranges, meta = torch.cat([whole_text(3), whole_text(4) + 3]), torch.device("meta")
     ranges[0, 0, 1] = 2
     rows = torch.empty(7, 4, 8, device=meta)

@@ -1,4 +1,4 @@
-"""Features on disk train as those that are computed, and are refused where they are of others."""
+"""Tests of stored features: training equals that on computed ones; others are rejected."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ def drafting(
 def test_stored_features_train_as_live_ones(
     objective: Objective, read: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And the target reads no example again."""
     data(tmp_path / "data.jsonl")
     drafting(tmp_path, "live", objective, data={"features": None}).fit()
     run = drafting(tmp_path, "stored", objective)
@@ -111,7 +110,6 @@ def test_what_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_disk_without_room_is_named_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the size."""
     data(tmp_path / "data.jsonl")
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 1000))
@@ -146,7 +144,6 @@ def test_other_features_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    """And made anew once it is gone."""
     data(tmp_path / "data.jsonl", 8)
     drafting(tmp_path, "run").fit(1)
     (path,) = (tmp_path / "features").glob("features-*.safetensors")
@@ -158,7 +155,6 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 
 def test_held_out_examples_are_read_as_ever(tmp_path: Path) -> None:
-    """They are not among those that are stored."""
     data(tmp_path / "data.jsonl", 8)
     held = HeldOut(path="story:test", every=1, examples=3)
     drafting(tmp_path, "run", held_out=held).fit(1)
@@ -175,7 +171,6 @@ def test_held_out_examples_are_read_as_ever(tmp_path: Path) -> None:
 def test_what_cannot_be_stored_is_refused(
     objective: Objective, given: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    """Before any work."""
     data(tmp_path / "data.jsonl", 8)
     with pytest.raises(ValueError, match=message):
         drafting(tmp_path, "run", objective, data=given)

@@ -1,4 +1,4 @@
-"""The loop: the loss falls, a killed run goes on, an export loads."""
+"""Tests of the training loop: falling loss, resuming, export."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from runs import RECIPE, losses, metrics, start, trainer
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "DreamModel"])
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_twenty_steps_lower_the_loss(tmp_path: Path, architecture: str, precision: str) -> None:
-    """Of causal rows and of masks, in both precisions."""
     trainer(tmp_path, architecture, log_every=2, precision=precision).fit(20)
     assert sum(losses(tmp_path)[-3:]) < 0.9 * sum(losses(tmp_path)[:3])
 
@@ -67,7 +66,6 @@ def test_epochs_are_steps(tmp_path: Path) -> None:
 
 
 def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
-    """But for rounding."""
     one = trainer(tmp_path / "one", steps=1)
     two = trainer(tmp_path / "two", steps=1, accumulation=2)
     for run in (one, two):
@@ -109,13 +107,11 @@ def test_an_export_loads_with_its_tokenizer(tmp_path: Path) -> None:
 def test_options_that_do_not_fit_are_refused(
     tmp_path: Path, options: dict[str, object], message: str
 ) -> None:
-    """Whatever they belong to."""
     with pytest.raises(ValueError, match=message):
         trainer(tmp_path, **options)
 
 
 def test_a_model_in_memory_needs_a_tokenizer(tmp_path: Path) -> None:
-    """It has no folder to look in."""
     model = weights.fresh(published(), 0)
     with pytest.raises(ValueError, match="tokenizer is required"):
         Trainer(model, SFT(), data="story:train", out=tmp_path, loop=Loop())
@@ -123,7 +119,6 @@ def test_a_model_in_memory_needs_a_tokenizer(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_metrics(tmp_path: Path) -> None:
-    """Killed between two lines of its log as well."""
     recipe, options = tmp_path / "recipe.toml", ["log_every=3", "save_every=4"]
     recipe.write_text(RECIPE)
     killed = start(recipe, tmp_path / "killed", "steps=400", *options)
@@ -154,7 +149,7 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
 
 
 def moments(out: Path) -> dict[str, float]:
-    """How large the means of gradients are, which the optimizers of a run keep."""
+    """Sizes of the first moments of the optimizers of a run."""
     tensors = load_file(checkpoints(out / "checkpoints")[-1] / checkpoint.OPTIMIZER)
     kept = ("exp_avg", "momentum_buffer")
     return {name: float(t.norm()) for name, t in tensors.items() if name.endswith(kept)}
@@ -187,7 +182,6 @@ def interrupted_run(tmp_path: Path, number: signal.Signals, *more: str) -> tuple
 def test_a_signal_ends_a_run_after_a_checkpoint(
     tmp_path: Path, number: signal.Signals, last: str, more: tuple[str, ...]
 ) -> None:
-    """It says where, and the same command goes on."""
     status, said = interrupted_run(tmp_path, number, "steps=5000", "save_every=5000", *more)
     assert status == 128 + number and said.endswith(f"outpace: {last}\n")
     assert "Traceback" not in said

@@ -1,4 +1,4 @@
-"""Where weights begin: another family's checkpoint, and one without a shift."""
+"""Tests of initial weights: another family's checkpoint, and one without a shift."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from runs import trainer
 
 
 def test_a_causal_checkpoint_is_adapted_to_a_diffusion_model(tmp_path: Path) -> None:
-    """It keeps its weights, or is refused."""
     run = trainer(tmp_path, steps=1)
     run.export(tmp_path / "export")
     changes = {"architectures": ["DreamModel"], "mask_token_id": 1021}
