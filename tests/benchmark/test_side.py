@@ -65,7 +65,6 @@ def test_sides_take_turns_in_alternating_order(llm: LLM) -> None:
 
 
 def test_turns_come_to_what_an_evaluation_comes_to(llm: LLM) -> None:
-    """The same questions, answers and counts."""
     sides = [
         side(llm),
         side(
@@ -114,7 +113,6 @@ def test_a_killed_run_goes_on_with_its_turns(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_two_runs_do_not_share_their_turns(llm: LLM, tmp_path: Path) -> None:
-    """The second is refused."""
     running = alternate([side(llm)], 2, samples=tmp_path)
     next(running)
     with pytest.raises(ValueError, match="another run writes to"):
@@ -123,7 +121,7 @@ def test_two_runs_do_not_share_their_turns(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_a_ratio_is_the_median_of_the_rounds(llm: LLM) -> None:
-    """By tokens per second; one slow round does not count."""
+    """The median of tokens per second is not affected by one slow round."""
     mine, its = side(llm), side(llm, "b")
     mine.turns = [turn(20, 1.0), turn(20, 1.0), turn(20, 50.0)]
     its.turns = [turn(10, 1.0)] * 3
@@ -142,7 +140,6 @@ def test_an_interval_needs_rounds() -> None:
 
 
 def test_random_weights_show_costs_alone(llm: LLM) -> None:
-    """No accuracy, no tokens per forward."""
     entry = Entry(model="random:tiny", method=Speculative(draft="random:tiny"), line="x")
     mine = replace(side(llm), entry=entry)
     mine.turns = [turn(20, 1.0)]

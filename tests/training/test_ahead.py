@@ -1,4 +1,4 @@
-"""Tests of prefetching: data of the next step is computed during a step, with the same result."""
+"""Tests of prefetching: the next step's data is computed during a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runs import trainer
 
 
 def test_the_next_one_is_begun() -> None:
-    """In another thread, once each; a jump is made anew; behind the last one nothing is."""
+    """Each step is computed once, in another thread; nothing follows the last."""
     made: list[int] = []
     begun = {n: threading.Event() for n in range(12)}
 

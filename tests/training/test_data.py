@@ -49,7 +49,6 @@ def test_story_answers_end_and_their_results_are_marked() -> None:
 
 
 def test_plain_answers_follow_from_the_question() -> None:
-    """The questions are the same."""
     many, plain = (Examples(Data(path="story:train", plain=p), TOKENIZER) for p in (False, True))
     pairs = [(many[n], plain[n]) for n in range(20)]
     assert all(ours.prompt == theirs.prompt for ours, theirs in pairs)
@@ -108,7 +107,6 @@ def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path) -> None:
 
 
 def test_several_paths_take_turns_and_each_is_read_in_its_own_order(tmp_path: Path) -> None:
-    """One each, or as many as they are given."""
     records = [{"prompt": "p", "response": str(n)} for n in range(4)]
     path = lines(tmp_path / "a", *records)
     alone = Examples(Data(path=path), TOKENIZER)
@@ -133,7 +131,7 @@ def test_a_response_ends_in_the_token_that_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n \n", ""])
 def test_lines_end_at_newlines_alone(tmp_path: Path, end: str) -> None:
-    """Other characters at which Python cuts lines may stand in a JSON string."""
+    """Other characters at which `splitlines` splits may occur in a JSON string."""
     texts = ["a\u2028b", "a\u2029b", "a\x85b", "a\x7fb"]
     records = [json.dumps({"prompt": "?", "response": x}, ensure_ascii=False) for x in texts]
     newline = "\r\n" if end == "\r\n" else "\n"
@@ -210,7 +208,7 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, object], message
 
 
 def test_all_lines_are_looked_at(tmp_path: Path) -> None:
-    """Not only those that are drawn first; the bad one is named by its place."""
+    """This includes lines that are not drawn first; the invalid one is named."""
     good = {"prompt": "1+1", "response": "2"}
     path = lines(tmp_path / "a", *[good] * 300, {"prompt": "1+1"})
     examples = Examples(Data(path=path), TOKENIZER, seed=1)
@@ -232,7 +230,7 @@ def test_fields_may_have_other_names(tmp_path: Path) -> None:
 
 
 def test_data_sets_of_the_hub_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name, configuration and split; a line is named by its row."""
+    """Data sets are named by repository, configuration and split; errors name the row."""
     records = [{"prompt": "1+1", "response": str(n)} for n in range(4)]
     asked = []
 
@@ -251,7 +249,7 @@ def test_data_sets_of_the_hub_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_data_set_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one line; and so is the library where it is not installed."""
+    """The message is one line; so is that for a missing library."""
     with pytest.raises(ValueError, match="no data set at 'hub:/absent/set'"):
         Examples(Data(path="hub:/absent/set"), TOKENIZER)
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -260,7 +258,7 @@ def test_a_data_set_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_templates_take_variables_and_refuse_by_place(tmp_path: Path) -> None:
-    """Such as one that wants users and assistants in turns."""
+    """The template here requires alternating roles."""
     tokenizer = load_tokenizer(ZOO / "vocabulary")
     tokenizer.chat_template = (
         "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}"

@@ -102,7 +102,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def test_rows_are_those_of_the_published_trainer(name: str) -> None:
-    """Ids, positions, labels and weights of every kept block."""
+    """Ids, positions, labels and weights of every valid block are equal."""
     pair = Pair(name)
     tensors, size = pair.tensors, pair.draft.config.block
     for row, rows in enumerate(pair.parts()):
@@ -141,7 +141,7 @@ def test_mask_is_that_of_the_published_trainer(name: str, mask: str, sight: Sigh
     [("decay", {}), ("uniform", {"gamma": 0.0}), ("dpace", {"dpace": True, "alpha": 0.5})],
 )
 def test_losses_and_gradients(name: str, kind: str, options: dict[str, Any]) -> None:
-    """Of the published trainer, for each way to weigh the rows."""
+    """Both equal the published trainer's, for each weighting of rows."""
     pair = Pair(name, **options)
     facts = pair.facts[kind]
     loss, mass = pair.loss()
@@ -173,7 +173,7 @@ def test_chunks_of_logits_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_loss_with_a_sliding_layer() -> None:
-    """That sees a window of the context, and no later row of its block."""
+    """The layer limits the context to a window, and is causal within a block."""
     pair = Pair("pair_a")
     sights = (Sight(window=6, causal=True), Sight())
     pair.draft.config = replace(pair.draft.config, sights=sights)
@@ -183,7 +183,6 @@ def test_loss_with_a_sliding_layer() -> None:
 
 
 def test_weights_of_dpace(name: str) -> None:
-    """How far the draft is expected to get with each mask."""
     pair = Pair(name, dpace=True)
     for row in range(2):
         keep = pair.tensors["keep"][row]
@@ -247,7 +246,7 @@ def masked(seen: Tensor) -> Attend:
 
 
 def test_a_draft_that_adds_features_learns_what_it_decodes(name: str) -> None:
-    """Loss and gradients of packed examples are those of each block alone, by plain attention."""
+    """Losses and gradients of packed examples equal those of separate blocks."""
     ours, plain = Adding(name), Adding(name)
     loss, _ = ours.loss()
     expected = plain.by_hand()
@@ -263,7 +262,7 @@ def test_a_draft_that_adds_features_learns_what_it_decodes(name: str) -> None:
 
 @pytest.mark.parametrize("options", [{"dpace": True}, {"divergence": True}, {"features": False}])
 def test_options_hold_for_a_draft_that_adds_features(options: dict[str, Any]) -> None:
-    """Each changes its loss, and leaves it finite, with gradients everywhere."""
+    """Each option changes the loss, which stays finite, with gradients everywhere."""
     plain, other = Adding("pair_a"), Adding("pair_a", **options)
     loss = other.loss()[0].total
     loss.backward()
@@ -272,7 +271,7 @@ def test_options_hold_for_a_draft_that_adds_features(options: dict[str, Any]) ->
 
 
 def test_a_sliding_layer_of_a_draft_that_adds_features() -> None:
-    """Windows of the text's own rows count as in decoding: what is far before them is not seen."""
+    """Windows of the text's own rows limit attention as in decoding."""
     pair = Adding("pair_a")
     wide, narrow = (Sight(window=size, causal=True) for size in (1000, 3))
     losses = []
@@ -283,7 +282,7 @@ def test_a_sliding_layer_of_a_draft_that_adds_features() -> None:
 
 
 def test_ten_steps_of_the_optimizer(name: str) -> None:
-    """Losses, norms of gradients, and the weights after them."""
+    """Losses, gradient norms and the final weights are equal."""
     pair = Pair(name)
     (optimizer,) = Optim(optimizer="adamw", betas=(0.9, 0.999), weight_decay=0).build(pair.draft)
     for facts in pair.facts["optimizer"]["steps"]:
@@ -318,7 +317,7 @@ def anchors(rows: Rows, size: int = 5) -> list[int]:
 
 
 def test_anchors_are_drawn_anew_from_the_response() -> None:
-    """Without its last token, after which nothing is to be learnt."""
+    """The last token is excluded, since nothing follows it."""
     objective, rng = bound(anchors=4), default_rng(0)
     draws = [anchors(objective.rows(example(7, 9), rng)) for _ in range(200)]
     assert all(len(set(draw)) == 4 and draw == sorted(draw) for draw in draws)
@@ -340,7 +339,7 @@ def test_fixed_blocks_lie_side_by_side() -> None:
 
 
 def test_weights_fall_by_block_size() -> None:
-    """As published for some sizes, in between for others; and only where there is a token."""
+    """Decays are published or interpolated; padding has weight 0."""
     gammas = {}
     for size in (4, 8, 9, 10, 16, 32):
         draft = replace(Pair("pair_b").draft.config, block=size)
@@ -361,7 +360,7 @@ def test_a_block_ends_where_the_draft_does() -> None:
 
 
 def test_divergence_is_that_of_the_target() -> None:
-    """Of its distribution for the slot of the mask, from the row before it."""
+    """The target's distribution is that of the row before the mask's slot."""
     pair = Pair("pair_a", divergence=True)
     rows = pair.parts()[0]
     loss = pair.objective.loss(pair.models, rows)
@@ -391,7 +390,7 @@ def test_divergence_is_that_of_the_target() -> None:
 
 
 def test_without_features_the_draft_reads_tokens_only() -> None:
-    """Their embeddings stand where hidden states do; the layers of the target do not matter."""
+    """Token embeddings replace hidden states; the target's layers have no influence."""
     with_features, without = Pair("pair_a"), Pair("pair_a", features=False)
     before = [pair.loss()[0].total.item() for pair in (with_features, without)]
     for pair in (with_features, without):
@@ -475,7 +474,7 @@ def losses(out: Path) -> list[float]:
 
 
 def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
-    """The target stays as it is, and is not written."""
+    """The target is unchanged and not exported."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     trainer(halves, steps=16, decay=0).fit(8)
     run = trainer(halves, steps=16, decay=0)
@@ -501,7 +500,7 @@ def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_a_draft_that_adds_features_trains_and_is_exported(tmp_path: Path, precision: str) -> None:
-    """With blocks that are recomputed too, to the last bit."""
+    """This includes recomputed blocks, bit by bit."""
     options: dict[str, Any] = {"steps": 12, "decay": 0, "precision": precision}
     run = trainer(tmp_path / "kept", FUSED, **options)
     run.fit()

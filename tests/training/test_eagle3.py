@@ -76,7 +76,7 @@ def by_hand(draft: ExtendingDraft, objective: Eagle3, example: Example) -> tuple
 def test_loss_is_that_of_drafts_step_by_step(
     whole_vocabulary: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of texts side by side, each as if it were alone; logits a few at a time."""
+    """Packed texts equal separate ones, with logits in chunks."""
     monkeypatch.setattr("outpace.training.objective.ENTRIES", 3 * VOCAB)
     draft = new_draft(whole_vocabulary=whole_vocabulary)
     objective = Eagle3(tokens=4, discount=0.7).bind(draft.config)
@@ -96,7 +96,7 @@ def test_loss_is_that_of_drafts_step_by_step(
 
 
 def test_mass_is_what_the_weights_sum_to() -> None:
-    """Each step scores what is left of the response behind it."""
+    """Each step scores the rest of the response."""
     objective = Eagle3(tokens=3, discount=0.5)
     rows = objective.rows(EXAMPLES[0], default_rng(0))
     assert rows.labels.tolist() == [UNSCORED, 1, 5, 9, 2, 6, UNSCORED, UNSCORED]
@@ -106,7 +106,7 @@ def test_mass_is_what_the_weights_sum_to() -> None:
 
 
 def test_recomputing_changes_nothing() -> None:
-    """Though each step leaves its keys to the next ones."""
+    """This holds although each step stores keys for later ones."""
     gradients: list[list[Tensor]] = []
     for again in (False, True):
         draft = new_draft(whole_vocabulary=True)
@@ -164,7 +164,7 @@ def trainer(out: Path, **options: Any) -> Trainer:
 
 
 def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
-    """With the tables of its vocabulary; the target stays as it is."""
+    """The export includes the vocabulary tables; the target is unchanged."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     trainer(halves, steps=12, decay=0).fit(6)
     run = trainer(halves, steps=12, decay=0)

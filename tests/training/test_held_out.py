@@ -48,7 +48,7 @@ def adapted(out: Path, held_out: HeldOut | None) -> Trainer:
 
 
 def test_a_look_leaves_the_training_as_it_was(tmp_path: Path) -> None:
-    """Losses and weights are the same to the last bit, dropout and decoding included."""
+    """Losses and weights are equal bit by bit, with dropout and decoding."""
     held = HeldOut(**HELD, decode=2, max_tokens=16)
     adapted(tmp_path / "without", None).fit()
     adapted(tmp_path / "with", held).fit()
@@ -66,7 +66,7 @@ def test_a_look_leaves_the_training_as_it_was(tmp_path: Path) -> None:
 
 
 def test_what_is_looked_at_is_the_same_each_time(tmp_path: Path) -> None:
-    """Also of a run that goes on, which drops what it does again."""
+    """This includes a resumed run, which drops the lines of repeated steps."""
 
     def held(out: Path) -> Trainer:
         return trainer(out, "DreamModel", steps=6, save_every=3, held_out=HeldOut(**HELD))
@@ -82,7 +82,7 @@ def test_what_is_looked_at_is_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_a_good_model_is_found_to_be_one(tmp_path: Path) -> None:
-    """By the numbers of its answers; answers to the letter are fewer."""
+    """Judging by number accepts more answers than exact comparison."""
     held = HeldOut(**{**HELD, "examples": 4}, decode=4, judge="number")
     run = Trainer(
         "tiny-ar", SFT(), data="story:train", out=tmp_path, held_out=held, steps=1, batch=1, lr=1e-9
@@ -126,7 +126,7 @@ def test_a_file_that_is_too_short_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_name_is_not_decoded(tmp_path: Path) -> None:
-    """Where an adapter needs it; a whole model is exported for it."""
+    """An adapter needs the name of its base; a full model does not."""
     with pytest.raises(ValueError, match="decode needs models given by name or folder"):
         trainer(tmp_path, adapter=LoRA(), held_out=HeldOut(**HELD, decode=1))
     trainer(tmp_path, held_out=HeldOut(**HELD, decode=1, max_tokens=8), steps=1).fit()
@@ -135,7 +135,7 @@ def test_a_model_without_a_name_is_not_decoded(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_recipes_name_what_is_held_out(tmp_path: Path) -> None:
-    """Two processes share the examples, and find what one does."""
+    """Two processes share the examples, with the result of one."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE + '[held_out]\npath = "story:test"\nexamples = 5\nevery = 1\n')
     assert load(recipe, ["path=table:train", "every=7"]).held_out == HeldOut(
@@ -150,7 +150,7 @@ def test_recipes_name_what_is_held_out(tmp_path: Path) -> None:
 
 
 def test_a_command_says_how_an_export_is_decoded(tmp_path: Path) -> None:
-    """Alone, merged or as a draft; and the same is what a look decodes with."""
+    """This covers exports alone, as adapter and as draft."""
     commands = [
         Decoder(method={}).command(Path("a b"), "What?"),
         Decoder(method={"name": "d2f", "block": 8}, base="tiny-dream").command(Path("x"), "Hi"),

@@ -34,7 +34,7 @@ def handlers() -> list[object]:
 def test_the_first_is_noted_and_the_second_ends(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless both come together, as those of a terminal and of a launcher do."""
+    """Two signals at once, as from a terminal and a launcher, count as one."""
     said: list[str] = []
     before = handlers()
     with held(said.append) as signalled:

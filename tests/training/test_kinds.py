@@ -70,7 +70,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_number_has_bounds_that_hold(
     recipe: Path, section: str, name: str, bounds: Any, length: int
 ) -> None:
-    """In a recipe, with section and field; and where it is made in Python."""
+    """Messages name section and field for recipes, and the field in Python."""
     assert isinstance(bounds, Bounds), f"{section}.{name} has none"
     kind, where = KINDS[section], section if section in SECTIONS else "objective"
     path = NEEDED.get(section)
@@ -93,6 +93,5 @@ def test_bounds_are_in_or_out(bounds: Bounds) -> None:
 
 
 def test_the_last_seed_trains(tmp_path: Path) -> None:
-    """Data, noise and fresh weights take it."""
     made = trainer(tmp_path, seed=MOST_SEED, steps=1)
     assert math.isfinite(made.fit())

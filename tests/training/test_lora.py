@@ -29,7 +29,7 @@ def trained(model: torch.nn.Module) -> set[str]:
 
 
 def test_attention_is_adapted_by_default_and_nothing_else_is_trained() -> None:
-    """Four published matrices a layer, two tensors each."""
+    """There are four published matrices per layer, with two tensors each."""
     model = lora.attach(causal_model(), LoRA(rank=2))
     leaves = {lora.leaf(name) for name in lora.updates(model)}
     assert leaves == {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -38,14 +38,13 @@ def test_attention_is_adapted_by_default_and_nothing_else_is_trained() -> None:
 
 
 def test_updates_start_at_nothing() -> None:
-    """The model's outputs are those of its base, whatever the seed."""
+    """The model's outputs equal those of its base, for any seed."""
     base = causal_model()
     expected = whole(base, IDS, causal=True)
     assert torch.equal(whole(lora.attach(base, LoRA(rank=2), seed=3), IDS, causal=True), expected)
 
 
 def test_targets_choose_parts_of_a_fused_matrix() -> None:
-    """Rows of the others stay as they are."""
     model = lora.attach(causal_model(), LoRA(rank=2, alpha=6, targets=("v_proj", "up_proj")))
     assert {lora.leaf(name) for name in lora.updates(model)} == {"v_proj", "up_proj"}
     x, qkv = torch.randn(5, 32), model.blocks[0].attention.qkv
@@ -58,7 +57,7 @@ def test_targets_choose_parts_of_a_fused_matrix() -> None:
 
 
 def test_head_and_layer_may_share_a_published_name() -> None:
-    """As in a format whose last matrix is named like those of its layers."""
+    """Some formats name the last matrix like those of layers."""
     model = lora.attach(load_model(GOLDEN / "llada_tiny"), LoRA(rank=2, targets=("ff_out",)))
     assert "model.transformer.ff_out.weight" in lora.updates(model)
     assert len(lora.updates(model)) == 4
@@ -116,7 +115,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def test_teacher_is_the_base_and_shares_its_weights(tmp_path: Path, base: Path) -> None:
-    """It stays what it was, and takes no memory of its own."""
+    """It is unchanged and takes no additional memory."""
     trainer = run(tmp_path / "out", base)
     teacher = trainer.scored.models.others["teacher"]
     assert teacher.embedding.weight is trainer.model.embedding.weight
@@ -138,7 +137,7 @@ def test_teacher_of_a_full_training_is_a_copy(tmp_path: Path, base: Path) -> Non
 
 
 def test_export_is_an_adapter_of_the_base(tmp_path: Path, base: Path) -> None:
-    """Merged into the base it gives what was trained."""
+    """Merged into its base, it equals the trained model."""
     trainer = run(tmp_path / "out", base)
     trainer.fit()
     trainer.export(tmp_path / "export")
@@ -154,7 +153,7 @@ def test_export_is_an_adapter_of_the_base(tmp_path: Path, base: Path) -> None:
 
 
 def test_checkpoint_has_the_updates_alone(tmp_path: Path, base: Path) -> None:
-    """And a run goes on from them to the same end."""
+    """A run resumes from them to the same result."""
     for name in ("whole", "halves"):
         run(tmp_path / name, base).fit()
     shutil.rmtree(tmp_path / "halves" / "checkpoints" / "step-00000004")

@@ -102,7 +102,6 @@ def test_suffix_rows_mask_from_a_marked_token_to_the_end(shift: int) -> None:
 
 
 def test_a_short_suffix_ends_before_the_canvas_does() -> None:
-    """The canvas with it."""
     objective = replace(PLAIN, suffix=1.0, canvas=(9, 9), shortest=2, short=1.0)
     rows = rows_of(objective, EXAMPLE, 0.0, 9, 0.5, 0, 0.0, 0.0)
     assert rows.ids.tolist() == [5, 6, MASK, MASK]
@@ -114,7 +113,7 @@ def test_a_short_suffix_ends_before_the_canvas_does() -> None:
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_anchored_rows_share_one_clean_copy(shift: int) -> None:
-    """No key that a suffix sees knows what it must fill."""
+    """Keys visible to a suffix do not depend on its masked tokens."""
     objective = replace(PLAIN, shift=shift, anchored=1.0, anchors=2, shortest=2, longest=2)
     # Two starts, at response slots 0 and 1; neither on purpose on a mark; then two masks each.
     rows = rows_of(objective, EXAMPLE, 0.0, 0.5, 0, 0.5, 1, 0.5, 0.0, 0.0)
@@ -138,7 +137,7 @@ def test_anchored_rows_share_one_clean_copy(shift: int) -> None:
 
 
 def test_what_an_anchored_row_scores_does_not_reach_it() -> None:
-    """Changing a token that a suffix must fill leaves the logits of its rows as they were."""
+    """Changing a token to be predicted leaves the logits of its rows unchanged."""
     objective = MDLM(shift=1, mask_id=MASK, anchored=1.0, anchors=3, scored=0.5)
     torch.manual_seed(0)
     model = Transformer(translate(published("DreamModel", mask_token_id=MASK)))
@@ -173,7 +172,6 @@ def test_all_kinds_score_the_token_of_the_slot_and_never_the_prompt() -> None:
 
 
 def test_a_shifted_model_is_never_asked_for_slot_zero() -> None:
-    """No row stands before it."""
     objective = MDLM(shift=1, mask_id=MASK, suffix=0.4, anchored=0.4, scored=0.5)
     bare = Example(prompt=[], response=[7, 8], marks=[True, False], ended=False)
     for seed in range(50):
@@ -183,7 +181,7 @@ def test_a_shifted_model_is_never_asked_for_slot_zero() -> None:
 
 
 def test_shift_and_mask_come_from_the_model() -> None:
-    """A model without a mask is refused."""
+    """A model without a mask is rejected."""
     config = translate(published("DreamModel", mask_token_id=MASK))
     assert MDLM().bind(config) == MDLM(shift=1, mask_id=MASK)
     with pytest.raises(ValueError, match="no mask token"):

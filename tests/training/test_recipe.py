@@ -33,7 +33,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_a_recipe_names_everything_else_by_default(recipe: Path) -> None:
-    """The folder by the name of its file."""
+    """The default folder has the name of the file."""
     read_back = load(recipe)
     assert read_back.objective == SFT() and read_back.out == "runs/mine"
     assert read_back.train.steps == 10 and read_back.train.batch == 32
@@ -108,13 +108,13 @@ def test_a_process_that_fails_ends_all_and_says_why(
 @pytest.mark.parametrize("path", sorted(recipes.FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_recipes_of_the_project_are_read(path: Path) -> None:
     assert load(path).out == load(path.stem).out == f"runs/{path.stem}"
-    assert 20 < len(recipes.about(path.stem)) < 55  # a line of 80 columns beside its name
+    assert 20 < len(recipes.about(path.stem)) < 55  # with its name, a line of 80 columns
 
 
 def test_a_recipe_of_ones_own_comes_before_one_of_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unknown names are answered with those that are known."""
+    """An unknown name is answered with the list of recipes."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny-ar").write_text(RECIPE)
     assert load("tiny-ar").train.steps == 10
@@ -173,7 +173,7 @@ def test_values_of_another_type_are_refused(recipe: Path, override: str, message
 
 
 def test_whole_numbers_are_numbers(recipe: Path) -> None:
-    """And lists may be long where any length may stand."""
+    """Lists of lengths are accepted as well."""
     read = load(recipe, ["optim.lr=1", "decay=0", "data.path=[a, b]".replace("a, b", "'a', 'b'")])
     assert read.optim.lr == 1 and read.data.path == ("a", "b")
 

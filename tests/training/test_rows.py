@@ -28,6 +28,5 @@ def test_documents_are_sorted_by_length_and_their_ranges_moved() -> None:
 
 
 def test_nothing_to_pack_is_refused() -> None:
-    """A batch has an example at least."""
     with pytest.raises(ValueError, match="no rows"):
         pack([])

@@ -77,12 +77,12 @@ def test_stored_features_train_as_live_ones(
     first = load_file(found[0])["0"]
     assert first.shape[1] == (2 + read) * 32 and first.dtype == torch.float32
     target = run.scored.models.others["target"]
-    target.blocks = torch.nn.ModuleList()  # nobody asks for them any more
+    target.blocks = torch.nn.ModuleList()  # no longer needed
     run.update(6, 8)
 
 
 def test_what_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the files that are missing; none of them is there in part."""
+    """Only missing files are computed, and no file is partial."""
     data(tmp_path / "data.jsonl")
     left = 1
 
@@ -119,7 +119,7 @@ def test_a_disk_without_room_is_named_before_anything_is_written(
 
 
 def test_other_features_are_refused(tmp_path: Path) -> None:
-    """Of another target, of other data, of other layers; and a folder of something else."""
+    """This covers another target, other data, other layers, and foreign folders."""
     data(tmp_path / "data.jsonl", 8)
     drafting(tmp_path, "run").fit(1)
     other = causal_model(**TARGET)
@@ -183,7 +183,7 @@ def test_what_cannot_be_stored_is_refused(
 
 
 def test_a_plan_says_how_large_they_are(tmp_path: Path) -> None:
-    """As large as what is then written, but for the heads of files."""
+    """The planned size equals that of the files without headers."""
     path = data(tmp_path / "data.jsonl", 64)
     words = [f"data.path={path}", f"data.features={tmp_path / 'features'}", f"out={tmp_path}"]
     recipe = load("tiny-dflash", [*words, "steps=1", "batch=2"])

@@ -32,7 +32,7 @@ def test_twenty_steps_lower_the_loss(tmp_path: Path, architecture: str, precisio
 
 
 def test_going_on_from_a_checkpoint_reaches_the_same_weights(tmp_path: Path) -> None:
-    """Bit by bit, and the optimizers' state; and to the same lines of its log."""
+    """Weights, optimizer states and log lines are equal bit by bit."""
     trainer(tmp_path / "whole", steps=8, log_every=3).fit()
     trainer(tmp_path / "halves", steps=8, log_every=3).fit()
     shutil.rmtree(tmp_path / "halves" / "checkpoints" / "step-00000008")
@@ -49,7 +49,7 @@ def test_going_on_from_a_checkpoint_reaches_the_same_weights(tmp_path: Path) -> 
 
 
 def test_epochs_are_steps(tmp_path: Path) -> None:
-    """Of the data that there is; data without end has none."""
+    """Endless data has no epochs."""
     assert Loop(batch=4, epochs=2.5).over(10).steps == 7
     assert Loop(steps=9, batch=4).over(None).steps == 9
     path = tmp_path / "data.jsonl"
@@ -76,7 +76,7 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path: Path) -> N
 
 
 def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    """More steps are the same run."""
+    """Changing the number of steps is allowed."""
     trainer(tmp_path, steps=4).fit()
     with pytest.raises(ValueError, match=r"optim.lr 0.01 \(now 0.02\)"):
         trainer(tmp_path, steps=4, lr=2e-2)
@@ -85,7 +85,6 @@ def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_export_loads_with_its_tokenizer(tmp_path: Path) -> None:
-    """Rounded to bfloat16."""
     run = trainer(tmp_path, "DreamModel", steps=1)
     run.export(tmp_path / "export")
     model = load_model(tmp_path / "export")
@@ -136,7 +135,7 @@ def test_a_killed_run_goes_on_to_the_same_metrics(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
-    """To the same losses, by gradients of the same size."""
+    """Losses and the size of gradients are equal."""
     recipe, options = tmp_path / "recipe.toml", ["steps=3", "clip=0"]
     recipe.write_text(RECIPE)
     for name, processes in (("pair", 2), ("one", 1)):
