@@ -17,10 +17,11 @@ from outpace.checkpoints import weights
 from outpace.checkpoints.load import VOCABULARY, load_config, load_model
 from outpace.training.allocated import ACTIVATIONS, EXCHANGED
 from outpace.training.host import describe_processor, product_rate
-from outpace.training.plan import Planner, plan, total
+from outpace.training.plan import Planner, plan
 from outpace.training.recipe import load
 from outpace.training.rehearsal import TRAINED
 from outpace.training.sources import PROBLEMS
+from outpace.training.units import total
 
 QWEN25 = {
     "architectures": ["Qwen2ForCausalLM"],

@@ -7,8 +7,9 @@ import time
 
 import torch
 
-from outpace.training.plan import FILLED, Plan, gib
+from outpace.training.plan import FILLED, Plan
 from outpace.training.report import duration
+from outpace.training.units import gib
 
 SIZE = 1024
 """Rows and columns of the timed matrix product."""

@@ -7,7 +7,7 @@ of a step. Hours are an estimate.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,8 +27,9 @@ from outpace.training.recipe import Recipe
 from outpace.training.rehearsal import FROZEN, TRAINED, rehearsed
 from outpace.training.report import duration
 from outpace.training.rows import UNSCORED, Rows, pack
+from outpace.training.run_setup import tokenizer_of
 from outpace.training.scored import teachers
-from outpace.training.trainer import tokenizer_of
+from outpace.training.units import count, gib, total
 
 LOOKED_AT = 64
 """Examples whose lengths are measured; a micro-batch if that is larger."""
@@ -302,21 +303,6 @@ class Planner:
 def plan(recipe: Recipe, processes: int = 1) -> Plan:
     """Plan a recipe; loads configurations, tokenizer and data, but no weights."""
     return Planner(recipe).plan(processes)
-
-
-def count(parameters: int) -> str:
-    """Format a number of parameters in millions."""
-    return f"{parameters / 1e6:,.2f}M"
-
-
-def gib(size: float) -> str:
-    """Format bytes as GiB."""
-    return f"{size / 2**30:,.2f} GiB"
-
-
-def total(parameters: Iterable[torch.Tensor]) -> int:
-    """Return the total number of elements."""
-    return sum(parameter.numel() for parameter in parameters)
 
 
 def moments(recipe: Recipe, model: nn.Module) -> float:

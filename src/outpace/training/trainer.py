@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
 from numpy.random import default_rng
 from torch import Tensor
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.checkpoints.adapter import save_adapter
-from outpace.checkpoints.load import load_model, load_tokenizer, save_model, tokenizer_folder
+from outpace.checkpoints.load import load_model, save_model, tokenizer_folder
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint, interrupt, lora, report, trackers
@@ -26,7 +23,6 @@ from outpace.training.data import Data, Example, Examples, cut_data
 from outpace.training.decoder import Decoder
 from outpace.training.folder import alone, writing
 from outpace.training.held_out import HeldOut, Watch
-from outpace.training.kinds import check_values
 from outpace.training.loop import Loop
 from outpace.training.lora import LoRA
 from outpace.training.objective import Models, Objective
@@ -35,6 +31,7 @@ from outpace.training.portions import Portions
 from outpace.training.recompute import recompute
 from outpace.training.report import Report
 from outpace.training.rows import Rows, pack
+from outpace.training.run_setup import new_accelerator, onlookers, tokenizer_of, with_options
 from outpace.training.scored import Scored, teachers
 from outpace.training.shard import gathered, prepared, whole
 from outpace.training.store import Store
@@ -52,7 +49,23 @@ TOKENIZER_FILES = (
 
 
 class Trainer:
-    """Trains one model on one objective; an interrupted run resumes from its last checkpoint."""
+    """Trains one model on one objective; an interrupted run resumes from its last checkpoint.
+
+    Args:
+        model: a folder, a name, or a model in memory; the latter needs `tokenizer`.
+        objective, data, out: objective, training data or its path, and folder of the run.
+        tokenizer: folder or name of the tokenizer; that of `model` by default.
+        optim, loop: settings of the optimizer and the training loop.
+        adapter: train and export low-rank updates instead of the weights.
+        others: frozen reference models of the objective, by role; a draft needs the target
+            it was built with.
+        source: the model's entry in the provenance; its name or configuration by default.
+        held_out: examples for validation during training.
+        options: fields of `Loop` and `Optim`, by name.
+
+    Raises:
+        ValueError: settings, models or data are invalid or do not fit together.
+    """
 
     def __init__(
         self,
@@ -70,23 +83,7 @@ class Trainer:
         held_out: HeldOut | None = None,
         **options: Any,
     ) -> None:
-        """Check that models, objective and data are compatible, and prepare the run.
-
-        Args:
-            model: a folder, a name, or a model in memory; the latter needs `tokenizer`.
-            objective, data, out: objective, training data or its path, and folder of the run.
-            tokenizer: folder or name of the tokenizer; that of `model` by default.
-            optim, loop: settings of the optimizer and the training loop.
-            adapter: train and export low-rank updates instead of the weights.
-            others: frozen reference models of the objective, by role; a draft needs the target
-                it was built with.
-            source: the model's entry in the provenance; its name or configuration by default.
-            held_out: examples for validation during training.
-            options: fields of `Loop` and `Optim`, by name.
-
-        Raises:
-            ValueError: settings, models or data are invalid or do not fit together.
-        """
+        """Check that models, objective and data are compatible, and prepare the run."""
         self.loop, self.optim = with_options(loop or Loop(), optim or Optim(), options)
         if not isinstance(model, str) and tokenizer is None:
             raise ValueError("tokenizer is required for a model in memory; give its folder")
@@ -303,49 +300,3 @@ class Trainer:
             "held_out": None if self.held_out is None else asdict(self.held_out),
             "out": str(self.out),
         }
-
-
-def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder; `ValueError` if there is none."""
-    tokenizer = load_tokenizer(folder)
-    if tokenizer is None:
-        raise ValueError(f"{folder} has no tokenizer.json; set tokenizer to a folder that has one")
-    return tokenizer
-
-
-def onlookers(objective: Objective, others: Mapping[str, Transformer]) -> dict[str, Transformer]:
-    """Return the reference models; `ValueError` unless their roles are the objective's."""
-    if set(others) != set(objective.roles):
-        raise ValueError(
-            f"others must be the roles of {type(objective).__name__}: "
-            f"{', '.join(objective.roles) or 'none'}; got {', '.join(sorted(others)) or 'none'}"
-        )
-    return dict(others)
-
-
-def with_options(loop: Loop, optim: Optim, options: Mapping[str, Any]) -> tuple[Loop, Optim]:
-    """Return the settings with fields replaced by `options`."""
-    known: Sequence[str] = [*asdict(loop), *asdict(optim)]
-    if unknown := sorted(set(options) - set(known)):
-        raise ValueError(f"unknown options {', '.join(unknown)}; allowed are {', '.join(known)}")
-    for part in (loop, optim):
-        kind = type(part)
-        values = {name: value for name, value in options.items() if hasattr(part, name)}
-        check_values(kind.__name__, kind, values)
-    return (
-        replace(loop, **{k: v for k, v in options.items() if hasattr(loop, k)}),
-        replace(optim, **{k: v for k, v in options.items() if hasattr(optim, k)}),
-    )
-
-
-def new_accelerator(tracker: str | None, out: Path) -> Accelerator:
-    """Create the accelerator on the available device, with an optional tracker."""
-    kwargs = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
-    cpu = not torch.accelerator.is_available()
-    accelerator = Accelerator(
-        cpu=cpu, kwargs_handlers=[kwargs], log_with=tracker, project_dir=str(out)
-    )
-    if accelerator.num_processes > 1 and cpu:
-        # Threads of several processes would oversubscribe the cores at every operation.
-        torch.set_num_threads(1)
-    return accelerator
