@@ -179,7 +179,7 @@ def test_shift_and_mask_come_from_the_model() -> None:
     [
         ({"block": 0}, "block must be a whole number from 1 to 2147483647, got 0"),
         ({"noise": (0.0, 0.7)}, "noise must be two fractions above 0"),
-        ({"noise": (0.7, 0.2)}, r"not \(0\.7, 0\.2\)"),
+        ({"noise": (0.7, 0.2)}, r"got \(0\.7, 0\.2\)"),
         ({"hard": 1.5}, r"hard must be a number from 0 to 1, got 1\.5"),
         ({"easy": -0.5}, "easy must be a number from 0 to 1, got -0.5"),
         ({"canvas": (5, 3)}, "canvas must be a minimum length"),
